@@ -1,0 +1,129 @@
+"""What a kernel parameter's annotation asks for: an array of some dtype and rank, or a scalar.
+
+Annotations are values, compared and hashed like any other; checking an argument against one is the launcher's work.
+As in Warp, `float` means float32 and `int` means int32. This module knows no array class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.errors import ConversionError, NumbridgeTypeError
+from numbridge.kernels.scalars import Scalar, scalar_of
+
+__all__ = [
+    "ArrayAnnotation",
+    "ScalarAnnotation",
+    "annotation_of",
+    "array1d",
+    "array2d",
+    "array3d",
+    "array4d",
+]
+
+_MAX_NAMED_RANK = 4
+
+
+@dataclass(frozen=True)
+class ArrayAnnotation:
+    """An array of a given dtype and rank; None leaves either open.
+
+    `array2d` and its siblings are annotations without a dtype: index or call them to give one.
+
+    Attributes
+    ----------
+    dtype : Scalar or None
+        What the elements must be.
+    ndim : int or None
+        How many dimensions the array must have.
+
+    Examples
+    --------
+    >>> array2d[float]
+    array2d[float32]
+    >>> array2d(dtype=np.int64) == array2d[np.int64]
+    True
+    """
+
+    dtype: Scalar | None
+    ndim: int | None
+
+    def __getitem__(self, dtype: Any) -> ArrayAnnotation:
+        """Return this annotation with a dtype."""
+        if self.dtype is not None:
+            raise NumbridgeTypeError(f"{self!r} already has a dtype; write it once, as in array2d[float]")
+        return ArrayAnnotation(scalar_of(dtype), self.ndim)
+
+    def __call__(self, dtype: Any) -> ArrayAnnotation:
+        """Return this annotation with a dtype, as `array2d(dtype=float)`."""
+        return self[dtype]
+
+    def __repr__(self) -> str:
+        """Return the annotation as a user would write it."""
+        dtype = None if self.dtype is None else self.dtype.name
+        if self.ndim is not None and not 1 <= self.ndim <= _MAX_NAMED_RANK:
+            return f"array(dtype={dtype}, ndim={self.ndim})"
+        name = "array" if self.ndim is None else f"array{self.ndim}d"
+        return name if dtype is None else f"{name}[{dtype}]"
+
+
+@dataclass(frozen=True)
+class ScalarAnnotation:
+    """A number of a given type."""
+
+    scalar: Scalar
+
+    def __repr__(self) -> str:
+        """Return the name of the scalar type."""
+        return self.scalar.name
+
+
+array1d = ArrayAnnotation(None, 1)
+array2d = ArrayAnnotation(None, 2)
+array3d = ArrayAnnotation(None, 3)
+array4d = ArrayAnnotation(None, 4)
+
+
+def annotation_of(annotation: Any, parameter: str | None = None) -> ArrayAnnotation | ScalarAnnotation | None:
+    """Return what an annotation asks for, or None where there is no annotation.
+
+    Parameters
+    ----------
+    annotation : object
+        An array annotation, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or dtype, or
+        `inspect.Parameter.empty`. Strings must have been evaluated by the caller.
+    parameter : str, optional
+        The parameter that carries it, for the message.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If it is anything else.
+
+    Examples
+    --------
+    >>> annotation_of(float), annotation_of(array1d[int])
+    (float32, array1d[int32])
+    """
+    if annotation is inspect.Parameter.empty:
+        return None
+    if isinstance(annotation, ArrayAnnotation | ScalarAnnotation):
+        return annotation
+    if isinstance(annotation, type | np.dtype | Scalar):
+        try:
+            return ScalarAnnotation(scalar_of(annotation))
+        except ConversionError:
+            pass
+    raise NumbridgeTypeError(_refusal(annotation, parameter))
+
+
+def _refusal(annotation: Any, parameter: str | None) -> str:
+    where = "" if parameter is None else f"parameter {parameter!r}: "
+    return (
+        f"{where}{annotation!r} is not an annotation for a kernel; "
+        "use an array (nb.array2d[float]), float, int, bool or a NumPy scalar type (nb.int64)"
+    )

@@ -1,0 +1,124 @@
+"""The CPU back end: generated source becomes native code, with the arguments read out of the launch's block.
+
+Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.errors import NumbaError
+from numba.extending import intrinsic
+
+from numbridge.kernels import cpu_intrinsics
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.machine import compile_functions
+from numbridge.kernels.native.memory import load_i64
+from numbridge.kernels.object_cache import Compiled
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
+from numbridge.kernels.range_source import RUN
+
+__all__ = ["compile_run", "numba_type"]
+
+
+def numba_type(parameter: ParameterType) -> Any:
+    """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
+    dtype = getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or parameter.scalar.numba == "float16":
+        raise KernelError(
+            f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
+            "the CPU in this version; convert it to float32"
+        )
+    if isinstance(parameter, ArrayType):
+        layout = "C" if parameter.contiguous else "A"
+        return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
+    return dtype
+
+
+def _argument(kind: Any, offset: int) -> Any:
+    """Return a compiled function that loads one argument out of a block."""
+
+    @intrinsic
+    def load(typing_context: Any, block: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            address = builder.add(arguments[0], ir.Constant(ir.IntType(64), offset))
+            if isinstance(kind, types.Array):
+                return builder.load(builder.inttoptr(address, context.get_value_type(kind).as_pointer()))
+            pointer = builder.inttoptr(address, context.get_data_type(kind).as_pointer())
+            return context.unpack_value(builder, kind, pointer)
+
+        return kind(types.int64), generate
+
+    return load
+
+
+def compile_run(
+    symbol: str,
+    text: str,
+    filename: str,
+    namespace: Mapping[str, Any],
+    parameters: Sequence[ParameterType],
+    *,
+    entry: str,
+    fastmath: bool,
+) -> Compiled:
+    """Compile the generated source of a variant to object code.
+
+    Parameters
+    ----------
+    symbol : str
+        What the native function is called in the process.
+    text, filename : str
+        The generated source, and the file in which it lies.
+    namespace : mapping
+        What the source refers to.
+    parameters : sequence of ParameterType
+        The types to compile for.
+    entry : str
+        The name of the kernel's body, which is looked through for float64 arithmetic.
+    fastmath : bool
+        Whether LLVM may reassociate floating-point arithmetic.
+
+    Raises
+    ------
+    KernelError
+        If Numba cannot compile the source; its own message follows.
+    """
+    names: dict[str, Any] = dict(namespace)
+    names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
+    names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
+    names["_nb_load"] = load_i64
+    names["_nb_local_array"] = cpu_intrinsics.local_array
+    for operation in ("add", "sub", "min", "max", "cas", "exch", "and", "or", "xor", "inc", "dec"):
+        intrinsic_name = f"atomic_{operation}"
+        if hasattr(cpu_intrinsics, intrinsic_name):
+            names[f"_nb_{intrinsic_name}"] = getattr(cpu_intrinsics, intrinsic_name)
+    for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
+        names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
+    exec(compile(text, filename, "exec"), names)
+    try:
+        compiled = compile_functions({symbol: (names[RUN], "int64(int64, int64, int64, int64)")})
+    except NumbaError as error:
+        listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+        raise KernelError(
+            f"kernel {entry!r} does not compile for ({listed}):\n{error}\nThe generated source is {filename}"
+        ) from error
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": _wide_lines(names, text)})
+
+
+def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
+    """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
+    found: dict[int, None] = {}
+    for value in names.values():
+        for overload in getattr(value, "overloads", {}).values():
+            annotation = getattr(overload, "type_annotation", None)
+            if getattr(value, "__code__", None) is None or annotation is None:
+                continue
+            for expression, signature in annotation.calltypes.items():
+                if signature is not None and signature.return_type in (types.float64, types.complex128):
+                    found[expression.loc.line] = None
+    lines = text.splitlines()
+    return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

@@ -1,0 +1,74 @@
+"""The exception tree, and how its messages are put together.
+
+Every error that numbridge raises derives from `NumbridgeError` and from the built-in exception that a user would expect.
+This module knows nothing of arrays or kernels; it must not import anything else of the package.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BufferAccessError",
+    "ConversionError",
+    "DeviceError",
+    "KernelError",
+    "KernelUnsupportedError",
+    "NumbridgeError",
+    "NumbridgeTypeError",
+    "NumbridgeValueError",
+    "NumbridgeWarning",
+    "source_excerpt",
+]
+
+
+class NumbridgeError(Exception):
+    """Base class of every error that numbridge raises."""
+
+
+class NumbridgeWarning(UserWarning):
+    """Base class of every warning that numbridge issues."""
+
+
+class NumbridgeTypeError(NumbridgeError, TypeError):
+    """An argument has the wrong kind, dtype or rank."""
+
+
+class NumbridgeValueError(NumbridgeError, ValueError):
+    """An argument has the right type and an impossible value."""
+
+
+class BufferAccessError(NumbridgeError, BufferError):
+    """Memory may not be used as asked: it is read-only, overlapping, misaligned or cannot be shared."""
+
+
+class ConversionError(NumbridgeError, TypeError):
+    """A framework has no counterpart for a dtype, device or layout."""
+
+
+class DeviceError(NumbridgeError, RuntimeError):
+    """A device is missing, or arguments lie on different devices."""
+
+
+class KernelError(NumbridgeError, TypeError):
+    """A kernel's source cannot be compiled; the message shows file, line, column and a caret."""
+
+
+class KernelUnsupportedError(KernelError, NotImplementedError):
+    """A kernel uses something that exists but not on this device, or not yet."""
+
+
+def source_excerpt(filename: str, line: int, column: int, text: str) -> str:
+    """Return ``file:line:column``, the source line and a caret under the column.
+
+    Parameters
+    ----------
+    filename : str
+        The file that holds the source.
+    line, column : int
+        One-based line, zero-based column, as in `ast` nodes.
+    text : str
+        The source line.
+    """
+    shown = text.rstrip("\n").expandtabs(1)
+    indent = len(shown) - len(shown.lstrip())
+    caret = " " * max(column - indent, 0) + "^"
+    return f"{filename}:{line}:{column + 1}\n    {shown.strip()}\n    {caret}"

@@ -1,0 +1,176 @@
+"""The compiled functions as Python sees them: built-in functions, addresses, and the process-wide native state.
+
+`machine()` loads them once, from the object cache or by compiling `numbridge.kernels.native`. What they do is said there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels import scalars
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
+
+__all__ = ["Machine", "builtin", "compile_functions", "machine"]
+
+_MODULES = ("entry", "records")
+_FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
+_keep: list[Any] = []
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCFunction_NewEx", ctypes.pythonapi)
+)
+
+
+@functools.cache
+def _method(name: str, address: int, flags: int) -> int:
+    definition = _MethodDef(name.encode(), address, flags, None)
+    _keep.append(definition)
+    return ctypes.addressof(definition)
+
+
+def builtin(name: str, address: int, self_object: Any = None, *, one: bool = False) -> Any:
+    """Return a built-in function on native code.
+
+    Parameters
+    ----------
+    name : str
+        Its ``__name__``.
+    address : int
+        Native code ``(self, object)`` if `one`, else ``(self, arguments, count)``; it returns a new reference.
+    self_object : object
+        What it gets as ``self``; kept alive by the function.
+    """
+    return _new_function(_method(name, address, _ONE if one else _FAST), self_object, None)
+
+
+def compile_functions(exports: dict[str, tuple[Any, str]], facts: dict[str, Any] | None = None) -> Compiled:
+    """Compile Python functions to object code with Numba.
+
+    Parameters
+    ----------
+    exports : dict
+        Public name -> (function, Numba signature).
+    facts : dict, optional
+        Remembered with the code.
+    """
+    from numba import cfunc
+
+    objects, names, externals = [], {}, set[str]()
+    for name, (function, signature) in exports.items():
+        compiled = cfunc(signature, error_model="numpy", _nrt=False)(getattr(function, "py_func", function))
+        library = compiled._library
+        objects.append(library._get_compiled_object())
+        names[name] = compiled.native_name
+        # Numba links what it compiles at once, and the next function may name this one.
+        add_symbol(name, compiled.address)
+        module = library._final_module
+        declared = [*module.functions, *module.global_variables]
+        externals |= {item.name for item in declared if item.is_declaration and not item.name.startswith("llvm.")}
+    return Compiled(tuple(objects), names, tuple(sorted(externals)), facts or {})
+
+
+def _compile_machine() -> Compiled:
+    exports = {}
+    for name in _MODULES:
+        module = importlib.import_module(f"numbridge.kernels.native.{name}")
+        exports |= {symbol: (getattr(module, function), kind) for symbol, (function, kind) in module.EXPORTS.items()}
+    return compile_functions(exports)
+
+
+class Machine:
+    """The native state of the process and the functions that work on it."""
+
+    TABLE_SLOTS = 2048
+
+    def __init__(self) -> None:
+        self.state = np.zeros(nb.STATE_SIZE // 8, np.int64)
+        self.table = np.zeros(self.TABLE_SLOTS * nb.ENTRY_SIZE // 8, np.int64)
+        self.numpy_tags = _numpy_tags()
+        self._set(nb.STATE_TABLE, self.table.ctypes.data)
+        self._set(nb.STATE_TABLE_MASK, self.TABLE_SLOTS - 1)
+        self._set(nb.STATE_NUMPY_TAGS, self.numpy_tags.ctypes.data)
+        self._set(nb.STATE_NUMPY_TAG_COUNT, len(self.numpy_tags))
+        self.addresses = self._load()
+        at = self.addresses
+        self.capture = builtin("capture", at["numbridge_capture"], one=True)
+        self.adopt = builtin("adopt", at["numbridge_adopt"], one=True)
+        self.describe = builtin("describe", at["numbridge_describe"], one=True)
+        self.consume = builtin("consume", at["numbridge_consume"], one=True)
+        self.export_legacy = builtin("export_legacy", at["numbridge_export_legacy"], one=True)
+        self.export_versioned = builtin("export_versioned", at["numbridge_export_versioned"], one=True)
+        self.new_record = builtin("new_record", at["numbridge_new_record"])
+        self.allocate = builtin("allocate", at["numbridge_allocate"])
+        self.export_to = builtin("export_to", at["numbridge_export_to"])
+        self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api())
+
+    def _set(self, offset: int, value: int) -> None:
+        self.state[offset // 8] = value
+
+    def _load(self) -> dict[str, int]:
+        add_symbol("numbridge_state", self.state.ctypes.data)
+        add_symbol("numbridge_BufferError", id(BufferError))
+        add_symbol("numbridge_TypeError", id(TypeError))
+        compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)
+        return load(compiled)
+
+    def set_array_type(self, array_type: type, record: int, source: int, extra: int) -> None:
+        """Tell the compiled code which class its arrays are of, and where in an instance its slots lie (bytes)."""
+        _keep.append(array_type)
+        self._set(nb.STATE_ARRAY_TYPE, id(array_type))
+        self._set(nb.STATE_ARRAY_RECORD, record)
+        self._set(nb.STATE_ARRAY_SOURCE, source)
+        self._set(nb.STATE_ARRAY_EXTRA, extra)
+
+    def start_threads(self, parallel_for: int, thread_count: int, lock: int) -> None:
+        """Tell the compiled code where the threading layer's functions are; `lock` is 0 if it allows concurrent use."""
+        self._set(nb.STATE_THREAD_COUNT, thread_count)
+        self._set(nb.STATE_LOCK, lock)
+        self._set(nb.STATE_PARALLEL_FOR, parallel_for)
+
+
+def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the tag of each NumPy type number; both C types of one width have a number of their own."""
+    spellings = [*"?bBhHiIlLqQefdFD", *(row.numpy for row in scalars.ALL)]
+    rows = [(np.dtype(spelling).num, scalars.scalar_of(np.dtype(spelling)).tag) for spelling in spellings]
+    tags = np.zeros(max(number for number, _ in rows) + 1, np.int64)
+    for number, tag in rows:
+        tags[number] = tag
+    return tags
+
+
+def _numpy_api() -> tuple[int, int, int]:
+    from numpy._core import _multiarray_umath
+
+    from numbridge.kernels.native import object_layout as layout
+
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    table = pointer(_multiarray_umath._ARRAY_API, None)
+
+    def slot(index: int) -> int:
+        return int(ctypes.c_void_p.from_address(table + 8 * index).value or 0)
+
+    return id(np.ndarray), slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT)
+
+
+@functools.cache
+def machine() -> Machine:
+    """Return the compiled functions of this process, loading or compiling them on first use."""
+    return Machine()

@@ -1,0 +1,319 @@
+"""Compiled: the entry through which every launch goes, from Python arguments to the kernel's loop.
+
+`launch` is a built-in function (``METH_FASTCALL``) whose ``self`` is the tuple ``(plan address, slow road, failure, ...)``.
+It reads each argument once, recognises a compiled variant by comparing words, lays the arguments out as Numba values,
+and runs the variant without the GIL. No Python runs on this road. Whatever is not recognised goes to the slow road,
+a Python function that gets the same arguments and explains or compiles; nothing has been written by then.
+
+Source of the layouts: `table_layout`. ``parallel_for`` is Numba's threading layer (numba/np/ufunc/tbbpool.cpp).
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.kernels.native import object_layout as py
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.memory import (
+    external,
+    function_symbol,
+    indirect,
+    load_i64,
+    load_u32,
+    native,
+    stack,
+    store_f32,
+    store_f64,
+    store_i8,
+    store_i16,
+    store_i32,
+    store_i64,
+    store_u32,
+    symbol,
+)
+from numbridge.kernels.native.memory import load_f64 as load_real
+from numbridge.kernels.native.reading import (
+    call_with,
+    clear_error,
+    decrease,
+    increase,
+    intp,
+    read,
+    release,
+    state,
+)
+
+# In order: what a function names must have been loaded before it.
+EXPORTS = {
+    "numbridge_piece": ("piece", "void(int64, int64, int64, int64)"),
+    "numbridge_launch": ("launch", "int64(int64, int64, int64)"),
+}
+
+none = symbol("_Py_NoneStruct")
+piece_address = function_symbol("numbridge_piece")
+to_address = external("PyLong_AsVoidPtr", intp, intp)
+dict_get = external("PyDict_GetItem", intp, intp, intp)
+save_thread = external("PyEval_SaveThread", intp)
+restore_thread = external("PyEval_RestoreThread", types.void, intp)
+acquire = external("PyThread_acquire_lock", types.int32, intp, types.int32)
+release_lock = external("PyThread_release_lock", types.void, intp)
+run_range = indirect(types.int64, 4)
+thread_count = indirect(types.int32, 0)
+parallel_for = indirect(types.void, 8)
+
+MAX_ARGUMENTS = 256
+CELL_CONTENTS = 16
+# Pieces of work per thread: enough for the threading layer to balance, few enough to cost nothing.
+PIECES_PER_THREAD = 8
+
+
+@native
+def matches(spec, readings, count):
+    """Tell whether the arguments are those that the specialisation was compiled for."""
+    if load_i64(spec, nb.SPEC_COUNT) != count:
+        return False
+    for k in range(count):
+        parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
+        word = load_i64(readings + k * nb.READ_SIZE, nb.READ_WORD)
+        if word & load_i64(parameter, nb.PARAM_MASK) != load_i64(parameter, nb.PARAM_WANT):
+            return False
+    return globals_hold(spec)
+
+
+@native
+def globals_hold(spec):
+    """Tell whether every global and closure value that the variant was compiled with is still the same object."""
+    count, base = load_i64(spec, nb.SPEC_GLOBAL_COUNT), load_i64(spec, nb.SPEC_GLOBALS)
+    for k in range(count):
+        seen = base + k * nb.GLOBAL_SIZE
+        container, name = load_i64(seen, nb.GLOBAL_CONTAINER), load_i64(seen, nb.GLOBAL_NAME)
+        now = dict_get(container, name) if name != 0 else load_i64(container, CELL_CONTENTS)
+        if now != load_i64(seen, nb.GLOBAL_VALUE):
+            return False
+    return True
+
+
+@native
+def find_variant(plan, readings, count):
+    """Return the first specialisation of the kernel that matches, or 0."""
+    variants = load_i64(plan, nb.PLAN_VARIANTS)
+    for k in range(nb.MAX_VARIANTS):
+        spec = load_i64(variants, 8 * k)
+        if spec == 0:
+            return 0
+        if matches(spec, readings, count):
+            return spec
+    return 0
+
+
+@native
+def writes_allowed(spec, plan, readings, count, arguments):
+    """Ask the framework's guard about each written argument that carries autograd state; clear what it raises."""
+    if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED:
+        return True
+    for k in range(count):
+        reading = readings + k * nb.READ_SIZE
+        parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
+        if load_i64(parameter, nb.PARAM_WRITTEN) != 0 and load_i64(reading, nb.READ_WORD) & nb.GUARDED != 0:
+            guard = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_GUARD)
+            answer = call_with(guard, arguments + 8 * k, 1, 0) if guard != 0 else none()
+            if answer == 0:
+                clear_error()
+                return False
+            if guard != 0:
+                decrease(answer)
+    return True
+
+
+@native
+def fits(value, bits, signed):
+    """Tell whether an integer can be held by a type of `bits` bits."""
+    if bits == 64:
+        return signed or value >= 0
+    low = -(1 << (bits - 1)) if signed else 0
+    high = (1 << (bits - 1)) - 1 if signed else (1 << bits) - 1
+    return low <= value and value <= high
+
+
+@native
+def store_integer(target, value, bits):
+    """Store the low `bits` bits."""
+    if bits == 8:
+        store_i8(target, 0, types.int8(value))
+    elif bits == 16:
+        store_i16(target, 0, types.int16(value))
+    elif bits == 32:
+        store_i32(target, 0, types.int32(value))
+    else:
+        store_i64(target, 0, value)
+
+
+@native
+def lay_out_scalar(reading, tag, target):
+    """Convert a scalar to its parameter's type; return False if it does not fit."""
+    code, bits = tag & 0xFF, tag >> 8 & 0xFF
+    word = load_i64(reading, nb.READ_WORD)
+    if word & nb.TOO_BIG:
+        return False
+    real = load_real(reading, nb.READ_REAL)
+    if code == 2 or code == 5:
+        # A real scalar for a complex parameter has no imaginary part; only complex readings fill one in.
+        is_complex = word >> nb.WORD_CLASS & 0xF == nb.CLASS_COMPLEX
+        imaginary = load_real(reading, nb.READ_IMAGINARY) if is_complex else 0.0
+        if (bits >> 1 if code == 5 else bits) == 32:
+            store_f32(target, 0, types.float32(real))
+            if code == 5:
+                store_f32(target, 4, types.float32(imaginary))
+        else:
+            store_f64(target, 0, real)
+            if code == 5:
+                store_f64(target, 8, imaginary)
+        return True
+    value = load_i64(reading, nb.READ_INTEGER)
+    exact = word & nb.STRONG != 0 and word & 0xFFFFFFFF == tag
+    if code != 6 and not exact and not fits(value, bits, code == 0):
+        return False
+    store_integer(target, value, bits)
+    return True
+
+
+@native
+def lay_out_array(reading, target):
+    """Write a reading as the value of a Numba array."""
+    word = load_i64(reading, nb.READ_WORD)
+    ndim, itemsize = word >> nb.WORD_NDIM & 0xFF, (word >> 8 & 0xFF) >> 3
+    shape, strides = load_i64(reading, nb.READ_SHAPE), load_i64(reading, nb.READ_STRIDES)
+    unit = load_i64(reading, nb.READ_STRIDE_UNIT)
+    store_i64(target, 0, 0)
+    store_i64(target, 8, 0)
+    store_i64(target, nb.VALUE_ITEMSIZE, itemsize)
+    store_i64(target, nb.VALUE_DATA, load_i64(reading, nb.READ_DATA))
+    count = 1
+    for k in range(ndim - 1, -1, -1):
+        extent = load_i64(shape, 8 * k)
+        step = load_i64(strides, 8 * k) * unit if strides != 0 else count * itemsize
+        store_i64(target, nb.VALUE_SHAPE + 8 * k, extent)
+        store_i64(target, nb.VALUE_SHAPE + 8 * (ndim + k), step)
+        count *= extent
+    store_i64(target, nb.VALUE_COUNT, count)
+
+
+@native
+def lay_out(spec, readings, count, block):
+    """Write all arguments into the variant's block; return False if a scalar does not fit its parameter."""
+    for k in range(count):
+        parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
+        reading, target = readings + k * nb.READ_SIZE, block + load_i64(parameter, nb.PARAM_OFFSET)
+        tag = load_i64(parameter, nb.PARAM_TAG)
+        if tag == 0:
+            lay_out_array(reading, target)
+        elif not lay_out_scalar(reading, tag, target):
+            return False
+    return True
+
+
+@native
+def count_versions(spec, readings, count):
+    """Count up the version of each written tensor whose framework keeps one, so that its autograd sees the write."""
+    for k in range(count):
+        reading = readings + k * nb.READ_SIZE
+        implementation = load_i64(reading, nb.READ_IMPLEMENTATION)
+        if implementation != 0 and load_i64(spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE, nb.PARAM_WRITTEN) != 0:
+            entry = load_i64(reading, nb.READ_ENTRY)
+            where = load_i64(entry, nb.ENTRY_VERSION)
+            counter = load_i64(implementation, where) if where != 0 else 0
+            if counter != 0:
+                at = load_i64(entry, nb.ENTRY_COUNTER)
+                store_u32(counter, at, types.uint32(load_u32(counter, at) + 1))
+
+
+@native
+def piece(arguments, dims, steps, work):
+    """Run the share of the work that the threading layer hands to one of its threads."""
+    grain, total = load_i64(work, nb.WORK_GRAIN), load_i64(work, nb.WORK_TOTAL)
+    first = load_i64(arguments, 0) * grain
+    last = min(first + load_i64(dims, 0) * grain, total)
+    failed = run_range(
+        load_i64(work, nb.WORK_RUN), load_i64(work, nb.WORK_BLOCK), load_i64(work, nb.WORK_GEOMETRY), first, last
+    )
+    if failed != 0:
+        store_i64(work, nb.WORK_FAILED, failed)
+
+
+@native
+def run_shared(spec, block, geometry, total):
+    """Run the variant over `total` threads, shared out among the threading layer's threads."""
+    threads = types.int64(thread_count(load_i64(state(), nb.STATE_THREAD_COUNT)))
+    grain = max(load_i64(spec, nb.SPEC_GRAIN), total // (threads * PIECES_PER_THREAD))
+    work, dims, steps, arguments = stack(nb.WORK_SIZE), stack(16), stack(16), stack(16)
+    store_i64(work, nb.WORK_RUN, load_i64(spec, nb.SPEC_RUN))
+    store_i64(work, nb.WORK_BLOCK, block)
+    store_i64(work, nb.WORK_GEOMETRY, geometry)
+    store_i64(work, nb.WORK_TOTAL, total)
+    store_i64(work, nb.WORK_GRAIN, grain)
+    store_i64(work, nb.WORK_FAILED, 0)
+    # The layer adds begin * step to each "array" address: with address 0 and step 1 a piece learns its first index.
+    store_i64(dims, 0, (total + grain - 1) // grain)
+    store_i64(steps, 0, 1)
+    store_i64(arguments, 0, 0)
+    lock = load_i64(state(), nb.STATE_LOCK)
+    if lock != 0:
+        acquire(lock, types.int32(1))
+    parallel_for(load_i64(state(), nb.STATE_PARALLEL_FOR), piece_address(), arguments, dims, steps, work, 0, 1, threads)
+    if lock != 0:
+        release_lock(lock)
+    return load_i64(work, nb.WORK_FAILED)
+
+
+@native
+def run(spec, plan, block):
+    """Run the variant over the plan's threads, without the GIL; return what a raising kernel left."""
+    total, geometry = load_i64(plan, nb.PLAN_TOTAL), plan + nb.PLAN_DIMS
+    if total <= 0:
+        return 0
+    thread = save_thread()
+    if total < load_i64(spec, nb.SPEC_SERIAL_BELOW):
+        failed = run_range(load_i64(spec, nb.SPEC_RUN), block, geometry, 0, total)
+    else:
+        failed = run_shared(spec, block, geometry, total)
+    restore_thread(thread)
+    return failed
+
+
+@native
+def threads_missing(spec, plan):
+    """Tell whether the launch is large and the threading layer has not been started."""
+    large = load_i64(plan, nb.PLAN_TOTAL) >= load_i64(spec, nb.SPEC_SERIAL_BELOW)
+    return large and load_i64(state(), nb.STATE_PARALLEL_FOR) == 0
+
+
+@native
+def launch_readings(plan, arguments, readings, count):
+    """Launch on arguments that have been read; return LAUNCHED, MISSED or RAISED."""
+    spec = find_variant(plan, readings, count)
+    if spec == 0 or threads_missing(spec, plan) or not writes_allowed(spec, plan, readings, count, arguments):
+        return nb.MISSED
+    block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
+    if not lay_out(spec, readings, count, block):
+        return nb.MISSED
+    count_versions(spec, readings, count)
+    return nb.LAUNCHED if run(spec, plan, block) == 0 else nb.RAISED
+
+
+@native
+def launch(self, arguments, count):
+    """Launch; ``self`` is (plan address, slow road, failure, ...)."""
+    plan = to_address(load_i64(self, py.TUPLE_ITEMS))
+    outcome = nb.MISSED
+    if count <= MAX_ARGUMENTS:
+        readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
+        for k in range(count):
+            read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
+        outcome = launch_readings(plan, arguments, readings, count)
+        for k in range(count):
+            release(readings + k * nb.READ_SIZE)
+    if outcome == nb.LAUNCHED:
+        increase(none())
+        return none()
+    slow = load_i64(self, py.TUPLE_ITEMS + (8 if outcome == nb.MISSED else 16))
+    return call_with(slow, arguments, count, 0)

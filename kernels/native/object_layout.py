@@ -1,0 +1,24 @@
+"""Byte offsets inside CPython and NumPy objects on a 64-bit machine, and the buffer structure of the C API.
+
+Nothing but numbers. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and ``Py_buffer``
+(Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and
+``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `readers` checks the NumPy
+offsets against a live array before it relies on them.
+"""
+
+OBJECT_TYPE, TUPLE_ITEMS = 8, 24
+
+# Py_buffer
+BUFFER_DATA, BUFFER_ITEMSIZE, BUFFER_READONLY, BUFFER_NDIM = 0, 24, 32, 36
+BUFFER_FORMAT, BUFFER_SHAPE, BUFFER_STRIDES, BUFFER_SIZE = 40, 48, 56, 80
+PYBUF_STRIDED_FORMAT = 0x1C  # PyBUF_STRIDES | PyBUF_FORMAT: read-only consumers, no indirection
+
+# PyArrayObject and PyArray_Descr
+ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DESCR, ARRAY_FLAGS = 16, 24, 32, 40, 56, 64
+DESCR_BYTEORDER, DESCR_TYPE_NUM = 26, 28
+ARRAY_WRITEABLE = 0x0400
+# The value inside a NumPy scalar object follows the object's head; so does a Python float's.
+SCALAR_VALUE = 16
+
+# Slots of NumPy's C-API table (numpy/__multiarray_api.h)
+API_NEW_FROM_DESCR, API_SET_BASE_OBJECT = 94, 282

@@ -1,0 +1,359 @@
+"""Compiled: a Python object is read into a *reading*, whatever framework it comes from.
+
+`read` looks the object's type up in the reader table and follows the way that is registered there: the framework's own
+DLPack exchange function, NumPy's array structure, the buffer protocol, a numbridge record, or (once through Python) an
+adapter that turns the object into a record. It never raises: what it cannot read has the word 0 or the bit UNSURE, and
+the caller takes the slow road, which explains.
+
+Source of the layouts: `dlpack_layout`, `object_layout`, `table_layout`. The GIL must be held.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import object_layout as py
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.memory import (
+    external,
+    indirect,
+    load_f32,
+    load_f64,
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    native,
+    store_f64,
+    store_i64,
+    symbol,
+    text,
+)
+
+intp, double = types.int64, types.float64
+state = symbol("numbridge_state")
+python_true = symbol("_Py_TrueStruct")
+
+get_buffer = external("PyObject_GetBuffer", types.int32, intp, intp, types.int32)
+release_buffer = external("PyBuffer_Release", types.void, intp)
+clear_error = external("PyErr_Clear", types.void)
+increase = external("Py_IncRef", types.void, intp)
+decrease = external("Py_DecRef", types.void, intp)
+capsule_is_valid = external("PyCapsule_IsValid", types.int32, intp, intp)
+capsule_pointer = external("PyCapsule_GetPointer", intp, intp, intp)
+call_with = external("PyObject_Vectorcall", intp, intp, intp, intp, intp)
+float_value = external("PyFloat_AsDouble", double, intp)
+int_value = external("PyLong_AsLongLongAndOverflow", intp, intp, intp)
+complex_real = external("PyComplex_RealAsDouble", double, intp)
+complex_imaginary = external("PyComplex_ImagAsDouble", double, intp)
+exchange_read = indirect(types.int32, 2)
+
+
+@native
+def entry_of(kind):
+    """Return the table entry of the type at address `kind`, or 0."""
+    base, mask = load_i64(state(), nb.STATE_TABLE), load_i64(state(), nb.STATE_TABLE_MASK)
+    slot = (kind >> 4) & mask
+    while True:
+        entry = base + slot * nb.ENTRY_SIZE
+        found = load_i64(entry, nb.ENTRY_TYPE)
+        if found == kind:
+            return entry
+        if found == 0:
+            return 0
+        slot = (slot + 1) & mask
+
+
+@native
+def alignment(tag):
+    """Return the alignment in bytes of an element; a complex number's is its part's."""
+    size = (tag >> 8 & 0xFF) >> 3
+    return size >> 1 if tag & 0xFF == 5 else size
+
+
+@native
+def array_word(out, tag, ndim, device, data, bits):
+    """Store the word of an array whose shape and strides are already in `out`."""
+    shape, strides, unit = load_i64(out, nb.READ_SHAPE), load_i64(out, nb.READ_STRIDES), load_i64(out, nb.READ_STRIDE_UNIT)
+    expected = (tag >> 8 & 0xFF) >> 3
+    positions, empty, repeated, contiguous = data, False, False, True
+    if strides != 0:
+        for k in range(ndim - 1, -1, -1):
+            extent, step = load_i64(shape, 8 * k), load_i64(strides, 8 * k) * unit
+            if extent != 1:
+                contiguous &= step == expected
+                repeated |= step == 0
+                positions |= step
+                empty |= extent == 0
+            expected *= extent
+    word = tag | ndim << nb.WORD_NDIM | nb.CLASS_ARRAY << nb.WORD_CLASS | device << nb.WORD_DEVICE | bits
+    if contiguous or empty:
+        word |= nb.CONTIGUOUS
+    elif repeated:
+        word |= nb.REPEATED
+    if positions & (alignment(tag) - 1) != 0 and not empty:
+        word |= nb.MISALIGNED
+    store_i64(out, nb.READ_DATA, data)
+    store_i64(out, nb.READ_WORD, word)
+
+
+@native
+def read_dltensor(tensor, out, bits):
+    """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
+    tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
+    device = load_i32(tensor, dl.DEVICE_TYPE)
+    # Pinned host memory is host memory.
+    device = dl.CPU if device == dl.CUDA_HOST else device
+    store_i64(out, nb.READ_SHAPE, load_i64(tensor, dl.SHAPE))
+    store_i64(out, nb.READ_STRIDES, load_i64(tensor, dl.STRIDES))
+    store_i64(out, nb.READ_STRIDE_UNIT, types.int64((types.int64(tag) >> 8 & 0xFF) >> 3))
+    store_i64(out, nb.READ_DEVICE_ID, types.int64(load_i32(tensor, dl.DEVICE_ID)))
+    data = load_i64(tensor, dl.DATA) + load_i64(tensor, dl.BYTE_OFFSET)
+    array_word(out, types.int64(tag), types.int64(ndim), types.int64(device), data, bits)
+
+
+@native
+def read_record(record, out):
+    """Read a numbridge record."""
+    flags = load_i64(record, dl.RECORD_FLAGS)
+    bits = nb.READ_ONLY if flags & dl.FLAG_READ_ONLY else 0
+    if flags & dl.RECORD_IMMUTABLE:
+        bits |= nb.IMMUTABLE
+    read_dltensor(record, out, bits)
+
+
+@native
+def read_capsule(capsule, out):
+    """Read a record's capsule, or look into a DLPack capsule without consuming it."""
+    if capsule_is_valid(capsule, text("numbridge.record")) != 0:
+        read_record(capsule_pointer(capsule, text("numbridge.record")), out)
+
+
+@native
+def read_exchange(obj, entry, out, tensor):
+    """Read through the framework's exchange function, after its key set says that the object is an ordinary one."""
+    bits = load_i64(entry, nb.ENTRY_FLAGS)
+    chain = load_i64(entry, nb.ENTRY_IMPLEMENTATION)
+    if chain != 0:
+        implementation = load_i64(obj, chain)
+        store_i64(out, nb.READ_IMPLEMENTATION, implementation)
+        if implementation == 0:
+            return
+        # A bit outside the allowed ones (sparse, conjugated, negated, functional...) makes memory mean something else.
+        if load_i64(implementation, load_i64(entry, nb.ENTRY_KEYS)) & ~load_i64(entry, nb.ENTRY_ALLOWED) != 0:
+            store_i64(out, nb.READ_WORD, nb.UNSURE)
+            return
+        if load_i64(implementation, load_i64(entry, nb.ENTRY_AUTOGRAD)) != 0:
+            bits |= nb.GUARDED
+    if exchange_read(load_i64(entry, nb.ENTRY_FUNCTION), obj, tensor) != 0:
+        clear_error()
+        return
+    read_dltensor(tensor, out, bits)
+
+
+@native
+def read_numpy(obj, out):
+    """Read a NumPy array from its C structure."""
+    descriptor = load_i64(obj, py.ARRAY_DESCR)
+    number = load_i32(descriptor, py.DESCR_TYPE_NUM)
+    if number < 0 or number >= load_i64(state(), nb.STATE_NUMPY_TAG_COUNT):
+        return
+    tag = load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
+    order = load_u8(descriptor, py.DESCR_BYTEORDER)
+    if tag == 0 or order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+        return
+    bits = 0 if load_i32(obj, py.ARRAY_FLAGS) & py.ARRAY_WRITEABLE else nb.READ_ONLY
+    store_i64(out, nb.READ_SHAPE, load_i64(obj, py.ARRAY_SHAPE))
+    store_i64(out, nb.READ_STRIDES, load_i64(obj, py.ARRAY_STRIDES))
+    store_i64(out, nb.READ_STRIDE_UNIT, 1)
+    store_i64(out, nb.READ_DEVICE_ID, 0)
+    ndim = types.int64(load_i32(obj, py.ARRAY_NDIM))
+    array_word(out, tag, ndim, dl.CPU, load_i64(obj, py.ARRAY_DATA), bits)
+
+
+@native
+def format_tag(code, second, size):
+    """Return the tag of a `struct` format character and an item size, or 0."""
+    if code == 102 or code == 100 or code == 101:  # f d e
+        return 2 | size << 11 | 1 << 16
+    if code == 90 and (second == 102 or second == 100):  # Zf Zd
+        return 5 | size << 11 | 1 << 16
+    if code == 63:  # ?
+        return 6 | size << 11 | 1 << 16
+    if code == 98 or code == 104 or code == 105 or code == 108 or code == 113:  # b h i l q
+        return size << 11 | 1 << 16
+    if code == 66 or code == 72 or code == 73 or code == 76 or code == 81:  # B H I L Q
+        return 1 | size << 11 | 1 << 16
+    return 0
+
+
+@native
+def buffer_tag(buffer):
+    """Return the tag of a ``Py_buffer``'s elements, or 0; the format may name the machine's own byte order."""
+    form, size = load_i64(buffer, py.BUFFER_FORMAT), load_i64(buffer, py.BUFFER_ITEMSIZE)
+    if form == 0:
+        return 1 | 8 << 8 | 1 << 16
+    first = load_u8(form, 0)
+    if first == 61 or first == 64 or first == 60:  # = @ <
+        form += 1
+    code = load_u8(form, 0)
+    if code == 0:
+        return 0
+    second = load_u8(form, 1)
+    if second != 0 and (code != 90 or load_u8(form, 2) != 0):
+        return 0
+    return format_tag(types.int64(code), types.int64(second), size)
+
+
+@native
+def read_buffer(obj, out):
+    """Read through the buffer protocol; the buffer stays exported until the reading is released."""
+    buffer = out + nb.READ_BUFFER
+    if get_buffer(obj, buffer, types.int32(py.PYBUF_STRIDED_FORMAT)) != 0:
+        clear_error()
+        return
+    store_i64(out, nb.READ_HOLD, nb.HOLD_BUFFER)
+    tag = buffer_tag(buffer)
+    if tag == 0:
+        return
+    store_i64(out, nb.READ_SHAPE, load_i64(buffer, py.BUFFER_SHAPE))
+    store_i64(out, nb.READ_STRIDES, load_i64(buffer, py.BUFFER_STRIDES))
+    store_i64(out, nb.READ_STRIDE_UNIT, 1)
+    store_i64(out, nb.READ_DEVICE_ID, 0)
+    bits = nb.READ_ONLY if load_i32(buffer, py.BUFFER_READONLY) != 0 else 0
+    bits |= load_i64(load_i64(out, nb.READ_ENTRY), nb.ENTRY_FLAGS)
+    ndim = types.int64(load_i32(buffer, py.BUFFER_NDIM))
+    array_word(out, tag, ndim, dl.CPU, load_i64(buffer, py.BUFFER_DATA), bits)
+
+
+@native
+def read_adapted(obj, entry, out, arguments):
+    """Let the adapter of the type turn the object into a record's capsule, and read that."""
+    store_i64(arguments, 0, obj)
+    capsule = call_with(load_i64(entry, nb.ENTRY_ADAPTER), arguments, 1, 0)
+    if capsule == 0:
+        clear_error()
+        return
+    store_i64(out, nb.READ_HOLD, nb.HOLD_OBJECT)
+    store_i64(out, nb.READ_HELD, capsule)
+    read_capsule(capsule, out)
+
+
+@native
+def number(out, kind, tag, bits):
+    """Store the word of a scalar."""
+    store_i64(out, nb.READ_WORD, tag | kind << nb.WORD_CLASS | bits)
+
+
+@native
+def read_python_int(obj, out, scratch):
+    """Read a Python int; one beyond 64 bits is marked."""
+    value = int_value(obj, scratch)
+    overflow = load_i32(scratch, 0) != 0
+    store_i64(out, nb.READ_INTEGER, value)
+    store_f64(out, nb.READ_REAL, double(value))
+    number(out, nb.CLASS_INT, 0 | 64 << 8 | 1 << 16, nb.TOO_BIG if overflow else 0)
+
+
+@native
+def integer_at(obj, code, bits):
+    """Return the integer of a NumPy scalar object, as 64 bits."""
+    if bits == 8:
+        return types.int64(load_u8(obj, py.SCALAR_VALUE)) if code != 0 else types.int64(load_i8(obj, py.SCALAR_VALUE))
+    if bits == 16:
+        return types.int64(load_u16(obj, py.SCALAR_VALUE)) if code != 0 else types.int64(load_i16(obj, py.SCALAR_VALUE))
+    if bits == 32:
+        return types.int64(load_u32(obj, py.SCALAR_VALUE)) if code != 0 else types.int64(load_i32(obj, py.SCALAR_VALUE))
+    return load_i64(obj, py.SCALAR_VALUE)
+
+
+@native
+def read_numpy_scalar(obj, entry, out):
+    """Read a NumPy scalar object; its dtype is binding, so the word is marked strong."""
+    tag = load_i64(entry, nb.ENTRY_FUNCTION)
+    code, bits = tag & 0xFF, tag >> 8 & 0xFF
+    if code == 2 and bits >= 32:
+        value = load_f64(obj, py.SCALAR_VALUE) if bits == 64 else double(load_f32(obj, py.SCALAR_VALUE))
+        store_f64(out, nb.READ_REAL, value)
+        number(out, nb.CLASS_FLOAT, tag, nb.STRONG)
+    elif code == 5:
+        wide = bits == 128
+        real = load_f64(obj, py.SCALAR_VALUE) if wide else double(load_f32(obj, py.SCALAR_VALUE))
+        imaginary = load_f64(obj, py.SCALAR_VALUE + 8) if wide else double(load_f32(obj, py.SCALAR_VALUE + 4))
+        store_f64(out, nb.READ_REAL, real)
+        store_f64(out, nb.READ_IMAGINARY, imaginary)
+        number(out, nb.CLASS_COMPLEX, tag, nb.STRONG)
+    elif code == 6 or code <= 1:
+        value = integer_at(obj, code, bits)
+        store_i64(out, nb.READ_INTEGER, value)
+        # An unsigned value beyond int64 is only right for a parameter of its own type.
+        real = double(types.uint64(value)) if code == 1 else double(value)
+        store_f64(out, nb.READ_REAL, real)
+        number(out, nb.CLASS_BOOL if code == 6 else nb.CLASS_INT, tag, nb.STRONG)
+
+
+@native
+def read_python_scalar(obj, kind, out, scratch):
+    """Read a Python float, int, bool or complex."""
+    if kind == nb.PY_FLOAT:
+        store_f64(out, nb.READ_REAL, float_value(obj))
+        number(out, nb.CLASS_FLOAT, 2 | 64 << 8 | 1 << 16, 0)
+    elif kind == nb.PY_INT:
+        read_python_int(obj, out, scratch)
+    elif kind == nb.PY_BOOL:
+        value = 1 if obj == python_true() else 0
+        store_i64(out, nb.READ_INTEGER, value)
+        store_f64(out, nb.READ_REAL, double(value))
+        number(out, nb.CLASS_BOOL, 6 | 8 << 8 | 1 << 16, 0)
+    else:
+        store_f64(out, nb.READ_REAL, complex_real(obj))
+        store_f64(out, nb.READ_IMAGINARY, complex_imaginary(obj))
+        number(out, nb.CLASS_COMPLEX, 5 | 128 << 8 | 1 << 16, 0)
+
+
+@native
+def read(obj, out, scratch):
+    """Read the object at `obj` into the reading at `out`; `scratch` is a `DLTensor`'s room that outlives the reading."""
+    store_i64(out, nb.READ_WORD, 0)
+    store_i64(out, nb.READ_HOLD, nb.HOLD_NOTHING)
+    store_i64(out, nb.READ_IMPLEMENTATION, 0)
+    entry = entry_of(load_i64(obj, py.OBJECT_TYPE))
+    store_i64(out, nb.READ_ENTRY, entry)
+    if entry == 0:
+        return
+    kind = load_i64(entry, nb.ENTRY_KIND)
+    if kind == nb.EXCHANGE:
+        read_exchange(obj, entry, out, scratch)
+    elif kind == nb.NUMPY:
+        read_numpy(obj, out)
+    elif kind == nb.BUFFER:
+        read_buffer(obj, out)
+    elif kind == nb.RECORD:
+        capsule = load_i64(obj, load_i64(entry, nb.ENTRY_FUNCTION))
+        if capsule != 0:
+            read_capsule(capsule, out)
+    elif kind == nb.CAPSULE:
+        read_capsule(obj, out)
+    elif kind == nb.NUMPY_SCALAR:
+        read_numpy_scalar(obj, entry, out)
+    elif kind >= nb.PY_FLOAT:
+        read_python_scalar(obj, kind, out, scratch)
+    # A buffer that could not be had, or of a dtype without a format, may still have an adapter.
+    if load_i64(out, nb.READ_WORD) == 0 and load_i64(entry, nb.ENTRY_ADAPTER) != 0:
+        release(out)
+        read_adapted(obj, entry, out, scratch)
+
+
+@native
+def release(out):
+    """Give back what a reading holds."""
+    hold = load_i64(out, nb.READ_HOLD)
+    if hold == nb.HOLD_BUFFER:
+        release_buffer(out + nb.READ_BUFFER)
+    elif hold == nb.HOLD_OBJECT:
+        decrease(load_i64(out, nb.READ_HELD))
+    store_i64(out, nb.READ_HOLD, nb.HOLD_NOTHING)

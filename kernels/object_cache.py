@@ -1,0 +1,235 @@
+"""Object code on disk: where it lies, what it is keyed on, and how it gets into the process.
+
+What Numba compiled is kept as an object file and loaded by LLVM alone, so a second process needs neither Numba's type
+inference nor its code generator. A key covers everything that the code depends on: its source text, the versions of
+numbridge's own native sources, Numba, llvmlite and Python, and the CPU. Entries are written whole, under a temporary name,
+and renamed; a damaged one is compiled anew.
+
+The folder holds code that will be executed: it must belong to the user, and nobody else may write to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import pickle
+import platform
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numbridge.kernels.errors import NumbridgeError
+
+__all__ = ["Compiled", "cache_folder", "digest", "load", "machine_fingerprint", "remember", "add_symbol", "stored"]
+
+_MAGIC = b"numbridge object 1\n"
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Object code for some functions.
+
+    Attributes
+    ----------
+    objects : tuple of bytes
+        Object files.
+    names : mapping of str to str
+        The public name of each function, and its symbol.
+    externals : tuple of str
+        Symbols that the process must supply.
+    facts : mapping
+        Whatever else the compiler wants to remember with the code.
+    """
+
+    objects: tuple[bytes, ...]
+    names: Mapping[str, str]
+    externals: tuple[str, ...]
+    facts: Mapping[str, Any]
+
+
+def digest(*parts: bytes | str) -> str:
+    """Return a short stable name for the parts."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()[:32]
+
+
+@functools.cache
+def machine_fingerprint() -> str:
+    """Return what compiled code depends on besides its source: versions and the CPU."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features().flatten()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
+    return "\n".join([*versions, platform.machine(), sys.version, llvm.get_host_cpu_name(), features, _native_sources()])
+
+
+def _native_sources() -> str:
+    folder = Path(__file__).parent
+    files = [*sorted((folder / "native").glob("*.py")), folder / "cpu.py", folder / "cpu_intrinsics.py"]
+    return digest(*(path.read_bytes() for path in files))
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Return the folder of compiled code, private to the user; NUMBRIDGE_CACHE_DIR names another.
+
+    Raises
+    ------
+    NumbridgeError
+        If the folder belongs to somebody else or others may write to it.
+    """
+    chosen = os.environ.get("NUMBRIDGE_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen).expanduser() if chosen else base / "numbridge"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        if chosen:
+            raise NumbridgeError(f"NUMBRIDGE_CACHE_DIR={chosen!r} cannot be written to; name another folder or unset it")
+        # No home to write to (a container, a service account): code lives as long as the process.
+        folder = Path(tempfile.mkdtemp(prefix="numbridge-"))
+    state = folder.stat()
+    if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise NumbridgeError(
+            f"the cache folder {folder} must belong to you and be writable by nobody else, because compiled code in it is "
+            f"executed; run `chmod go-w {folder}` or set NUMBRIDGE_CACHE_DIR"
+        )
+    return folder
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / f"{key}.o"
+
+
+def stored(key: str) -> Compiled | None:
+    """Return what is stored under a key, or None."""
+    try:
+        data = _path(key).read_bytes()
+    except FileNotFoundError:
+        return None
+    body = data[len(_MAGIC) + 32 :]
+    if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + 32]:
+        return None
+    compiled: Compiled = pickle.loads(body)
+    return compiled
+
+
+def remember(key: str, compiled: Compiled) -> None:
+    """Store object code under a key, so that no process ever sees half a file."""
+    body = pickle.dumps(compiled)
+    handle, temporary = tempfile.mkstemp(dir=cache_folder(), suffix=".tmp")
+    with os.fdopen(handle, "wb") as file:
+        file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+    os.replace(temporary, _path(key))
+
+
+def add_symbol(name: str, address: int) -> None:
+    """Make a name of the process known to code that is loaded from now on."""
+    import llvmlite.binding as llvm
+
+    llvm.add_symbol(name, address)
+
+
+def _supply(externals: Iterable[str]) -> None:
+    """Make sure that every external symbol exists, because LLVM ends the process on a missing one."""
+    missing = _missing(externals)
+    if missing:
+        # Numba's C helpers alone first: all of Numba takes a hundred times longer to start.
+        for name, address in _numba_helpers().items():
+            add_symbol(f"numba_{name}", address)
+        missing = _missing(missing)
+    if missing:
+        from numba.core.registry import cpu_target
+
+        cpu_target.target_context.refresh()
+        missing = _missing(missing)
+    if missing:
+        raise NumbridgeError(f"compiled code needs {', '.join(missing)}, which this process does not have")
+
+
+def _missing(names: Iterable[str]) -> list[str]:
+    import llvmlite.binding as llvm
+
+    process = ctypes.CDLL(None)
+    return [name for name in names if llvm.address_of_symbol(name) is None and not hasattr(process, name)]
+
+
+@functools.cache
+def _numba_helpers() -> dict[str, int]:
+    """Return the addresses of the C functions that Numba's code may call, without importing the numba package."""
+    name = "numba._helperlib"
+    module = sys.modules.get(name)
+    if module is None:
+        package = importlib.util.find_spec("numba")
+        locations = package.submodule_search_locations if package else None
+        spec = importlib.machinery.PathFinder.find_spec(name, locations)
+        if spec is None or spec.loader is None:
+            return {}
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    helpers: dict[str, int] = module.c_helpers
+    return helpers
+
+
+@functools.cache
+def _target() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple()
+
+
+def load(compiled: Compiled) -> dict[str, int]:
+    """Load object code into the process for good; return the address of each of its functions.
+
+    Each function's name becomes a symbol that the functions after it may refer to.
+    """
+    with _lock:
+        _supply(name for name in compiled.externals if name not in compiled.names)
+        addresses = {}
+        for data, (name, symbol) in zip(compiled.objects, compiled.names.items(), strict=True):
+            addresses[name] = _load_object(data, symbol)
+            add_symbol(name, addresses[name])
+    return addresses
+
+
+def _load_object(data: bytes, symbol: str) -> int:
+    import llvmlite.binding as llvm
+
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), _target().create_target_machine(opt=2, jit=True)
+    )
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    # Deleters and running kernels may outlive every Python reference, up to the end of the process.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+    return int(engine.get_function_address(symbol))
+
+
+def compiled_or_stored(key: str, compile: Callable[[], Compiled]) -> tuple[Compiled, bool]:
+    """Return the code of a key, and whether it was found; what was not is compiled and stored."""
+    with _lock:
+        found = stored(key)
+        if found is not None:
+            return found, True
+        made = compile()
+        remember(key, made)
+        return made, False

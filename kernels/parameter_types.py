@@ -1,0 +1,71 @@
+"""The types that a kernel is compiled for: one per parameter, and where each lies in the argument block.
+
+Plain values that key caches; they know neither Numba nor any framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from numbridge.kernels.scalars import Scalar
+
+__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets"]
+
+_SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """An array parameter.
+
+    Attributes
+    ----------
+    name : str
+        The parameter's name.
+    scalar : Scalar
+        Its elements.
+    ndim : int
+        Its rank.
+    contiguous : bool
+        Whether the variant is for C-contiguous arrays, which vectorises better.
+    written : bool
+        Whether the kernel may write to it.
+    """
+
+    name: str
+    scalar: Scalar
+    ndim: int
+    contiguous: bool
+    written: bool
+
+    def __str__(self) -> str:
+        """Return such as ``float32[:, ::1] (written)``."""
+        axes = [":"] * self.ndim
+        if self.contiguous and axes:
+            axes[-1] = "::1"
+        return f"{self.scalar.name}[{', '.join(axes)}]" + (" (written)" if self.written else "")
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """A scalar parameter, converted to `scalar` at the launch."""
+
+    name: str
+    scalar: Scalar
+
+    def __str__(self) -> str:
+        """Return such as ``float32``."""
+        return self.scalar.name
+
+
+ParameterType = ArrayType | ScalarType
+
+
+def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:
+    """Return the offset in bytes of each parameter in the argument block, and the block's size at the end."""
+    offsets = [0]
+    for parameter in parameters:
+        size = 8 * (5 + 2 * parameter.ndim) if isinstance(parameter, ArrayType) else _SCALAR_ROOM
+        offsets.append(offsets[-1] + (size + 15) // 16 * 16)
+    return offsets

@@ -1,0 +1,444 @@
+"""The reader table: how an object of each Python type becomes a native reading.
+
+A type is registered once, when its first object arrives; from then on compiled code reads its objects by itself. This
+module knows the protocols (DLPack exchange table, buffer, DLPack, array interfaces) and names no framework; what only a
+framework knows (its key set, its autograd state, a better way in) comes from resolvers that are registered from outside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels import scalars
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import object_layout as layout
+from numbridge.kernels.native import table_layout as nb
+
+__all__ = [
+    "Description",
+    "Reader",
+    "add_resolver",
+    "capture",
+    "describe",
+    "exchange_function",
+    "reader_of",
+    "record_from_capsule",
+    "record_from_interface",
+    "unreadable",
+]
+
+_MAX_TYPES = 1500
+_lock = threading.RLock()
+_readers: dict[type, Reader] = {}
+_resolvers: list[Callable[[type], "Reader | None"]] = []
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How objects of one type are read.
+
+    Attributes
+    ----------
+    kind : int
+        One of the kinds of `table_layout`.
+    function : int
+        The exchange function's address, the slot's offset, or a NumPy scalar's tag.
+    protocol : str
+        What `numbridge.explain` calls it.
+    flags : int
+        Bits that every word of this type carries, such as GUARDED.
+    implementation, keys, allowed, autograd, version, counter : int
+        The chain object -> implementation -> key set and its harmless bits, the offset of the autograd state, and that
+        of the pointer to the version counter with the counter's offset behind it. 0 for none.
+    guard : callable, optional
+        ``guard(object)`` raises if a kernel may not write to the object now.
+    adapter : callable, optional
+        ``adapter(object)`` returns a record's capsule that shares the object's memory, or raises.
+    inspect : callable, optional
+        ``inspect(object)`` raises what is wrong with an object whose key set has a bit that is not harmless.
+    """
+
+    kind: int
+    function: int = 0
+    protocol: str = ""
+    flags: int = 0
+    implementation: int = 0
+    keys: int = 0
+    allowed: int = 0
+    autograd: int = 0
+    version: int = 0
+    counter: int = 0
+    guard: Callable[[Any], None] | None = None
+    adapter: Callable[[Any], Any] | None = None
+    inspect: Callable[[Any], None] | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an object turned out to be, as compiled code sees it.
+
+    Attributes
+    ----------
+    word : int
+        The word (see `table_layout`); 0 for what cannot be read.
+    data : int
+        Address of the first element.
+    shape, strides : tuple of int
+        Extents, and strides in bytes.
+    device_id : int
+        Ordinal on the device type.
+    """
+
+    word: int
+    data: int = 0
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    device_id: int = 0
+
+    @property
+    def kind(self) -> int:
+        """CLASS_ARRAY, CLASS_FLOAT, ... or 0."""
+        return self.word >> nb.WORD_CLASS & 0xF
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this is an array (of any rank), not a scalar."""
+        return self.kind == nb.CLASS_ARRAY
+
+    @property
+    def tag(self) -> int:
+        """The packed DLPack data type."""
+        return self.word & 0xFFFFFFFF
+
+    @property
+    def scalar(self) -> scalars.Scalar | None:
+        """The element's row in the dtype table, or None for an element type that numbridge does not have."""
+        return scalars.by_tag(self.tag)
+
+    @property
+    def ndim(self) -> int:
+        """The rank."""
+        return self.word >> nb.WORD_NDIM & 0xFF
+
+    @property
+    def device_type(self) -> int:
+        """The ``DLDeviceType``; pinned host memory counts as CPU."""
+        return self.word >> nb.WORD_DEVICE & 0xFF
+
+    def has(self, bit: int) -> bool:
+        """Tell whether a bit of the word is set."""
+        return bool(self.word & bit)
+
+
+def add_resolver(resolver: Callable[[type], Reader | None]) -> None:
+    """Let `resolver` decide first how objects of a new type are read; it answers None for types not its own."""
+    _resolvers.append(resolver)
+
+
+def reader_of(obj: Any) -> Reader:
+    """Return how `obj` is read, registering its type if it is new."""
+    kind = type(obj)
+    found = _readers.get(kind)
+    if found is None:
+        with _lock:
+            found = _readers.get(kind) or _register(kind, _resolve(kind, obj))
+    return found
+
+
+def describe(obj: Any) -> Description:
+    """Return what compiled code reads from `obj`, registering its type if it is new."""
+    reader_of(obj)
+    return Description(*machine().describe(obj))
+
+
+def capture(obj: Any) -> Any:
+    """Return a record's capsule that shares the memory of `obj` and keeps it alive.
+
+    Raises
+    ------
+    NumbridgeError
+        If the object is no array, or its memory cannot be described by DLPack.
+    """
+    record = machine().capture(obj)
+    if record is None:
+        reader_of(obj)
+        record = machine().capture(obj)
+    if record is None:
+        raise unreadable(obj)
+    return record
+
+
+def unreadable(obj: Any) -> Exception:
+    """Return the error that says why `obj` cannot be read as an array."""
+    reader = reader_of(obj)
+    try:
+        if reader.inspect is not None:
+            reader.inspect(obj)
+        if reader.adapter is not None:
+            reader.adapter(obj)
+        elif reader.kind == nb.BUFFER:
+            memoryview(obj)
+    except Exception as error:  # whatever the producer says is the reason that the user needs
+        return error if isinstance(error, ConversionError | BufferAccessError | DeviceError) else _refused(obj, error)
+    if isinstance(obj, np.ndarray):
+        return _unreadable_numpy(obj)
+    description = describe(obj)
+    if description.is_array and description.scalar is not None:
+        return BufferAccessError(
+            f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
+            "express; pass it to a kernel as it is, or make it contiguous first"
+        )
+    return NumbridgeTypeError(
+        f"{_name(obj)} is no array: it has none of __dlpack__, __array_interface__, __cuda_array_interface__, the buffer "
+        "protocol and __array__; convert it to an array first"
+    )
+
+
+def _refused(obj: Any, error: Exception) -> Exception:
+    return BufferAccessError(f"{_name(obj)} cannot be read: {type(error).__name__}: {error}")
+
+
+def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
+    if not array.dtype.isnative:
+        return ConversionError(
+            f"a NumPy array of dtype {array.dtype.str!r} is not in this machine's byte order; use "
+            "array.astype(array.dtype.newbyteorder('='))"
+        )
+    if machine().describe(array)[0] == 0:
+        return ConversionError(
+            f"a NumPy array of dtype {array.dtype!r} has no counterpart; numbridge has "
+            f"{', '.join(row.name for row in scalars.ALL)}"
+        )
+    return BufferAccessError(
+        f"a NumPy array with strides {array.strides} bytes, no multiples of its item size {array.itemsize}, cannot be "
+        "expressed in DLPack; pass it to a kernel as it is, or use np.ascontiguousarray(array), which copies"
+    )
+
+
+def _name(obj: Any) -> str:
+    kind = type(obj)
+    return f"an object of type {kind.__module__}.{kind.__qualname__}"
+
+
+def exchange_function(kind: type, offset: int) -> int:
+    """Return an address out of a type's DLPack exchange table, or 0 where it has none.
+
+    Parameters
+    ----------
+    kind : type
+        A tensor class, maybe with ``__dlpack_c_exchange_api__``.
+    offset : int
+        The field's offset, from `dlpack_layout`.
+    """
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if type(capsule).__name__ != "PyCapsule":
+        return 0
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    table = pointer(capsule, dl.NAME_EXCHANGE.encode())
+    while table and ctypes.c_uint32.from_address(table).value != dl.MAJOR_VERSION:
+        table = ctypes.c_void_p.from_address(table + dl.EXCHANGE_PREVIOUS).value
+    return int(ctypes.c_void_p.from_address(table + offset).value or 0) if table else 0
+
+
+def _resolve(kind: type, obj: Any) -> Reader:
+    for resolver in _resolvers:
+        found = resolver(kind)
+        if found is not None:
+            return found
+    return _python_scalar(kind) or _numpy_type(kind) or _by_protocol(kind, obj)
+
+
+def _python_scalar(kind: type) -> Reader | None:
+    if issubclass(kind, np.generic):
+        known = any(row.numpy.type is kind for row in scalars.ALL) and issubclass(kind, np.number | np.bool_)
+        return Reader(nb.NUMPY_SCALAR, scalars.tag_of(kind) if known else 0, "NumPy scalar")
+    order = ((bool, nb.PY_BOOL), (int, nb.PY_INT), (float, nb.PY_FLOAT), (complex, nb.PY_COMPLEX))
+    for base, number in order:
+        if issubclass(kind, base):
+            return Reader(number, protocol="Python scalar")
+    return None
+
+
+def _numpy_type(kind: type) -> Reader | None:
+    if not issubclass(kind, np.ndarray):
+        return None
+    if issubclass(kind, np.ma.MaskedArray):
+        return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_mask)
+    _check_numpy_layout()
+    return Reader(nb.NUMPY, protocol="NumPy's array structure")
+
+
+def _refuse_mask(obj: Any) -> Any:
+    raise BufferAccessError(
+        "a NumPy masked array would lose its mask; pass array.data (and array.mask as an argument of its own) or "
+        "array.filled(value)"
+    )
+
+
+def _check_numpy_layout() -> None:
+    """Refuse to read NumPy's structures if a live array does not have the layout that compiled code relies on."""
+    sample = np.zeros((3, 5), np.float32)[::2, 1:]
+
+    def field(offset: int, of: int = id(sample)) -> int:
+        return ctypes.c_int64.from_address(of + offset).value
+
+    descriptor = field(layout.ARRAY_DESCR)
+    found = (
+        field(layout.ARRAY_DATA),
+        field(layout.ARRAY_NDIM) & 0xFFFFFFFF,
+        field(0, field(layout.ARRAY_SHAPE)),
+        field(0, field(layout.ARRAY_STRIDES)),
+        field(layout.DESCR_TYPE_NUM, descriptor) & 0xFFFFFFFF,
+        bool(field(layout.ARRAY_FLAGS) & layout.ARRAY_WRITEABLE),
+    )
+    wanted = (sample.ctypes.data, 2, 2, sample.strides[0], sample.dtype.num, True)
+    if found != wanted:
+        raise ConversionError(f"NumPy {np.__version__} lays its arrays out in a way that numbridge does not know")
+
+
+def _by_protocol(kind: type, obj: Any) -> Reader:
+    exchange = exchange_function(kind, dl.EXCHANGE_READ)
+    adapter = _adapter(kind)
+    if exchange:
+        return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", adapter=adapter)
+    if hasattr(kind, "__dlpack__") or _has_interface(obj):
+        return Reader(nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else "array interface", adapter=adapter)
+    try:
+        memoryview(obj)
+    except TypeError:
+        pass  # this type has no buffer, which is an answer and not an error
+    else:
+        return Reader(nb.BUFFER, protocol="buffer")
+    if kind.__name__ == "PyCapsule":
+        return Reader(nb.CAPSULE, protocol="capsule")
+    return Reader(nb.ADAPTER if adapter else nb.UNKNOWN, protocol="__array__" if adapter else "none", adapter=adapter)
+
+
+def _has_interface(obj: Any) -> bool:
+    return hasattr(obj, "__array_interface__") or hasattr(obj, "__cuda_array_interface__")
+
+
+def _adapter(kind: type) -> Callable[[Any], Any] | None:
+    if hasattr(kind, "__dlpack__"):
+        return _through_dlpack
+    names = ("__array_interface__", "__cuda_array_interface__", "__array__")
+    return _through_interface if any(hasattr(kind, name) for name in names) else None
+
+
+def _through_dlpack(obj: Any) -> Any:
+    """Return a record's capsule through ``__dlpack__``, versioned where the producer can."""
+    try:
+        capsule = obj.__dlpack__(max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION))
+    except TypeError:
+        capsule = obj.__dlpack__()
+    return record_from_capsule(capsule)
+
+
+def record_from_capsule(capsule: Any) -> Any:
+    """Return a record's capsule that takes a DLPack capsule's tensor over.
+
+    Raises
+    ------
+    BufferAccessError
+        If the capsule was consumed before, or is of another kind or version.
+    """
+    record = machine().consume(capsule)
+    if record is None:
+        raise BufferAccessError(
+            f"{capsule!r} is no unused DLPack capsule (named 'dltensor' or 'dltensor_versioned', major version "
+            f"{dl.MAJOR_VERSION}); a capsule can be consumed once: ask the producer for a new one"
+        )
+    return record
+
+
+def _through_interface(obj: Any) -> Any:
+    """Return a record's capsule through an array interface, or through ``__array__`` (read-only: it may be a copy)."""
+    interface = getattr(obj, "__array_interface__", None)
+    if interface is not None:
+        return record_from_interface(interface, obj, dl.CPU, 0)
+    if getattr(obj, "__cuda_array_interface__", None) is not None:
+        raise DeviceError(f"{_name(obj)} lies in CUDA memory, and kernels of this version run on the CPU; copy it to the host")
+    array = np.asarray(obj.__array__())
+    record = machine().capture(array)
+    if record is None:
+        raise unreadable(array)
+    # What __array__ returns may be a copy, and writes to a copy would be lost.
+    word, data, shape, strides, _ = machine().describe(record)
+    tag = word & 0xFFFFFFFF
+    elements = tuple(step // array.itemsize for step in strides)
+    return machine().new_record(record, data, tag, dl.CPU, 0, shape, elements, dl.FLAG_READ_ONLY)
+
+
+def record_from_interface(interface: Any, owner: Any, device_type: int, device_id: int) -> Any:
+    """Return a record's capsule for an ``__array_interface__`` or ``__cuda_array_interface__`` dictionary.
+
+    The layout is that of NumPy's "The array interface protocol", version 3, and numba.cuda's, version 3.
+
+    Raises
+    ------
+    ConversionError, BufferAccessError
+        If the element type has no counterpart, there is a mask, or strides are no multiples of the item size.
+    """
+    if interface.get("mask") is not None:
+        raise BufferAccessError(f"{_name(owner)} has a mask in its array interface, which a kernel would ignore; drop it first")
+    row = scalars.scalar_of(np.dtype(interface["typestr"]))
+    shape = tuple(int(extent) for extent in interface["shape"])
+    data, offset = interface.get("data"), int(interface.get("offset") or 0)
+    if data is None:
+        raise BufferAccessError(f"{_name(owner)} has no 'data' in its array interface; use the buffer protocol instead")
+    if not isinstance(data, tuple):
+        record = machine().capture(memoryview(data))
+        view = machine().describe(record)
+        data, owner = (view[1] + offset, bool(view[0] & nb.READ_ONLY)), (owner, record)
+    strides = interface.get("strides")
+    elements = None
+    if strides is not None:
+        if any(step % row.itemsize for step in strides):
+            raise BufferAccessError(
+                f"strides {strides} bytes of {_name(owner)} are no multiples of its item size {row.itemsize}; make it "
+                "contiguous first"
+            )
+        elements = tuple(int(step) // row.itemsize for step in strides)
+    flags = dl.FLAG_READ_ONLY if data[1] else 0
+    address = int(data[0] or 0)
+    return machine().new_record(owner, address, row.tag, device_type, device_id, shape, elements, flags)
+
+
+def _register(kind: type, reader: Reader) -> Reader:
+    """Enter a type into the native table; the type is kept alive, so that its address stays its own."""
+    if len(_readers) >= _MAX_TYPES:
+        raise NumbridgeTypeError(f"{kind!r} is one type of array too many: numbridge reads at most {_MAX_TYPES} types")
+    table, slots = machine().table, machine().TABLE_SLOTS
+    slot = (id(kind) >> 4) % slots
+    while table[slot * nb.ENTRY_SIZE // 8]:
+        slot = (slot + 1) % slots
+    start = slot * nb.ENTRY_SIZE // 8
+    fields = {
+        nb.ENTRY_KIND: reader.kind,
+        nb.ENTRY_FUNCTION: reader.function,
+        nb.ENTRY_FLAGS: reader.flags,
+        nb.ENTRY_IMPLEMENTATION: reader.implementation,
+        nb.ENTRY_KEYS: reader.keys,
+        nb.ENTRY_ALLOWED: reader.allowed,
+        nb.ENTRY_AUTOGRAD: reader.autograd,
+        nb.ENTRY_VERSION: reader.version,
+        nb.ENTRY_COUNTER: reader.counter,
+        nb.ENTRY_GUARD: id(reader.guard) if reader.guard else 0,
+        nb.ENTRY_ADAPTER: id(reader.adapter) if reader.adapter else 0,
+    }
+    for offset, value in fields.items():
+        table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)
+    # The type comes last: from here on compiled code finds the entry.
+    table[start] = id(kind)
+    _readers[kind] = reader
+    return reader

@@ -1,0 +1,391 @@
+"""A kernel, specialised: which types it is compiled for, found in memory, on disk, or compiled.
+
+A *variant* is native code for one combination of parameter types. A *specialisation* is how the compiled entry recognises
+that a launch's arguments are for a variant: a masked word per argument, and the global values that the code was compiled
+with. Several specialisations may share a variant. Arguments are checked here, on the slow road, with full messages; by the
+time that a specialisation exists, comparing words is all that a launch needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbridge.kernels import scalars
+from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.object_cache import cache_folder, compiled_or_stored, digest, load, machine_fingerprint
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+from numbridge.kernels.readers import Description, describe, reader_of, unreadable
+from numbridge.kernels.source import Emitted, emit
+
+if TYPE_CHECKING:
+    from numbridge.kernels.kernel import Kernel, Parameter
+
+__all__ = ["Variant", "Variants", "variants_of"]
+
+# Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
+# to be a hundred times as heavy as one without.
+SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
+GRAIN, GRAIN_WITH_LOOP = 1 << 13, 1
+
+_ARRAY_MASK = 0xFFFFFFFF | 0xFF << nb.WORD_NDIM | 0xF << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
+_ARRAY_MASK |= nb.UNSURE | nb.MISALIGNED
+_SCALAR_MASK = 0xFFFFFFFF | 0xF << nb.WORD_CLASS | nb.TOO_BIG | nb.STRONG
+_WRITTEN_MASK = nb.READ_ONLY | nb.REPEATED
+_SCALAR_NAMES = {
+    nb.CLASS_FLOAT: "float",
+    nb.CLASS_INT: "int",
+    nb.CLASS_BOOL: "bool",
+    nb.CLASS_COMPLEX: "complex",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Native code of a kernel for one combination of types.
+
+    Attributes
+    ----------
+    parameters : tuple of ParameterType
+        What it was compiled for.
+    weak_float : str
+        The type of float literals and Python floats.
+    address : int
+        The native ``run`` function.
+    source_file : str
+        Where the generated source lies.
+    from_cache : bool
+        Whether the code came from disk.
+    wide : tuple of str
+        Source lines on which float64 arithmetic happens.
+    has_loop : bool
+        Whether the body has a loop.
+    """
+
+    parameters: tuple[ParameterType, ...]
+    weak_float: str
+    address: int
+    source_file: str
+    from_cache: bool
+    wide: tuple[str, ...]
+    has_loop: bool
+
+
+class Variants:
+    """All variants of one kernel, and the table through which the compiled entry finds them."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.table = np.zeros(nb.MAX_VARIANTS + 1, np.int64)
+        self._lock = threading.RLock()
+        self._variants: dict[tuple[tuple[ParameterType, ...], str], Variant] = {}
+        self._specialisations: dict[tuple[int, ...], Any] = {}
+        self._dependencies: tuple[Any, ...] = ()
+        # Code and tables that another thread may be running on are never freed.
+        self._kept: list[Any] = []
+
+    def specialise(self, arguments: Sequence[Any]) -> None:
+        """Make the compiled entry recognise these arguments.
+
+        Raises
+        ------
+        NumbridgeError
+            If an argument does not fit; the message names the parameter, what it is, what was wanted and what to do.
+        """
+        kernel = self.kernel
+        names = [parameter.name for parameter in kernel.parameters]
+        if len(arguments) != len(names):
+            raise NumbridgeTypeError(
+                f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+            )
+        found = [describe(argument) for argument in arguments]
+        with self._lock:
+            self._forget_old_globals()
+            variant = self._variant(self._types(arguments, found))
+            self._install(variant, found)
+
+    def variant_for(self, arguments: Sequence[Any]) -> Variant:
+        """Return the variant that these arguments run."""
+        self.specialise(arguments)
+        with self._lock:
+            return self._variant(self._types(arguments, [describe(argument) for argument in arguments]))
+
+    def _forget_old_globals(self) -> None:
+        now = self.kernel.source.dependencies()
+        same = len(now) == len(self._dependencies) and all(
+            a.container is b.container and a.name == b.name and a.value is b.value
+            for a, b in zip(now, self._dependencies, strict=True)
+        )
+        if not same:
+            self._kept.extend((self._specialisations, self._variants, self._dependencies))
+            self._variants, self._specialisations, self._dependencies = {}, {}, now
+
+    def _types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
+        kernel = self.kernel
+        ranks = {p.name: d.ndim for p, d in zip(kernel.parameters, found, strict=True) if d.is_array}
+        written = kernel.source.written(ranks)
+        checked = [
+            _check(kernel.name, parameter, argument, description, written=parameter.name in written)
+            for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
+        ]
+        weak = _weak_float(checked, found)
+        contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
+        types = [
+            ArrayType(p.name, row, d.ndim, contiguous, p.name in written)
+            if d.is_array
+            else ScalarType(p.name, row or _weak_scalar(d, weak))
+            for p, row, d in zip(kernel.parameters, checked, found, strict=True)
+        ]
+        return tuple(types), weak
+
+    def _variant(self, key: tuple[tuple[ParameterType, ...], str]) -> Variant:
+        if key not in self._variants:
+            self._variants[key] = compile_variant(self.kernel, *key)
+        return self._variants[key]
+
+    def _install(self, variant: Variant, found: Sequence[Description]) -> None:
+        key = tuple(
+            d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True)
+        ) + (variant.address,)
+        spec = self._specialisations.get(key)
+        if spec is None:
+            spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
+            self._kept.append(spec)
+        address = spec[0].ctypes.data
+        others = [other for other in self.table[: nb.MAX_VARIANTS].tolist() if other and other != address]
+        current = {part[0].ctypes.data for part in self._specialisations.values()}
+        row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
+        self.table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+
+
+def variants_of(kernel: Kernel) -> Variants:
+    """Return a kernel's variants, which live as long as it does."""
+    if kernel.variants is None:
+        kernel.variants = Variants(kernel)
+    found: Variants = kernel.variants
+    return found
+
+
+def _mask(parameter: ParameterType) -> int:
+    if isinstance(parameter, ScalarType):
+        return _SCALAR_MASK
+    return _ARRAY_MASK | (_WRITTEN_MASK if parameter.written else 0)
+
+
+def _specialisation(variant: Variant, found: Sequence[Description], dependencies: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the native structure of a specialisation, and what must live as long as it."""
+    count, words = len(found), nb.PARAM_SIZE // 8
+    spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
+    offsets = block_offsets(variant.parameters)
+    seen = np.array(
+        [[_container(item), id(item.name) if item.name is not None else 0, id(item.value)] for item in dependencies],
+        np.int64,
+    ).reshape(-1)
+    head = {
+        nb.SPEC_COUNT: count,
+        nb.SPEC_RUN: variant.address,
+        nb.SPEC_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
+        nb.SPEC_BLOCK_SIZE: max(offsets[-1], 16),
+        nb.SPEC_GLOBALS: seen.ctypes.data,
+        nb.SPEC_GLOBAL_COUNT: len(dependencies),
+        nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
+    }
+    for offset, value in head.items():
+        spec[offset // 8] = value
+    for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
+        mask = _mask(parameter)
+        start = nb.SPEC_PARAMETERS // 8 + k * words
+        written = isinstance(parameter, ArrayType) and parameter.written
+        tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
+        spec[start : start + words] = [mask, description.word & mask, offsets[k], tag, written]
+    return spec, seen, tuple(dependencies)
+
+
+def _container(item: Any) -> int:
+    return id(item.container)
+
+
+def _check(
+    kernel: str, parameter: Parameter, argument: Any, found: Description, *, written: bool
+) -> scalars.Scalar | None:
+    """Check one argument; return the type that it is bound to, or None for a Python number, which is weak."""
+    where = f"kernel {kernel!r}, parameter {parameter.name!r}"
+    if found.kind == 0 or found.has(nb.UNSURE):
+        raise _located(where, unreadable(argument))
+    if not found.is_array:
+        return _check_scalar(where, parameter.annotation, argument, found)
+    if isinstance(parameter.annotation, ScalarAnnotation):
+        raise NumbridgeTypeError(
+            f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {_array_text(found)} "
+            f"({_kind_text(argument)}); pass a number, such as array.item()"
+        )
+    row = _check_array(where, parameter.annotation, argument, found)
+    if written:
+        _check_writable(where, argument, found)
+    return row
+
+
+def _located(where: str, error: Exception) -> Exception:
+    return type(error)(f"{where}: {error}")
+
+
+def _kind_text(argument: Any) -> str:
+    kind = type(argument)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+def _array_text(found: Description) -> str:
+    name = found.scalar.name if found.scalar else f"unknown dtype {found.tag:#x}"
+    return f"a {found.ndim}-d array of {name} with shape {found.shape}"
+
+
+def _check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+    got = f"{_array_text(found)} ({_kind_text(argument)})"
+    if found.scalar is None:
+        raise ConversionError(
+            f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
+            f"has no counterpart; numbridge has {', '.join(row.name for row in scalars.ALL)}"
+        )
+    if found.device_type != dl.CPU:
+        raise DeviceError(f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU here")
+    if isinstance(annotation, ArrayAnnotation):
+        if annotation.ndim is not None and annotation.ndim != found.ndim:
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it")
+        if annotation.dtype is not None and annotation.dtype != found.scalar:
+            raise NumbridgeTypeError(f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first")
+    if isinstance(annotation, ScalarAnnotation):
+        raise NumbridgeTypeError(f"{where}: wanted a number, got {got}")
+    if found.has(nb.MISALIGNED):
+        raise BufferAccessError(
+            f"{where}: {got} is not aligned to its elements of {found.scalar.itemsize} bytes; pass an aligned copy, such as "
+            "np.require(array, requirements='A')"
+        )
+    return found.scalar
+
+
+def _check_writable(where: str, argument: Any, found: Description) -> None:
+    if found.has(nb.IMMUTABLE):
+        raise BufferAccessError(
+            f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable; pass a copy in an array that may be "
+            "written, such as nb.clone(nb.asarray(x)) or np.array(x)"
+        )
+    if found.has(nb.READ_ONLY):
+        raise BufferAccessError(
+            f"{where}: the kernel writes to it, and this {_kind_text(argument)} is read-only (or known only through a copy); "
+            "pass a writable array, such as a copy of it"
+        )
+    if found.has(nb.REPEATED):
+        raise BufferAccessError(
+            f"{where}: the kernel writes to it, and it is an expanded view with shape {found.shape} and strides "
+            f"{found.strides} bytes, in which several indices name one element; pass a contiguous copy"
+        )
+    guard = reader_of(argument).guard
+    if guard is not None and found.has(nb.GUARDED):
+        try:
+            guard(argument)
+        except BufferAccessError as error:
+            raise _located(f"{where}: the kernel writes to it", error) from None
+
+
+def _check_scalar(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar | None:
+    if isinstance(annotation, ArrayAnnotation):
+        raise NumbridgeTypeError(
+            f"{where}: wanted {annotation!r}, got the {_SCALAR_NAMES[found.kind]} {argument!r}; pass an array"
+        )
+    if annotation is None:
+        if found.has(nb.TOO_BIG):
+            raise NumbridgeValueError(f"{where}: the integer {argument!r} does not fit into int64")
+        return found.scalar if found.has(nb.STRONG) else None
+    wanted: scalars.Scalar = annotation.scalar
+    _check_fits(where, wanted, argument, found)
+    return wanted
+
+
+def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Description) -> None:
+    """Check that a number may be converted to its parameter's type: within its kind, and without losing its value."""
+    rank = {nb.CLASS_BOOL: 0, nb.CLASS_INT: 1, nb.CLASS_FLOAT: 2, nb.CLASS_COMPLEX: 3}[found.kind]
+    accepts = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}.get(wanted.code)
+    if accepts is None:
+        raise ConversionError(f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel")
+    if rank > accepts:
+        raise NumbridgeTypeError(
+            f"{where}: wanted {wanted.name}, got the {_SCALAR_NAMES[found.kind]} {argument!r}, which would lose part of its "
+            "value; convert it explicitly"
+        )
+    if accepts == 1:
+        limits = np.iinfo(wanted.numpy)
+        if not limits.min <= int(argument) <= limits.max:
+            raise NumbridgeValueError(
+                f"{where}: {argument!r} does not fit into {wanted.name} ({limits.min} to {limits.max}); annotate a wider type"
+            )
+    elif found.has(nb.TOO_BIG):
+        raise NumbridgeValueError(f"{where}: the integer {argument!r} is too large; pass float({argument!r})")
+
+
+def _weak_float(checked: Sequence[scalars.Scalar | None], found: Sequence[Description]) -> str:
+    """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
+    widths = [32]
+    for row in checked:
+        if row is not None and row.code == scalars.COMPLEX:
+            widths.append(row.itemsize * 4)
+        elif row is not None and row.is_float:
+            widths.append(row.itemsize * 8)
+    return "float64" if max(widths) > 32 else "float32"
+
+
+def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
+    names = {
+        nb.CLASS_FLOAT: weak,
+        nb.CLASS_INT: "int64",
+        nb.CLASS_BOOL: "bool",
+        nb.CLASS_COMPLEX: "complex128" if weak == "float64" else "complex64",
+    }
+    return scalars.by_name(names[found.kind])
+
+
+def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code for a kernel, from disk or from Numba."""
+    emitted = emit(kernel, weak, target="cpu")
+    text = _generated_source(kernel, parameters, emitted)
+    fastmath = bool(kernel.options.get("fastmath"))
+    key = digest(
+        "variant", machine_fingerprint(), text, emitted.fingerprint, str(fastmath), *(f"{p.name} {p}" for p in parameters)
+    )
+    symbol = f"numbridge_{key}"
+    source_file = cache_folder() / f"{emitted.entry}_{key}.py"
+    if not source_file.exists():
+        source_file.write_text(text)
+
+    def compile() -> Any:
+        from numbridge.kernels.cpu import compile_run
+
+        return compile_run(
+            symbol, text, str(source_file), emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    address = load(compiled)[symbol]
+    wide = tuple(compiled.facts.get("wide", ()))
+    return Variant(parameters, weak, address, str(source_file), from_cache, wide, emitted.has_loop)
+
+
+def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted) -> str:
+    from numbridge.kernels.range_source import range_source
+
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    loop = range_source(
+        emitted.entry,
+        [p.name for p in parameters],
+        kernel.source.index_rank,
+        emitted.hidden,
+        may_raise=emitted.may_raise,
+    )
+    head = f"# Generated from kernel {kernel.name!r} for ({listed}) on the CPU.\n\n"
+    return f"{head}{emitted.text}\n\n\n{loop}"

@@ -1,0 +1,67 @@
+"""The sessions that build, check and measure numbridge; they are the contributing guide.
+
+``nox -s tests`` is what must pass. The sessions that run code share one environment, because filling it takes minutes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.10"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests"]
+
+CONSTRAINTS = ("-c", "tests/constraints.txt")
+
+
+def run_in_environment(session: nox.Session, program: str, *arguments: str) -> None:
+    """Run a program of the environment that the session `environment` has filled."""
+    programs = Path(session.cache_dir).parent / "environment" / "bin"
+    session.run(str(programs / program), *arguments, external=True)
+
+
+@nox.session(default=False)
+def environment(session: nox.Session) -> None:
+    """Install numbridge as it is here, with every framework and peer, at the versions that are tested."""
+    # Alone and first: a machine that offers a CPU build keeps it when the rest is resolved, and fetches no CUDA for it.
+    session.install("torch==2.13.0")
+    session.install("-e", ".[all,cuda13,dev]", *CONSTRAINTS)
+
+
+@nox.session(default=False)
+def lint(session: nox.Session) -> None:
+    """Check style and formatting with ruff; changes nothing."""
+    session.install("ruff", *CONSTRAINTS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(default=False)
+def types(session: nox.Session) -> None:
+    """Check both packages with mypy --strict."""
+    session.install("mypy", "numpy", "ml_dtypes", *CONSTRAINTS)
+    # mypy does not follow the import hook of an ordinary editable install; the strict kind is a folder of links, which
+    # holds the files that there are now. So it is made anew each time, even where `nox -R` skips the installs.
+    session.run("pip", "install", "--quiet", "--no-deps", "--config-settings", "editable_mode=strict", "-e", ".")
+    session.run("mypy", "--strict", "-p", "numbridge")
+
+
+@nox.session(venv_backend="none", requires=["lint", "types", "environment"])
+def tests(session: nox.Session) -> None:
+    """Run lint, types and then every test; arguments after ``--`` go to pytest."""
+    run_in_environment(session, "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
+def demo(session: nox.Session) -> None:
+    """Launch one kernel on the tensors of every framework, and print the table of conversions."""
+    run_in_environment(session, "python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Measure against the peers, as ratios within one run; writes JSON and a table under docs/benchmarks/."""
+    run_in_environment(session, "python", "tests/benchmarks/run.py", *session.posargs)
