@@ -111,6 +111,8 @@ def annotation_of(annotation: Any, parameter: str | None = None) -> ArrayAnnotat
     """
     if annotation is inspect.Parameter.empty:
         return None
+    # An array class may stand for "an array of any dtype and rank".
+    annotation = getattr(annotation, "__kernel_annotation__", annotation)
     if isinstance(annotation, ArrayAnnotation | ScalarAnnotation):
         return annotation
     if isinstance(annotation, type | np.dtype | Scalar):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = ["Machine", "builtin", "compile_functions", "machine"]
 _MODULES = ("entry", "records")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
+_starting = threading.RLock()
 
 
 class _MethodDef(ctypes.Structure):
@@ -111,6 +113,8 @@ class Machine:
         self.capture = builtin("capture", at["numbridge_capture"], one=True)
         self.adopt = builtin("adopt", at["numbridge_adopt"], one=True)
         self.describe = builtin("describe", at["numbridge_describe"], one=True)
+        self.word = builtin("word", at["numbridge_word"], one=True)
+        self.owner = builtin("owner", at["numbridge_owner"], one=True)
         self.consume = builtin("consume", at["numbridge_consume"], one=True)
         self.export_legacy = builtin("export_legacy", at["numbridge_export_legacy"], one=True)
         self.export_versioned = builtin("export_versioned", at["numbridge_export_versioned"], one=True)
@@ -173,4 +177,11 @@ def _numpy_api() -> tuple[int, int, int]:
 @functools.cache
 def machine() -> Machine:
     """Return the compiled functions of this process, loading or compiling them on first use."""
+    # The cache alone would let two threads that come first start two machines, and code links to one only.
+    with _starting:
+        return _start()
+
+
+@functools.cache
+def _start() -> Machine:
     return Machine()

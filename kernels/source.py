@@ -1,9 +1,10 @@
-"""A kernel's source: parsing, static names, thread indices, written parameters, and the text that the back ends compile.
+"""A kernel's source: parsing, static names, thread indices and written parameters.
 
 Everything here works on `ast` alone: nothing is compiled, and no types are inferred. Names are resolved by object, so
 that an alias of `nb.tid` is `nb.tid`. Globals are looked up anew on every request, because they may be rebound between
 two launches; only the parsed tree is kept. The order of the file is the order of the work: parse and refuse, resolve,
-walk the device functions, then the four questions (indices, dependencies, writes, text) and the fingerprint.
+walk the device functions, then the questions (indices, dependencies, writes). The text that is compiled is made in
+`emission`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from numbridge.kernels.errors import (
 )
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 
-__all__ = ["Dependency", "Emitted", "FunctionSource", "Sourced", "Static", "emit"]
+__all__ = ["MISSING", "Dependency", "FunctionSource", "Program", "Sourced", "Static", "index_uses", "is_cuda_dispatcher", "is_dispatcher"]
 
 Role = Literal["kernel", "func"]
 
@@ -73,7 +74,7 @@ class Dependency:
     def holds(self) -> bool:
         """Return whether the same object is still there."""
         if self.name is not None:
-            return self.container.get(self.name, _MISSING) is self.value
+            return self.container.get(self.name, MISSING) is self.value
         try:
             return self.container.cell_contents is self.value
         except ValueError:
@@ -107,42 +108,11 @@ class Static:
     reached: tuple[Dependency, ...]
 
 
-@dataclass(frozen=True)
-class Emitted:
-    """Source text for a back end to compile, and what it needs to run.
-
-    Attributes
-    ----------
-    text : str
-        Python source: the device functions, callee before caller, then the kernel's body as a function.
-    entry : str
-        The name of that last function.
-    hidden : tuple of str
-        Its leading parameters: thread indices, then the block and grid dimensions that are used.
-    namespace : dict
-        The globals of the text. The back end adds `_nb_device`, `_nb_atomic_*` and `_nb_local_array`.
-    fingerprint : bytes
-        Determines the compiled code together with the text; equal in every process for equal programs.
-    may_raise : bool
-        Whether a `raise` or an `assert` can be reached.
-    has_loop : bool
-        Whether there is a loop anywhere.
-    """
-
-    text: str
-    entry: str
-    hidden: tuple[str, ...]
-    namespace: dict[str, Any]
-    fingerprint: bytes
-    may_raise: bool
-    has_loop: bool
-
-
 class _Missing(enum.Enum):
     MISSING = enum.auto()
 
 
-_MISSING = _Missing.MISSING
+MISSING = _Missing.MISSING
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -336,7 +306,7 @@ class FunctionSource:
     @property
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
-        return _index_rank(_Program(self))
+        return _index_rank(Program(self))
 
     def written(self, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
         """Return the parameters that the function may write.
@@ -354,14 +324,10 @@ class FunctionSource:
         Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out.
         """
         found: dict[tuple[int, str | None], Dependency] = {}
-        for source in _Program(self).sources:
+        for source in Program(self).sources:
             for dependency in source.read():
                 found.setdefault((id(dependency.container), dependency.name), dependency)
         return tuple(found.values())
-
-    def emit(self, weak_float: str, *, target: str = "cpu") -> Emitted:
-        """Return the text to compile; see `emit`."""
-        return emit(self, weak_float, target)
 
     def unpacked(self, call: ast.Call) -> int | None:
         """Return into how many names the result of a call is unpacked, or None if it is not."""
@@ -388,16 +354,16 @@ class FunctionSource:
         return None
 
     def fold(self, node: ast.AST) -> Any:
-        """Return the value of a constant expression of numbers and tuples, or `_MISSING`."""
+        """Return the value of a constant expression of numbers and tuples, or `MISSING`."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Tuple):
             values = tuple(self.fold(element) for element in node.elts)
-            return _MISSING if any(value is _MISSING for value in values) else values
+            return MISSING if any(value is MISSING for value in values) else values
         if isinstance(node, ast.BinOp | ast.UnaryOp):
             return self._fold_operation(node)
         static = self.resolve(node)
-        return _MISSING if static is None else static.value
+        return MISSING if static is None else static.value
 
     def read(self) -> Iterator[Dependency]:
         """Yield the global and closure values that this function reads, in source order."""
@@ -414,11 +380,11 @@ class FunctionSource:
         values = tuple(self.fold(part) for part in parts)
         apply = _FOLDED.get(type(node.op))
         if apply is None or not all(type(value) in (int, float) for value in values):
-            return _MISSING
+            return MISSING
         try:
             return apply(*values)
         except ArithmeticError:
-            return _MISSING
+            return MISSING
 
     def _local_alias(self, name: str) -> Static | None:
         chain = self._aliases.get(name)
@@ -431,8 +397,8 @@ class FunctionSource:
             return self._root(name, self._contents(cells[name], node), cells[name], None)
         if name in self.function.__globals__:
             return self._root(name, self.function.__globals__[name], self.function.__globals__, name)
-        value = getattr(builtins, name, _MISSING)
-        if value is _MISSING:
+        value = getattr(builtins, name, MISSING)
+        if value is MISSING:
             raise self.error(node, f"the name {name!r} is not defined")
         return Static(value, name, value, (), True, True, ())
 
@@ -451,8 +417,8 @@ class FunctionSource:
         if value is None:
             if not _has_static_members(base.value, node.attr):
                 return None
-            value = getattr(base.value, node.attr, _MISSING)
-            if value is _MISSING:
+            value = getattr(base.value, node.attr, MISSING)
+            if value is MISSING:
                 name = getattr(base.value, "__name__", repr(base.value))
                 raise self.error(node, f"{name} has no attribute {node.attr!r}")
         return Static(
@@ -579,11 +545,11 @@ def is_cuda_dispatcher(value: Any) -> bool:
     return _instance_of(value, "numba.cuda.dispatcher", "CUDADispatcher")
 
 
-def _is_dispatcher(value: Any) -> bool:
+def is_dispatcher(value: Any) -> bool:
     return _instance_of(value, "numba.core.dispatcher", "Dispatcher") and not is_cuda_dispatcher(value)
 
 
-class _Program:
+class Program:
     """A function and every device function that it reaches, callee before caller.
 
     Device functions are those that numbridge emits as text: `@nb.func` and `@cuda.jit(device=True)`. Functions
@@ -609,7 +575,7 @@ class _Program:
 
     def compiled(self, value: Any) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None."""
-        if not _is_dispatcher(value):
+        if not is_dispatcher(value):
             return None
         if id(value) not in self._opaque:
             try:
@@ -637,7 +603,7 @@ class _Program:
         for source in self.sources:
             for node in source.nodes:
                 static = source.resolve(node) if _is_load(node) else None
-                if static is not None and _is_dispatcher(static.value) and id(static.value) not in seen:
+                if static is not None and is_dispatcher(static.value) and id(static.value) not in seen:
                     seen.add(id(static.value))
                     yield static.value
 
@@ -657,11 +623,11 @@ def _is_load(node: ast.AST) -> bool:
 # Thread indices
 
 
-def _index_rank(program: _Program) -> int:
+def _index_rank(program: Program) -> int:
     rank, first = 0, None
     axes = 0
     for source in reversed(program.sources):
-        for node, kind, count in _index_uses(source):
+        for node, kind, count in index_uses(source):
             axes = max(axes, count)
             if kind not in ("tid", "grid"):
                 continue
@@ -673,7 +639,7 @@ def _index_rank(program: _Program) -> int:
     return max(rank, axes)
 
 
-def _index_uses(source: FunctionSource) -> Iterator[tuple[Any, str, int]]:
+def index_uses(source: FunctionSource) -> Iterator[tuple[Any, str, int]]:
     """Yield each use of a thread index: the node, its kind, and how many axes it needs."""
     for node in source.nodes:
         if isinstance(node, ast.Call):
@@ -700,7 +666,7 @@ def _call_rank(source: FunctionSource, node: ast.Call, intrinsic: Intrinsic) -> 
             raise source.error(node, f"a thread has up to {MAX_RANK} indices, and nb.tid() is unpacked into {rank}")
         return rank
     arguments = [*node.args, *(k.value for k in node.keywords)]
-    count = source.fold(arguments[0]) if len(arguments) == 1 else _MISSING
+    count = source.fold(arguments[0]) if len(arguments) == 1 else MISSING
     if type(count) is not int or not 1 <= count <= 3:
         raise source.error(node, f"{intrinsic.name}(n) needs n to be 1, 2 or 3, written as a constant")
     return count
@@ -793,7 +759,7 @@ class _Writes:
 
     def __init__(self, root: FunctionSource, ranks: Mapping[str, int] | None) -> None:
         self.ranks = ranks
-        self.program = _Program(root)
+        self.program = Program(root)
         self._written: set[str] = set()
         self._returns: dict[tuple[int, tuple[_Value, ...]], _Value] = {}
         self._active: set[tuple[int, tuple[_Value, ...]]] = set()
@@ -1002,8 +968,8 @@ class _BodyWrites:
         total = 0
         for part in index.elts if isinstance(index, ast.Tuple) else (index,):
             value = self._value(part)
-            fixed = _MISSING if isinstance(part, ast.Slice) else self._source.fold(part)
-            if fixed is not _MISSING:
+            fixed = MISSING if isinstance(part, ast.Slice) else self._source.fold(part)
+            if fixed is not MISSING:
                 total += _dimensions_taken(fixed)
             elif isinstance(part, ast.Slice):
                 continue
@@ -1040,7 +1006,7 @@ class _BodyWrites:
         library = _root_package(function)
         if library in by_library:
             return by_library[library](function, arguments)
-        return _NOTHING if library in _LIBRARIES and not _is_dispatcher(function) else self._unknown(arguments)
+        return _NOTHING if library in _LIBRARIES and not is_dispatcher(function) else self._unknown(arguments)
 
     def _intrinsic_call(self, intrinsic: Intrinsic, arguments: _Arguments) -> _Value:
         if intrinsic.kind == "grid":

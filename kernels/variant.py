@@ -22,8 +22,9 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import cache_folder, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+from numbridge.kernels.range_source import range_source
 from numbridge.kernels.readers import Description, describe, reader_of, unreadable
-from numbridge.kernels.source import Emitted, emit
+from numbridge.kernels.emission import Emitted, emit
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
@@ -90,6 +91,7 @@ class Variants:
         self._dependencies: tuple[Any, ...] = ()
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
+        self.launchers: dict[Any, Any] = {}
 
     def specialise(self, arguments: Sequence[Any]) -> None:
         """Make the compiled entry recognise these arguments.
@@ -185,7 +187,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
     seen = np.array(
-        [[_container(item), id(item.name) if item.name is not None else 0, id(item.value)] for item in dependencies],
+        [[id(item.container), id(item.name) if item.name is not None else 0, id(item.value)] for item in dependencies],
         np.int64,
     ).reshape(-1)
     head = {
@@ -204,12 +206,13 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         start = nb.SPEC_PARAMETERS // 8 + k * words
         written = isinstance(parameter, ArrayType) and parameter.written
         tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
-        spec[start : start + words] = [mask, description.word & mask, offsets[k], tag, written]
+        spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
     return spec, seen, tuple(dependencies)
 
 
-def _container(item: Any) -> int:
-    return id(item.container)
+def _signed(word: int) -> int:
+    """Return a 64-bit word as the signed integer of the same bits."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _check(
@@ -352,7 +355,7 @@ def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
 
 def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel, from disk or from Numba."""
-    emitted = emit(kernel, weak, target="cpu")
+    emitted = emit(kernel.source, weak)
     text = _generated_source(kernel, parameters, emitted)
     fastmath = bool(kernel.options.get("fastmath"))
     key = digest(
@@ -377,8 +380,6 @@ def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak:
 
 
 def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted) -> str:
-    from numbridge.kernels.range_source import range_source
-
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)
     loop = range_source(
         emitted.entry,

@@ -51,6 +51,8 @@ EXPORTS = {
     "numbridge_capture": ("capture", "int64(int64, int64)"),
     "numbridge_adopt": ("adopt", "int64(int64, int64)"),
     "numbridge_describe": ("describe", "int64(int64, int64)"),
+    "numbridge_word": ("word_of", "int64(int64, int64)"),
+    "numbridge_owner": ("owner_of", "int64(int64, int64)"),
     "numbridge_new_record": ("new_record", "int64(int64, int64, int64)"),
     "numbridge_allocate": ("allocate", "int64(int64, int64, int64)"),
     "numbridge_consume": ("consume", "int64(int64, int64)"),
@@ -305,6 +307,37 @@ def describe(self, obj):
 
 
 @native
+def word_of(self, obj):
+    """``word(obj)``: the word alone, without the tuple that `describe` builds."""
+    reading, scratch = stack(nb.READ_SIZE), stack(64)
+    read(obj, reading, scratch)
+    word = load_i64(reading, nb.READ_WORD)
+    release(reading)
+    return from_word(types.uint64(word))
+
+
+@native
+def owner_of(self, capsule):
+    """``owner(record)``: the object whose memory this is, or None for memory of numbridge's own or a DLPack tensor's."""
+    record = record_at(capsule)
+    owner = load_i64(record, dl.RECORD_OWNER) if record != 0 else 0
+    if owner == 0:
+        return give_none()
+    increase(owner)
+    return owner
+
+
+@native
+def root(owner):
+    """Return what a view must keep alive: behind a record that only borrows its memory, that record's owner."""
+    while True:
+        record = record_at(owner)
+        if record == 0 or load_i64(record, dl.RECORD_MANAGED) != 0 or load_i64(record, dl.RECORD_OWNER) == 0:
+            return owner
+        owner = load_i64(record, dl.RECORD_OWNER)
+
+
+@native
 def fill_shape(record, shape, ndim):
     """Copy a tuple of extents into a record and make it C-contiguous; return the number of elements."""
     count = 1
@@ -324,7 +357,8 @@ def new_record(self, arguments, count):
     record = new_block(ndim)
     if record == 0:
         return no_memory()
-    owner = load_i64(arguments, 0)
+    # Views of views keep the first owner alive, not each other: a chain would be freed recursively.
+    owner = root(load_i64(arguments, 0))
     increase(owner)
     store_i64(record, dl.RECORD_OWNER, owner)
     store_i64(record, dl.DATA, to_address(load_i64(arguments, 8)))
@@ -482,7 +516,8 @@ def managed_versioned(capsule, record):
         copy_tensor(record, managed + dl.MANAGED_TENSOR)
         store_u32(managed, dl.MANAGED_MAJOR, types.uint32(dl.MAJOR_VERSION))
         store_u32(managed, dl.MANAGED_MINOR, types.uint32(dl.MINOR_VERSION))
-        store_i64(managed, dl.MANAGED_FLAGS, load_i64(record, dl.RECORD_FLAGS) & dl.FLAG_READ_ONLY)
+        flags = load_i64(record, dl.RECORD_FLAGS) & (dl.FLAG_READ_ONLY | dl.FLAG_COPIED)
+        store_i64(managed, dl.MANAGED_FLAGS, flags)
         increase(capsule)
         store_i64(managed, dl.MANAGED_CONTEXT, capsule)
         store_i64(managed, dl.MANAGED_DELETER, delete_versioned_address())
@@ -534,10 +569,10 @@ def export_to(self, arguments, count):
 
 @native
 def to_numpy(self, arguments, count):
-    """``to_numpy(record, dtype)`` with self = (PyArray_Type, NewFromDescr, SetBaseObject): a NumPy array on the memory."""
+    """``to_numpy(record, dtype)`` with self = (PyArray_Type, NewFromDescr, SetBaseObject): a NumPy array, or None off the CPU."""
     capsule, descriptor = load_i64(arguments, 0), load_i64(arguments, 8)
     record = record_at(capsule)
-    if record == 0:
+    if record == 0 or (load_i32(record, dl.DEVICE_TYPE) != dl.CPU and load_i32(record, dl.DEVICE_TYPE) != dl.CUDA_HOST):
         return give_none()
     ndim = types.int64(load_i32(record, dl.NDIM))
     itemsize = types.int64(load_u32(record, dl.DTYPE) >> 8 & 0xFF) >> 3

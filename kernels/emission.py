@@ -1,0 +1,365 @@
+"""The text that a back end compiles: a kernel's body and its device functions, rewritten for one floating type.
+
+Thread indices become parameters, float literals take the kernel's floating type, atomics and local arrays become calls that
+the back end supplies, and every other global lands in a namespace with a fingerprint that is equal in every process. Nothing
+is compiled here, and no types are inferred.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.source import (
+    MISSING,
+    FunctionSource,
+    Program,
+    Sourced,
+    Static,
+    index_uses,
+    is_cuda_dispatcher,
+    is_dispatcher,
+)
+
+__all__ = ["Emitted", "emit"]
+
+_ATOMICS = {name: name for name in ("add", "sub", "min", "max", "exch", "cas")} | {"nanmin": "min", "nanmax": "max"}
+_SHORT = {"blockDim": "b", "gridDim": "g"}
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Source text for a back end to compile, and what it needs to run.
+
+    Attributes
+    ----------
+    text : str
+        Python source: the device functions, callee before caller, then the kernel's body as a function.
+    entry : str
+        The name of that last function.
+    hidden : tuple of str
+        Its leading parameters: thread indices, then the block and grid dimensions that are used.
+    namespace : dict
+        The globals of the text. The back end adds `_nb_device`, `_nb_atomic_*` and `_nb_local_array`.
+    fingerprint : bytes
+        Determines the compiled code together with the text; equal in every process for equal programs.
+    may_raise : bool
+        Whether a `raise` or an `assert` can be reached.
+    has_loop : bool
+        Whether there is a loop anywhere.
+    """
+
+    text: str
+    entry: str
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+    fingerprint: bytes
+    may_raise: bool
+    has_loop: bool
+
+
+def emit(source: FunctionSource, weak_float: str) -> Emitted:
+    """Return the text of a kernel for one floating type, for the CPU.
+
+    Parameters
+    ----------
+    source : FunctionSource
+        The kernel.
+    weak_float : {'float32', 'float64'}
+        What float literals, Python floats in globals, and ``float(x)`` become.
+
+    Raises
+    ------
+    KernelError
+        If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
+    """
+    program = Program(source)
+    writer = _Writer(program, weak_float)
+    parts = [writer.function(part) for part in program.sources]
+    nodes = [node for part in program.sources for node in part.nodes]
+    return Emitted(
+        "\n\n\n".join(parts),
+        writer.names[id(source)],
+        writer.hidden,
+        writer.namespace,
+        "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
+        any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
+        any(isinstance(node, ast.For | ast.While) for node in nodes),
+    )
+
+
+class _Writer:
+    """What the functions of one program share: names, namespace, hidden parameters."""
+
+    def __init__(self, program: Program, weak_float: str) -> None:
+        self.program = program
+        self.weak_float = weak_float
+        self.namespace: dict[str, Any] = {}
+        self._taken = {name for part in program.sources for name in part.locals}
+        self.names: dict[int, str] = {}
+        for part in program.sources:
+            self.names[id(part)] = self._free(re.sub(r"\W", "_", part.name))
+        self.hidden = self._hidden()
+        self._uses_hidden = self._find_users()
+
+    def _free(self, preferred: str) -> str:
+        name, number = preferred, 1
+        while name in self._taken:
+            number += 1
+            name = f"{preferred}_{number}"
+        self._taken.add(name)
+        return name
+
+    def _hidden(self) -> tuple[str, ...]:
+        rank = self.program.root.index_rank
+        needed: set[str] = set()
+        for part in self.program.sources:
+            for node, kind, count in index_uses(part):
+                if kind == "gridsize":
+                    needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
+                elif kind == "axis":
+                    static = part.resolve(node)
+                    found = intrinsic_of(static.value) if static is not None else None
+                    letter = _SHORT.get(found.operation, "b") if found is not None else "b"
+                    needed.add(f"_nb_{letter}{count - 1}")
+        return (*(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
+
+    def _find_users(self) -> set[int]:
+        users: set[int] = set()
+        for part in self.program.sources:  # callee before caller
+            calls = any(id(callee) in users for _, callee in self.program.calls(part))
+            if part is self.program.root or calls or any(True for _ in index_uses(part)):
+                users.add(id(part))
+        return users
+
+    def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:
+        """Return the hidden parameters that a function takes: all or none."""
+        return self.hidden if id(source) in self._uses_hidden else ()
+
+    def claim(self, preferred: str, value: Any) -> str:
+        """Return the name under which a value stands in the namespace."""
+        for name, known in self.namespace.items():
+            if known is value:
+                return name
+        name = preferred if preferred.startswith("_nb_") else self._free(preferred)
+        self.namespace[name] = value
+        return name
+
+    def literal(self, value: Any) -> ast.expr | None:
+        """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
+        if isinstance(value, bool | int | str) or value is None:
+            return None if isinstance(value, np.generic) else ast.Constant(value)
+        if type(value) is float or type(value) is complex:
+            return self._weak(value)
+        if type(value) is tuple:
+            parts = [self.literal(part) for part in value]
+            if all(part is not None for part in parts):
+                return ast.Tuple([part for part in parts if part is not None], ast.Load())
+        return None
+
+    def _weak(self, value: float | complex) -> ast.expr:
+        if self.weak_float == "float64" and np.isfinite(value):
+            return ast.Constant(value)
+        kind = self.weak_type(type(value))
+        # repr of inf and nan is no literal, so these are spelled as strings of a global.
+        if not np.isfinite(value):
+            return ast.Name(self.claim(f"constant_{'inf' if np.isinf(value) else 'nan'}", kind(value)), ast.Load())
+        return ast.Call(ast.Name(self.claim(f"_nb_{kind.__name__}", kind), ast.Load()), [ast.Constant(value)], [])
+
+    def weak_type(self, kind: type) -> Any:
+        """Return the NumPy type that Python's `float` or `complex` stands for."""
+        wide = self.weak_float == "float64"
+        if kind is complex:
+            return np.complex128 if wide else np.complex64
+        return np.float64 if wide else np.float32
+
+    def function(self, source: FunctionSource) -> str:
+        """Return one function's text."""
+        tree = copy.deepcopy(source.tree)
+        body = _Rewriter(self, source).rewrite(tree)
+        body.name = self.names[id(source)]
+        body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
+        body.args.posonlyargs = []
+        body.decorator_list = [ast.Name("_nb_device", ast.Load())]
+        text = ast.unparse(ast.fix_missing_locations(body))
+        return f"# {source.name}, {source.filename}:{source.tree.lineno}\n{text}"
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Rewrites one function."""
+
+    def __init__(self, writer: _Writer, source: FunctionSource) -> None:
+        self.writer = writer
+        self.source = source
+
+    def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
+        """Return the function with its body, and the defaults of its parameters, rewritten."""
+        tree.body = [self.visit(statement) for statement in tree.body]
+        tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
+        return tree
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Drop a statement that only gives a function a local name."""
+        return ast.Pass() if self.source.is_alias(node) else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Drop the annotation of a local variable."""
+        if node.value is None:
+            return ast.Pass()
+        return ast.Assign([self.visit(node.target)], self.visit(node.value))
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        """Give a float literal the kernel's floating type."""
+        return self.writer.literal(node.value) if type(node.value) in (float, complex) else node
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        """Replace a global by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Replace an attribute chain by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)
+
+    def _static(self, node: Any) -> Any:
+        static = self.source.resolve(node)
+        if static is None:
+            return self.generic_visit(node) if isinstance(node, ast.Attribute) else node
+        found = intrinsic_of(static.value)
+        if found is not None:
+            return self._index(node, found)
+        literal = self.writer.literal(static.value)
+        if literal is not None:
+            return literal
+        if static.value in (float, complex) and static.builtin:
+            kind = self.writer.weak_type(static.value)
+            return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+        callee = self.writer.program.callee(static.value)
+        if callee is not None:
+            return ast.Name(self.writer.names[id(callee)], ast.Load())
+        return node if static.builtin and not static.path else self._chain(static)
+
+    def _chain(self, static: Static) -> ast.expr:
+        """Return a reference to an object: through its module where that is how it was reached, else by itself."""
+        if static.through_modules and static.path and isinstance(static.root_value, ModuleType):
+            result: ast.expr = ast.Name(self.writer.claim(static.root, static.root_value), ast.Load())
+            for attribute in static.path:
+                result = ast.Attribute(result, attribute, ast.Load())
+            return result
+        return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
+
+    def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if found.kind != "axis":
+            if found.kind in ("block", "cuda"):
+                raise self._unsupported(node, found)
+            raise self.source.error(node, f"{found.name} must be called here")
+        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
+        text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
+        return ast.parse(text, mode="eval").body
+
+    def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
+        what = "needs a block of threads, which the CPU does not have" if found.kind == "block" else "exists only on CUDA"
+        return self.source.error(
+            node, f"{found.name} {what}; launch this kernel on CUDA arrays, or leave it out", KernelUnsupportedError
+        )
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
+        static = self.source.resolve(node.func)
+        found = intrinsic_of(static.value) if static is not None else None
+        if found is not None:
+            return self._operation(node, found)
+        callee = self.writer.program.callee(static.value) if static is not None else None
+        rewritten: Any = self.generic_visit(node)
+        if callee is not None:
+            hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+            rewritten.args = [*hidden, *rewritten.args]
+        return rewritten
+
+    def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if found.kind == "tid":
+            return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
+        if found.kind in ("grid", "gridsize"):
+            count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
+            form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
+            return _tuple([form.format(k) for k in range(count)])
+        if found.kind == "atomic":
+            return self._atomic(node, found)
+        if found.kind == "local_array":
+            return self._local_array(node)
+        raise self._unsupported(node, found)
+
+    def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if node.keywords:
+            raise self.source.error(node, f"{found.name} takes its arguments by position")
+        operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
+        if operation is None:
+            raise self._unsupported(node, Intrinsic("cuda", found.name))
+        values = 2 if operation == "cas" else 1
+        arguments = [self.visit(argument) for argument in node.args]
+        if found.operation == "compare_and_swap" and len(arguments) == 3:
+            arguments.insert(1, ast.Constant(0))
+        if len(arguments) < values + 2 or (found.from_cuda and len(arguments) != values + 2):
+            wanted = "array, index, compare, value" if values == 2 else "array, index, value"
+            raise self.source.error(node, f"{found.name}({wanted}) got {len(node.args)} argument(s)")
+        index = arguments[1:-values]
+        place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
+        return ast.Call(ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], [])
+
+    def _local_array(self, node: ast.Call) -> ast.expr:
+        given = dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+        shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
+            raise self.source.error(node, "cuda.local.array(shape, dtype) needs a constant shape and a dtype")
+        text = ast.Constant(",".join(str(extent) for extent in extents))
+        return ast.Call(ast.Name("_nb_local_array", ast.Load()), [text, self.visit(given["dtype"])], [])
+
+
+def _tuple(expressions: list[str]) -> ast.expr:
+    text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
+    return ast.parse(text, mode="eval").body
+
+
+def _describe(value: Any, program: Program) -> str:
+    """Return text that determines what a value compiles to, without addresses."""
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype.str} {value.shape} {np.ascontiguousarray(value).tobytes().hex()}"
+    if isinstance(value, np.generic):
+        return f"{value.dtype.str} {value.tobytes().hex()}"
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__}"
+    if is_dispatcher(value):
+        return " ".join(_describe_function(value, program, set()))
+    if isinstance(value, tuple):
+        return f"({', '.join(_describe(part, program) for part in value)})"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return f"{getattr(value, '__module__', '')}.{name}" if name else f"{type(value).__qualname__} {value!s}"
+
+
+def _describe_function(value: Any, program: Program, seen: set[int]) -> Iterator[str]:
+    """Describe a function that Numba compiles by itself: its source and whatever that reads."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    source = program.compiled(value)
+    options = sorted((key, str(option)) for key, option in value.targetoptions.items())
+    if source is None:
+        code = value.py_func.__code__
+        yield f"njit {value.py_func.__qualname__} {options} {code.co_code.hex()} {code.co_consts}"
+        return
+    yield f"njit {options} {ast.dump(source.tree)}"
+    for dependency in source.read():
+        inner = dependency.value
+        if is_dispatcher(inner):
+            yield from _describe_function(inner, program, seen)
+        elif not isinstance(inner, Sourced) and not is_cuda_dispatcher(inner):
+            yield f"{dependency.name} = {_describe(inner, program)}"

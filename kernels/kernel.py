@@ -1,0 +1,175 @@
+"""What a user declares: kernels and device functions. Declaring compiles nothing and imports no Numba.
+
+A `Kernel` is an ordinary Python function with a name, annotated parameters and options; the back ends find everything that
+they need in its `source`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, ClassVar, overload
+
+from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation, annotation_of
+from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.source import Role, Sourced, is_cuda_dispatcher
+
+__all__ = ["Function", "Kernel", "Parameter", "func", "kernel"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel: its name, and what its annotation asks for (None: anything)."""
+
+    name: str
+    annotation: ArrayAnnotation | ScalarAnnotation | None
+
+
+class Kernel(Sourced):
+    """A function to be run by many threads; made by `kernel`.
+
+    Attributes
+    ----------
+    function : function
+        The Python function.
+    name : str
+        Its name.
+    parameters : tuple of Parameter
+        Its parameters.
+    options : dict
+        The options given to `kernel`.
+    """
+
+    role: ClassVar[Role] = "kernel"
+
+    def __init__(self, function: FunctionType, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = options.pop("name", None) or function.__name__
+        self.options = options
+        self.parameters = _parameters(function, self.name)
+        self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
+        self.variants: Any = None
+        self.launchers: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Refuse: a kernel is launched."""
+        raise NumbridgeError(
+            f"kernel {self.name!r} cannot be called; launch it: nb.launch({self.name}, dim, [arguments]), "
+            f"{self.name}.forall(dim)(arguments) or {self.name}[blocks, threads](arguments)"
+        )
+
+    def __repr__(self) -> str:
+        """Return the kernel as its declaration reads."""
+        shown = [p.name if p.annotation is None else f"{p.name}: {p.annotation!r}" for p in self.parameters]
+        return f"<kernel {self.name}({', '.join(shown)})>"
+
+    def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
+        """Return a function of the kernel's arguments that runs it over `dim` threads; the fastest way to launch.
+
+        Parameters
+        ----------
+        dim : int or tuple of int
+            Extents of the launch, up to four; threads beyond them do not run, and 0 runs nothing.
+        """
+        from numbridge.kernels import launch
+
+        run: Callable[..., None] = launch.forall(self, dim)
+        return run
+
+    def __getitem__(self, configuration: Any) -> Callable[..., None]:
+        """Return the launcher of ``kernel[blocks, threads]``, numba.cuda's form: nothing is masked."""
+        from numbridge.kernels import launch
+
+        run: Callable[..., None] = launch.configure(self, configuration)
+        return run
+
+    def explain(self, *arguments: Any) -> Any:
+        """Return what the kernel becomes for these arguments: types, float64 arithmetic that remains, generated source."""
+        from numbridge.kernels import launch
+
+        return launch.explain(self, arguments)
+
+
+class Function(Sourced):
+    """A device function, called by kernels; made by `func`. Called from Python it runs as Python."""
+
+    role: ClassVar[Role] = "func"
+
+    def __init__(self, function: FunctionType) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.name = function.__name__
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the Python function."""
+        return self.function(*arguments, **named)
+
+    def __repr__(self) -> str:
+        """Return the function's name."""
+        return f"<device function {self.name}>"
+
+
+def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
+    try:
+        annotations = inspect.get_annotations(function, eval_str=True)
+    except Exception as error:  # evaluating a user's string runs a user's code
+        written = {key: value for key, value in function.__annotations__.items() if isinstance(value, str)}
+        raise KernelError(
+            f"kernel {name!r}: the annotations of {', '.join(map(repr, written))} cannot be evaluated: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return tuple(
+        Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n} of kernel {name}")) for n in names
+    )
+
+
+def _function_of(value: Any, decorator: str) -> FunctionType:
+    """Return the Python function that a decorator was applied to; `@cuda.jit` functions are looked through."""
+    if is_cuda_dispatcher(value):
+        value = value.py_func
+    if not isinstance(value, FunctionType):
+        raise NumbridgeTypeError(f"@nb.{decorator} decorates a function, got {value!r}")
+    return value
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+@overload
+def kernel(*, name: str | None = None, fastmath: bool = False) -> Callable[[Callable[..., Any]], Kernel]: ...
+
+
+def kernel(function: Any = None, /, *, name: str | None = None, fastmath: bool = False) -> Any:
+    """Declare a kernel: ``@nb.kernel``, or ``nb.kernel(f)`` on an existing ``@cuda.jit`` function.
+
+    Parameters
+    ----------
+    function : function
+        An ordinary numba.cuda kernel. Its parameters may be annotated (`nb.array2d[float]`, `float`, `nb.int64`).
+    name : str, optional
+        What messages call it.
+    fastmath : bool
+        Let the compiler reassociate floating-point arithmetic.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    KernelError
+        If the function holds something that no kernel can; the message shows file, line and column.
+    """
+    options = {"name": name, "fastmath": fastmath}
+    if function is None:
+        return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))
+    return Kernel(_function_of(function, "kernel"), options)
+
+
+def func(function: Callable[..., Any]) -> Function:
+    """Declare a device function, which kernels and other device functions may call."""
+    return Function(_function_of(function, "func"))
