@@ -13,6 +13,7 @@ __all__ = [
     "KernelError",
     "KernelUnsupportedError",
     "NumbridgeError",
+    "NumbridgeIndexError",
     "NumbridgeTypeError",
     "NumbridgeValueError",
     "NumbridgeWarning",
@@ -34,6 +35,10 @@ class NumbridgeTypeError(NumbridgeError, TypeError):
 
 class NumbridgeValueError(NumbridgeError, ValueError):
     """An argument has the right type and an impossible value."""
+
+
+class NumbridgeIndexError(NumbridgeError, IndexError):
+    """An index is out of range, or of a kind that an array does not take."""
 
 
 class BufferAccessError(NumbridgeError, BufferError):

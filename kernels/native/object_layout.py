@@ -7,6 +7,8 @@ offsets against a live array before it relies on them.
 """
 
 OBJECT_TYPE, TUPLE_ITEMS = 8, 24
+# PyMemberDescrObject (Include/cpython/descrobject.h), and PyMemberDef, to which it points
+MEMBER_DESCR_DEF, MEMBER_OFFSET = 40, 16
 
 # Py_buffer
 BUFFER_DATA, BUFFER_ITEMSIZE, BUFFER_READONLY, BUFFER_NDIM = 0, 24, 32, 36

@@ -256,11 +256,27 @@ def new_array(capsule, source):
 
 
 @native
+def is_known(tag):
+    """Tell whether the dtype table has this data type; the table itself is in `numbridge.kernels.scalars`."""
+    code, bits = tag & 0xFF, tag >> 8 & 0xFF
+    if tag >> 16 != 1:
+        return False
+    if code <= 2:
+        return bits == 16 or bits == 32 or bits == 64 or (bits == 8 and code != 2)
+    if code == 5:
+        return bits == 64 or bits == 128
+    return (code == 4 and bits == 16) or ((code == 6 or code == 10 or code == 12) and bits == 8)
+
+
+@native
 def adopt(self, obj):
     """``adopt(obj)``: an ``Array`` that shares the object's memory and remembers the object, or None."""
     capsule = captured(obj)
     if capsule == 0:
         return give_none() if error_occurred() == 0 else 0
+    if not is_known(types.int64(load_u32(capsule_pointer(capsule, text("numbridge.record")), dl.DTYPE))):
+        decrease(capsule)
+        return give_none()
     return new_array(capsule, obj)
 
 
@@ -318,7 +334,7 @@ def word_of(self, obj):
 
 @native
 def owner_of(self, capsule):
-    """``owner(record)``: the object whose memory this is, or None for memory of numbridge's own or a DLPack tensor's."""
+    """``owner(record)``: the object whose memory this is, or None for our own memory or a DLPack tensor's."""
     record = record_at(capsule)
     owner = load_i64(record, dl.RECORD_OWNER) if record != 0 else 0
     if owner == 0:
@@ -569,7 +585,10 @@ def export_to(self, arguments, count):
 
 @native
 def to_numpy(self, arguments, count):
-    """``to_numpy(record, dtype)`` with self = (PyArray_Type, NewFromDescr, SetBaseObject): a NumPy array, or None off the CPU."""
+    """``to_numpy(record, dtype)``: a NumPy array on the memory, or None off the CPU.
+
+    ``self`` is (PyArray_Type, NewFromDescr, SetBaseObject).
+    """
     capsule, descriptor = load_i64(arguments, 0), load_i64(arguments, 8)
     record = record_at(capsule)
     if record == 0 or (load_i32(record, dl.DEVICE_TYPE) != dl.CPU and load_i32(record, dl.DEVICE_TYPE) != dl.CUDA_HOST):

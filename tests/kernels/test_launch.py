@@ -1,0 +1,545 @@
+"""Kernels launched on the CPU over NumPy memory: forms of launch, types, indices, weak literals, refusals."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from numba import cuda, njit
+
+from numbridge.kernels.annotations import array1d, array2d
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    ConversionError,
+    DeviceError,
+    KernelError,
+    KernelUnsupportedError,
+    NumbridgeError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
+from numbridge.kernels.intrinsics import atomic_add, atomic_cas, atomic_exch, atomic_max, atomic_min, atomic_sub, tid
+from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.launch import Launch, launch
+from numbridge.kernels.variant import variants_of
+
+
+@kernel
+def saxpy(x, y, a):
+    i = tid()
+    y[i] = a * x[i] + y[i]
+
+
+@func
+def squared(value):
+    return 0.5 * value * value
+
+
+@kernel
+def annotated(x: array1d[float], out: array2d[float], count: int, scale: float):
+    i = tid()
+    out[i, 0] = x[i] * scale + count
+
+
+@kernel
+def indices4(out):
+    i, j, k, m = tid()
+    out[i, j, k, m] = 1000 * i + 100 * j + 10 * k + m + 1
+
+
+@kernel
+def indices3(out):
+    i, j, k = tid()
+    out[i, j, k] += 100 * i + 10 * j + k + 1
+
+
+@kernel
+def indices2(out):
+    i, j = cuda.grid(2)
+    out[i, j] += 10 * i + j + 1
+
+
+@kernel
+def histogram(values, counts):
+    atomic_add(counts, values[tid()], 1)
+
+
+@kernel
+def literals(x, out):
+    i = tid()
+    out[i] = squared(x[i]) + math.pi
+
+
+@kernel
+def looped(x, out):
+    i = tid()
+    total = 0.0
+    for k in range(x.shape[0]):
+        total += x[k]
+    out[i] = total
+
+
+@kernel
+def negative(x, out):
+    i = tid()
+    out[-1 - i] = x[-1 - i]
+
+
+def ones(n=8, dtype=np.float32):
+    return np.ones(n, dtype), np.full(n, 3, dtype)
+
+
+def test_launch_writes_into_the_very_memory():
+    x, y = ones()
+    launch(saxpy, 8, [x], [y, 2.0])
+    assert (y == 5).all()
+    saxpy.forall(8)(x, y, 2.0)
+    assert (y == 7).all()
+    saxpy[2, 4](x, y, 1.0)
+    assert (y == 8).all()
+    launch(saxpy, dim=(3,), inputs=[x, y, 1.0], device="cpu")
+    assert (y == [9, 9, 9, 8, 8, 8, 8, 8]).all()
+
+
+def test_dim_zero_runs_nothing_and_still_checks_its_arguments():
+    x, y = ones()
+    launch(saxpy, 0, [x, y, 2.0])
+    assert (y == 3).all()
+    with pytest.raises(NumbridgeTypeError):
+        launch(saxpy, 0, [x, y])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (3, 1, 2, 1), (0, 2, 2, 2), (7, 1, 1, 300)])
+def test_four_indices(shape):
+    out = np.zeros(shape, np.int64)
+    launch(indices4, shape, [out])
+    i, j, k, m = np.indices(shape)
+    assert (out == 1000 * i + 100 * j + 10 * k + m + 1).all()
+
+
+@pytest.mark.parametrize("shape", [(40, 50, 60), (1, 130000, 1), (130000, 1, 1), (2, 1, 70001), (3, 5, 7)])
+def test_every_thread_runs_once_however_the_work_is_shared(shape):
+    out = np.zeros(shape, np.int64)
+    launch(indices3, shape, [out])
+    i, j, k = np.indices(shape)
+    assert (out == 100 * i + 10 * j + k + 1).all()
+
+
+@pytest.mark.parametrize("shape", [(300, 400), (1, 200001), (200001, 1), (257, 513)])
+def test_two_indices_from_cuda_grid(shape):
+    out = np.zeros(shape, np.int64)
+    launch(indices2, shape, [out])
+    i, j = np.indices(shape)
+    assert (out == 10 * i + j + 1).all()
+
+
+def test_ids_past_dim_do_not_run():
+    out = np.zeros((4, 6), np.int64)
+    launch(indices2, (2, 3), [out])
+    assert (out[2:] == 0).all() and (out[:, 3:] == 0).all() and (out[:2, :3] > 0).all()
+
+
+def test_numba_form_masks_nothing_and_registers_match():
+    @kernel
+    def registers(out):
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        out[i, 0], out[i, 1], out[i, 2], out[i, 3] = cuda.blockIdx.x, cuda.threadIdx.x, cuda.gridDim.x, cuda.gridsize(1)
+
+    out = np.full((12, 4), -1, np.int64)
+    registers[3, 4](out)
+    assert (out[:, 0] == np.arange(12) // 4).all() and (out[:, 1] == np.arange(12) % 4).all()
+    assert (out[:, 2] == 3).all() and (out[:, 3] == 12).all()
+
+
+def test_grid_stride_loop():
+    @kernel
+    def stride(x, out):
+        for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+            out[i] = 2 * x[i]
+
+    x, out = np.arange(1000.0), np.zeros(1000)
+    stride[2, 32](x, out)
+    assert (out == 2 * x).all()
+
+
+def test_existing_cuda_jit_function():
+    @cuda.jit
+    def double(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = 2.0 * x[i]
+
+    wrapped = kernel(double)
+    x, out = np.arange(10, dtype=np.float32), np.zeros(10, np.float32)
+    wrapped[1, 64](x, out)
+    assert (out == 2 * x).all()
+
+
+def test_local_arrays_and_device_functions_of_numba():
+    @njit
+    def cubed(v):
+        return v * v * v
+
+    @kernel
+    def local(x, out):
+        i = tid()
+        scratch = cuda.local.array((2, 2), np.float32)
+        for k in range(4):
+            scratch[k // 2, k % 2] = x[i] + k
+        out[i] = cubed(scratch[0, 1] + scratch[1, 1])
+
+    x, out = np.arange(300, dtype=np.float32), np.zeros(300, np.float32)
+    launch(local, 300, [x, out])
+    assert np.allclose(out, (2 * x + 4) ** 3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_of_every_width(dtype):
+    x, y = np.arange(8).astype(dtype), np.full(8, 3, dtype)
+    launch(saxpy, 8, [x, y, 2])
+    assert (y == 2 * np.arange(8) + 3).all() and y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_floating_types(dtype):
+    x, y = np.arange(8).astype(dtype), np.full(8, 3, dtype)
+    launch(saxpy, 8, [x, y, 2.5])
+    assert (y == 2.5 * np.arange(8) + 3).all()
+
+
+def test_complex_scalars():
+    x, y = np.arange(8).astype(np.complex64), np.zeros(8, np.complex64)
+    launch(saxpy, 8, [x, y, 2 + 1j])
+    assert (y == (2 + 1j) * np.arange(8)).all()
+
+
+def test_booleans():
+    @kernel
+    def invert(x, out, flag):
+        i = tid()
+        out[i] = x[i] != flag
+
+    x, out = np.array([True, False, True]), np.zeros(3, np.bool_)
+    launch(invert, 3, [x, out, True])
+    assert (out == ~x).all()
+
+
+def test_literals_take_the_kernels_floating_type():
+    for dtype in (np.float32, np.float64):
+        x, out = np.linspace(0, 1, 50).astype(dtype), np.zeros(50, dtype)
+        launch(literals, 50, [x, out])
+        half, pi = dtype(0.5), dtype(math.pi)
+        assert (out == half * x * x + pi).all()
+    report = literals.explain(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert report.variant.weak_float == "float32" and report.float64_lines == ()
+    assert "_nb_float32(0.5)" in report.source
+
+
+def test_explain_shows_where_float64_remains():
+    @kernel
+    def silent(x, out):
+        i = tid()
+        out[i] = i * x[i]
+
+    report = silent.explain(np.zeros(3, np.float32), np.zeros(3, np.float32))
+    assert any("i * x[i]" in line for line in report.float64_lines)
+    assert "float64 arithmetic remains" in str(report) and "x: float32[::1]" in str(report)
+
+
+def test_strided_reversed_broadcast_and_offset_views():
+    base = np.arange(40, dtype=np.float32)
+    for view in (base[::2], base[::-2], base[5:25], np.broadcast_to(np.float32(7), (20,))):
+        out = np.zeros(20, np.float32)
+        launch(saxpy, 20, [view, out, 1.0])
+        assert (out == view).all()
+    target = np.zeros(40, np.float32)
+    launch(saxpy, 20, [base[:20], target[::-2], 1.0])
+    assert (target[::-2] == base[:20]).all() and (target[::2] == 0).all()
+
+
+def test_scalars_and_arrays_of_rank_zero_and_sixteen():
+    @kernel
+    def point(x, out):
+        out[()] = x[()] + 1
+
+    x, out = np.array(4.0), np.array(0.0)
+    launch(point, 1, [x, out])
+    assert out == 5
+    deep, total = np.ones((1,) * 15 + (3,), np.float32), np.zeros(1, np.float32)
+
+    @kernel
+    def many(x, total):
+        total[0] = x[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]
+
+    launch(many, 1, [deep, total])
+    assert total[0] == 1
+
+
+def test_empty_arrays():
+    launch(looped, 0, [np.zeros(0, np.float32), np.zeros(0, np.float32)])
+    out = np.full(3, 9.0, np.float32)
+    launch(looped, 3, [np.zeros(0, np.float32), out])
+    assert (out == 0).all()
+
+
+def test_negative_indices_wrap():
+    x, out = np.arange(5.0), np.zeros(5)
+    launch(negative, 5, [x, out])
+    assert (out == x).all()
+    counts = np.zeros(4, np.int64)
+    launch(histogram, 4, [np.array([-1, -1, -2, 0]), counts])
+    assert counts.tolist() == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
+def test_atomics(dtype):
+    @kernel
+    def atomics(values, out, old):
+        i = tid()
+        atomic_add(out, 0, values[i])
+        atomic_sub(out, 1, values[i])
+        atomic_min(out, 2, values[i])
+        atomic_max(out, 3, values[i])
+        cuda.atomic.add(out, 4, values[i])
+        if i == 7:
+            old[0] = atomic_exch(out, 5, values[i])
+            old[1] = atomic_cas(out, 6, values[0], values[i])
+            old[2] = atomic_cas(out, 7, values[0], values[i])
+
+    values = np.arange(100_000).astype(dtype) % 50
+    out = np.array([0, 5000000, 100, 0, 1, 3, 0, 1], dtype)
+    old = np.zeros(3, dtype)
+    launch(atomics, values.size, [values, out, old])
+    total = values.astype(np.int64).sum()
+    assert out.tolist() == [total, 5000000 - total, 0, 49, total + 1, 7, 7, 1]
+    assert old.tolist() == [3, 0, 1]
+
+
+def test_atomics_in_two_dimensions():
+    @kernel
+    def rows(matrix, sums):
+        i, j = tid()
+        atomic_add(sums, i, 0, matrix[i, j])
+
+    matrix, sums = np.ones((300, 400), np.float32), np.zeros((300, 1), np.float32)
+    launch(rows, matrix.shape, [matrix, sums])
+    assert (sums == 400).all()
+
+
+def test_one_launcher_serves_every_type():
+    run = saxpy.forall(8)
+    for dtype in (np.float32, np.int16, np.float64, np.float32, np.complex64, np.int16, np.uint8, np.int8, np.int64, np.int32):
+        for step in (1, 2):
+            x, y = np.ones(16, dtype)[::step], np.ones(16, dtype)[::step]
+            run(x, y, 2)
+            assert (y[:8] == 3).all()
+
+
+def test_recorded_launch():
+    x, y = ones()
+    command = launch(saxpy, 8, [x, y, 2.0], record_cmd=True)
+    assert isinstance(command, Launch) and (y == 3).all()
+    command.launch()
+    assert (y == 5).all()
+    command.set_param_at_index(2, 0.0)
+    command.set_param_by_name("y", x)
+    command.set_dim(4)
+    command.launch()
+    assert (x == 1).all() and (y == 5).all()
+    command.set_params([x, y, 1.0])
+    command.launch()
+    assert y.tolist() == [6, 6, 6, 6, 5, 5, 5, 5]
+    with pytest.raises(NumbridgeValueError, match="none at 3"):
+        command.set_param_at_index(3, 0)
+    with pytest.raises(NumbridgeValueError, match="not 'z'"):
+        command.set_param_by_name("z", 0)
+
+
+def test_a_global_that_changes_compiles_anew():
+    saved = globals()["FACTOR"]
+    try:
+        out = np.zeros(1)
+        launch(reads_global, 1, [out])
+        globals()["FACTOR"] = 7
+        launch(reads_global, 1, [out])
+        assert out[0] == 7
+    finally:
+        globals()["FACTOR"] = saved
+
+
+FACTOR = 3
+
+
+@kernel
+def reads_global(out):
+    out[tid()] = FACTOR
+
+
+def test_a_closure_and_a_device_function_that_change_compile_anew():
+    amount = 1.0
+
+    @func
+    def inner(v):
+        return v + amount
+
+    @kernel
+    def outer(out):
+        i = tid()
+        out[i] = inner(out[i])
+
+    out = np.zeros(2)
+    launch(outer, 2, [out])
+    amount = 10.0
+    launch(outer, 2, [out])
+    assert (out == 11).all()
+
+    @func
+    def inner(v):
+        return v * amount
+
+    launch(outer, 2, [out])
+    assert (out == 110).all()
+
+
+def refused(error, text, run, *arrays):
+    before = [array.copy() for array in arrays]
+    with pytest.raises(error, match=text) as caught:
+        run()
+    assert isinstance(caught.value, NumbridgeError)
+    for array, copy in zip(arrays, before, strict=True):
+        assert (array == copy).all()
+
+
+def test_read_only_arrays_are_not_written():
+    x, y = ones()
+    y.flags.writeable = False
+    refused(BufferAccessError, "'saxpy', parameter 'y'.*read-only", lambda: launch(saxpy, 8, [x, y, 2.0]), y)
+    launch(saxpy, 8, [y, x, 2.0])
+    assert (x == 7).all()
+
+
+def test_expanded_views_are_not_written():
+    base = np.zeros(1, np.float32)
+    view = np.lib.stride_tricks.as_strided(base, (8,), (0,))
+    x, _ = ones()
+    refused(BufferAccessError, "'y'.*expanded view", lambda: launch(saxpy, 8, [x, view, 2.0]), base)
+
+
+def test_misaligned_and_foreign_arrays():
+    x, y = ones()
+    raw = np.zeros(33, np.uint8)
+    odd = raw[1:].view(np.float32)
+    refused(BufferAccessError, "'x'.*not aligned", lambda: launch(saxpy, 8, [odd, y, 2.0]), y)
+    refused(ConversionError, "'x'.*byte order", lambda: launch(saxpy, 8, [x.astype(">f4"), y, 2.0]), y)
+    refused(ConversionError, "'x'.*no counterpart", lambda: launch(saxpy, 8, [x.astype("M8[s]"), y, 2.0]), y)
+    masked = np.ma.array(x, mask=[True] * 8)
+    refused(BufferAccessError, "'x'.*mask", lambda: launch(saxpy, 8, [masked, y, 2.0]), y)
+
+
+def test_record_field_views_with_odd_byte_strides():
+    records = np.zeros(5, [("tag", np.int32), ("value", np.float32), ("more", np.int32)])
+    records["value"] = np.arange(5)
+    out = np.zeros(5, np.float32)
+    launch(saxpy, 5, [records["value"], out, 1.0])
+    assert (out == np.arange(5)).all()
+
+
+def test_wrong_ranks_and_dtypes_of_annotated_parameters():
+    x, out = np.ones(4, np.float32), np.zeros((4, 1), np.float32)
+    launch(annotated, 4, [x, out, 2, 3.0])
+    assert (out == 5).all()
+    launch(annotated, 4, [x, out, np.int8(1), 3])
+    assert (out == 4).all()
+    cases = [
+        ([out, out, 1, 1.0], NumbridgeTypeError, "'x': wanted array1d.*1 dimensions, got a 2-d array.*shape"),
+        ([x.astype(np.float64), out, 1, 1.0], NumbridgeTypeError, "'x': wanted elements of float32, got.*float64"),
+        ([x, out, 1.5, 1.0], NumbridgeTypeError, "'count': wanted int32, got the float 1.5"),
+        ([x, out, 2**40, 1.0], NumbridgeValueError, "'count': 1099511627776 does not fit into int32"),
+        ([x, out, 1, 1j], NumbridgeTypeError, "'scale': wanted float32, got the complex"),
+        ([x, out, 1, x], NumbridgeTypeError, "'scale': wanted a scalar float32, got a 1-d array"),
+        ([1.0, out, 1, 1.0], NumbridgeTypeError, "'x': wanted array1d.*got the float 1.0"),
+        ([x, out, 1], NumbridgeTypeError, r"takes 4 arguments \(x, out, count, scale\), got 3"),
+        (["x", out, 1, 1.0], NumbridgeTypeError, "'x'.*builtins.str is no array"),
+        ([None, out, 1, 1.0], NumbridgeTypeError, "'x'.*NoneType is no array"),
+    ]
+    for arguments, error, text in cases:
+        refused(error, text, lambda arguments=arguments: launch(annotated, 4, arguments), out)
+
+
+def test_a_two_dimensional_array_for_a_one_dimensional_use():
+    x, y = np.ones((8, 2), np.float32), np.ones((8, 2), np.float32)
+    refused(KernelError, "'saxpy' does not compile", lambda: launch(saxpy, 8, [x, y, 2.0]), y)
+
+
+def test_integers_beyond_64_bits():
+    x, y = ones()
+    refused(NumbridgeValueError, "'a'.*does not fit into int64", lambda: launch(saxpy, 8, [x, y, 2**70]), y)
+
+
+def test_dimensions_are_checked():
+    x, y = ones()
+    cases = [
+        ((8, 1), NumbridgeValueError, "has 2 dimension"),
+        (-1, NumbridgeValueError, "negative extent"),
+        (1.5, NumbridgeTypeError, "wanted an int or a tuple"),
+        ((1, 1, 1, 1, 1), NumbridgeValueError, "1 to 4 dimensions"),
+        ((), NumbridgeValueError, "1 to 4 dimensions"),
+        (None, NumbridgeTypeError, "wanted an int"),
+    ]
+    for dim, error, text in cases:
+        refused(error, text, lambda dim=dim: launch(saxpy, dim, [x, y, 2.0]), y)
+    with pytest.raises(NumbridgeValueError, match="more threads than 64 bits"):
+        launch(indices2, (2**40, 2**40), [np.zeros((1, 1))])
+    with pytest.raises(NumbridgeTypeError, match="wanted a kernel"):
+        launch(ones, 1, [])
+    with pytest.raises(DeviceError, match="needs CUDA"):
+        launch(saxpy, 8, [x, y, 2.0], device="cuda:0")
+    with pytest.raises(DeviceError, match="need CUDA"):
+        saxpy[1, 8, 5](x, y, 1.0)
+    with pytest.raises(NumbridgeError, match=re.escape("nb.launch(saxpy, dim, [arguments])")):
+        saxpy(x, y, 1.0)
+
+
+def test_what_needs_a_block_is_named_with_its_place():
+    @kernel
+    def blocked(x):
+        shared = cuda.shared.array(32, np.float32)
+        shared[0] = x[0]
+        cuda.syncthreads()
+
+    with pytest.raises(KernelUnsupportedError, match=r"cuda\.shared\.array needs a block") as caught:
+        launch(blocked, 1, [np.zeros(1, np.float32)])
+    message = str(caught.value)
+    assert f"{__file__}:" in message and "shared = cuda.shared.array(32, np.float32)" in message and "^" in message
+
+
+def test_a_kernel_that_raises_ends_its_launch():
+    @kernel
+    def raising(x):
+        i = tid()
+        if x[i] < 0:
+            raise ValueError("negative")
+        x[i] = 1
+
+    x = np.zeros(5)
+    launch(raising, 5, [x])
+    assert (x == 1).all()
+    with pytest.raises(KernelError, match="'raising' raised an exception"):
+        launch(raising, 5, [np.full(5, -1.0)])
+
+
+def test_many_types_do_not_confuse_the_table():
+    variants = variants_of(saxpy)
+    y = np.ones(4, np.float32)
+    for _ in range(3):
+        launch(saxpy, 4, [y, y, 1.0])
+    used = [address for address in variants.table.tolist() if address]
+    assert len(used) == len(set(used))
+
+
+def test_the_same_array_twice():
+    x = np.ones(8, np.float32)
+    launch(saxpy, 8, [x, x, 1.0])
+    assert (x == 2).all()
