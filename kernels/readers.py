@@ -308,7 +308,7 @@ def _check_numpy_layout() -> None:
 
 def _by_protocol(kind: type, obj: Any) -> Reader:
     exchange = exchange_function(kind, dl.EXCHANGE_READ)
-    adapter = _adapter(kind)
+    adapter = _adapter(kind, obj)
     if exchange:
         return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", adapter=adapter)
     if hasattr(kind, "__dlpack__") or _has_interface(obj):
@@ -328,11 +328,10 @@ def _has_interface(obj: Any) -> bool:
     return hasattr(obj, "__array_interface__") or hasattr(obj, "__cuda_array_interface__")
 
 
-def _adapter(kind: type) -> Callable[[Any], Any] | None:
+def _adapter(kind: type, obj: Any) -> Callable[[Any], Any] | None:
     if hasattr(kind, "__dlpack__"):
         return _through_dlpack
-    names = ("__array_interface__", "__cuda_array_interface__", "__array__")
-    return _through_interface if any(hasattr(kind, name) for name in names) else None
+    return _through_interface if _has_interface(obj) or hasattr(kind, "__array__") else None
 
 
 def _through_dlpack(obj: Any) -> Any:

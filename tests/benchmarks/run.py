@@ -1,0 +1,334 @@
+"""Measures numbridge against its peers in one run, and writes the ratios as JSON and as a table under docs/benchmarks/.
+
+Each row alternates between the contestants, so that both see the same machine, and compares medians. The machine is noisy:
+read ratios, not times. `--quick` takes fewer rounds; `--only TEXT` runs the rows whose name contains the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import numbridge as nb
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "benchmarks"
+PEERS = ("numba", "torch", "paddlepaddle", "jax", "warp-lang", "apache-tvm-ffi", "numpy")
+
+
+@dataclass
+class Row:
+    """One line of the table: our median, a peer's, their ratio, and what the ratio must not exceed."""
+
+    work: str
+    against: str
+    ours: float
+    theirs: float
+    limit: float
+    unit: str = "us"
+    ratio: float = field(init=False)
+    holds: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ratio = self.ours / self.theirs
+        self.holds = self.ratio <= self.limit
+
+
+@nb.kernel
+def empty(a, b, c, d, e):
+    pass
+
+
+@nb.kernel
+def saxpy(x, y, a):
+    i = nb.tid()
+    y[i] = a * x[i] + y[i]
+
+
+@nb.kernel
+def stencil(a, out):
+    i, j = nb.tid()
+    if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
+        out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
+
+
+class Bench:
+    """Measures and collects rows."""
+
+    def __init__(self, rounds: int, only: str) -> None:
+        self.rounds = rounds
+        self.only = only
+        self.rows: list[Row] = []
+
+    def compare(self, work: str, ours: Callable[[], object], peers: dict[str, tuple[Callable[[], object], float]]) -> None:
+        """Measure one piece of work of ours and its peers, given as name -> (callable, limit of the ratio)."""
+        if self.only not in work:
+            return
+        contestants = [ours, *(peer for peer, _ in peers.values())]
+        counts = [self._calibrated(run) for run in contestants]
+        times: list[list[float]] = [[] for _ in contestants]
+        for _ in range(self.rounds):
+            for run, count, found in zip(contestants, counts, times, strict=True):
+                found.append(_timed(run, count))
+        medians = [statistics.median(found) * 1e6 for found in times]
+        for (name, (_, limit)), theirs in zip(peers.items(), medians[1:], strict=True):
+            self.add(Row(work, name, medians[0], theirs, limit))
+
+    def add(self, row: Row) -> None:
+        """Keep a row and print it."""
+        self.rows.append(row)
+        mark = "ok" if row.holds else "MISSED"
+        line = f"{row.work:45s} {row.against:28s} {row.ours:12.3f} {row.theirs:12.3f} {row.unit}"
+        print(f"{line}  {row.ratio:7.3f} (must be <= {row.limit:.3f})  {mark}", flush=True)
+
+    def _calibrated(self, run: Callable[[], object]) -> int:
+        """Return how many calls take about 20 ms."""
+        run()
+        once = max(_timed(run, 3), 1e-8)
+        return max(1, min(100_000, int(0.02 / once)))
+
+
+def _timed(run: Callable[[], object], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) / count
+
+
+def _tvm_empty() -> Callable[..., object]:
+    import tvm_ffi.cpp
+
+    parameters = ", ".join(f"tvm::ffi::TensorView {name}" for name in "abcde")
+    module = tvm_ffi.cpp.load_inline(
+        name="numbridge_empty", cpp_sources=f"void empty({parameters}) {{}}", functions=["empty"]
+    )
+    return module.empty
+
+
+def entries(bench: Bench) -> None:
+    """Five tensors into an empty kernel."""
+    import jax.numpy as jnp
+    import paddle
+    import torch
+    import warp as wp
+
+    peer, run = _tvm_empty(), empty.forall(1)
+    tensors = {"torch": torch.ones(10), "paddle": paddle.ones([10]), "jax": jnp.ones(10), "numpy": np.ones(10, np.float32)}
+    limits = {"torch": 0.7, "paddle": 0.6, "jax": 0.25, "numpy": 0.6}
+    for name, x in tensors.items():
+        run(x, x, x, x, x)
+        # tvm-ffi takes no NumPy arrays: its own best, with torch tensors, stands in.
+        y = tensors["torch"] if name == "numpy" else x
+        against = "tvm-ffi C++ function (torch)" if name == "numpy" else "tvm-ffi C++ function"
+        bench.compare(
+            f"5 {name} tensors, empty kernel, forall",
+            lambda x=x: run(x, x, x, x, x),
+            {against: (lambda y=y: peer(y, y, y, y, y), limits[name])},
+        )
+
+    @wp.kernel
+    def warp_empty(
+        a: wp.array(dtype=float), b: wp.array(dtype=float), c: wp.array(dtype=float), d: wp.array(dtype=float),
+        e: wp.array(dtype=float),
+    ):  # fmt: skip
+        pass
+
+    x = tensors["torch"]
+    bench.compare(
+        "5 torch tensors, empty kernel, nb.launch",
+        lambda: nb.launch(empty, 1, [x, x, x, x, x]),
+        {"wp.launch, tensors direct": (lambda: wp.launch(warp_empty, 1, [x, x, x, x, x], device="cpu"), 1 / 25)},
+    )
+
+
+def conversions(bench: Bench) -> None:
+    """from_* and to_*."""
+    import jax.numpy as jnp
+    import paddle
+    import torch
+    import warp as wp
+
+    sources = {
+        "torch": torch.ones(10, 10),
+        "paddle": paddle.ones([10, 10]),
+        "numpy": np.ones((10, 10), np.float32),
+        "jax": jnp.ones((10, 10)),
+    }
+    peers = {
+        "torch": wp.from_torch,
+        "paddle": wp.from_paddle,
+        "numpy": lambda x: wp.from_numpy(x, device="cpu"),
+        "jax": wp.from_jax,
+    }
+    for name, x in sources.items():
+        ours, theirs = getattr(nb, f"from_{name}"), peers[name]
+        bench.compare(f"from_{name}", lambda x=x: ours(x), {"Warp": (lambda x=x: theirs(x), 1 / 8)})
+    a = nb.zeros((10, 10), dtype=nb.float32)
+    w = wp.zeros((10, 10), dtype=float, device="cpu")
+    bench.compare("to_torch", lambda: nb.to_torch(a), {"Warp": (lambda: wp.to_torch(w), 1 / 4)})
+    bench.compare("to_paddle", lambda: nb.to_paddle(a), {"Warp": (lambda: wp.to_paddle(w), 1 / 4)})
+    bench.compare("to_numpy", lambda: nb.to_numpy(a), {"Warp": (w.numpy, 1 / 4)})
+    import jax.dlpack
+
+    memory = nb.zeros((10, 10)).numpy()  # aligned, so that JAX shares it
+    bench.compare(
+        "to_jax",
+        lambda: nb.to_jax(a),
+        {"Warp": (lambda: wp.to_jax(w), 0.7), "jax.dlpack.from_dlpack(NumPy)": (lambda: jax.dlpack.from_dlpack(memory), 1.1)},
+    )
+
+
+def kernels(bench: Bench) -> None:
+    """Whole kernels on large arrays."""
+    import numba
+    import torch
+    import warp as wp
+
+    @wp.kernel
+    def warp_saxpy(x: wp.array(dtype=float), y: wp.array(dtype=float), a: float):
+        i = wp.tid()
+        y[i] = a * x[i] + y[i]
+
+    @wp.kernel
+    def warp_stencil(a: wp.array2d(dtype=float), out: wp.array2d(dtype=float)):
+        i, j = wp.tid()
+        if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
+            out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
+
+    @numba.njit(parallel=True)
+    def numba_saxpy(x, y, a):
+        for i in numba.prange(x.size):
+            y[i] = a * x[i] + y[i]
+
+    n, zero = 1 << 24, np.float32(0)
+    x, y = np.ones(n, np.float32), np.ones(n, np.float32)
+    wx, wy = wp.from_numpy(x, device="cpu"), wp.from_numpy(y, device="cpu")
+    run = saxpy.forall(n)
+    bench.compare(
+        "saxpy, 16M float32",
+        lambda: run(x, y, 0.0),
+        {
+            "Warp": (lambda: wp.launch(warp_saxpy, n, [wx, wy, 0.0], device="cpu"), 1 / 6),
+            "Numba prange": (lambda: numba_saxpy(x, y, zero), 1.05),
+        },
+    )
+    m = 4096
+    a, out = np.random.default_rng(0).random((m, m), np.float32), np.zeros((m, m), np.float32)
+    wa, wout = wp.from_numpy(a, device="cpu"), wp.from_numpy(out, device="cpu")
+    ta, tout = torch.from_numpy(a), torch.from_numpy(out)
+    step = stencil.forall((m, m))
+
+    def with_(p, q):
+        q[1:-1, 1:-1] = 0.2 * (p[1:-1, 1:-1] + p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:])
+
+    bench.compare(
+        "five-point stencil, 4096 x 4096 float32",
+        lambda: step(a, out),
+        {
+            "Warp": (lambda: wp.launch(warp_stencil, (m, m), [wa, wout], device="cpu"), 1 / 8),
+            "NumPy": (lambda: with_(a, out), 1 / 8),
+            "torch eager": (lambda: with_(ta, tout), 1 / 8),
+        },
+    )
+
+
+_FIRST = """
+import time
+import numpy as np
+import numbridge as nb
+
+@nb.kernel
+def first(x):
+    i = nb.tid()
+    x[i] = x[i] + 1
+
+x = np.zeros(10)
+start = time.perf_counter()
+nb.launch(first, 10, [x])
+print(time.perf_counter() - start)
+"""
+
+
+def processes(bench: Bench) -> None:
+    """Import time, and the first launch of a second process."""
+    if bench.only in "import numbridge":
+        times = {name: [] for name in ("numbridge", "numba")}
+        for _ in range(max(3, bench.rounds)):
+            for name, found in times.items():
+                start = time.perf_counter()
+                subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+                found.append(time.perf_counter() - start)
+        medians = {name: statistics.median(found) * 1e3 for name, found in times.items()}
+        bench.add(Row("import numbridge (whole process)", "import numba", medians["numbridge"], medians["numba"], 1.5, "ms"))
+    if bench.only in "first launch in a second process":
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "first.py"
+            script.write_text(_FIRST)
+            found = []
+            for _ in range(1 + max(3, bench.rounds)):
+                done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
+                found.append(float(done.stdout) * 1e3)
+        row = Row("first launch in a second process, warm cache", "300 ms", statistics.median(found[1:]), 300.0, 1.0, "ms")
+        bench.add(row)
+
+
+def write(bench: Bench) -> None:
+    """Write what was measured, with versions, machine and commit."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("numbridge", *PEERS)},
+        "rounds": bench.rounds,
+        "rows": [asdict(row) for row in bench.rows],
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "cpu.json").write_text(json.dumps(facts, indent=1) + "\n")
+    head = "| work | against | ours | theirs | ratio | must be |  |\n|---|---|---|---|---|---|---|\n"
+    lines = [
+        f"| {r.work} | {r.against} | {r.ours:.3g} {r.unit} | {r.theirs:.3g} {r.unit} | {r.ratio:.3f} | ≤ {r.limit:.3f} | "
+        f"{'' if r.holds else 'missed'} |"
+        for r in bench.rows
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    about = f"Measured {facts['date']} at commit `{commit[:12]}` on {facts['machine']}, Python {facts['python']}; {versions}."
+    text = f"# Benchmarks on the CPU\n\n{about}\nMedians of {bench.rounds} alternating rounds; read the ratios.\n\n"
+    (FOLDER / "cpu.md").write_text(text + head + "\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Run the groups and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    import warp as wp
+
+    wp.config.quiet = True
+    bench = Bench(5 if chosen.quick else 21, chosen.only)
+    for group in (entries, conversions, kernels, processes):
+        group(bench)
+    if not chosen.only:
+        write(bench)
+
+
+if __name__ == "__main__":
+    main()

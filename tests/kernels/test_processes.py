@@ -1,0 +1,302 @@
+"""Launches across processes and threads: the cache on disk, forked children, concurrent launches, interpreter exit, growth."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numbridge.kernels import object_cache
+from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.intrinsics import tid
+from numbridge.kernels.kernel import kernel
+from numbridge.kernels.launch import launch
+
+PRELUDE = """
+import sys, threading
+import numpy as np
+from numbridge.kernels.kernel import kernel, func
+from numbridge.kernels.intrinsics import tid
+from numbridge.kernels.launch import launch
+"""
+
+
+@kernel
+def increment(x):
+    i = tid()
+    x[i] = x[i] + 1
+
+
+@kernel
+def slow(x):
+    i = tid()
+    for _ in range(200):
+        x[i] = x[i] * 0.5 + 1
+
+
+def run(path: Path, body: str, *arguments: str) -> str:
+    """Run a script made of the prelude and `body`; return what it prints."""
+    path.write_text(PRELUDE + textwrap.dedent(body))
+    done = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+ADD = """
+CONSTANT = {constant}
+
+@func
+def helper(v):
+    return v + {inner}
+
+@kernel
+def add(x):
+    i = tid()
+    x[i] = helper(x[i]) + CONSTANT {more}
+
+x = np.zeros(4)
+launch(add, 4, [x])
+print(x[0], add.explain(x).variant.from_cache, "numba" in sys.modules)
+"""
+
+
+def test_the_cache_is_valid_across_processes_and_knows_what_changed(tmp_path):
+    script = tmp_path / "cached.py"
+    unique = os.getpid() + 0.25  # no earlier run has compiled this
+    first = run(script, ADD.format(constant=unique, inner=1, more=""))
+    assert first == f"{unique + 1} False True"
+    # The second process needs nothing of Numba's to launch.
+    assert run(script, ADD.format(constant=unique, inner=1, more="")) == f"{unique + 1} True False"
+    assert run(script, ADD.format(constant=unique, inner=2, more="")) == f"{unique + 2} False True"
+    assert run(script, ADD.format(constant=unique + 1, inner=1, more="")) == f"{unique + 2} False True"
+    assert run(script, ADD.format(constant=unique, inner=1, more="+ 1")) == f"{unique + 2} False True"
+    assert run(script, ADD.format(constant=unique, inner=1, more="")) == f"{unique + 1} True False"
+
+
+def test_a_damaged_entry_is_compiled_anew(tmp_path):
+    key = object_cache.digest("damaged", str(tmp_path))
+    made = object_cache.Compiled((b"",), {"f": "f"}, (), {})
+    object_cache.remember(key, made)
+    assert object_cache.stored(key) == made
+    path = object_cache.cache_folder() / f"{key}.o"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert object_cache.stored(key) is None
+    path.write_bytes(b"")
+    assert object_cache.stored(key) is None
+    path.unlink()
+    assert object_cache.stored(key) is None
+
+
+def test_the_cache_folder_is_private(tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(shared))
+    object_cache.cache_folder.cache_clear()
+    try:
+        with pytest.raises(NumbridgeError, match="writable by nobody else"):
+            object_cache.cache_folder()
+        monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "new"))
+        object_cache.cache_folder.cache_clear()
+        folder = object_cache.cache_folder()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    finally:
+        monkeypatch.undo()
+        object_cache.cache_folder.cache_clear()
+
+
+def test_the_generated_source_is_on_disk():
+    x = np.zeros(3, np.float32)
+    report = increment.explain(x)
+    text = Path(report.variant.source_file).read_text()
+    assert text == report.source and "def increment(_nb_i0, x):" in text and "def _nb_run(" in text
+
+
+@pytest.mark.parametrize("size", [4, 300_000])
+def test_launches_from_eight_threads(size):
+    arrays = [np.zeros(size, np.float32) for _ in range(8)]
+    errors = []
+
+    def work(x):
+        try:
+            for _ in range(30):
+                launch(increment, size, [x])
+        except BaseException as error:  # whatever happened in the thread fails the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert all((x == 30).all() for x in arrays)
+
+
+def test_threads_that_compile_at_once_agree():
+    @kernel
+    def fresh(x):
+        i = tid()
+        x[i] = x[i] + 5
+
+    types = [np.float32, np.float64, np.int32, np.int64, np.int16, np.uint8, np.int8, np.uint16]
+    arrays = [np.zeros(10, dtype) for dtype in types]
+
+    def work(x):
+        for _ in range(5):
+            launch(fresh, 10, [x])
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((x == 25).all() for x in arrays)
+
+
+def test_the_gil_is_released_while_a_kernel_runs():
+    x = np.zeros(3_000_000)
+    launch(slow, 10, [x])
+    ticks, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            ticks[0] += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    before = ticks[0]
+    launch(slow, x.size, [x])
+    during = ticks[0] - before
+    stop.set()
+    counter.join()
+    assert during > 100
+
+
+def test_a_forked_child_launches(tmp_path):
+    printed = run(
+        tmp_path / "forked.py",
+        """
+        import os, warnings
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forking a process with threads, which is what is tested
+
+        @kernel
+        def add(x):
+            i = tid()
+            x[i] = x[i] + 1
+
+        x = np.zeros(300_000)
+        launch(add, x.size, [x])
+        child = os.fork()
+        if child == 0:
+            launch(add, x.size, [x])
+            os._exit(0 if (x == 2).all() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        launch(add, x.size, [x])
+        print(x[0], x[-1])
+        """,
+    )
+    assert printed == "2.0 2.0"
+
+
+def test_launches_while_the_interpreter_ends(tmp_path):
+    printed = run(
+        tmp_path / "ending.py",
+        """
+        import atexit
+
+        @kernel
+        def add(x):
+            i = tid()
+            x[i] = x[i] + 1
+
+        x = np.zeros(200_000)
+        run = add.forall(x.size)
+        run(x)
+
+        class Late:
+            def __del__(self):
+                run(x)
+
+        late = sys.late = Late()
+        atexit.register(lambda: (run(x), print(x[0])))
+
+        def forever():
+            y = np.zeros(200_000)
+            while True:
+                run(y)
+
+        for _ in range(2):
+            threading.Thread(target=forever, daemon=True).start()
+        """,
+    )
+    assert printed == "2.0"
+
+
+def test_no_growth_over_a_hundred_thousand_launches():
+    x, a = np.zeros(4, np.float32), 1.5
+    run_it = increment.forall(4)
+    run_it(x)
+    dtype_references = sys.getrefcount(x.dtype)
+    references = sys.getrefcount(x), sys.getrefcount(a), sys.getrefcount(None)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100_000):
+        run_it(x)
+    for _ in range(100_000):
+        launch(increment, 4, [x])
+    assert (sys.getrefcount(x), sys.getrefcount(a)) == references[:2]
+    assert abs(sys.getrefcount(None) - references[2]) < 1000
+    assert sys.getrefcount(x.dtype) <= dtype_references + 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096
+
+
+def test_many_dimensions_do_not_grow_the_table_of_launchers():
+    x = np.zeros(4, np.float32)
+    for size in range(600):
+        launch(increment, size % 5, [x])
+        increment.forall(size)
+    assert len(increment.launchers) <= 256 and len(increment.variants.launchers) <= 256
+
+
+def test_buffers_and_arrays_of_other_kinds():
+    import array
+
+    values = array.array("f", [1, 2, 3])
+    launch(increment, 3, [values])
+    assert list(values) == [2, 3, 4]
+    raw = bytearray(4)
+    launch(increment, 4, [raw])
+    assert raw == b"\1\1\1\1"
+    with pytest.raises(NumbridgeError, match="read-only"):
+        launch(increment, 4, [b"abcd"])
+
+    class Interface:
+        def __init__(self, held, **more):
+            self.held = held
+            self.__array_interface__ = held.__array_interface__ | more
+
+    held = np.zeros(4)
+    launch(increment, 4, [Interface(held)])
+    assert (held == 1).all()
+    with pytest.raises(NumbridgeError, match="mask"):
+        launch(increment, 4, [Interface(held, mask=held)])
+
+    class Copies:
+        def __array__(self, dtype=None, copy=None):
+            return np.zeros(4)
+
+    with pytest.raises(NumbridgeError, match="'increment', parameter 'x'.*read-only"):
+        launch(increment, 4, [Copies()])
