@@ -368,14 +368,11 @@ def _through_interface(obj: Any) -> Any:
     if getattr(obj, "__cuda_array_interface__", None) is not None:
         raise DeviceError(f"{_name(obj)} lies in CUDA memory, and kernels of this version run on the CPU; copy it to the host")
     array = np.asarray(obj.__array__())
-    record = machine().capture(array)
-    if record is None:
-        raise unreadable(array)
+    record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
-    word, data, shape, strides, _ = machine().describe(record)
-    tag = word & 0xFFFFFFFF
-    elements = tuple(step // array.itemsize for step in strides)
-    return machine().new_record(record, data, tag, dl.CPU, 0, shape, elements, dl.FLAG_READ_ONLY)
+    found = describe(record)
+    elements = tuple(step // array.itemsize for step in found.strides)
+    return machine().new_record(record, found.data, found.tag, dl.CPU, 0, found.shape, elements, dl.FLAG_READ_ONLY)
 
 
 def record_from_interface(interface: Any, owner: Any, device_type: int, device_id: int) -> Any:
@@ -396,9 +393,9 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
     if data is None:
         raise BufferAccessError(f"{_name(owner)} has no 'data' in its array interface; use the buffer protocol instead")
     if not isinstance(data, tuple):
-        record = machine().capture(memoryview(data))
-        view = machine().describe(record)
-        data, owner = (view[1] + offset, bool(view[0] & nb.READ_ONLY)), (owner, record)
+        record = capture(memoryview(data))
+        view = describe(record)
+        data, owner = (view.data + offset, view.has(nb.READ_ONLY)), (owner, record)
     strides = interface.get("strides")
     elements = None
     if strides is not None:

@@ -258,7 +258,8 @@ def test_no_growth_over_a_hundred_thousand_launches():
     for _ in range(100_000):
         launch(increment, 4, [x])
     assert (sys.getrefcount(x), sys.getrefcount(a)) == references[:2]
-    assert abs(sys.getrefcount(None) - references[2]) < 1000
+    # The garbage collector may run meanwhile; a leak would count 200,000.
+    assert abs(sys.getrefcount(None) - references[2]) < 50_000
     assert sys.getrefcount(x.dtype) <= dtype_references + 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096
 
