@@ -113,8 +113,8 @@ def _position(part: Any, axis: int, extent: int) -> int:
         position = operator.index(part)
     except TypeError:
         raise NumbridgeIndexError(
-            f"an index of type {type(part).__name__} would copy; an Array takes ints, slices, '...' and None, which give "
-            "views: use array.numpy()[index] for a copy"
+            f"an index of type {type(part).__name__} would copy; an Array takes ints, slices, '...' and None, which "
+            "give views: use array.numpy()[index] for a copy"
         ) from None
     if not -extent <= position < extent:
         raise NumbridgeIndexError(f"index {position} is out of range for axis {axis} with extent {extent}")
@@ -198,8 +198,9 @@ def retyped(
     outer = [step * old for extent, step in zip(shape[:-1], strides[:-1], strict=True) if extent > 1]
     if (shape[-1] > 1 and strides[-1] != 1) or any(step % new for step in outer):
         raise BufferAccessError(
-            f"an array with strides {tuple(step * old for step in strides)} bytes cannot be viewed as {new}-byte elements: "
-            "the last axis must be contiguous, and the others must step by whole elements; use array.contiguous() first"
+            f"an array with strides {tuple(step * old for step in strides)} bytes cannot be viewed as {new}-byte "
+            "elements: the last axis must be contiguous, and the others must step by whole elements; use "
+            "array.contiguous() first"
         )
     return target, _tidy(target, [*(step * old // new for step in strides[:-1]), 1])
 

@@ -55,7 +55,7 @@ class Emitted:
     may_raise : bool
         Whether a `raise` or an `assert` can be reached.
     has_loop : bool
-        Whether there is a loop anywhere.
+        Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
     """
 
     text: str
@@ -93,7 +93,7 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         writer.namespace,
         "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
-        any(isinstance(node, ast.For | ast.While) for node in nodes),
+        any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
     )
 
 

@@ -35,6 +35,8 @@ __all__ = ["Variant", "Variants", "variants_of"]
 # to be a hundred times as heavy as one without.
 SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
 GRAIN, GRAIN_WITH_LOOP = 1 << 13, 1
+# Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
+BRIEF_BELOW = 1 << 10
 
 _ARRAY_MASK = 0xFFFFFFFF | 0xFF << nb.WORD_NDIM | 0xF << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
 _ARRAY_MASK |= nb.UNSURE | nb.MISALIGNED
@@ -197,6 +199,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         nb.SPEC_BLOCK_SIZE: max(offsets[-1], 16),
         nb.SPEC_GLOBALS: seen.ctypes.data,
         nb.SPEC_GLOBAL_COUNT: len(dependencies),
+        nb.SPEC_BRIEF_BELOW: 0 if variant.has_loop else BRIEF_BELOW,
         nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
     }
     for offset, value in head.items():

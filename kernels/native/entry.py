@@ -18,6 +18,7 @@ from numbridge.kernels.native.memory import (
     external,
     function_symbol,
     indirect,
+    inlined,
     load_i64,
     load_u32,
     native,
@@ -67,7 +68,7 @@ CELL_CONTENTS = 16
 PIECES_PER_THREAD = 8
 
 
-@native
+@inlined
 def matches(spec, readings, count):
     """Tell whether the arguments are those that the specialisation was compiled for."""
     if load_i64(spec, nb.SPEC_COUNT) != count:
@@ -80,7 +81,7 @@ def matches(spec, readings, count):
     return globals_hold(spec)
 
 
-@native
+@inlined
 def globals_hold(spec):
     """Tell whether every global and closure value that the variant was compiled with is still the same object."""
     count, base = load_i64(spec, nb.SPEC_GLOBAL_COUNT), load_i64(spec, nb.SPEC_GLOBALS)
@@ -93,7 +94,7 @@ def globals_hold(spec):
     return True
 
 
-@native
+@inlined
 def find_variant(plan, readings, count):
     """Return the first specialisation of the kernel that matches, or 0."""
     variants = load_i64(plan, nb.PLAN_VARIANTS)
@@ -106,7 +107,7 @@ def find_variant(plan, readings, count):
     return 0
 
 
-@native
+@inlined
 def writes_allowed(spec, plan, readings, count, arguments):
     """Ask the framework's guard about each written argument that carries autograd state; clear what it raises."""
     if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED:
@@ -177,7 +178,7 @@ def lay_out_scalar(reading, tag, target):
     return True
 
 
-@native
+@inlined
 def lay_out_array(reading, target):
     """Write a reading as the value of a Numba array."""
     word = load_i64(reading, nb.READ_WORD)
@@ -198,7 +199,7 @@ def lay_out_array(reading, target):
     store_i64(target, nb.VALUE_COUNT, count)
 
 
-@native
+@inlined
 def lay_out(spec, readings, count, block):
     """Write all arguments into the variant's block; return False if a scalar does not fit its parameter."""
     for k in range(count):
@@ -212,7 +213,7 @@ def lay_out(spec, readings, count, block):
     return True
 
 
-@native
+@inlined
 def count_versions(spec, readings, count):
     """Count up the version of each written tensor whose framework keeps one, so that its autograd sees the write."""
     for k in range(count):
@@ -265,10 +266,13 @@ def run_shared(spec, block, geometry, total):
     return load_i64(work, nb.WORK_FAILED)
 
 
-@native
+@inlined
 def run(spec, plan, block):
     """Run the variant over the plan's threads, without the GIL; return what a raising kernel left."""
     total, geometry = load_i64(plan, nb.PLAN_TOTAL), plan + nb.PLAN_DIMS
+    # A kernel of a microsecond keeps the GIL: giving it up and taking it back would cost other threads more.
+    if total < load_i64(spec, nb.SPEC_BRIEF_BELOW):
+        return run_range(load_i64(spec, nb.SPEC_RUN), block, geometry, 0, total) if total > 0 else 0
     if total <= 0:
         return 0
     thread = save_thread()
@@ -280,14 +284,14 @@ def run(spec, plan, block):
     return failed
 
 
-@native
+@inlined
 def threads_missing(spec, plan):
     """Tell whether the launch is large and the threading layer has not been started."""
     large = load_i64(plan, nb.PLAN_TOTAL) >= load_i64(spec, nb.SPEC_SERIAL_BELOW)
     return large and load_i64(state(), nb.STATE_PARALLEL_FOR) == 0
 
 
-@native
+@inlined
 def launch_readings(plan, arguments, readings, count):
     """Launch on arguments that have been read; return LAUNCHED, MISSED or RAISED."""
     spec = find_variant(plan, readings, count)

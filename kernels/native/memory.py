@@ -29,6 +29,8 @@ _LLVM = {
 
 # Native functions never touch Numba's runtime: they own no Numba memory, and run before it is initialised.
 native = njit(_nrt=False, error_model="numpy")
+# For what every launch runs through: LLVM does not inline large functions by itself.
+inlined = njit(_nrt=False, error_model="numpy", forceinline=True)
 
 
 def _pointer(builder: Any, address: Any, offset: Any, kind: Any) -> Any:

@@ -18,6 +18,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import (
     external,
     indirect,
+    inlined,
     load_f32,
     load_f64,
     load_i8,
@@ -53,7 +54,7 @@ complex_imaginary = external("PyComplex_ImagAsDouble", double, intp)
 exchange_read = indirect(types.int32, 2)
 
 
-@native
+@inlined
 def entry_of(kind):
     """Return the table entry of the type at address `kind`, or 0."""
     base, mask = load_i64(state(), nb.STATE_TABLE), load_i64(state(), nb.STATE_TABLE_MASK)
@@ -68,14 +69,14 @@ def entry_of(kind):
         slot = (slot + 1) & mask
 
 
-@native
+@inlined
 def alignment(tag):
     """Return the alignment in bytes of an element; a complex number's is its part's."""
     size = (tag >> 8 & 0xFF) >> 3
     return size >> 1 if tag & 0xFF == 5 else size
 
 
-@native
+@inlined
 def array_word(out, tag, ndim, device, data, bits):
     """Store the word of an array whose shape and strides are already in `out`."""
     shape, strides, unit = load_i64(out, nb.READ_SHAPE), load_i64(out, nb.READ_STRIDES), load_i64(out, nb.READ_STRIDE_UNIT)
@@ -101,7 +102,7 @@ def array_word(out, tag, ndim, device, data, bits):
     store_i64(out, nb.READ_WORD, word)
 
 
-@native
+@inlined
 def read_dltensor(tensor, out, bits):
     """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
     tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
@@ -116,7 +117,7 @@ def read_dltensor(tensor, out, bits):
     array_word(out, types.int64(tag), types.int64(ndim), types.int64(device), data, bits)
 
 
-@native
+@inlined
 def read_record(record, out):
     """Read a numbridge record."""
     flags = load_i64(record, dl.RECORD_FLAGS)
@@ -126,14 +127,14 @@ def read_record(record, out):
     read_dltensor(record, out, bits)
 
 
-@native
+@inlined
 def read_capsule(capsule, out):
     """Read a record's capsule, or look into a DLPack capsule without consuming it."""
     if capsule_is_valid(capsule, text("numbridge.record")) != 0:
         read_record(capsule_pointer(capsule, text("numbridge.record")), out)
 
 
-@native
+@inlined
 def read_exchange(obj, entry, out, tensor):
     """Read through the framework's exchange function, after its key set says that the object is an ordinary one."""
     bits = load_i64(entry, nb.ENTRY_FLAGS)
@@ -155,7 +156,7 @@ def read_exchange(obj, entry, out, tensor):
     read_dltensor(tensor, out, bits)
 
 
-@native
+@inlined
 def read_numpy(obj, out):
     """Read a NumPy array from its C structure."""
     descriptor = load_i64(obj, py.ARRAY_DESCR)
