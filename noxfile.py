@@ -45,7 +45,8 @@ def types(session: nox.Session) -> None:
     session.install("mypy", "numpy", "ml_dtypes", *CONSTRAINTS)
     # mypy does not follow the import hook of an ordinary editable install; the strict kind is a folder of links, which
     # holds the files that there are now. So it is made anew each time, even where `nox -R` skips the installs.
-    session.run("pip", "install", "--quiet", "--no-deps", "--config-settings", "editable_mode=strict", "-e", ".")
+    strict = ("--config-settings", "editable_mode=strict")
+    session.run("pip", "install", "--no-deps", *strict, "-e", ".", silent=True)
     session.run("mypy", "--strict", "-p", "numbridge")
 
 

@@ -1,89 +1,516 @@
 """Array: numbridge's own view of memory, which every protocol can read and every framework can share.
 
 An Array is three slots around a native record (see `numbridge.kernels.native.records`), so that compiled code makes and
-reads one without Python. This module may not import a framework: what it must ask one, it asks through `bridge`. Nothing
-native is loaded before the first array exists.
+reads one without Python. This module may not import a framework: what it must ask one, it asks through `bridge`.
 """
 
 from __future__ import annotations
 
-import copyreg
-import ctypes
-import functools
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
-from numbridge import bridge, strided
-from numbridge.kernels import readers, scalars
+from numbridge import gradients, strided
+from numbridge.contents import as_values, at_address, copied, filled, shared
+from numbridge.exchange import ExchangeTable
+from numbridge.gradients import GradientState, existing_gradient
+from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.errors import (
-    BufferAccessError,
-    ConversionError,
-    DeviceError,
-    NumbridgeTypeError,
-    NumbridgeValueError,
-)
-from numbridge.kernels.machine import Machine, machine
+from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.scalars import Scalar, scalar_of
+from numbridge.kernels.scalars import scalar_of
+from numbridge.memory import adopt, allocate, array_class, native, row_of, unknown_tag, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Array", "adopt", "allocate", "array", "existing_gradient", "native", "scalar_row", "wrap"]
+__all__ = ["Array", "adopt", "allocate", "existing_gradient", "legacy_capsule", "native", "row_of", "wrap"]
 
-_starting = threading.RLock()
-_creating_gradient = threading.RLock()
 _DTYPES = {row.tag: row.numpy for row in scalars.ALL}
-_DEVICE_KINDS = {dl.CPU: "cpu", dl.CUDA: "cuda", dl.CUDA_MANAGED: "cuda"}
-_PYTHON_NUMBERS = (bool, int, float, complex)
-# What Python's own numbers become where no dtype is asked for: as in annotations, nothing is silently 64 bits wide.
-_NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
+_DEVICE_KINDS = {dl.CUDA: "cuda", dl.CUDA_MANAGED: "cuda"}
 
 
-@functools.cache
-def native() -> Machine:
-    """Return the compiled functions, which by then know the class `Array`.
+@array_class
+@final
+class Array:
+    """A typed, strided view of memory, or a kernel annotation when it is called with no data, shape or address.
 
-    Everything in `numbridge` above the kernels uses this, not `machine`.
+    Parameters
+    ----------
+    data : array_like, optional
+        Nested lists, or anything that has DLPack, an array interface, the buffer protocol or ``__array__``.
+    dtype : dtype_like, optional
+        `float` is float32 and `int` is int32. By default that of `data`, where Python's own numbers become float32,
+        int32 and complex64; float32 where there is no data.
+    shape : int or tuple of int, optional
+        A new shape for `data`, or that of new memory, which is zero, or that of the memory at `ptr`.
+    strides : tuple of int, optional
+        Bytes from one element to the next along each axis; only with `ptr`.
+    ptr : int, optional
+        The address of memory that the caller keeps alive as long as this array or anything made from it.
+    device : Device or str, optional
+        Where the array lies; the current device by default.
+    copy : bool
+        Whether `data` is copied (the default), or its memory shared. Sharing raises where it is impossible.
+    ndim : int, optional
+        Checked against the array's rank.
+    requires_grad : bool
+        Whether kernels are differentiated with respect to this array.
+    grad : array_like, optional
+        The gradient, of the same shape and dtype; implies `requires_grad`.
+
+    Examples
+    --------
+    >>> import numbridge as nb
+    >>> a = nb.array([[1, 2, 3], [4, 5, 6]], dtype=float)
+    >>> a[1, ::2]
+    array([4., 6.], shape=(2,), dtype=float32, device='cpu')
+    >>> nb.array(dtype=float, ndim=2)
+    array2d[float32]
     """
-    # The cache alone would let two threads that come first both start.
-    with _starting:
-        return _start()
+
+    __slots__ = ("__weakref__", "_extra", "_record", "_source")
+
+    __dlpack_c_exchange_api__ = ExchangeTable()
+
+    _record: Any
+    _source: Any
+    _extra: GradientState | None
+
+    def __new__(
+        cls,
+        data: Any = None,
+        dtype: Any = None,
+        shape: Any = None,
+        *,
+        strides: Any = None,
+        ptr: int | None = None,
+        device: Device | str | None = None,
+        copy: bool = True,
+        ndim: int | None = None,
+        requires_grad: bool = False,
+        grad: Any = None,
+    ) -> Any:
+        """Return an array, or an annotation."""
+        if data is None and shape is None and ptr is None:
+            return ArrayAnnotation(None if dtype is None else scalar_of(dtype), ndim)
+        if strides is not None and ptr is None:
+            raise NumbridgeValueError("strides come with ptr only; slice or transpose an array for a strided view")
+        if ptr is not None:
+            if data is not None or shape is None:
+                raise NumbridgeValueError("ptr comes with shape, and without data")
+            made = at_address(ptr, shape, strides, scalars.float32 if dtype is None else dtype, device)
+        elif data is None:
+            made = allocate(shape, scalars.float32 if dtype is None else dtype, device, zeroed=True)
+        else:
+            get_device(device)
+            made = copied(data, dtype) if copy else shared(data, dtype)
+            made = made if shape is None else made.reshape(shape)
+        if ndim is not None and made.ndim != ndim:
+            raise NumbridgeTypeError(f"ndim is {ndim}, and the array has {made.ndim} dimensions")
+        if requires_grad or grad is not None:
+            made.requires_grad = True
+        if grad is not None:
+            made.grad = grad
+        return made
+
+    def __init_subclass__(cls) -> NoReturn:
+        """Refuse: compiled code knows this class by identity."""
+        raise NumbridgeTypeError("Array cannot be subclassed; hold an Array in an attribute instead")
+
+    def __class_getitem__(cls, dtype: Any) -> ArrayAnnotation:
+        """Return the annotation of an array of any rank, as in ``nb.array[float]``."""
+        return ArrayAnnotation(scalar_of(dtype), None)
+
+    # What it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of each axis."""
+        shape: tuple[int, ...] = native().describe(self)[2]
+        return shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        strides: tuple[int, ...] = native().describe(self)[3]
+        return strides
+
+    @property
+    def ptr(self) -> int:
+        """Address of the first element."""
+        address: int = native().describe(self)[1]
+        return address
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._bits(nb.WORD_NDIM)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The element type: NumPy's scalar type such as `nb.float32`, or ml_dtypes' such as `nb.bfloat16`."""
+        return row_of(self).numpy.type
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return row_of(self).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.itemsize
+
+    @property
+    def device(self) -> Device:
+        """Where the memory lies."""
+        kind = self._bits(nb.WORD_DEVICE)
+        return CPU if kind == dl.CPU else Device(_DEVICE_KINDS.get(kind, f"dlpack{kind}"), native().describe(self)[4])
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie densely in C order."""
+        return self._has(nb.CONTIGUOUS)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the memory must not be written."""
+        return self._has(nb.READ_ONLY)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the memory may be written."""
+        return not self.read_only
+
+    def _has(self, bit: int) -> bool:
+        return bool(native().word(self) & bit)
+
+    def _bits(self, position: int) -> int:
+        word: int = native().word(self)
+        return word >> position & 0xFF
+
+    def __len__(self) -> int:
+        """Return the extent of the first axis."""
+        shape = self.shape
+        if not shape:
+            raise NumbridgeTypeError("a 0-d array has no length; use item() for its value")
+        return shape[0]
+
+    def __repr__(self) -> str:
+        """Return values, shape, dtype and device."""
+        here = self.device.is_cpu
+        values = np.array2string(self.numpy(), separator=", ", prefix="array(") if here else f"<at {self.ptr:#x}>"
+        facts = [values, f"shape={self.shape}", f"dtype={row_of(self).name}", f"device='{self.device}'"]
+        if self.read_only:
+            facts.append("read_only=True")
+        if self.requires_grad:
+            facts.append("requires_grad=True")
+        return f"array({', '.join(facts)})"
+
+    # Views
+
+    def __getitem__(self, key: Any) -> Array:
+        """Return a view: ints, slices with any step, ``...`` and None, as in NumPy.
+
+        An integer drops its axis, so that a full index gives a 0-d view of the element, which `item` turns into a
+        number. Anything that would copy raises.
+        """
+        shape, strides, offset = strided.indexed(key, self.shape, self._element_strides())
+        return self._view(shape, strides, lambda other: other[key], offset)
+
+    def __iter__(self) -> Iterator[Array]:
+        """Iterate over views along the first axis."""
+        return (self[place] for place in range(len(self)))
+
+    def reshape(self, *shape: Any) -> Array:
+        """Return a view with another shape; one extent may be -1.
+
+        Raises
+        ------
+        BufferAccessError
+            If the strides allow no view; ``contiguous().reshape(...)`` copies.
+        """
+        old, strides = self.shape, self._element_strides()
+        target = strided.resolved(shape[0] if len(shape) == 1 else shape, self.size)
+        found = strided.restrided(old, strides, target)
+        if found is None:
+            raise BufferAccessError(
+                f"an array of shape {old} with strides {self.strides} bytes has no view of shape {target}; use "
+                "array.contiguous().reshape(...), which copies"
+            )
+        return self._view(target, found, lambda other: other.contiguous().reshape(target))
+
+    def flatten(self) -> Array:
+        """Return a 1-d view; raises like `reshape` where there is none."""
+        return self.reshape(-1)
+
+    def view(self, dtype: Any) -> Array:
+        """Return the same bytes as elements of another type; the last axis takes up a difference in size.
+
+        Gradients do not follow: the view has none.
+        """
+        row = scalar_of(dtype)
+        shape, strides = strided.retyped(self.shape, self._element_strides(), self.itemsize, row.itemsize)
+        return wrap(self._viewed(shape, strides, 0, row.tag))
+
+    def transpose(self, *axes: Any) -> Array:
+        """Return a view with the axes in the given order, reversed by default."""
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
+        shape, strides = strided.permuted(order or None, self.shape, self._element_strides())
+        return self._view(shape, strides, lambda other: other.transpose(*order))
+
+    @property
+    def T(self) -> Array:  # noqa: N802 - NumPy's name
+        """The view with the axes reversed."""
+        return self.transpose()
+
+    def _element_strides(self) -> strided.Strides:
+        itemsize = self.itemsize
+        return tuple(step // itemsize for step in self.strides)
+
+    def _viewed(self, shape: tuple[int, ...], strides: strided.Strides, offset: int, tag: int) -> Any:
+        """Return the record of a view; it keeps the owner of the memory alive, not this array."""
+        word, data, _, _, ordinal = native().describe(self)
+        flags = dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0
+        flags |= dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0
+        address = data + offset * self.itemsize
+        return native().new_record(
+            self._record, address, tag, word >> nb.WORD_DEVICE & 0xFF, ordinal, shape, strides, flags
+        )
+
+    def _view(
+        self, shape: tuple[int, ...], strides: strided.Strides, step: Callable[[Array], Array], offset: int = 0
+    ) -> Array:
+        """Return a view whose gradient, if there is one, is the same view (`step`) of this array's gradient."""
+        made = wrap(self._viewed(shape, strides, offset, row_of(self).tag))
+        gradients.inherit_gradient(made, self, step)
+        return made
+
+    # Values
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a NumPy array on the same memory; read-only where this array is.
+
+        Raises
+        ------
+        DeviceError
+            If the memory is not the host's.
+        """
+        compiled = native()
+        try:
+            values = compiled.to_numpy(self._record, _DTYPES[compiled.word(self) & 0xFFFFFFFF])
+        except KeyError:
+            raise unknown_tag(compiled.word(self) & 0xFFFFFFFF) from None
+        if values is None:
+            raise DeviceError(f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework")
+        made: NDArray[Any] = values
+        return made
+
+    def list(self) -> Any:
+        """Return the values as nested lists of Python numbers."""
+        return self.numpy().tolist()
+
+    def item(self) -> Any:
+        """Return the only element as a Python number."""
+        if self.size != 1:
+            raise NumbridgeValueError(f"item() needs exactly one element, and the array has {self.size}")
+        return self.numpy().item()
+
+    def __float__(self) -> float:
+        """Return the only element."""
+        return float(self.item())
+
+    def __int__(self) -> int:
+        """Return the only element, cut to an integer."""
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        """Return the only element."""
+        return complex(self.item())
+
+    def __bool__(self) -> bool:
+        """Return the truth of the only element."""
+        return bool(self.item())
+
+    def __index__(self) -> int:
+        """Return the only element of a 0-d integer array."""
+        if self.ndim or row_of(self).code not in (scalars.INT, scalars.UINT):
+            raise NumbridgeTypeError(f"only a 0-d array of integers is an index; this is {self!r}")
+        return int(self.item())
+
+    def _writable_numpy(self, operation: str) -> NDArray[Any]:
+        if self.read_only:
+            raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
+        return self.numpy()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values, broadcast as in NumPy; on the CPU any NumPy index will do."""
+        self._writable_numpy("array[...] = value")[key] = as_values(value)
+
+    def fill_(self, value: Any) -> Array:
+        """Set every element, and return this array."""
+        self._writable_numpy("fill_")[...] = as_values(value)
+        return self
+
+    def zero_(self) -> Array:
+        """Set every element to zero, and return this array."""
+        self._writable_numpy("zero_")[...] = 0
+        return self
+
+    def assign(self, values: Any) -> Array:
+        """Copy values of the same shape into this array, converted to its dtype, and return this array."""
+        target, given = self._writable_numpy("assign"), np.asarray(as_values(values))
+        if target.shape != given.shape:
+            raise NumbridgeValueError(f"assign got values of shape {given.shape} for an array of shape {target.shape}")
+        target[...] = given
+        return self
+
+    def clone(self) -> Array:
+        """Return a contiguous copy with memory of its own; it requires a gradient if this array does."""
+        made = filled(self.numpy(), row_of(self))
+        if self.requires_grad:
+            made.requires_grad = True
+        return made
+
+    def contiguous(self) -> Array:
+        """Return this array if it is C-contiguous, else a contiguous copy."""
+        return self if self.is_contiguous else self.clone()
+
+    def to(self, device: Device | str, copy: bool = False) -> Array:
+        """Return this array if it lies on `device` and `copy` is false, else a copy there."""
+        target = get_device(device)
+        return self if self.device == target and not copy else self.clone()
+
+    def __copy__(self) -> Array:
+        """Return a copy of the values."""
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Array:
+        """Return a copy of the values."""
+        made = self.clone()
+        memo[id(self)] = made
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values; what the array was adopted from, and its gradient, stay behind."""
+        return _restored, (np.array(self.numpy()), self.requires_grad)
+
+    # Gradients
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether kernels are differentiated with respect to this array; follows the adopted tensor unless set."""
+        return gradients.is_required(self)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        gradients.require_gradient(self, value)
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient: the adopted tensor's own if it has one, made of zeros on first use if one is required."""
+        return gradients.gradient_of(self, self.requires_grad)
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        gradients.set_gradient(self, value)
+
+    # Protocols
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the values for NumPy: the same memory, unless `dtype` or `copy` asks for a copy."""
+        values = self.numpy()
+        if dtype is None or np.dtype(dtype) == values.dtype:
+            return values.copy() if copy else values
+        if copy is False:
+            raise NumbridgeValueError(f"{values.dtype} cannot become {np.dtype(dtype)} without a copy; drop copy=False")
+        return values.astype(dtype)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's array interface, version 3.
+
+        Absent off the CPU, and for ml_dtypes' types, which have no type string of their own (``np.dtype(bfloat16).str``
+        is ``'<V2'``, two opaque bytes): NumPy then asks ``__array__``, which knows them.
+        """
+        row = row_of(self)
+        if row.numpy.isbuiltin != 1:
+            raise AttributeError(f"dtype {row.name} has no type string of its own; use __array__ or DLPack")
+        if not self.device.is_cpu:
+            raise AttributeError(f"__array_interface__ describes host memory, and this array lies on {self.device}")
+        _, data, shape, strides, _ = native().describe(self)
+        return {
+            "version": 3,
+            "typestr": row.numpy.str,
+            "shape": shape,
+            "strides": None if self.is_contiguous else strides,
+            "data": (data, self.read_only),
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Absent: it describes CUDA memory, which this version does not manage."""
+        raise AttributeError(f"__cuda_array_interface__ is for CUDA memory, and this array lies on {self.device}")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return the DLPack device type and ordinal."""
+        word, _, _, _, ordinal = native().describe(self)
+        return word >> nb.WORD_DEVICE & 0xFF, ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule: versioned if `max_version` is at least 1.0, legacy otherwise.
+
+        Raises
+        ------
+        BufferAccessError
+            If a legacy capsule is asked of a read-only array, which it could not say, or another device's is.
+        """
+        if stream not in (None, -1) and self.device.is_cpu:
+            raise BufferAccessError(f"stream is {stream!r}, and the CPU has none; it must be None")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferAccessError(
+                f"dl_device is {tuple(dl_device)}, and the array lies on {self.__dlpack_device__()}; numbridge does "
+                "not copy between devices"
+            )
+        if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
+            return native().export_versioned(_marked_copy(self) if copy else self._record)
+        if copy:
+            return native().export_legacy(self.clone()._record)
+        return legacy_capsule(self)
 
 
-@functools.cache
-def _start() -> Machine:
-    compiled = machine()
-    sample = wrap(compiled.allocate((), scalars.tag_of("uint8"), 1, True))
-    compiled.set_array_type(Array, _slot(sample, "_record"), _slot(sample, "_source"), _slot(sample, "_extra"))
-    readers.reader_of(sample)
-    readers.reader_of(sample._record)
-    return compiled
+def legacy_capsule(array: Array) -> Any:
+    """Return a legacy DLPack capsule that shares an array's memory."""
+    if array.read_only:
+        raise BufferAccessError(
+            "a legacy DLPack capsule cannot say that memory is read-only, and this Array is; pass array.clone(), or "
+            "ask for a versioned capsule: array.__dlpack__(max_version=(1, 0))"
+        )
+    return native().export_legacy(array._record)
 
 
-def _slot(sample: Array, name: str) -> int:
-    """Return the offset in bytes of a slot in an instance, read from its descriptor and checked on a live one."""
-    definition = ctypes.c_void_p.from_address(id(Array.__dict__[name]) + layout.MEMBER_DESCR_DEF).value or 0
-    offset = ctypes.c_int64.from_address(definition + layout.MEMBER_OFFSET).value
-    if ctypes.c_void_p.from_address(id(sample) + offset).value != id(getattr(sample, name)):
-        raise NumbridgeTypeError("this Python lays its objects out in a way that numbridge does not know")
-    return offset
+def _marked_copy(array: Array) -> Any:
+    """Return the record of a copy that says, in DLPack's own flag, that it is one."""
+    made = array.clone()
+    return native().new_record(made._record, made.ptr, row_of(made).tag, dl.CPU, 0, made.shape, None, dl.FLAG_COPIED)
 
 
-def _resolve(kind: type) -> readers.Reader | None:
-    if kind is not Array:
-        return None
-    return readers.Reader(nb.RECORD, _slot(native_sample(), "_record"), "numbridge record")
-
-
-def native_sample() -> Array:
-    """Return some array; its memory is one byte of its own."""
-    return wrap(machine().allocate((), scalars.tag_of("uint8"), 1, True))
+def _restored(values: NDArray[Any], requires_grad: bool) -> Any:
+    return Array(values, requires_grad=requires_grad)

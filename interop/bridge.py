@@ -1,8 +1,8 @@
 """Which framework an object belongs to, and the room that knows that framework.
 
-A framework's *room* is the module ``numbridge.<framework>_bridge``. All rooms have the names of `Room`, so that arrays and
-`convert` need not know which framework they speak to. Nothing here imports a framework: one whose objects arrive has been
-imported by somebody else.
+A framework's *room* is the module ``numbridge.<framework>_bridge``. All rooms have the names of `Room`, so that arrays
+and `convert` need not know which framework they speak to. Nothing here imports a framework: one whose objects arrive
+has been imported by somebody else.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bridge_named(name: str) -> Room:
 
 @functools.cache
 def bridge_for_type(kind: type) -> Room | None:
-    """Return the room of the framework that a class comes from, or None; subclasses belong to their base's framework."""
+    """Return the room of the framework that a class comes from, or None; a subclass belongs to its base's."""
     for base in kind.__mro__:
         framework = _TOP_LEVEL.get(str(base.__module__).partition(".")[0])
         if framework is not None:

@@ -174,9 +174,7 @@ def _blocks(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return blocks
 
 
-def retyped(
-    shape: Sequence[int], strides: Sequence[int], old: int, new: int
-) -> tuple[tuple[int, ...], Strides]:
+def retyped(shape: Sequence[int], strides: Sequence[int], old: int, new: int) -> tuple[tuple[int, ...], Strides]:
     """Return shape and strides of the same bytes with elements of another size; the last axis takes up the difference.
 
     Raises
@@ -205,7 +203,9 @@ def retyped(
     return target, _tidy(target, [*(step * old // new for step in strides[:-1]), 1])
 
 
-def permuted(axes: Sequence[int] | None, shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
+def permuted(
+    axes: Sequence[int] | None, shape: Sequence[int], strides: Sequence[int]
+) -> tuple[tuple[int, ...], Strides]:
     """Return shape and strides with the axes in another order; None reverses them.
 
     Raises

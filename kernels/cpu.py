@@ -5,7 +5,7 @@ Importing this module imports Numba, so only code that is about to compile does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -92,10 +92,9 @@ def compile_run(
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
     names["_nb_local_array"] = cpu_intrinsics.local_array
-    for operation in ("add", "sub", "min", "max", "cas", "exch", "and", "or", "xor", "inc", "dec"):
-        intrinsic_name = f"atomic_{operation}"
-        if hasattr(cpu_intrinsics, intrinsic_name):
-            names[f"_nb_{intrinsic_name}"] = getattr(cpu_intrinsics, intrinsic_name)
+    for operation in cpu_intrinsics.__all__:
+        if operation.startswith("atomic_"):
+            names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     exec(compile(text, filename, "exec"), names)
@@ -106,19 +105,33 @@ def compile_run(
         raise KernelError(
             f"kernel {entry!r} does not compile for ({listed}):\n{error}\nThe generated source is {filename}"
         ) from error
+    _check_writes(names, entry)
     return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": _wide_lines(names, text)})
+
+
+def _overloads(names: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what Numba compiled of the generated functions."""
+    for value in names.values():
+        if getattr(value, "py_func", None) is not None:
+            yield from value.overloads.values()
+
+
+def _check_writes(names: Mapping[str, Any], entry: str) -> None:
+    """Refuse a kernel that writes to an array in a way that neither its source nor Numba's read-only types showed."""
+    found = [violation for overload in _overloads(names) for violation in cpu_intrinsics.readonly_violations(overload)]
+    if found:
+        raise KernelError(
+            f"kernel {entry!r} writes to an array that it seemed only to read: {'; '.join(found)}. Store to the array "
+            "parameter itself, as in x[i] = value"
+        )
 
 
 def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
-    found: dict[int, None] = {}
-    for value in names.values():
-        for overload in getattr(value, "overloads", {}).values():
-            annotation = getattr(overload, "type_annotation", None)
-            if getattr(value, "__code__", None) is None or annotation is None:
-                continue
-            for expression, signature in annotation.calltypes.items():
-                if signature is not None and signature.return_type in (types.float64, types.complex128):
-                    found[expression.loc.line] = None
+    found: set[int] = set()
+    for overload in _overloads(names):
+        for expression, signature in overload.type_annotation.calltypes.items():
+            if signature is not None and signature.return_type in (types.float64, types.complex128):
+                found.add(expression.loc.line)
     lines = text.splitlines()
     return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

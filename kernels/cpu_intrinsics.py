@@ -1,147 +1,379 @@
-"""Numba intrinsics of kernel bodies on the CPU: atomics, per-thread arrays, and what the optimiser may assume.
+"""What kernel bodies call on the CPU beyond Numba itself: atomics, arrays on the stack, promises to the optimiser.
 
-They use no heap, no Python and no exceptions, so they run without the GIL. Atomics are relaxed (LLVM ``monotonic``), as on
-CUDA, and return the old value; negative indices wrap as in NumPy. Importing this module imports Numba.
+Everything here runs without the GIL: no Python, no heap, no Numba runtime, no exceptions. What does not fit is refused
+while Numba infers types. Importing this module imports Numba, so only code that is about to compile does.
+
+Atomics take ``(array, index, value)``. The index is an integer, or a tuple of one integer per dimension (``()`` for a
+0-d array); negative ones wrap as in NumPy, and none is checked against the shape. The value is converted to the array's
+dtype as in ``array[index] = value``. What the element held is returned. As on CUDA they are relaxed (``monotonic`` in
+LLVM): they order no other loads and stores. Where numba.cuda has an operation and a dtype, the meaning is the same; 8- and
+16-bit integers, and exchanging or comparing floats, are on the CPU only.
 """
 
 from __future__ import annotations
 
-import operator
-from functools import reduce
+import math
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core import ir as numba_ir
 from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
+from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
+from numba.np.arrayobj import fix_integer_index
 
 __all__ = [
     "atomic_add",
+    "atomic_and",
     "atomic_cas",
+    "atomic_dec",
     "atomic_exch",
+    "atomic_inc",
     "atomic_max",
     "atomic_min",
+    "atomic_nanmax",
+    "atomic_nanmin",
+    "atomic_or",
     "atomic_sub",
+    "atomic_xor",
     "local_array",
     "nonnegative",
+    "readonly_violations",
 ]
 
-_I64 = ir.IntType(64)
-_MAX_LOCAL_BYTES = 1 << 16
+MAX_LOCAL_BYTES = 1 << 16  # of one array: the stacks of worker threads are small, and overflowing one kills the process
+
+_NUMBERS = "integers, float32 and float64"
+_INTEGERS = "integers"
+_UNSIGNED = "unsigned integers"
+_DTYPES = {
+    "and": _INTEGERS,
+    "or": _INTEGERS,
+    "xor": _INTEGERS,
+    "inc": _UNSIGNED,
+    "dec": _UNSIGNED,
+}
+# The names of LLVM's atomicrmw, for signed integers, unsigned integers and floats; None where floats need a loop.
+_INSTRUCTIONS: dict[str, tuple[str, str, str | None]] = {
+    "add": ("add", "add", "fadd"),
+    "sub": ("sub", "sub", "fsub"),
+    "min": ("min", "umin", None),
+    "max": ("max", "umax", None),
+    "nanmin": ("min", "umin", None),
+    "nanmax": ("max", "umax", None),
+    "and": ("and", "and", None),
+    "or": ("or", "or", None),
+    "xor": ("xor", "xor", None),
+    "inc": ("uinc_wrap", "uinc_wrap", None),
+    "dec": ("udec_wrap", "udec_wrap", None),
+}
 
 
 @intrinsic
 def nonnegative(typing_context: Any, index: Any) -> Any:
-    """Return a thread index, which is never negative: indexing with it needs no wrap-around."""
+    """Return an index and promise the optimiser that it is not negative: indexing with it then needs no wrap-around."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
         assume = cgutils.get_or_insert_function(builder.module, kind, "llvm.assume")
-        builder.call(assume, [builder.icmp_signed(">=", arguments[0], _I64(0))])
-        return arguments[0]
+        builder.call(assume, [builder.icmp_signed(">=", value, value.type(0))])
+        return value
 
     return types.intp(types.intp), generate
 
 
-def _check(name: str, array: Any, index: Any) -> None:
-    if not isinstance(array, types.Array):
-        raise TypingError(f"atomic_{name} needs an array, got {array}")
-    if not array.mutable:
-        raise TypingError(f"atomic_{name} writes to an array that is read-only here")
-    if not isinstance(array.dtype, types.Integer | types.Float) or array.dtype == types.float16:
-        raise TypingError(f"atomic_{name} works on integers, float32 and float64, not on {array.dtype}")
-    given = len(index) if isinstance(index, types.BaseTuple) else 1
-    parts = index if isinstance(index, types.BaseTuple) else (index,)
-    if given != array.ndim or not all(isinstance(part, types.Integer) for part in parts):
-        raise TypingError(f"atomic_{name} needs {array.ndim} integer indices for an array of that rank, got {index}")
+@intrinsic
+def atomic_add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element; integers wrap around."""
+    return _modify("add", typing_context, array, index, value)
 
 
-def _element(context: Any, builder: Any, array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
-    if isinstance(index_type, types.BaseTuple):
-        pairs = zip(cgutils.unpack_tuple(builder, index, len(index_type)), index_type, strict=True)
-    else:
-        pairs = zip((index,), (index_type,), strict=True)
-    indices = [context.cast(builder, value, kind, types.intp) for value, kind in pairs]
-    view = context.make_array(array_type)(context, builder, array)
-    return cgutils.get_item_pointer(context, builder, array_type, view, indices, wraparound=True)
+@intrinsic
+def atomic_sub(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Subtract from an element; integers wrap around."""
+    return _modify("sub", typing_context, array, index, value)
 
 
-def _operation(name: str, dtype: Any) -> str:
-    if isinstance(dtype, types.Float):
-        return {"exch": "xchg"}.get(name, f"f{name}")
-    signed = {"exch": "xchg"}.get(name, name)
-    return f"u{name}" if name in ("min", "max") and not dtype.signed else signed
+@intrinsic
+def atomic_min(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Lower an element to a value; nothing changes if either is NaN."""
+    return _modify("min", typing_context, array, index, value)
 
 
-def _read_modify_write(name: str) -> Any:
-    def atomic(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-        _check(name, array, index)
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            array_type, index_type, _ = signature.args
-            pointer = _element(context, builder, array_type, arguments[0], index_type, arguments[1])
-            return builder.atomic_rmw(_operation(name, array_type.dtype), pointer, arguments[2], "monotonic")
-
-        return array.dtype(array, index, array.dtype), generate
-
-    return intrinsic(atomic)
+@intrinsic
+def atomic_max(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Raise an element to a value; nothing changes if either is NaN."""
+    return _modify("max", typing_context, array, index, value)
 
 
-atomic_add, atomic_sub = _read_modify_write("add"), _read_modify_write("sub")
-atomic_min, atomic_max = _read_modify_write("min"), _read_modify_write("max")
-atomic_exch = _read_modify_write("exch")
+@intrinsic
+def atomic_nanmin(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Lower an element to a value, where NaN stands for a missing number: a number replaces it, it replaces none."""
+    return _modify("nanmin", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_nanmax(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Raise an element to a value, where NaN stands for a missing number: a number replaces it, it replaces none."""
+    return _modify("nanmax", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_and(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Keep the bits of an integer element that are set in a value."""
+    return _modify("and", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_or(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Set the bits of an integer element that are set in a value."""
+    return _modify("or", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_xor(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Flip the bits of an integer element that are set in a value."""
+    return _modify("xor", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_inc(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Count an unsigned element up by one; from `value`, or from above it, to 0."""
+    return _modify("inc", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_dec(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Count an unsigned element down by one; from 0, or from above `value`, to `value`."""
+    return _modify("dec", typing_context, array, index, value)
+
+
+@intrinsic
+def atomic_exch(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Store a value into an element."""
+    _check("exch", typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _element(context, builder, signature, arguments)
+        bits = ir.IntType(array.dtype.bitwidth)
+        place, new = builder.bitcast(pointer, bits.as_pointer()), builder.bitcast(arguments[2], bits)
+        return builder.bitcast(builder.atomic_rmw("xchg", place, new, "monotonic"), pointer.type.pointee)
+
+    return array.dtype(array, index, array.dtype), generate
 
 
 @intrinsic
 def atomic_cas(typing_context: Any, array: Any, index: Any, compare: Any, value: Any) -> Any:
-    """Store `value` where the element's bits are those of `compare`; return the old value."""
-    _check("cas", array, index)
+    """Store a value into an element if that equals `compare`; it was stored exactly if the result equals `compare`.
+
+    Floats are compared as numbers, not as bits: -0.0 equals 0.0, and NaN equals nothing, so nothing is stored over it.
+    """
+    _check("cas", typing_context, array, index, compare, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type, index_type = signature.args[:2]
-        pointer = _element(context, builder, array_type, arguments[0], index_type, arguments[1])
-        kind = pointer.type.pointee
-        bits = ir.IntType(array_type.dtype.bitwidth)
-        old, new = (builder.bitcast(part, bits) for part in arguments[2:4])
-        place = builder.bitcast(pointer, bits.as_pointer())
-        result = builder.cmpxchg(place, old, new, "monotonic", "monotonic")
-        return builder.bitcast(builder.extract_value(result, 0), kind)
+        pointer = _element(context, builder, signature, arguments)
+        expected, new = arguments[2:]
+        if isinstance(array.dtype, types.Float):
+            return _store_while(builder, pointer, new, lambda held: builder.fcmp_ordered("==", held, expected))
+        return builder.extract_value(builder.cmpxchg(pointer, expected, new, "monotonic", "monotonic"), 0)
 
     return array.dtype(array, index, array.dtype, array.dtype), generate
 
 
+def _modify(name: str, typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Return the signature and the code generator of an operation of an element and one value."""
+    _check(name, typing_context, array, index, value)
+    signed, unsigned, floating = _INSTRUCTIONS[name]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _element(context, builder, signature, arguments)
+        new = arguments[2]
+        if isinstance(array.dtype, types.Integer):
+            return builder.atomic_rmw(signed if array.dtype.signed else unsigned, pointer, new, "monotonic")
+        if floating is not None:
+            return builder.atomic_rmw(floating, pointer, new, "monotonic")
+        return _store_while(builder, pointer, new, lambda held: _replaces(name, builder, held, new))
+
+    return array.dtype(array, index, array.dtype), generate
+
+
+def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any) -> None:
+    """Refuse, before any code is generated, what an atomic operation cannot do."""
+    if not isinstance(array, types.Array):
+        raise TypingError(f"atomic_{name} needs an array and got {array}; pass the array and the index of the element")
+    _check_dtype(name, array.dtype)
+    if not array.mutable:
+        raise TypingError(f"atomic_{name} writes to {array}, which is read-only; pass a writable array for it")
+    if not array.aligned:
+        raise TypingError(f"atomic_{name} needs aligned elements, which {array} does not have; pass a copy of it")
+    indices = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(indices) != array.ndim or not all(isinstance(part, types.Integer) for part in indices):
+        wanted = "an integer" if array.ndim == 1 else f"a tuple of {array.ndim} integers"
+        raise TypingError(f"atomic_{name} needs {wanted} to index {array}, got {index}")
+    for value in values:
+        number = isinstance(value, types.Number | types.Boolean)
+        if not number or typing_context.can_convert(value, array.dtype) is None:
+            raise TypingError(f"atomic_{name} cannot store {value} into elements of {array.dtype}; convert it first")
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    wanted = _DTYPES.get(name, _NUMBERS)
+    fits = isinstance(dtype, types.Integer) and not (wanted == _UNSIGNED and dtype.signed)
+    if wanted == _NUMBERS:
+        fits = fits or dtype in (types.float32, types.float64)
+    if fits:
+        return
+    hint = "use an array of such a type"
+    if isinstance(dtype, types.Complex):
+        hint = "add to the real and the imaginary parts, in arrays of their own"
+    elif isinstance(dtype, types.Boolean):
+        hint = "use an array of uint8"
+    raise TypingError(f"atomic_{name} works on {wanted}, not on {dtype}; {hint}")
+
+
+def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Return the address of the element that an atomic operation works on."""
+    array_type, index_type = signature.args[:2]
+    view = context.make_array(array_type)(context, builder, arguments[0])
+    index, kinds = [arguments[1]], [index_type]
+    if isinstance(index_type, types.BaseTuple):
+        index, kinds = cgutils.unpack_tuple(builder, arguments[1], len(index_type)), list(index_type)
+    extents = cgutils.unpack_tuple(builder, view.shape, array_type.ndim)
+    wrapped = [
+        fix_integer_index(context, builder, kind, part, extent)
+        for kind, part, extent in zip(kinds, index, extents, strict=True)
+    ]
+    return cgutils.get_item_pointer(context, builder, array_type, view, wrapped, wraparound=False)
+
+
+def _replaces(name: str, builder: Any, held: Any, new: Any) -> Any:
+    """Return whether the new one of two floats takes the element's place in a minimum or a maximum."""
+    relation = ">" if name.endswith("min") else "<"
+    if name in ("min", "max"):
+        return builder.fcmp_ordered(relation, held, new)
+    is_number = builder.fcmp_ordered("ord", new, new)
+    return builder.and_(is_number, builder.fcmp_unordered(relation, held, new))
+
+
+def _store_while(builder: Any, pointer: Any, new: Any, wanted: Callable[[Any], Any]) -> Any:
+    """Store into a float unless `wanted`, given what it holds, says no; try again if another thread was quicker.
+
+    The bits are exchanged, since LLVM compares no floats; `wanted` sees the number. Returns what the element held.
+    """
+    width = 64 if isinstance(new.type, ir.DoubleType) else 32
+    bits = ir.IntType(width)
+    place, new_bits = builder.bitcast(pointer, bits.as_pointer()), builder.bitcast(new, bits)
+    first = builder.load_atomic(place, "monotonic", width // 8)
+    before = builder.block
+    look, attempt, done = (builder.append_basic_block(f"atomic.{name}") for name in ("look", "attempt", "done"))
+    builder.branch(look)
+    builder.position_at_end(look)
+    held = builder.phi(bits)
+    held.add_incoming(first, before)
+    number = builder.bitcast(held, new.type)
+    builder.cbranch(wanted(number), attempt, done)
+    builder.position_at_end(attempt)
+    exchanged = builder.cmpxchg(place, held, new_bits, "monotonic", "monotonic")
+    held.add_incoming(builder.extract_value(exchanged, 0), attempt)
+    builder.cbranch(builder.extract_value(exchanged, 1), done, look)
+    builder.position_at_end(done)
+    return number
+
+
 @intrinsic(prefer_literal=True)
 def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
-    """Return an uninitialised array on this thread's stack; it must not leave the function.
+    """Return a C-contiguous array on this thread's stack, with whatever the memory holds.
 
-    `shape` is a string literal such as ``"3,4"``: the generated source knows it, and the stack needs it at compile time.
+    `shape` is a constant: an integer, a tuple of integers, or such numbers in a string (``"3,4"``); `dtype` is a dtype
+    such as ``np.float32``. The memory ends with the function that calls this, so the array must not be returned from it;
+    nothing checks that. A place in the source has one piece of memory per call of its function: in a loop, every trip
+    gets the same, which keeps the stack from growing.
     """
-    if not isinstance(shape, types.StringLiteral):
-        return None
-    extents = [int(part) for part in shape.literal_value.split(",") if part]
-    element = getattr(dtype, "dtype", None) or getattr(dtype, "instance_type", None)
+    extents = _extents(shape)
+    element = parse_dtype(dtype)
     if element is None:
-        raise TypingError(f"cuda.local.array needs a dtype, got {dtype}")
+        raise TypingError(f"a local array needs a dtype such as numpy.float32, got {dtype}")
+    target = cpu_target.target_context
+    itemsize, count = target.get_abi_sizeof(target.get_data_type(element)), math.prod(extents)
+    if itemsize * count > MAX_LOCAL_BYTES:
+        raise TypingError(
+            f"a local array of shape {extents} and dtype {element} takes {itemsize * count} bytes of a thread's stack; "
+            f"at most {MAX_LOCAL_BYTES} are possible, so pass an array for larger ones"
+        )
+    strides = [itemsize * math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     array_type = types.Array(element, len(extents), "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data_type = context.get_data_type(element)
-        itemsize, count = context.get_abi_sizeof(data_type), reduce(operator.mul, extents, 1)
-        if itemsize * count > _MAX_LOCAL_BYTES:
-            raise TypingError(f"a local array of {itemsize * count} bytes is too large for a thread's stack")
-        memory = cgutils.alloca_once(builder, data_type, size=max(count, 1))
-        strides = [itemsize * reduce(operator.mul, extents[k + 1 :], 1) for k in range(len(extents))]
+        # In the entry block it is part of the frame; elsewhere every trip of a loop would take more of the stack.
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(data_type, max(count, 1)))
         array = context.make_array(array_type)(context, builder)
         context.populate_array(
             array,
-            data=memory,
-            shape=[_I64(extent) for extent in extents],
-            strides=[_I64(stride) for stride in strides],
-            itemsize=_I64(itemsize),
+            data=builder.bitcast(memory, data_type.as_pointer()),
+            shape=[context.get_constant(types.intp, extent) for extent in extents],
+            strides=[context.get_constant(types.intp, stride) for stride in strides],
+            itemsize=itemsize,
             meminfo=None,
-            parent=None,
         )
         return array._getvalue()
 
     return array_type(shape, dtype), generate
+
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    """Return the numbers that a literal shape type stands for."""
+    if isinstance(shape, types.StringLiteral):
+        return tuple(int(part) for part in shape.literal_value.split(",") if part)
+    parts = tuple(shape) if isinstance(shape, types.BaseTuple) else (shape,)
+    if not all(isinstance(part, types.IntegerLiteral) and part.literal_value >= 0 for part in parts):
+        raise TypingError(
+            "the shape of a local array must be a constant, an integer or a tuple of integers that are not negative; "
+            f"got {shape}: write the numbers out, or take them from a global"
+        )
+    return tuple(part.literal_value for part in parts)
+
+
+def readonly_violations(overload: Any) -> list[str]:
+    """Return where a compiled function may write to a read-only array although Numba typed it without complaint.
+
+    Numba refuses stores through read-only arrays and their views, with two exceptions that lose the flag:
+    ``array.flat[k] = value``, and ``numpy.nditer``, whose elements are writable 0-d arrays.
+
+    Parameters
+    ----------
+    overload : CompileResult
+        One of the values of a dispatcher's `overloads`; callees have overloads of their own.
+
+    Returns
+    -------
+    list of str
+        One message per place, with the line; empty if there is none.
+    """
+    annotation = overload.type_annotation
+    statements = [statement for block in annotation.blocks.values() for statement in block.body]
+    return [
+        f"line {statement.loc.line}: {message}"
+        for statement in statements
+        if (message := _violation(statement, annotation.typemap)) is not None
+    ]
+
+
+def _violation(statement: Any, kinds: Any) -> str | None:
+    target = getattr(statement, "target", None)
+    kind = kinds.get(target.name) if isinstance(target, numba_ir.Var) else None
+    stores = isinstance(statement, numba_ir.SetItem | numba_ir.StaticSetItem)
+    if stores and isinstance(kind, types.NumpyFlatType) and not kind.array_type.mutable:
+        return f"a store through .flat into {kind.array_type}, which is read-only; pass a writable array for it"
+    called = isinstance(statement, numba_ir.Assign) and isinstance(statement.value, numba_ir.Expr)
+    if called and statement.value.op == "call" and isinstance(kind, types.NumpyNdIterType):
+        locked = [array for array in kind.arrays if isinstance(array, types.Array) and not array.mutable]
+        if locked:
+            return f"numpy.nditer hands out writable elements of {locked[0]}, which is read-only; use numpy.ndenumerate"
+    return None

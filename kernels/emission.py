@@ -32,7 +32,8 @@ from numbridge.kernels.source import (
 
 __all__ = ["Emitted", "emit"]
 
-_ATOMICS = {name: name for name in ("add", "sub", "min", "max", "exch", "cas")} | {"nanmin": "min", "nanmax": "max"}
+_ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
+_ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 
 
@@ -239,7 +240,7 @@ class _Rewriter(ast.NodeTransformer):
         literal = self.writer.literal(static.value)
         if literal is not None:
             return literal
-        if static.value in (float, complex) and static.builtin:
+        if static.builtin and static.value in (float, complex):
             kind = self.writer.weak_type(static.value)
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
         callee = self.writer.program.callee(static.value)
@@ -320,8 +321,8 @@ class _Rewriter(ast.NodeTransformer):
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, "cuda.local.array(shape, dtype) needs a constant shape and a dtype")
-        text = ast.Constant(",".join(str(extent) for extent in extents))
-        return ast.Call(ast.Name("_nb_local_array", ast.Load()), [text, self.visit(given["dtype"])], [])
+        size = ast.parse(repr(shape), mode="eval").body
+        return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, self.visit(given["dtype"])], [])
 
 
 def _tuple(expressions: list[str]) -> ast.expr:

@@ -1,0 +1,124 @@
+"""What a new array is made from: nested lists, another library's array, or an address; copied, or shared.
+
+Sharing raises where it is impossible; nothing here copies unless its name says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbridge import strided
+from numbridge.kernels import scalars
+from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.scalars import Scalar, scalar_of
+from numbridge.memory import adopt, allocate, native, row_of, wrap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from numbridge.array import Array
+
+__all__ = ["as_values", "at_address", "copied", "filled", "is_literal", "shared"]
+
+# What Python's own numbers become where no dtype is asked for: as in annotations, nothing is 64 bits wide unasked.
+_NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
+
+
+def is_literal(data: Any) -> bool:
+    """Tell whether data is a number or a list: values without memory that could be shared."""
+    return isinstance(data, list | tuple | bool | int | float | complex | np.generic)
+
+
+def as_values(data: Any) -> Any:
+    """Return what NumPy can assign from; other libraries' arrays are read through their own protocol."""
+    return data if is_literal(data) or isinstance(data, np.ndarray) else adopt(data).numpy()
+
+
+def shared(data: Any, dtype: Any = None) -> Array:
+    """Return an Array on the memory of `data`; a dtype must be the one that it has.
+
+    Raises
+    ------
+    BufferAccessError
+        If `data` has no memory to share.
+    ConversionError
+        If `data` is of another dtype.
+    """
+    if is_literal(data):
+        raise BufferAccessError(f"a {type(data).__name__} has no memory to share; nb.array(data) copies it")
+    made = adopt(data)
+    return made if dtype is None else same_dtype(made, dtype)
+
+
+def same_dtype(array: Array, dtype: Any) -> Array:
+    """Return the array if it has this dtype, else raise: sharing does not convert."""
+    wanted, found = scalar_of(dtype), row_of(array)
+    if wanted != found:
+        raise ConversionError(
+            f"dtype is {wanted.name}, and the data is {found.name}, which cannot be shared as another dtype; "
+            "nb.array(data, dtype=...) copies and converts, .view(dtype) reinterprets the bytes"
+        )
+    return array
+
+
+def filled(values: NDArray[Any], row: Scalar) -> Array:
+    """Return a new array with the values, converted to a dtype."""
+    made = allocate(values.shape, row, zeroed=False)
+    np.copyto(made.numpy(), values, casting="unsafe")
+    return made
+
+
+def copied(data: Any, dtype: Any = None) -> Array:
+    """Return a new array with the values of `data`, converted to `dtype` if one is given.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If nested lists are ragged, or hold numbers that the dtype cannot.
+    """
+    if not is_literal(data):
+        values = adopt(data).numpy()
+        return filled(values, scalar_of(values.dtype if dtype is None else dtype))
+    try:
+        values = np.array(data) if dtype is None else np.array(data, dtype=scalar_of(dtype).numpy)
+    except (ValueError, OverflowError) as error:
+        raise NumbridgeValueError(f"data cannot become an array: {error}") from None
+    row = scalar_of(values.dtype)
+    return filled(values, _narrowed(values, row) if dtype is None and _is_plain(data) else row)
+
+
+def _is_plain(data: Any) -> bool:
+    """Whether nested lists hold Python's own numbers; what has a dtype, such as a NumPy scalar, keeps it."""
+    while isinstance(data, list | tuple) and data:
+        data = data[0]
+    return type(data) in (bool, int, float, complex, list, tuple)
+
+
+def _narrowed(values: NDArray[Any], row: Scalar) -> Scalar:
+    narrow = scalars.by_name(_NARROW.get(row.name, row.name))
+    if narrow.code == scalars.INT and values.size:
+        limits = np.iinfo(narrow.numpy)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise NumbridgeValueError("data has integers that int32 cannot hold; ask for dtype=nb.int64")
+    return narrow
+
+
+def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | str | None) -> Array:
+    """Return an array on memory that the caller keeps alive; strides are in bytes."""
+    get_device(device)
+    extents, row = strided.extents(shape), scalar_of(dtype)
+    if ptr < 0 or (ptr == 0 and math.prod(extents)):
+        raise NumbridgeValueError(f"ptr is {ptr}, which is no address")
+    steps = None if strides is None else tuple(strides)
+    if steps is not None and (len(steps) != len(extents) or any(step % row.itemsize for step in steps)):
+        raise NumbridgeValueError(
+            f"strides are {steps} bytes; they must be multiples of the item size {row.itemsize}, one for each of the "
+            f"{len(extents)} axes"
+        )
+    elements = None if steps is None else tuple(step // row.itemsize for step in steps)
+    return wrap(native().new_record(None, ptr, row.tag, dl.CPU, 0, extents, elements, 0))

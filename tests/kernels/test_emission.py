@@ -1,0 +1,200 @@
+"""What a kernel's source says: which parameters it writes, what it depends on, and the text that is compiled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numba import cuda, njit
+
+import numbridge.kernels.intrinsics as markers
+from numbridge.kernels.emission import emit
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.intrinsics import atomic_add, tid
+from numbridge.kernels.kernel import func, kernel
+
+OMEGA = 1.25
+COUNT = 3
+TABLE = np.array([1.0, 2.0])
+another_name = tid
+
+
+@func
+def writes_second(a, b):
+    b[0] = a[0]
+
+
+@func
+def passes_on(p, q):
+    writes_second(q, p)
+
+
+@njit
+def njit_writes(values):
+    values[0] = 1
+
+
+def declare(body):
+    return kernel(body)
+
+
+def written(k, **ranks):
+    return set(k.source.written(ranks or None))
+
+
+def test_stores_and_atomics_write():
+    @kernel
+    def direct(a, b, c, d, e):
+        i = tid()
+        a[i] = 1
+        b[i] += c[i]
+        atomic_add(d, i, e[i])
+
+    assert written(direct) == {"a", "b", "d"}
+
+
+def test_aliases_write_what_they_stand_for():
+    @kernel
+    def aliased(a, b, c, d):
+        i = tid()
+        x = a
+        x[i] = 1
+        pair = (b, c)
+        pair[0][i] = 2
+        y = d if i > 3 else c
+        y[i] = 3
+
+    assert {"a", "b", "d"} <= written(aliased)
+
+
+def test_views_write_and_elements_do_not():
+    @kernel
+    def views(a, b, c):
+        row = a[tid()]
+        row[0] = 1
+        value = b[0]
+        value += 1
+        other = c[0]
+        other += 1
+
+    assert written(views, a=2, b=1, c=2) == {"a", "c"}
+
+
+def test_device_functions_write():
+    @kernel
+    def calls(a, b, c, d):
+        passes_on(a, b)
+        njit_writes(c)
+
+    assert written(calls) == {"a", "c"}
+
+
+def test_names_are_resolved_by_object():
+    @kernel
+    def aliases(x):
+        i = another_name()
+        j = markers.tid()
+        add = cuda.atomic.add
+        add(x, i + j, 1.0)
+
+    emitted = emit(aliases.source, "float32")
+    assert aliases.source.index_rank == 1 and "_nb_atomic_add(x, i + j, _nb_float32(1.0))" in emitted.text
+
+
+def test_constants_are_inlined_and_weak():
+    @kernel
+    def constants(x):
+        i = tid()
+        x[i] = OMEGA * math.pi + COUNT + TABLE[i % 2] + float(i)
+
+    narrow, wide = emit(constants.source, "float32"), emit(constants.source, "float64")
+    assert f"_nb_float32(1.25) * _nb_float32({math.pi!r}) + 3 + TABLE[i % 2] + _nb_float32(i)" in narrow.text
+    assert f"1.25 * {math.pi!r} + 3" in wide.text
+    assert narrow.namespace["TABLE"] is TABLE and b"TABLE = array <f8 (2,)" in narrow.fingerprint
+
+
+def test_the_text_is_the_same_every_time():
+    @kernel
+    def stable(x):
+        x[tid()] = OMEGA
+
+    assert emit(stable.source, "float32") == emit(stable.source, "float32")
+
+
+def test_dependencies_name_every_global():
+    @kernel
+    def reads(x, y):
+        passes_on(x, y)
+        x[tid()] = OMEGA + TABLE[0]
+
+    names = {dependency.name for dependency in reads.source.dependencies()}
+    assert {"OMEGA", "TABLE", "passes_on", "writes_second"} <= names
+
+
+def test_hidden_parameters_reach_device_functions():
+    @func
+    def own_index():
+        return cuda.grid(1) + cuda.blockDim.x
+
+    @kernel
+    def outer(x):
+        x[own_index()] = 1
+
+    emitted = emit(outer.source, "float32")
+    assert emitted.hidden == ("_nb_i0", "_nb_b0")
+    assert "own_index(_nb_i0, _nb_b0)" in emitted.text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("yield 1", "cannot be used"),
+        ("with x: pass", "cannot be used"),
+        ("del x", "cannot be used"),
+        ("y = lambda: 1", "cannot be used"),
+        ("import os", "cannot be used"),
+        ("_nb_i0 = 1", "reserved"),
+        ("return x", "returns nothing"),
+        ("x[undefined] = 1", "'undefined' is not defined"),
+        ("i, j, k, m, n = tid()", "up to 4 indices"),
+        ("i = tid(); j, k = tid()", "use one rank"),
+        ("x[cuda.grid(x[0])] = 1", "written as a constant"),
+        ("cuda.syncthreads()", "cuda.syncthreads needs a block"),
+        ("x[0] = cuda.laneid", "cuda.laneid needs a block"),
+    ],
+)
+def test_what_no_kernel_can_be_is_refused_with_its_place(tmp_path, body, text):
+    path = tmp_path / "refused.py"
+    path.write_text(f"from numba import cuda\nfrom numbridge.kernels.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n")
+    namespace = {"__name__": "refused"}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    with pytest.raises(KernelError, match=text) as caught:
+        emit(kernel(namespace["bad"]).source, "float32")
+    assert "refused.py:" in str(caught.value) and "^" in str(caught.value)
+
+
+def test_signatures_that_no_kernel_can_have():
+    def starred(*arrays):
+        pass
+
+    def default(x, y=1):
+        pass
+
+    def keyword(x, *, y):
+        pass
+
+    for function in (starred, default, keyword):
+        with pytest.raises(KernelError):
+            kernel(function)
+    with pytest.raises(KernelError, match="lambda"):
+        kernel(lambda x: None)
+
+
+def test_warp_operations_are_unsupported_on_the_cpu():
+    @kernel
+    def warp(x):
+        x[0] = cuda.shfl_sync(0xFFFFFFFF, x[0], 0)
+
+    with pytest.raises(KernelUnsupportedError, match="needs a block of threads"):
+        emit(warp.source, "float32")
