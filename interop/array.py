@@ -225,8 +225,9 @@ class Array:
         An integer drops its axis, so that a full index gives a 0-d view of the element, which `item` turns into a
         number. Anything that would copy raises.
         """
-        shape, strides, offset = strided.indexed(key, self.shape, self._element_strides())
-        return self._view(shape, strides, lambda other: other[key], offset)
+        memory = _Memory(self)
+        shape, strides, offset = strided.indexed(key, memory.shape, memory.strides)
+        return self._view(memory.record(shape, strides, offset), lambda other: other[key])
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over views along the first axis."""
@@ -240,15 +241,15 @@ class Array:
         BufferAccessError
             If the strides allow no view; ``contiguous().reshape(...)`` copies.
         """
-        old, strides = self.shape, self._element_strides()
-        target = strided.resolved(shape[0] if len(shape) == 1 else shape, self.size)
-        found = strided.restrided(old, strides, target)
-        if found is None:
+        memory = _Memory(self)
+        target = strided.resolved(shape[0] if len(shape) == 1 else shape, math.prod(memory.shape))
+        strides = strided.restrided(memory.shape, memory.strides, target)
+        if strides is None:
             raise BufferAccessError(
-                f"an array of shape {old} with strides {self.strides} bytes has no view of shape {target}; use "
-                "array.contiguous().reshape(...), which copies"
+                f"an array of shape {memory.shape} with strides {self.strides} bytes has no view of shape {target}; "
+                "use array.contiguous().reshape(...), which copies"
             )
-        return self._view(target, found, lambda other: other.contiguous().reshape(target))
+        return self._view(memory.record(target, strides), lambda other: other.contiguous().reshape(target))
 
     def flatten(self) -> Array:
         """Return a 1-d view; raises like `reshape` where there is none."""
@@ -259,41 +260,27 @@ class Array:
 
         Gradients do not follow: the view has none.
         """
-        row = scalar_of(dtype)
-        shape, strides = strided.retyped(self.shape, self._element_strides(), self.itemsize, row.itemsize)
-        return wrap(self._viewed(shape, strides, 0, row.tag))
+        row, memory = scalar_of(dtype), _Memory(self)
+        shape, strides = strided.retyped(memory.shape, memory.strides, memory.itemsize, row.itemsize)
+        return wrap(memory.record(shape, strides, tag=row.tag))
 
     def transpose(self, *axes: Any) -> Array:
         """Return a view with the axes in the given order, reversed by default."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
-        shape, strides = strided.permuted(order or None, self.shape, self._element_strides())
-        return self._view(shape, strides, lambda other: other.transpose(*order))
+        memory = _Memory(self)
+        shape, strides = strided.permuted(order or None, memory.shape, memory.strides)
+        return self._view(memory.record(shape, strides), lambda other: other.transpose(*order))
 
     @property
     def T(self) -> Array:  # noqa: N802 - NumPy's name
         """The view with the axes reversed."""
         return self.transpose()
 
-    def _element_strides(self) -> strided.Strides:
-        itemsize = self.itemsize
-        return tuple(step // itemsize for step in self.strides)
-
-    def _viewed(self, shape: tuple[int, ...], strides: strided.Strides, offset: int, tag: int) -> Any:
-        """Return the record of a view; it keeps the owner of the memory alive, not this array."""
-        word, data, _, _, ordinal = native().describe(self)
-        flags = dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0
-        flags |= dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0
-        address = data + offset * self.itemsize
-        return native().new_record(
-            self._record, address, tag, word >> nb.WORD_DEVICE & 0xFF, ordinal, shape, strides, flags
-        )
-
-    def _view(
-        self, shape: tuple[int, ...], strides: strided.Strides, step: Callable[[Array], Array], offset: int = 0
-    ) -> Array:
+    def _view(self, record: Any, step: Callable[[Array], Array]) -> Array:
         """Return a view whose gradient, if there is one, is the same view (`step`) of this array's gradient."""
-        made = wrap(self._viewed(shape, strides, offset, row_of(self).tag))
-        gradients.inherit_gradient(made, self, step)
+        made = wrap(record)
+        if self._extra is not None or self._source is not None:
+            gradients.inherit_gradient(made, self, step)
         return made
 
     # Values
@@ -494,6 +481,26 @@ class Array:
         if copy:
             return native().export_legacy(self.clone()._record)
         return legacy_capsule(self)
+
+
+class _Memory:
+    """What an array's record says, for making another record on the same memory; strides count elements."""
+
+    __slots__ = ("address", "capsule", "itemsize", "ordinal", "shape", "strides", "word")
+
+    def __init__(self, array: Array) -> None:
+        self.capsule = array._record
+        self.word, self.address, self.shape, strides, self.ordinal = native().describe(self.capsule)
+        self.itemsize = size = (self.word >> 8 & 0xFF) >> 3
+        self.strides = tuple([step // size for step in strides])
+
+    def record(self, shape: tuple[int, ...], strides: strided.Strides, offset: int = 0, tag: int = 0) -> Any:
+        """Return the record of a view, of the same dtype without a tag; it keeps the memory's owner alive."""
+        word = self.word
+        flags = (dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0) | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0)
+        address, device = self.address + offset * self.itemsize, word >> nb.WORD_DEVICE & 0xFF
+        tag = tag or word & 0xFFFFFFFF
+        return native().new_record(self.capsule, address, tag, device, self.ordinal, shape, strides, flags)
 
 
 def legacy_capsule(array: Array) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from numbridge.kernels.errors import NumbridgeValueError
@@ -60,14 +61,16 @@ def bridge_named(name: str) -> Room:
     return cast(Room, importlib.import_module(f"numbridge.{name}_bridge"))
 
 
-@functools.cache
-def bridge_for_type(kind: type) -> Room | None:
+def _room_of(kind: type) -> Room | None:
     """Return the room of the framework that a class comes from, or None; a subclass belongs to its base's."""
     for base in kind.__mro__:
         framework = _TOP_LEVEL.get(str(base.__module__).partition(".")[0])
         if framework is not None:
             return bridge_named(framework)
     return None
+
+
+bridge_for_type: Callable[[type], Room | None] = functools.cache(_room_of)
 
 
 def resolve(kind: type) -> Reader | None:

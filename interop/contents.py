@@ -5,7 +5,6 @@ Sharing raises where it is impossible; nothing here copies unless its name says 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +111,7 @@ def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | 
     """Return an array on memory that the caller keeps alive; strides are in bytes."""
     get_device(device)
     extents, row = strided.extents(shape), scalar_of(dtype)
-    if ptr < 0 or (ptr == 0 and math.prod(extents)):
+    if ptr < 0 or (ptr == 0 and 0 not in extents):
         raise NumbridgeValueError(f"ptr is {ptr}, which is no address")
     steps = None if strides is None else tuple(strides)
     if steps is not None and (len(steps) != len(extents) or any(step % row.itemsize for step in steps)):

@@ -1,7 +1,7 @@
 """Arrays as memory: how one is adopted, allocated and wrapped, before it has any methods.
 
-`Array` itself is in `numbridge.array`, which builds on this and enters its class here. Nothing native is loaded before the
-first array exists.
+`Array` itself is in `numbridge.array`, which builds on this and enters its class here. Nothing native is loaded before
+the first array exists.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ def contiguous(shape: Sequence[int]) -> Strides:
 
 def _tidy(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """Give axes without a meaningful stride (extent 0 or 1) the contiguous one, which every consumer accepts."""
+    if min(shape, default=2) > 1:
+        return tuple(strides)
     plain = contiguous(shape)
     return tuple(own if extent > 1 else usual for extent, own, usual in zip(shape, strides, plain, strict=True))
 

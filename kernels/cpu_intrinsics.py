@@ -6,8 +6,8 @@ while Numba infers types. Importing this module imports Numba, so only code that
 Atomics take ``(array, index, value)``. The index is an integer, or a tuple of one integer per dimension (``()`` for a
 0-d array); negative ones wrap as in NumPy, and none is checked against the shape. The value is converted to the array's
 dtype as in ``array[index] = value``. What the element held is returned. As on CUDA they are relaxed (``monotonic`` in
-LLVM): they order no other loads and stores. Where numba.cuda has an operation and a dtype, the meaning is the same; 8- and
-16-bit integers, and exchanging or comparing floats, are on the CPU only.
+LLVM): they order no other loads and stores. Where numba.cuda has an operation and a dtype, the meaning is the same;
+8- and 16-bit integers, and exchanging or comparing floats, are on the CPU only.
 """
 
 from __future__ import annotations
@@ -290,9 +290,9 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     """Return a C-contiguous array on this thread's stack, with whatever the memory holds.
 
     `shape` is a constant: an integer, a tuple of integers, or such numbers in a string (``"3,4"``); `dtype` is a dtype
-    such as ``np.float32``. The memory ends with the function that calls this, so the array must not be returned from it;
-    nothing checks that. A place in the source has one piece of memory per call of its function: in a loop, every trip
-    gets the same, which keeps the stack from growing.
+    such as ``np.float32``. The memory ends with the function that calls this: the array must not be returned from it,
+    and nothing checks that. A place in the source has one piece of memory per call of its function: in a loop, every
+    trip gets the same, which keeps the stack from growing.
     """
     extents = _extents(shape)
     element = parse_dtype(dtype)

@@ -158,7 +158,7 @@ def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:
     return tags
 
 
-def _numpy_api() -> tuple[int, int, int]:
+def _numpy_api() -> tuple[type, int, int]:
     from numpy._core import _multiarray_umath
 
     from numbridge.kernels.native import object_layout as layout
@@ -171,7 +171,7 @@ def _numpy_api() -> tuple[int, int, int]:
     def slot(index: int) -> int:
         return int(ctypes.c_void_p.from_address(table + 8 * index).value or 0)
 
-    return id(np.ndarray), slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT)
+    return np.ndarray, slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT)
 
 
 @functools.cache

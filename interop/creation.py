@@ -1,0 +1,175 @@
+"""New arrays: zeros, ones, full, empty and their likes, and copies from one array to another.
+
+New memory is C-contiguous and 64-byte aligned, which is what XLA asks of memory that it shares.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from numbridge.array import Array, adopt, allocate, row_of
+from numbridge.contents import as_values
+from numbridge.kernels import scalars
+from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.scalars import scalar_of
+
+__all__ = ["clone", "copy", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like"]
+
+_DeviceLike = Device | str | None
+
+
+def zeros(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+    """Return a new array of zeros.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Extents.
+    dtype : dtype_like
+        `float` is float32 and `int` is int32.
+    device : Device or str, optional
+        The current device by default.
+    requires_grad : bool
+        Whether kernels are differentiated with respect to it; its gradient takes no memory until it is read.
+
+    Examples
+    --------
+    >>> zeros((2, 2), int)
+    array([[0, 0],
+           [0, 0]], shape=(2, 2), dtype=int32, device='cpu')
+    """
+    return _new(shape, dtype, device, requires_grad, zeroed=True)
+
+
+def empty(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+    """Return a new array whose values are whatever the memory held; parameters as in `zeros`."""
+    return _new(shape, dtype, device, requires_grad, zeroed=False)
+
+
+def ones(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+    """Return a new array of ones; parameters as in `zeros`."""
+    return full(shape, 1, dtype, device, requires_grad)
+
+
+def full(shape: Any, value: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+    """Return a new array with every element set to `value`.
+
+    Without a dtype, a Python float gives float32, an int int32, a bool bool and a complex complex64; a NumPy scalar
+    keeps its own. Other parameters as in `zeros`.
+    """
+    wanted = _dtype_of_value(value) if dtype is None else dtype
+    return _new(shape, wanted, device, requires_grad, zeroed=False).fill_(value)
+
+
+def _dtype_of_value(value: Any) -> Any:
+    if hasattr(value, "dtype"):
+        return row_of(value) if isinstance(value, Array) else value.dtype
+    for kind in (bool, int, float, complex):
+        if isinstance(value, kind):
+            return kind
+    raise NumbridgeTypeError(f"value is {value!r}, which has no dtype; it must be a number, or pass dtype")
+
+
+def _new(shape: Any, dtype: Any, device: _DeviceLike, requires_grad: bool, *, zeroed: bool) -> Array:
+    made = allocate(shape, dtype, device, zeroed=zeroed)
+    if requires_grad:
+        made.requires_grad = True
+    return made
+
+
+def zeros_like(src: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
+    """Return a new array of zeros with the shape of `src`.
+
+    Parameters
+    ----------
+    src : array_like
+        An Array, or any framework's.
+    dtype : dtype_like, optional
+        That of `src` by default.
+    device : Device or str, optional
+        The current device by default.
+    requires_grad : bool, optional
+        As `src` by default.
+    """
+    return _like(src, dtype, device, requires_grad, zeroed=True)
+
+
+def empty_like(src: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
+    """Return a new array with the shape of `src` and arbitrary values; parameters as in `zeros_like`."""
+    return _like(src, dtype, device, requires_grad, zeroed=False)
+
+
+def ones_like(src: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
+    """Return a new array of ones with the shape of `src`; parameters as in `zeros_like`."""
+    return full_like(src, 1, dtype, device, requires_grad)
+
+
+def full_like(
+    src: Any, value: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool | None = None
+) -> Array:
+    """Return a new array with the shape of `src` and one value; parameters as in `zeros_like`."""
+    return _like(src, dtype, device, requires_grad, zeroed=False).fill_(value)
+
+
+def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None, *, zeroed: bool) -> Array:
+    model = src if isinstance(src, Array) else adopt(src)
+    row = row_of(model) if dtype is None else scalar_of(dtype)
+    # A dtype that cannot have a gradient is asked for only by someone who wants none.
+    inherited = model.requires_grad and (row.is_float or row.code == scalars.COMPLEX)
+    return _new(model.shape, row, device, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
+
+
+def clone(src: Any, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
+    """Return a contiguous copy of any framework's array; it requires a gradient as `src` does, unless told."""
+    get_device(device)
+    made = (src if isinstance(src, Array) else adopt(src)).clone()
+    if requires_grad is not None:
+        made.requires_grad = requires_grad
+    return made
+
+
+def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: int = 0) -> None:
+    """Copy the elements of `src` into `dest`, which may be of any framework.
+
+    Parameters
+    ----------
+    dest : array_like
+        Written; must be writable. Converted to its dtype.
+    src : array_like
+        Read; may overlap `dest`.
+    dest_offset, src_offset : int
+        First element, counted in C order; both arrays must be contiguous if one is not 0.
+    count : int
+        How many elements; 0 for all of `src` from `src_offset` on.
+
+    Raises
+    ------
+    BufferAccessError
+        If `dest` is read-only.
+    NumbridgeValueError
+        If the elements do not fit.
+    """
+    target = dest if isinstance(dest, Array) else adopt(dest)
+    if target.read_only:
+        raise BufferAccessError(
+            f"copy would write to dest, a read-only {type(dest).__name__}; copy to a writable array"
+        )
+    source = src if isinstance(src, Array) else adopt(as_values(src))
+    if dest_offset or src_offset or count:
+        target, source = _parts(target, source, dest_offset, src_offset, count)
+    if target.shape != source.shape:
+        raise NumbridgeValueError(f"src has shape {source.shape}, and dest {target.shape}; they must be equal")
+    target.assign(source)
+
+
+def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, count: int) -> tuple[Array, Array]:
+    to, since, some = (operator.index(number) for number in (dest_offset, src_offset, count))
+    amount = some or source.size - since
+    if min(to, since, amount) < 0 or since + amount > source.size or to + amount > target.size:
+        raise NumbridgeValueError(
+            f"{amount} elements from {since} on in src, which has {source.size}, do not fit into dest, which has "
+            f"{target.size}, from {to} on"
+        )
+    return target.flatten()[to : to + amount], source.flatten()[since : since + amount]

@@ -1,0 +1,248 @@
+"""The room of JAX: arrays both ways on the same memory; dtypes and devices.
+
+A JAX array is immutable: what shares its memory is read-only. On the CPU it is read through the buffer protocol, in compiled
+code; bfloat16 and fp8, which that protocol cannot name, go through DLPack. Both wait until the array has been computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from numbridge.array import Array, adopt, native
+from numbridge.contents import same_dtype
+from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import Reader, describe, record_from_capsule
+from numbridge.kernels.scalars import ALL, scalar_of
+from numbridge.memory import row_of
+
+if TYPE_CHECKING:
+    import jax
+
+__all__ = [
+    "NAME",
+    "device_from_jax",
+    "device_to_jax",
+    "dtype_from_jax",
+    "dtype_to_jax",
+    "from_jax",
+    "gradient_of",
+    "reader",
+    "requires_grad_of",
+    "set_gradient",
+    "stream_from_jax",
+    "stream_to_jax",
+    "to_jax",
+    "unwrap_array",
+    "wrap_object",
+]
+
+NAME = "jax"
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+_ALIGNMENT = 64  # XLA on the CPU copies what is aligned to less
+
+
+def reader(kind: type) -> Reader | None:
+    """Return how JAX's arrays are read; tracers get a reader that explains."""
+    import jax
+
+    if issubclass(kind, jax.core.Tracer):
+        return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_tracer)
+    if not issubclass(kind, jax.Array):
+        return None
+    flags = nb.READ_ONLY | nb.IMMUTABLE
+    return Reader(nb.BUFFER, 0, "buffer", flags, adapter=_through_dlpack, inspect=_inspect)
+
+
+def _refuse_tracer(tracer: Any) -> Any:
+    raise BufferAccessError(
+        f"a JAX tracer of shape {tracer.shape} has no memory: this is inside jax.jit or another transform; launch outside of "
+        "it, on concrete arrays"
+    )
+
+
+def _inspect(array: Any) -> None:
+    """Raise what keeps an array's memory from being shared."""
+    import jax
+
+    if array.is_deleted():
+        raise BufferAccessError("a JAX array that was deleted or donated has no memory any more; keep a copy of it")
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        raise ConversionError(f"a JAX array of dtype {array.dtype} has no counterpart; use jax.random.key_data(key)")
+    if not array.is_fully_addressable or len(array.devices()) != 1:
+        raise BufferAccessError(
+            f"a JAX array sharded over {len(array.sharding.device_set)} devices is no one piece of memory; pass its shards, "
+            "array.addressable_shards[k].data"
+        )
+    device = next(iter(array.devices()))
+    if device.platform != "cpu":
+        raise DeviceError(f"a JAX array on {device} needs CUDA, and numbridge runs on the CPU here; use jax.device_put")
+
+
+def _through_dlpack(array: Any) -> Any:
+    """Return a read-only record's capsule of an array whose dtype the buffer protocol cannot name."""
+    _inspect(array)
+    record = record_from_capsule(array.__dlpack__())
+    found = describe(record)
+    size = (found.tag >> 8 & 0xFF) // 8
+    steps = tuple(step // size for step in found.strides)
+    flags = dl.FLAG_READ_ONLY | dl.RECORD_IMMUTABLE
+    return native().new_record(record, found.data, found.tag, dl.CPU, 0, found.shape, steps, flags)
+
+
+def from_jax(x: jax.Array, dtype: Any = None) -> Array:
+    """Return a read-only Array that shares a JAX array's memory and keeps it alive.
+
+    Parameters
+    ----------
+    x : jax.Array
+        Concrete, on one CPU device. Waits until it has been computed.
+    dtype : dtype_like, optional
+        Must be the array's; sharing does not convert.
+
+    Raises
+    ------
+    BufferAccessError, DeviceError
+        If it is a tracer, deleted, sharded over devices, or not on the CPU.
+    """
+    made = native().adopt(x)
+    if made is None or not native().word(made) & nb.IMMUTABLE:
+        made = adopt(_array(x))
+    if dtype is not None:
+        same_dtype(made, dtype)
+    found: Array = made
+    return found
+
+
+def _array(x: Any) -> Any:
+    import jax
+
+    if not isinstance(x, jax.Array):
+        raise NumbridgeTypeError(f"x is of type {type(x).__name__}; it must be a jax.Array (nb.asarray takes others)")
+    return x
+
+
+class _Export:
+    """What JAX imports: a record's legacy capsule, the one kind that it takes. JAX never writes, so read-only is safe."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return native().export_legacy(self._array._record)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (dl.CPU, 0)
+
+
+def to_jax(array: Array) -> jax.Array:
+    """Return a JAX array that shares an Array's memory and keeps it alive.
+
+    JAX takes the memory to be immutable: whoever writes to it later changes what JAX sees, and may break what it has
+    compiled. An Array that was adopted from a JAX array gives that very array back.
+
+    Raises
+    ------
+    BufferAccessError
+        If the memory is not C-contiguous or not aligned to 64 bytes, which JAX would copy; `array.clone()` does.
+    ConversionError
+        If JAX would narrow the dtype because ``jax_enable_x64`` is off.
+    """
+    from jax.dlpack import from_dlpack
+
+    if not isinstance(array, Array):
+        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    source = array._source
+    if source is not None and isinstance(source, sys.modules["jax"].Array) and source.shape == array.shape:
+        return source
+    row, ptr = row_of(array), array.ptr
+    if row.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+        raise ConversionError(
+            f"JAX would narrow {row.name}; set jax.config.update('jax_enable_x64', True) before, or convert it to 32 bits"
+        )
+    if not array.is_contiguous:
+        raise BufferAccessError(
+            f"JAX shares only C-contiguous memory, and this Array has strides {array.strides}; array.contiguous() copies it"
+        )
+    if ptr % _ALIGNMENT and array.size:
+        raise BufferAccessError(
+            f"JAX shares only memory aligned to {_ALIGNMENT} bytes and would copy this, at {ptr:#x}; array.clone() copies it"
+        )
+    made = from_dlpack(_Export(array))
+    if array.size and made.unsafe_buffer_pointer() != ptr:
+        raise BufferAccessError("JAX copied the memory instead of sharing it; jax.numpy.array(array.numpy()) copies it")
+    return made
+
+
+def dtype_from_jax(dtype: Any) -> Any:
+    """Return numbridge's dtype, which is the scalar type, of a JAX dtype."""
+    return scalar_of(dtype).numpy.type
+
+
+def dtype_to_jax(dtype: Any) -> Any:
+    """Return JAX's scalar type, such as `jax.numpy.float32`, of a numbridge dtype."""
+    import jax.numpy as jnp
+
+    row = scalar_of(dtype)
+    found = getattr(jnp, "bool_" if row.name == "bool" else row.name, None)
+    if found is None:
+        raise ConversionError(f"this JAX has no dtype {row.name}; numbridge has {', '.join(r.name for r in ALL)}")
+    return found
+
+
+def device_from_jax(device: Any) -> Device:
+    """Return the device of a `jax.Device`."""
+    if device.platform == "cpu":
+        return CPU
+    if device.platform in ("gpu", "cuda"):
+        return Device("cuda", device.local_hardware_id)
+    raise ConversionError(f"JAX device {device} has no counterpart; numbridge has 'cpu' and 'cuda'")
+
+
+def device_to_jax(device: Device | str | None = None) -> Any:
+    """Return the `jax.Device` of a device."""
+    import jax
+
+    found = device if isinstance(device, Device) else get_device(device)
+    if not found.is_cpu:
+        raise cuda_unavailable(f"a JAX array on {found}")
+    return jax.local_devices(backend="cpu")[0]
+
+
+def stream_from_jax(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_from_jax")
+
+
+def stream_to_jax(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_to_jax")
+
+
+def wrap_object(obj: Any) -> Array:
+    """Return `from_jax` of an array; a tracer is explained."""
+    return adopt(obj)
+
+
+def unwrap_array(array: Array) -> Any:
+    """Return `to_jax` of an array."""
+    return to_jax(array)
+
+
+def requires_grad_of(obj: Any) -> bool:
+    """Return False: JAX differentiates functions, not arrays."""
+    return False
+
+
+def gradient_of(obj: Any, create: bool) -> Array | None:
+    """Return None: a JAX array has no gradient."""
+    return None
+
+
+def set_gradient(obj: Any, gradient: Array | None) -> None:
+    """Do nothing: a JAX array has no place for a gradient, so the Array keeps it."""

@@ -1,0 +1,165 @@
+"""The room of NumPy: arrays both ways on the same memory, dtypes and devices.
+
+NumPy is what numbridge itself is built on, so its arrays are read from their own structure, in compiled code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbridge.array import Array, adopt, native
+from numbridge.contents import same_dtype
+from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.readers import Reader
+from numbridge.kernels.scalars import scalar_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "NAME",
+    "device_from_numpy",
+    "device_to_numpy",
+    "dtype_from_numpy",
+    "dtype_to_numpy",
+    "from_numpy",
+    "gradient_of",
+    "reader",
+    "requires_grad_of",
+    "set_gradient",
+    "to_numpy",
+    "unwrap_array",
+    "wrap_object",
+]
+
+NAME = "numpy"
+
+
+def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Array:
+    """Return an Array that shares a NumPy array's memory; read-only where that is.
+
+    Parameters
+    ----------
+    arr : numpy.ndarray
+        Of any rank and strides that are multiples of the item size. Kept alive.
+    dtype : dtype_like, optional
+        Must be the dtype of `arr`; sharing does not convert.
+    requires_grad : bool
+        Whether kernels are differentiated with respect to the array.
+
+    Raises
+    ------
+    ConversionError
+        If the dtype has no counterpart (object, structured, datetime, str, another byte order), or is not `dtype`.
+    BufferAccessError
+        If the strides are no multiples of the item size, or the array is masked.
+
+    Examples
+    --------
+    >>> x = np.zeros(3, np.float32)
+    >>> from_numpy(x)[1] = 5
+    >>> x
+    array([0., 5., 0.], dtype=float32)
+    """
+    found = native().adopt(arr) if isinstance(arr, np.ndarray) else None
+    if found is None:
+        found = _explained(arr)
+    if dtype is not None:
+        same_dtype(found, dtype)
+    if requires_grad:
+        found.requires_grad = True
+    made: Array = found
+    return made
+
+
+def _explained(arr: Any) -> Array:
+    """Adopt the first array of its class, or say why this one cannot be shared."""
+    if not isinstance(arr, np.ndarray):
+        raise NumbridgeTypeError(
+            f"arr is of type {type(arr).__name__}; it must be a numpy.ndarray (nb.array copies others)"
+        )
+    if arr.dtype.fields is not None:
+        raise ConversionError(
+            f"a structured NumPy array of dtype {arr.dtype} cannot be one array; pass its fields "
+            f"({', '.join(map(repr, arr.dtype.fields))}) one by one, as arr[name]"
+        )
+    if arr.dtype.hasobject:
+        raise ConversionError(
+            f"a NumPy array of dtype {arr.dtype} holds Python objects; use arr.astype(float) or the like"
+        )
+    return adopt(arr)
+
+
+def to_numpy(array: Array) -> NDArray[Any]:
+    """Return a NumPy array that shares an Array's memory, and keeps it alive; read-only where that is.
+
+    Raises
+    ------
+    DeviceError
+        If the memory is not the host's.
+    """
+    if not isinstance(array, Array):
+        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    return array.numpy()
+
+
+def dtype_from_numpy(dtype: Any) -> Any:
+    """Return numbridge's dtype, which is the scalar type, of a NumPy dtype.
+
+    Examples
+    --------
+    >>> dtype_from_numpy(np.dtype("float32")) is np.float32
+    True
+    """
+    return scalar_of(dtype).numpy.type
+
+
+def dtype_to_numpy(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a numbridge dtype; ml_dtypes' for bfloat16 and fp8."""
+    return scalar_of(dtype).numpy
+
+
+def device_from_numpy(device: Any = "cpu") -> Device:
+    """Return the device of a NumPy array's ``device`` attribute, which is always ``"cpu"``."""
+    if device != "cpu":
+        raise NumbridgeValueError(f"device is {device!r}; NumPy has the device 'cpu' only")
+    return CPU
+
+
+def device_to_numpy(device: Device | str) -> str:
+    """Return NumPy's name for a device, which exists for the CPU only."""
+    if isinstance(device, Device) and not device.is_cpu:
+        raise cuda_unavailable(f"a NumPy array on {device}")
+    return get_device(device).name
+
+
+def reader(kind: type) -> Reader | None:
+    """Return None: compiled code knows NumPy's structures by itself."""
+    return None
+
+
+def wrap_object(obj: Any) -> Array:
+    """Return `from_numpy` of an array; what is no array raises."""
+    return from_numpy(obj)
+
+
+def unwrap_array(array: Array) -> NDArray[Any]:
+    """Return `to_numpy` of an array."""
+    return array.numpy()
+
+
+def requires_grad_of(obj: Any) -> bool:
+    """Return False: NumPy knows no gradients."""
+    return False
+
+
+def gradient_of(obj: Any, create: bool) -> Array | None:
+    """Return None: NumPy has no place for a gradient, so the Array keeps it."""
+    return None
+
+
+def set_gradient(obj: Any, gradient: Array | None) -> None:
+    """Do nothing: NumPy has no place for a gradient, so the Array keeps it."""

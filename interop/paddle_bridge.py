@@ -1,0 +1,292 @@
+"""The room of Paddle: tensors both ways on the same memory, with their gradients; dtypes, devices and streams.
+
+Paddle's DLPack exchange function reads a dense tensor in compiled code and refuses others. Whether a kernel may write to a
+tensor is asked of Paddle before each such write.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numbridge.array import Array, adopt, existing_gradient, native
+from numbridge.contents import same_dtype
+from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
+from numbridge.kernels.scalars import ALL, COMPLEX, scalar_of
+from numbridge.memory import row_of
+
+__all__ = [
+    "NAME",
+    "device_from_paddle",
+    "device_to_paddle",
+    "dtype_from_paddle",
+    "dtype_to_paddle",
+    "from_paddle",
+    "gradient_of",
+    "reader",
+    "requires_grad_of",
+    "set_gradient",
+    "stream_from_paddle",
+    "stream_to_paddle",
+    "to_paddle",
+    "unwrap_array",
+    "wrap_object",
+]
+
+NAME = "paddle"
+_MARK = "_numbridge_read_only"
+# Paddle's uint16 is another name for bfloat16, and its kernels know no wider unsigned integers than uint8.
+_LACKING = frozenset({"uint16", "uint32", "uint64"})
+
+
+def reader(kind: type) -> Reader | None:
+    """Return how compiled code reads `paddle.Tensor`; None for Paddle's other classes."""
+    import paddle
+
+    if not issubclass(kind, paddle.Tensor):
+        return None
+    exchange = exchange_function(paddle.Tensor, dl.EXCHANGE_READ)
+    if not exchange:
+        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
+    return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", nb.GUARDED, guard=_guard, inspect=_inspect)
+
+
+def _through_python(tensor: Any) -> Any:
+    """Return a record's capsule of a tensor of a Paddle without an exchange table."""
+    _inspect(tensor)
+    return record_from_capsule(tensor.detach().__dlpack__())
+
+
+def _inspect(tensor: Any) -> None:
+    """Raise what keeps a tensor's memory from being shared."""
+    if not tensor._is_initialized():
+        raise BufferAccessError("a Paddle tensor that has no memory yet cannot be shared; give it a value first")
+    if not tensor.is_dense():
+        raise BufferAccessError("a sparse Paddle tensor cannot be shared; use .to_dense()")
+    if not tensor.place.is_cpu_place():
+        raise DeviceError(f"a Paddle tensor on {tensor.place} needs CUDA, and numbridge runs on the CPU here; use .cpu()")
+
+
+def _guard(tensor: Any) -> None:
+    """Raise if a kernel may not write to a tensor now."""
+    import paddle
+
+    if getattr(tensor, _MARK, False):
+        raise BufferAccessError("this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()")
+    if not tensor.stop_gradient and paddle.is_grad_enabled():
+        raise BufferAccessError(
+            "it is a tensor with stop_gradient=False (it requires grad), and autograd would not see the write; launch under "
+            "paddle.no_grad(), or pass tensor.detach()"
+        )
+
+
+def from_paddle(
+    t: Any,
+    dtype: Any = None,
+    requires_grad: bool | None = None,
+    grad: Any = None,
+    return_ctype: bool = False,
+) -> Any:
+    """Return an Array that shares a Paddle tensor's memory and keeps it alive.
+
+    Parameters
+    ----------
+    t : paddle.Tensor
+        Dense, on the CPU, of any rank.
+    dtype : dtype_like, optional
+        Must be the tensor's; sharing does not convert.
+    requires_grad : bool, optional
+        By default the array follows the tensor's ``stop_gradient``, now and later.
+    grad : paddle.Tensor or Array, optional
+        The gradient; by default the tensor's own, which Paddle allocates when it is first needed.
+    return_ctype : bool
+        Return a light descriptor instead: kernels take it, and nothing else does.
+
+    Raises
+    ------
+    BufferAccessError, DeviceError
+        If the tensor is sparse, has no memory, or is not on the CPU.
+    """
+    if return_ctype:
+        found = native().capture(t)
+        return found if found is not None else adopt(_tensor(t))._record
+    made = native().adopt(t)
+    if made is None or made._source.__class__.__module__ != "paddle":
+        made = adopt(_tensor(t))
+    if dtype is not None:
+        same_dtype(made, dtype)
+    if requires_grad is not None:
+        made.requires_grad = requires_grad
+    if grad is not None:
+        made.grad = grad
+    return made
+
+
+def _tensor(t: Any) -> Any:
+    import paddle
+
+    if not isinstance(t, paddle.Tensor):
+        raise NumbridgeTypeError(f"t is of type {type(t).__name__}; it must be a paddle.Tensor (nb.asarray takes others)")
+    return t
+
+
+@functools.cache
+def _export_function() -> int:
+    import paddle
+
+    return exchange_function(paddle.Tensor, dl.EXCHANGE_TO_OBJECT)
+
+
+def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
+    """Return a Paddle tensor that shares an Array's memory and keeps it alive.
+
+    An Array that was adopted from a Paddle tensor gives that very tensor back. A tensor made of an Array that requires grad
+    has ``stop_gradient=False``; from then on the Array's ``grad`` is the tensor's.
+
+    Parameters
+    ----------
+    array : Array
+        On the CPU. Read-only memory is refused, except a JAX array's, which JAX itself hands out so; numbridge's kernels
+        then refuse to write to the tensor, and Paddle's own operations must not.
+    requires_grad : bool, optional
+        By default the array's.
+
+    Raises
+    ------
+    ConversionError
+        If Paddle lacks the dtype.
+    BufferAccessError
+        If the memory is read-only, or has negative strides; `array.clone()` copies.
+    """
+    import paddle
+
+    if not isinstance(array, Array):
+        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    row, source = row_of(array), array._source
+    if row.name in _LACKING:
+        raise ConversionError(f"Paddle has no dtype {row.name}; use a signed one, or array.view of one of the same width")
+    if isinstance(source, paddle.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
+        wanted = array.requires_grad if requires_grad is None else requires_grad
+        if wanted == (not source.stop_gradient):
+            return source
+    made = _exported(array)
+    wanted = array.requires_grad if requires_grad is None else requires_grad
+    if wanted and (row.is_float or row.code == COMPLEX) and not array.read_only:
+        gradient = existing_gradient(array)
+        made.stop_gradient = False
+        if source is None:
+            # From here on the tensor keeps the gradient, wherever it is asked for.
+            if array._extra is not None and array._extra.parent is None:
+                array._extra.gradient = None
+            array._source = made
+        if gradient is not None:
+            made.grad = to_paddle(gradient, requires_grad=False)
+    return made
+
+
+def _exported(array: Array) -> Any:
+    word = native().word(array)
+    if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
+        raise BufferAccessError(
+            f"an Array with negative strides {array.strides} cannot be a Paddle tensor; array.clone() copies it"
+        )
+    if not word & nb.READ_ONLY:
+        return native().export_to(array._record, _export_function())
+    if not word & nb.IMMUTABLE:
+        raise BufferAccessError(
+            "a read-only Array cannot be a Paddle tensor, which has no read-only flag; array.clone() copies it"
+        )
+    record, row = array._record, row_of(array)
+    found = native().describe(record)
+    steps = tuple(step // row.itemsize for step in found[3])
+    open_record = native().new_record(record, found[1], row.tag, dl.CPU, 0, found[2], steps, 0)
+    made = native().export_to(open_record, _export_function())
+    setattr(made, _MARK, True)
+    return made
+
+
+@functools.cache
+def _dtypes() -> dict[Any, Any]:
+    import paddle
+
+    return {getattr(paddle, row.name): row for row in ALL if hasattr(paddle, row.name) and row.name not in _LACKING}
+
+
+def dtype_from_paddle(dtype: Any) -> Any:
+    """Return numbridge's dtype, which is the scalar type, of a Paddle dtype."""
+    row = _dtypes().get(dtype)
+    if row is None:
+        raise ConversionError(f"Paddle dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}")
+    return row.numpy.type
+
+
+def dtype_to_paddle(dtype: Any) -> Any:
+    """Return the Paddle dtype of a numbridge dtype."""
+    row = scalar_of(dtype)
+    for found, known in _dtypes().items():
+        if known is row:
+            return found
+    raise ConversionError(f"Paddle has no dtype {row.name}")
+
+
+def device_from_paddle(device: Any) -> Device:
+    """Return the device of a Paddle place or its name."""
+    name = str(device).removeprefix("Place(").removesuffix(")")
+    if name == "cpu":
+        return CPU
+    kind, _, ordinal = name.partition(":")
+    if kind == "gpu":
+        return Device("cuda", int(ordinal or 0))
+    raise ConversionError(f"Paddle place {device} has no counterpart; numbridge has 'cpu' and 'cuda'")
+
+
+def device_to_paddle(device: Device | str | None = None) -> str:
+    """Return Paddle's name for a device: ``"cpu"`` or ``"gpu:0"``."""
+    found = device if isinstance(device, Device) else get_device(device)
+    return "cpu" if found.is_cpu else f"gpu:{found.ordinal}"
+
+
+def stream_from_paddle(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_from_paddle")
+
+
+def stream_to_paddle(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_to_paddle")
+
+
+def wrap_object(obj: Any) -> Array:
+    """Return `from_paddle` of a tensor."""
+    made: Array = from_paddle(obj)
+    return made
+
+
+def unwrap_array(array: Array) -> Any:
+    """Return `to_paddle` of an array."""
+    return to_paddle(array)
+
+
+def requires_grad_of(obj: Any) -> bool:
+    """Tell whether a tensor requires grad."""
+    return not obj.stop_gradient
+
+
+def gradient_of(obj: Any, create: bool) -> Array | None:
+    """Return a tensor's ``.grad``, made of zeros by Paddle's allocator if there is none and `create` is true."""
+    import paddle
+
+    if obj.grad is None:
+        if not create:
+            return None
+        obj.grad = paddle.zeros_like(obj)
+    return adopt(obj.grad)
+
+
+def set_gradient(obj: Any, gradient: Array | None) -> None:
+    """Make an array, or nothing, a tensor's ``.grad``."""
+    obj.grad = None if gradient is None else to_paddle(gradient, requires_grad=False)

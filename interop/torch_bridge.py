@@ -1,0 +1,428 @@
+"""The room of PyTorch: tensors both ways on the same memory, with their gradients; dtypes, devices and streams.
+
+Torch's DLPack exchange function reads a tensor in compiled code and checks nothing, so a conjugated, negated, sparse, fake
+or vmapped tensor would be misread. Compiled code therefore looks at the tensor's dispatch key set first. Where in a tensor
+that lies is found once, by probing, and if probing fails every tensor goes through Python, which asks torch itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from numbridge import tensor_probe
+from numbridge.array import Array, adopt, existing_gradient, native
+from numbridge.contents import same_dtype
+from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    ConversionError,
+    DeviceError,
+    NumbridgeTypeError,
+)
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
+from numbridge.kernels.scalars import ALL, COMPLEX, scalar_of
+from numbridge.memory import row_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "NAME",
+    "device_from_torch",
+    "device_to_torch",
+    "dtype_from_torch",
+    "dtype_to_torch",
+    "from_torch",
+    "gradient_of",
+    "reader",
+    "requires_grad_of",
+    "set_gradient",
+    "stream_from_torch",
+    "stream_to_torch",
+    "to_torch",
+    "unwrap_array",
+    "wrap_object",
+]
+
+NAME = "torch"
+_MARK = "_numbridge_read_only"
+_IMPLEMENTATION_SIZE = 192
+
+
+def reader(kind: type) -> Reader | None:
+    """Return how compiled code reads `torch.Tensor` and its subclasses; None for torch's other classes."""
+    import torch
+
+    if not issubclass(kind, torch.Tensor):
+        return None
+    exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
+    found = _probed() if exchange else None
+    if found is None:
+        flags = nb.GUARDED
+        return Reader(nb.ADAPTER, 0, "DLPack", flags, guard=_guard, adapter=_through_python, inspect=_inspect)
+    return Reader(
+        nb.EXCHANGE, exchange, "DLPack exchange table, after a look at the key set", guard=_guard, inspect=_inspect, **found
+    )
+
+
+@functools.cache
+def _probed() -> dict[str, int] | None:
+    """Return where tensors keep their key set, autograd state and version, or None if that cannot be established."""
+    import torch
+
+    with torch.enable_grad():
+        plain = torch.zeros(3)
+        odd = [torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")]
+        odd += [torch.zeros(2, requires_grad=True), torch.zeros(2, dtype=torch.int32), torch.nn.Parameter(plain.clone())]
+        tensors = [plain, *odd, odd[0].imag]
+
+        def implementation(tensor: Any) -> int:
+            return int(tensor._cdata)
+
+        keys = tensor_probe.where(implementation, [(t, _keys(t)) for t in tensors], _IMPLEMENTATION_SIZE)
+        objects = tensor_probe.where(id, [(t, t._cdata) for t in tensors], torch.Tensor.__basicsize__)
+        autograd = _autograd_offset(implementation)
+        version = _version_offsets(implementation)
+    chain = {"implementation": tensor_probe.only(objects), "keys": tensor_probe.only(keys), "autograd": autograd}
+    if version is None or any(offset is None for offset in chain.values()):
+        return None
+    known = {name: offset for name, offset in chain.items() if offset is not None}
+    return {**known, "allowed": _ordinary_keys(), "version": version[0], "counter": version[1]}
+
+
+def _keys(tensor: Any) -> int:
+    import torch
+
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _ordinary_keys() -> int:
+    """Return the key-set bits of tensors whose memory is just what it seems."""
+    import torch
+
+    dtypes = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+    ordinary = [torch.zeros(3, dtype=dtype) for dtype in dtypes]
+    leaf = torch.zeros(3, requires_grad=True)
+    ordinary += [leaf, leaf * 1, leaf.detach(), torch.nn.Parameter(torch.zeros(3)), ordinary[0][1:], torch.tensor(1.0)]
+    with torch.inference_mode():
+        ordinary.append(torch.zeros(3))
+    bits = 0
+    for tensor in ordinary:
+        bits |= _keys(tensor)
+    return bits
+
+
+def _autograd_offset(implementation: Any) -> int | None:
+    """Return where the pointer to the autograd state lies: null before ``requires_grad_()``, and not after."""
+    import torch
+
+    found = set(range(0, _IMPLEMENTATION_SIZE, 8))
+    for dtype in (torch.float32, torch.float64, torch.complex64):
+        tensor = torch.zeros(5, dtype=dtype)
+        found = {o for o in found if tensor_probe.peek(implementation(tensor) + o) == 0}
+        tensor.requires_grad_()
+        found = {o for o in found if tensor_probe.peek(implementation(tensor) + o)}
+    return tensor_probe.only(found)
+
+
+def _version_offsets(implementation: Any) -> tuple[int, int] | None:
+    """Return where the pointer to the version counter lies, and where behind it the count."""
+    import torch
+
+    found = {(o, c) for o in range(0, _IMPLEMENTATION_SIZE, 8) for c in range(8, 40, 4)}
+    for steps in (3, 7, 12):
+        tensor = torch.zeros(5)
+        for _ in range(2):
+            for _ in range(steps):
+                tensor.add_(1)
+            base = implementation(tensor)
+            found = {
+                (o, c)
+                for o, c in found
+                if (pointer := tensor_probe.peek(base + o)) and tensor_probe.peek(pointer + c, 4) == tensor._version
+            }
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _through_python(tensor: Any) -> Any:
+    """Return a record's capsule of a tensor, after asking torch everything that compiled code cannot."""
+    _inspect(tensor)
+    return record_from_capsule(tensor.detach().__dlpack__(max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION)))
+
+
+def _inspect(tensor: Any) -> None:
+    """Raise what keeps a tensor's memory from being just what it seems."""
+    import torch
+
+    for found, problem, remedy in _oddities(tensor):
+        if found:
+            raise BufferAccessError(f"a torch tensor that is {problem} cannot be shared; {remedy}")
+    if tensor.device.type != "cpu":
+        raise DeviceError(f"a torch tensor on {tensor.device} needs CUDA, and numbridge runs on the CPU here; use .cpu()")
+    if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        raise BufferAccessError(
+            f"a {type(tensor).__name__} decides itself what its memory means (__torch_dispatch__); unwrap it first"
+        )
+    if tensor.layout != torch.strided:
+        raise BufferAccessError(f"a torch tensor of layout {tensor.layout} cannot be shared; use .to_dense()")
+    if _probed() is not None and _keys(tensor) & ~_ordinary_keys():
+        raise BufferAccessError(
+            f"a torch tensor with dispatch keys {torch._C._dispatch_keys(tensor)} cannot be shared; pass an ordinary tensor"
+        )
+
+
+def _oddities(tensor: Any) -> list[tuple[bool, str, str]]:
+    import torch
+    from torch._subclasses import FakeTensor
+
+    functorch = torch._C._functorch
+    transformed = functorch.is_batchedtensor(tensor) or functorch.is_gradtrackingtensor(tensor)
+    return [
+        (isinstance(tensor, FakeTensor), "fake (it has a shape and no data)", "launch on real tensors"),
+        (transformed, "inside torch.func.vmap or grad", "launch outside the transform"),
+        (functorch.is_functionaltensor(tensor), "functionalized", "launch outside the transform"),
+        (tensor.is_meta, "on the meta device (it has no data)", "create it on the CPU"),
+        (tensor.is_sparse, "sparse", "use .to_dense()"),
+        (tensor.is_nested, "nested", "use torch.nested.to_padded_tensor"),
+        (tensor.is_quantized, "quantized", "use .int_repr() or .dequantize()"),
+        (tensor.is_mkldnn, "in MKL-DNN's layout", "use .to_dense()"),
+        (bool(tensor.is_conj()), "lazily conjugated", "use .resolve_conj()"),
+        (bool(tensor.is_neg()), "lazily negated", "use .resolve_neg()"),
+    ]
+
+
+def _guard(tensor: Any) -> None:
+    """Raise if a kernel may not write to a tensor now."""
+    import torch
+
+    base = tensor._base
+    if getattr(tensor, _MARK, False) or (base is not None and getattr(base, _MARK, False)):
+        raise BufferAccessError("this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"
+        raise BufferAccessError(
+            f"it is {what}, and autograd would not see the write; launch under torch.no_grad(), or pass tensor.detach()"
+        )
+
+
+def from_torch(
+    t: torch.Tensor,
+    dtype: Any = None,
+    requires_grad: bool | None = None,
+    grad: Any = None,
+    return_ctype: bool = False,
+) -> Any:
+    """Return an Array that shares a tensor's memory and keeps it alive.
+
+    Parameters
+    ----------
+    t : torch.Tensor
+        Strided, on the CPU, of any rank.
+    dtype : dtype_like, optional
+        Must be the tensor's; sharing does not convert.
+    requires_grad : bool, optional
+        By default the array follows the tensor, now and later.
+    grad : torch.Tensor or Array, optional
+        The gradient; by default the tensor's own, which torch allocates when it is first needed.
+    return_ctype : bool
+        Return a light descriptor instead: kernels take it, and nothing else does.
+
+    Raises
+    ------
+    BufferAccessError, DeviceError
+        If the memory is not just what it seems (sparse, conjugated, fake, ...), or not on the CPU.
+    """
+    if return_ctype:
+        found = native().capture(t)
+        return found if found is not None else adopt(_tensor(t))._record
+    made = native().adopt(t)
+    if made is None or made._source.__class__.__module__ != "torch":
+        made = adopt(_tensor(t))
+    if dtype is not None:
+        same_dtype(made, dtype)
+    if requires_grad is not None:
+        made.requires_grad = requires_grad
+    if grad is not None:
+        made.grad = grad
+    return made
+
+
+def _tensor(t: Any) -> Any:
+    import torch
+
+    if not isinstance(t, torch.Tensor):
+        raise NumbridgeTypeError(f"t is of type {type(t).__name__}; it must be a torch.Tensor (nb.asarray takes others)")
+    return t
+
+
+@functools.cache
+def _export_function() -> int:
+    import torch
+
+    return exchange_function(torch.Tensor, dl.EXCHANGE_TO_OBJECT)
+
+
+def to_torch(array: Array, requires_grad: bool | None = None) -> torch.Tensor:
+    """Return a tensor that shares an Array's memory and keeps it alive.
+
+    An Array that was adopted from a tensor gives that very tensor back, so autograd and identity survive. A tensor made of
+    an Array that requires grad is a leaf that requires grad; from then on the Array's ``grad`` is the tensor's, which is
+    allocated when it is first needed.
+
+    Parameters
+    ----------
+    array : Array
+        On the CPU. Read-only memory is refused, except a JAX array's, which JAX itself hands out so; numbridge's kernels
+        then refuse to write to the tensor, and torch's own operations must not.
+    requires_grad : bool, optional
+        By default the array's.
+
+    Raises
+    ------
+    BufferAccessError
+        If the memory is read-only, or has negative strides, which torch cannot express; `array.clone()` copies.
+    """
+    if not isinstance(array, Array):
+        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    word = native().word(array)
+    if array._source is None and array._extra is None and not word & (nb.READ_ONLY | nb.IMMUTABLE) and word & nb.CONTIGUOUS:
+        made = native().export_to(array._record, _export_function())
+        if requires_grad:
+            made.requires_grad_(True)
+        return made  # type: ignore[no-any-return]
+    return _to_torch(array, requires_grad)
+
+
+def _to_torch(array: Array, requires_grad: bool | None) -> Any:
+    import torch
+
+    source = array._source
+    if isinstance(source, torch.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
+        wanted = array.requires_grad if requires_grad is None else requires_grad
+        return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
+    if any(step < 0 for step in array.strides):
+        raise BufferAccessError(
+            f"an Array with negative strides {array.strides} cannot be a torch tensor; array.clone() copies it"
+        )
+    made = _exported(array)
+    wanted = array.requires_grad if requires_grad is None else requires_grad
+    row = row_of(array)
+    if wanted and (row.is_float or row.code == COMPLEX) and not array.read_only:
+        gradient = existing_gradient(array)
+        made.requires_grad_(True)
+        if source is None:
+            # From here on the tensor keeps the gradient, wherever it is asked for.
+            if array._extra is not None and array._extra.parent is None:
+                array._extra.gradient = None
+            array._source = made
+        if gradient is not None:
+            made.grad = to_torch(gradient, requires_grad=False)
+    return made
+
+
+def _exported(array: Array) -> Any:
+    record = array._record
+    if not array.read_only:
+        return native().export_to(record, _export_function())
+    if not native().word(array) & nb.IMMUTABLE:
+        raise BufferAccessError(
+            "a read-only Array cannot be a torch tensor, which has no read-only flag; array.clone() copies it"
+        )
+    found = native().describe(record)
+    size = row_of(array).itemsize
+    steps = tuple(step // size for step in found[3])
+    open_record = native().new_record(record, found[1], row_of(array).tag, dl.CPU, 0, found[2], steps, 0)
+    base = native().export_to(open_record, _export_function())
+    view = base.view_as(base)  # a view carries autograd state, so compiled code asks the guard before it writes
+    setattr(base, _MARK, True)
+    setattr(view, _MARK, True)
+    return view
+
+
+@functools.cache
+def _dtypes() -> dict[Any, Any]:
+    import torch
+
+    return {getattr(torch, row.name): row for row in ALL if hasattr(torch, row.name)}
+
+
+def dtype_from_torch(dtype: Any) -> Any:
+    """Return numbridge's dtype, which is the scalar type, of a torch dtype."""
+    row = _dtypes().get(dtype)
+    if row is None:
+        raise ConversionError(f"torch dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}")
+    return row.numpy.type
+
+
+def dtype_to_torch(dtype: Any) -> torch.dtype:
+    """Return the torch dtype of a numbridge dtype."""
+    row = scalar_of(dtype)
+    for found, known in _dtypes().items():
+        if known is row:
+            return found  # type: ignore[no-any-return]
+    raise ConversionError(f"this torch has no dtype {row.name}")
+
+
+def device_from_torch(device: Any) -> Device:
+    """Return the device of a `torch.device` or its name."""
+    import torch
+
+    given = torch.device(device)
+    if given.type == "cpu":
+        return CPU
+    if given.type == "cuda":
+        return Device("cuda", given.index or 0)
+    raise ConversionError(f"torch device {given} has no counterpart; numbridge has 'cpu' and 'cuda'")
+
+
+def device_to_torch(device: Device | str | None = None) -> str:
+    """Return torch's name for a device."""
+    return device.name if isinstance(device, Device) else get_device(device).name
+
+
+def stream_from_torch(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_from_torch")
+
+
+def stream_to_torch(stream: Any = None) -> Any:
+    """Raise: streams need CUDA, which this version does not use."""
+    raise cuda_unavailable("stream_to_torch")
+
+
+def wrap_object(obj: Any) -> Array:
+    """Return `from_torch` of a tensor."""
+    made: Array = from_torch(obj)
+    return made
+
+
+def unwrap_array(array: Array) -> Any:
+    """Return `to_torch` of an array."""
+    return to_torch(array)
+
+
+def requires_grad_of(obj: Any) -> bool:
+    """Tell whether a tensor requires grad."""
+    return bool(obj.requires_grad)
+
+
+def gradient_of(obj: Any, create: bool) -> Array | None:
+    """Return a tensor's ``.grad``, made of zeros by torch's allocator if there is none and `create` is true."""
+    import torch
+
+    # Reading .grad of a tensor that is no leaf makes torch warn, since it is never filled in.
+    if not obj.is_leaf and not obj.retains_grad:
+        return None
+    if obj.grad is None:
+        if not create:
+            return None
+        obj.grad = torch.zeros_like(obj)
+    return adopt(obj.grad)
+
+
+def set_gradient(obj: Any, gradient: Array | None) -> None:
+    """Make an array, or nothing, a tensor's ``.grad``."""
+    obj.grad = None if gradient is None else to_torch(gradient, requires_grad=False)
