@@ -21,7 +21,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 FRAMEWORKS = ("numbridge", "numpy", "torch", "paddle", "jax")
 DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
+    *(
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    ),
     *("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
 )
 
@@ -66,7 +79,12 @@ def launches(console: Console) -> None:
         before = float(y[0])
         nb.launch(saxpy, n, inputs=[x, y, 2.0])
         after = float(y[0])
-        table.add_row(name, f"{before:g}", f"{after:g}", f"{median_time(lambda x=x, y=y: nb.launch(saxpy, n, [x, y, 0.0])):.2f} us")
+        table.add_row(
+            name,
+            f"{before:g}",
+            f"{after:g}",
+            f"{median_time(lambda x=x, y=y: nb.launch(saxpy, n, [x, y, 0.0])):.2f} us",
+        )
     console.print(table)
     try:
         nb.launch(saxpy, n, inputs=[np.ones(n, np.float32), jnp.ones(n), 2.0])
@@ -76,7 +94,7 @@ def launches(console: Console) -> None:
 
 def convert_pair(dtype: str, source: str, target: str) -> tuple[str, str]:
     """Convert an array from one framework to another; return (outcome, detail)."""
-    base = nb.zeros(64, dtype=nb.scalar_of(dtype).numpy.type)
+    base = nb.zeros(64, dtype=getattr(nb, dtype))
     try:
         x = nb.convert(base, source)
     except nb.NumbridgeError:
@@ -115,7 +133,9 @@ def pairs(console: Console) -> bool:
     console.print(table)
     for name, dtypes in missing.items():
         console.print(f"{name} has no {', '.join(sorted(dtypes))}")
-    console.print("every pair and dtype that both sides have is zero-copy" if all_shared else "NOT everything was shared")
+    console.print(
+        "every pair and dtype that both sides have is zero-copy" if all_shared else "NOT everything was shared"
+    )
     return all_shared
 
 

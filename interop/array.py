@@ -81,6 +81,9 @@ class Array:
     _source: Any
     _extra: GradientState | None
 
+    # The class itself, as an annotation, is an array of any dtype and rank.
+    __kernel_annotation__ = ArrayAnnotation(None, None)
+
     def __new__(
         cls,
         data: Any = None,
@@ -97,7 +100,8 @@ class Array:
     ) -> Any:
         """Return an array, or an annotation."""
         if data is None and shape is None and ptr is None:
-            return ArrayAnnotation(None if dtype is None else scalar_of(dtype), ndim)
+            # As in Warp, an annotation that names no rank means one dimension.
+            return ArrayAnnotation(None if dtype is None else scalar_of(dtype), 1 if ndim is None else ndim)
         if strides is not None and ptr is None:
             raise NumbridgeValueError("strides come with ptr only; slice or transpose an array for a strided view")
         if ptr is not None:
@@ -123,8 +127,8 @@ class Array:
         raise NumbridgeTypeError("Array cannot be subclassed; hold an Array in an attribute instead")
 
     def __class_getitem__(cls, dtype: Any) -> ArrayAnnotation:
-        """Return the annotation of an array of any rank, as in ``nb.array[float]``."""
-        return ArrayAnnotation(scalar_of(dtype), None)
+        """Return the annotation of a one-dimensional array, as in ``nb.array[float]``."""
+        return ArrayAnnotation(scalar_of(dtype), 1)
 
     # What it is
 

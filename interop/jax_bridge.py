@@ -33,8 +33,6 @@ __all__ = [
     "reader",
     "requires_grad_of",
     "set_gradient",
-    "stream_from_jax",
-    "stream_to_jax",
     "to_jax",
     "unwrap_array",
     "wrap_object",
@@ -212,16 +210,6 @@ def device_to_jax(device: Device | str | None = None) -> Any:
     if not found.is_cpu:
         raise cuda_unavailable(f"a JAX array on {found}")
     return jax.local_devices(backend="cpu")[0]
-
-
-def stream_from_jax(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_from_jax")
-
-
-def stream_to_jax(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_to_jax")
 
 
 def wrap_object(obj: Any) -> Array:

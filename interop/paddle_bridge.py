@@ -68,7 +68,9 @@ def _inspect(tensor: Any) -> None:
     if not tensor.is_dense():
         raise BufferAccessError("a sparse Paddle tensor cannot be shared; use .to_dense()")
     if not tensor.place.is_cpu_place():
-        raise DeviceError(f"a Paddle tensor on {tensor.place} needs CUDA, and numbridge runs on the CPU here; use .cpu()")
+        raise DeviceError(
+            f"a Paddle tensor on {tensor.place} needs CUDA, and numbridge runs on the CPU here; use .cpu()"
+        )
 
 
 def _guard(tensor: Any) -> None:
@@ -76,7 +78,9 @@ def _guard(tensor: Any) -> None:
     import paddle
 
     if getattr(tensor, _MARK, False):
-        raise BufferAccessError("this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()")
+        raise BufferAccessError(
+            "this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()"
+        )
     if not tensor.stop_gradient and paddle.is_grad_enabled():
         raise BufferAccessError(
             "it is a tensor with stop_gradient=False (it requires grad), and autograd would not see the write; launch under "
@@ -130,7 +134,9 @@ def _tensor(t: Any) -> Any:
     import paddle
 
     if not isinstance(t, paddle.Tensor):
-        raise NumbridgeTypeError(f"t is of type {type(t).__name__}; it must be a paddle.Tensor (nb.asarray takes others)")
+        raise NumbridgeTypeError(
+            f"t is of type {type(t).__name__}; it must be a paddle.Tensor (nb.asarray takes others)"
+        )
     return t
 
 
@@ -168,7 +174,9 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     row, source = row_of(array), array._source
     if row.name in _LACKING:
-        raise ConversionError(f"Paddle has no dtype {row.name}; use a signed one, or array.view of one of the same width")
+        raise ConversionError(
+            f"Paddle has no dtype {row.name}; use a signed one, or array.view of one of the same width"
+        )
     if isinstance(source, paddle.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
         wanted = array.requires_grad if requires_grad is None else requires_grad
         if wanted == (not source.stop_gradient):
@@ -220,7 +228,9 @@ def dtype_from_paddle(dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a Paddle dtype."""
     row = _dtypes().get(dtype)
     if row is None:
-        raise ConversionError(f"Paddle dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}")
+        raise ConversionError(
+            f"Paddle dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
+        )
     return row.numpy.type
 
 

@@ -64,7 +64,12 @@ def reader(kind: type) -> Reader | None:
         flags = nb.GUARDED
         return Reader(nb.ADAPTER, 0, "DLPack", flags, guard=_guard, adapter=_through_python, inspect=_inspect)
     return Reader(
-        nb.EXCHANGE, exchange, "DLPack exchange table, after a look at the key set", guard=_guard, inspect=_inspect, **found
+        nb.EXCHANGE,
+        exchange,
+        "DLPack exchange table, after a look at the key set",
+        guard=_guard,
+        inspect=_inspect,
+        **found,
     )
 
 
@@ -76,7 +81,11 @@ def _probed() -> dict[str, int] | None:
     with torch.enable_grad():
         plain = torch.zeros(3)
         odd = [torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")]
-        odd += [torch.zeros(2, requires_grad=True), torch.zeros(2, dtype=torch.int32), torch.nn.Parameter(plain.clone())]
+        odd += [
+            torch.zeros(2, requires_grad=True),
+            torch.zeros(2, dtype=torch.int32),
+            torch.nn.Parameter(plain.clone()),
+        ]
         tensors = [plain, *odd, odd[0].imag]
 
         def implementation(tensor: Any) -> int:
@@ -161,7 +170,9 @@ def _inspect(tensor: Any) -> None:
         if found:
             raise BufferAccessError(f"a torch tensor that is {problem} cannot be shared; {remedy}")
     if tensor.device.type != "cpu":
-        raise DeviceError(f"a torch tensor on {tensor.device} needs CUDA, and numbridge runs on the CPU here; use .cpu()")
+        raise DeviceError(
+            f"a torch tensor on {tensor.device} needs CUDA, and numbridge runs on the CPU here; use .cpu()"
+        )
     if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         raise BufferAccessError(
             f"a {type(tensor).__name__} decides itself what its memory means (__torch_dispatch__); unwrap it first"
@@ -200,7 +211,9 @@ def _guard(tensor: Any) -> None:
 
     base = tensor._base
     if getattr(tensor, _MARK, False) or (base is not None and getattr(base, _MARK, False)):
-        raise BufferAccessError("this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()")
+        raise BufferAccessError(
+            "this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()"
+        )
     if tensor.requires_grad and torch.is_grad_enabled():
         what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"
         raise BufferAccessError(
@@ -254,7 +267,9 @@ def _tensor(t: Any) -> Any:
     import torch
 
     if not isinstance(t, torch.Tensor):
-        raise NumbridgeTypeError(f"t is of type {type(t).__name__}; it must be a torch.Tensor (nb.asarray takes others)")
+        raise NumbridgeTypeError(
+            f"t is of type {type(t).__name__}; it must be a torch.Tensor (nb.asarray takes others)"
+        )
     return t
 
 
@@ -288,7 +303,12 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> torch.Tensor:
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     word = native().word(array)
-    if array._source is None and array._extra is None and not word & (nb.READ_ONLY | nb.IMMUTABLE) and word & nb.CONTIGUOUS:
+    if (
+        array._source is None
+        and array._extra is None
+        and not word & (nb.READ_ONLY | nb.IMMUTABLE)
+        and word & nb.CONTIGUOUS
+    ):
         made = native().export_to(array._record, _export_function())
         if requires_grad:
             made.requires_grad_(True)
@@ -353,7 +373,9 @@ def dtype_from_torch(dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a torch dtype."""
     row = _dtypes().get(dtype)
     if row is None:
-        raise ConversionError(f"torch dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}")
+        raise ConversionError(
+            f"torch dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
+        )
     return row.numpy.type
 
 

@@ -290,9 +290,9 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     """Return a C-contiguous array on this thread's stack, with whatever the memory holds.
 
     `shape` is a constant: an integer, a tuple of integers, or such numbers in a string (``"3,4"``); `dtype` is a dtype
-    such as ``np.float32``. The memory ends with the function that calls this: the array must not be returned from it,
-    and nothing checks that. A place in the source has one piece of memory per call of its function: in a loop, every
-    trip gets the same, which keeps the stack from growing.
+    such as ``np.float32``. The memory ends with the function that calls this, so the array must not leave it: Numba
+    refuses to return the array itself, and nothing refuses to return it in a tuple. A place in the source has one piece
+    of memory per call of its function: in a loop, every trip gets the same, which keeps the stack from growing.
     """
     extents = _extents(shape)
     element = parse_dtype(dtype)

@@ -267,7 +267,9 @@ class _Rewriter(ast.NodeTransformer):
         return ast.parse(text, mode="eval").body
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
-        what = "needs a block of threads, which the CPU does not have" if found.kind == "block" else "exists only on CUDA"
+        what = (
+            "needs a block of threads, which the CPU does not have" if found.kind == "block" else "exists only on CUDA"
+        )
         return self.source.error(
             node, f"{found.name} {what}; launch this kernel on CUDA arrays, or leave it out", KernelUnsupportedError
         )
@@ -313,7 +315,9 @@ class _Rewriter(ast.NodeTransformer):
             raise self.source.error(node, f"{found.name}({wanted}) got {len(node.args)} argument(s)")
         index = arguments[1:-values]
         place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
-        return ast.Call(ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], [])
+        return ast.Call(
+            ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
+        )
 
     def _local_array(self, node: ast.Call) -> ast.expr:
         given = dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}

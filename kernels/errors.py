@@ -1,7 +1,7 @@
 """The exception tree, and how its messages are put together.
 
-Every error that numbridge raises derives from `NumbridgeError` and from the built-in exception that a user would expect.
-This module knows nothing of arrays or kernels; it must not import anything else of the package.
+Every error that numbridge raises derives from `NumbridgeError` and from the built-in exception that a user would
+expect. This module knows nothing of arrays or kernels; it must not import anything else of the package.
 """
 
 from __future__ import annotations

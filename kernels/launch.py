@@ -54,7 +54,9 @@ class _Road:
         self.plan = _plan(self.variants.table, geometry, 0)
         self.again_plan = _plan(self.variants.table, geometry, nb.PLAN_GUARDS_PASSED)
         address = machine().addresses["numbridge_launch"]
-        self.again = builtin(kernel.name, address, (self.again_plan.ctypes.data, _give_up, self.failed, self.again_plan))
+        self.again = builtin(
+            kernel.name, address, (self.again_plan.ctypes.data, _give_up, self.failed, self.again_plan)
+        )
         self.launcher = builtin(kernel.name, address, (self.plan.ctypes.data, self.slow, self.failed, self.plan))
 
     def slow(self, *arguments: Any) -> None:
@@ -86,7 +88,11 @@ def _plan(table: Any, geometry: Geometry, flags: int) -> Any:
     for extent in geometry.dims:
         total *= extent
     plan[nb.PLAN_TOTAL // 8] = total
-    for offset, values in ((nb.PLAN_DIMS, geometry.dims), (nb.PLAN_BLOCK, geometry.block), (nb.PLAN_GRID, geometry.grid)):
+    for offset, values in (
+        (nb.PLAN_DIMS, geometry.dims),
+        (nb.PLAN_BLOCK, geometry.block),
+        (nb.PLAN_GRID, geometry.grid),
+    ):
         plan[offset // 8 : offset // 8 + len(values)] = values
     plan[nb.PLAN_FLAGS // 8] = flags
     return plan
@@ -160,7 +166,9 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
             f"[{configuration!r}]"
         )
     if any(item for item in configuration[2:]):
-        raise DeviceError(f"kernel {kernel.name!r}: streams and dynamic shared memory need CUDA; launch [blocks, threads] here")
+        raise DeviceError(
+            f"kernel {kernel.name!r}: streams and dynamic shared memory need CUDA; launch [blocks, threads] here"
+        )
     grid, block = (_axes(kernel, item) for item in configuration[:2])
     threads = tuple(g * b for g, b in zip(grid, block, strict=True))
     rank = kernel.source.index_rank
@@ -222,7 +230,9 @@ def launch(
         If an argument does not fit; nothing has been written then.
     """
     if device is not None and str(device) != "cpu":
-        raise DeviceError(f"launch of kernel {kernel.name!r}: device {str(device)!r} needs CUDA, and kernels run on the CPU here")
+        raise DeviceError(
+            f"launch of kernel {kernel.name!r}: device {str(device)!r} needs CUDA, and kernels run on the CPU here"
+        )
     if record_cmd:
         return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     if not isinstance(kernel, Kernel):
@@ -280,7 +290,9 @@ class Launch:
         """Set the argument of a name."""
         names = [parameter.name for parameter in self.kernel.parameters]
         if name not in names:
-            raise NumbridgeValueError(f"kernel {self.kernel.name!r} has the parameters {', '.join(names)}, not {name!r}")
+            raise NumbridgeValueError(
+                f"kernel {self.kernel.name!r} has the parameters {', '.join(names)}, not {name!r}"
+            )
         self._arguments[names.index(name)] = value
 
     def set_params(self, values: Sequence[Any]) -> None:

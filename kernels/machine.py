@@ -15,6 +15,7 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.object_layout import MethodDef
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 
 __all__ = ["Machine", "builtin", "compile_functions", "machine"]
@@ -25,15 +26,6 @@ _keep: list[Any] = []
 _starting = threading.RLock()
 
 
-class _MethodDef(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
 _new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyCFunction_NewEx", ctypes.pythonapi)
 )
@@ -41,7 +33,7 @@ _new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_o
 
 @functools.cache
 def _method(name: str, address: int, flags: int) -> int:
-    definition = _MethodDef(name.encode(), address, flags, None)
+    definition = MethodDef(name.encode(), address, flags, None)
     _keep.append(definition)
     return ctypes.addressof(definition)
 

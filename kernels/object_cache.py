@@ -30,7 +30,7 @@ from typing import Any
 
 from numbridge.kernels.errors import NumbridgeError
 
-__all__ = ["Compiled", "cache_folder", "digest", "load", "machine_fingerprint", "remember", "add_symbol", "stored"]
+__all__ = ["Compiled", "add_symbol", "cache_folder", "digest", "load", "machine_fingerprint", "remember", "stored"]
 
 _MAGIC = b"numbridge object 1\n"
 _lock = threading.RLock()
@@ -74,7 +74,9 @@ def machine_fingerprint() -> str:
 
     features = llvm.get_host_cpu_features().flatten()
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    return "\n".join([*versions, platform.machine(), sys.version, llvm.get_host_cpu_name(), features, _native_sources()])
+    return "\n".join(
+        [*versions, platform.machine(), sys.version, llvm.get_host_cpu_name(), features, _native_sources()]
+    )
 
 
 def _native_sources() -> str:
@@ -102,7 +104,9 @@ def cache_folder() -> Path:
         usable = False
     if not usable:
         if chosen:
-            raise NumbridgeError(f"NUMBRIDGE_CACHE_DIR={chosen!r} cannot be written to; name another folder or unset it")
+            raise NumbridgeError(
+                f"NUMBRIDGE_CACHE_DIR={chosen!r} cannot be written to; name another folder or unset it"
+            )
         # No home to write to (a container, a service account): code lives as long as the process.
         folder = Path(tempfile.mkdtemp(prefix="numbridge-"))
     state = folder.stat()
@@ -214,9 +218,7 @@ def load(compiled: Compiled) -> dict[str, int]:
 def _load_object(data: bytes, symbol: str) -> int:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(
-        llvm.parse_assembly(""), _target().create_target_machine(opt=2, jit=True)
-    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target().create_target_machine(opt=2, jit=True))
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     # Deleters and running kernels may outlive every Python reference, up to the end of the process.

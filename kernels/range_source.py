@@ -49,7 +49,10 @@ def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
 
 def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
     def call(last: str) -> str:
-        passed = [f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name for name in hidden]
+        passed = [
+            f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
+            for name in hidden
+        ]
         return f"{entry}({', '.join([*passed, *names])})"
 
     if rank < 2:

@@ -38,7 +38,7 @@ __all__ = [
 _MAX_TYPES = 1500
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
-_resolvers: list[Callable[[type], "Reader | None"]] = []
+_resolvers: list[Callable[[type], Reader | None]] = []
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,9 @@ def _by_protocol(kind: type, obj: Any) -> Reader:
     if exchange:
         return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", adapter=adapter)
     if hasattr(kind, "__dlpack__") or _has_interface(obj):
-        return Reader(nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else "array interface", adapter=adapter)
+        return Reader(
+            nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else "array interface", adapter=adapter
+        )
     try:
         memoryview(obj)
     except TypeError:
@@ -366,7 +368,9 @@ def _through_interface(obj: Any) -> Any:
     if interface is not None:
         return record_from_interface(interface, obj, dl.CPU, 0)
     if getattr(obj, "__cuda_array_interface__", None) is not None:
-        raise DeviceError(f"{_name(obj)} lies in CUDA memory, and kernels of this version run on the CPU; copy it to the host")
+        raise DeviceError(
+            f"{_name(obj)} lies in CUDA memory, and kernels of this version run on the CPU; copy it to the host"
+        )
     array = np.asarray(obj.__array__())
     record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
@@ -386,7 +390,9 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
         If the element type has no counterpart, there is a mask, or strides are no multiples of the item size.
     """
     if interface.get("mask") is not None:
-        raise BufferAccessError(f"{_name(owner)} has a mask in its array interface, which a kernel would ignore; drop it first")
+        raise BufferAccessError(
+            f"{_name(owner)} has a mask in its array interface, which a kernel would ignore; drop it first"
+        )
     row = scalars.scalar_of(np.dtype(interface["typestr"]))
     shape = tuple(int(extent) for extent in interface["shape"])
     data, offset = interface.get("data"), int(interface.get("offset") or 0)

@@ -11,35 +11,36 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import enum
 import functools
-import hashlib
-import importlib
 import inspect
-import keyword
-import math
 import operator
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from numbridge.kernels import scalars
 from numbridge.kernels.errors import (
-    ConversionError,
     KernelError,
     KernelUnsupportedError,
-    NumbridgeValueError,
     source_excerpt,
 )
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 
-__all__ = ["MISSING", "Dependency", "FunctionSource", "Program", "Sourced", "Static", "index_uses", "is_cuda_dispatcher", "is_dispatcher"]
+__all__ = [
+    "MISSING",
+    "Dependency",
+    "FunctionSource",
+    "Program",
+    "Sourced",
+    "Static",
+    "index_uses",
+    "is_cuda_dispatcher",
+    "is_dispatcher",
+]
 
 Role = Literal["kernel", "func"]
 
@@ -167,7 +168,9 @@ def _fence(source: FunctionSource) -> None:
         if not isinstance(node, _ALLOWED):
             _refuse_syntax(source, node)
         elif isinstance(node, ast.Name) and node.id.startswith(RESERVED):
-            raise source.error(node, f"the name {node.id!r} is reserved: generated names start with {RESERVED}; rename it")
+            raise source.error(
+                node, f"the name {node.id!r} is reserved: generated names start with {RESERVED}; rename it"
+            )
         elif isinstance(node, ast.keyword) and node.arg is None:
             raise source.error(node, "a double-starred argument cannot be used in a kernel; write the arguments out")
         elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):
@@ -189,12 +192,16 @@ def _fence_parameters(source: FunctionSource) -> None:
     arguments, what = source.tree.args, _WHAT[source.role]
     for starred, spelling in ((arguments.vararg, "*"), (arguments.kwarg, "**")):
         if starred is not None:
-            raise source.error(starred, f"{spelling}{starred.arg}: {what} takes a fixed number of parameters; name them")
+            raise source.error(
+                starred, f"{spelling}{starred.arg}: {what} takes a fixed number of parameters; name them"
+            )
     for argument in arguments.kwonlyargs:
         raise source.error(argument, f"{argument.arg!r} is keyword-only: {what} takes its parameters by position")
     for argument in (*arguments.posonlyargs, *arguments.args):
         if argument.arg.startswith(RESERVED):
-            raise source.error(argument, f"the parameter {argument.arg!r} is reserved: generated names start with {RESERVED}")
+            raise source.error(
+                argument, f"the parameter {argument.arg!r} is reserved: generated names start with {RESERVED}"
+            )
     if arguments.defaults and source.role == "kernel":
         message = "a kernel's parameters have no default values; pass the value at the launch"
         raise source.error(arguments.defaults[0], message)
@@ -392,7 +399,10 @@ class FunctionSource:
         return static if static is not None and (callable(static.value) or _is_module(static.value)) else None
 
     def _global(self, node: ast.Name) -> Static:
-        name, cells = node.id, dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
+        name, cells = (
+            node.id,
+            dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)),
+        )
         if name in cells:
             return self._root(name, self._contents(cells[name], node), cells[name], None)
         if name in self.function.__globals__:
@@ -633,7 +643,9 @@ def _index_rank(program: Program) -> int:
                 continue
             if first is not None and count != rank:
                 place = f"{first[0].filename}:{first[1].lineno}"
-                message = f"the thread index has {count} dimension(s) here and {rank} at {place}; use one rank throughout"
+                message = (
+                    f"the thread index has {count} dimension(s) here and {rank} at {place}; use one rank throughout"
+                )
                 raise source.error(node, message)
             rank, first = count, first or (source, node)
     return max(rank, axes)
@@ -1021,7 +1033,9 @@ class _BodyWrites:
         """Assume that a function writes every array that it is given, and may return any of them."""
         everything = arguments.all()
         self._all.write(everything)
-        return _of_rank(everything, _UNKNOWN_RANK) | frozenset(_Alias(a.parameter, 0, _UNKNOWN_RANK) for a in _aliases(everything))
+        return _of_rank(everything, _UNKNOWN_RANK) | frozenset(
+            _Alias(a.parameter, 0, _UNKNOWN_RANK) for a in _aliases(everything)
+        )
 
     def _construct(self, kind: type, arguments: _Arguments) -> _Value:
         if issubclass(kind, slice):
@@ -1076,7 +1090,9 @@ class _BodyWrites:
 
     def _operator(self, function: Any, arguments: _Arguments) -> _Value:
         name = function.__name__
-        if name in ("setitem", "delitem") or (name.startswith("i") and hasattr(operator, f"__{name}__") and name != "inv"):
+        if name in ("setitem", "delitem") or (
+            name.startswith("i") and hasattr(operator, f"__{name}__") and name != "inv"
+        ):
             self._all.write(arguments.first())
         return arguments.first() | _of_rank(arguments.first(), _UNKNOWN_RANK)
 
@@ -1135,7 +1151,9 @@ def _dimensions_taken(value: Any) -> int:
 
 def _is_fresh(function: Any, arguments: _Arguments) -> bool:
     """Return whether a NumPy function makes a new array rather than, perhaps, a view of an argument."""
-    if function.__module__ is not None and function.__module__.startswith(("numpy.linalg", "numpy.random", "numpy.fft")):
+    if function.__module__ is not None and function.__module__.startswith(
+        ("numpy.linalg", "numpy.random", "numpy.fft")
+    ):
         return True
     return function.__name__ in _NUMPY_FRESH and "copy" not in arguments.named
 

@@ -101,7 +101,9 @@ def _start_through_numba() -> tuple[str, int, int]:
     parallel_for = llvm.address_of_symbol("numba_parallel_for")
     count = llvm.address_of_symbol("get_num_threads")
     if not parallel_for or not count:
-        raise NumbridgeError("Numba's threading layer did not start; install the package tbb, or set NUMBA_THREADING_LAYER")
+        raise NumbridgeError(
+            "Numba's threading layer did not start; install the package tbb, or set NUMBA_THREADING_LAYER"
+        )
     return str(numba.threading_layer()), parallel_for, count
 
 

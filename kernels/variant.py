@@ -17,14 +17,20 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
-from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.emission import Emitted, emit
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    ConversionError,
+    DeviceError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import cache_folder, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import range_source
 from numbridge.kernels.readers import Description, describe, reader_of, unreadable
-from numbridge.kernels.emission import Emitted, emit
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
@@ -155,9 +161,7 @@ class Variants:
         return self._variants[key]
 
     def _install(self, variant: Variant, found: Sequence[Description]) -> None:
-        key = tuple(
-            d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True)
-        ) + (variant.address,)
+        key = tuple(d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True)) + (variant.address,)
         spec = self._specialisations.get(key)
         if spec is None:
             spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
@@ -263,9 +267,13 @@ def _check_array(where: str, annotation: Any, argument: Any, found: Description)
         raise DeviceError(f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU here")
     if isinstance(annotation, ArrayAnnotation):
         if annotation.ndim is not None and annotation.ndim != found.ndim:
-            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it")
+            raise NumbridgeTypeError(
+                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it"
+            )
         if annotation.dtype is not None and annotation.dtype != found.scalar:
-            raise NumbridgeTypeError(f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first")
+            raise NumbridgeTypeError(
+                f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first"
+            )
     if isinstance(annotation, ScalarAnnotation):
         raise NumbridgeTypeError(f"{where}: wanted a number, got {got}")
     if found.has(nb.MISALIGNED):
@@ -319,7 +327,9 @@ def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Descri
     rank = {nb.CLASS_BOOL: 0, nb.CLASS_INT: 1, nb.CLASS_FLOAT: 2, nb.CLASS_COMPLEX: 3}[found.kind]
     accepts = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}.get(wanted.code)
     if accepts is None:
-        raise ConversionError(f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel")
+        raise ConversionError(
+            f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel"
+        )
     if rank > accepts:
         raise NumbridgeTypeError(
             f"{where}: wanted {wanted.name}, got the {_SCALAR_NAMES[found.kind]} {argument!r}, which would lose part of its "
@@ -362,7 +372,12 @@ def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak:
     text = _generated_source(kernel, parameters, emitted)
     fastmath = bool(kernel.options.get("fastmath"))
     key = digest(
-        "variant", machine_fingerprint(), text, emitted.fingerprint, str(fastmath), *(f"{p.name} {p}" for p in parameters)
+        "variant",
+        machine_fingerprint(),
+        text,
+        emitted.fingerprint,
+        str(fastmath),
+        *(f"{p.name} {p}" for p in parameters),
     )
     symbol = f"numbridge_{key}"
     source_file = cache_folder() / f"{emitted.entry}_{key}.py"

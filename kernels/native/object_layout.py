@@ -1,10 +1,12 @@
 """Byte offsets inside CPython and NumPy objects on a 64-bit machine, and the buffer structure of the C API.
 
-Nothing but numbers. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and ``Py_buffer``
+Nothing but numbers and one ctypes structure. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and ``Py_buffer``
 (Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and
 ``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `readers` checks the NumPy
 offsets against a live array before it relies on them.
 """
+
+import ctypes
 
 OBJECT_TYPE, TUPLE_ITEMS = 8, 24
 # PyMemberDescrObject (Include/cpython/descrobject.h), and PyMemberDef, to which it points
@@ -24,3 +26,14 @@ SCALAR_VALUE = 16
 
 # Slots of NumPy's C-API table (numpy/__multiarray_api.h)
 API_NEW_FROM_DESCR, API_SET_BASE_OBJECT = 94, 282
+
+
+class MethodDef(ctypes.Structure):
+    """``PyMethodDef`` (Include/methodobject.h)."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )

@@ -79,7 +79,11 @@ def alignment(tag):
 @inlined
 def array_word(out, tag, ndim, device, data, bits):
     """Store the word of an array whose shape and strides are already in `out`."""
-    shape, strides, unit = load_i64(out, nb.READ_SHAPE), load_i64(out, nb.READ_STRIDES), load_i64(out, nb.READ_STRIDE_UNIT)
+    shape, strides, unit = (
+        load_i64(out, nb.READ_SHAPE),
+        load_i64(out, nb.READ_STRIDES),
+        load_i64(out, nb.READ_STRIDE_UNIT),
+    )
     expected = (tag >> 8 & 0xFF) >> 3
     positions, empty, repeated, contiguous = data, False, False, True
     if strides != 0:

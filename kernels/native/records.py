@@ -689,7 +689,9 @@ def exchange_allocate(prototype, out, context, report):
     """``managed_tensor_allocator``: new memory on the CPU like the prototype's; may be called without the GIL."""
     device = load_i32(prototype, dl.DEVICE_TYPE)
     if device != dl.CPU:
-        call_allocator_error(report, context, text("NotImplementedError"), text("numbridge allocates for others on the CPU"))
+        call_allocator_error(
+            report, context, text("NotImplementedError"), text("numbridge allocates for others on the CPU")
+        )
         return types.int32(-1)
     gil = hold_gil()
     ndim, shape = types.int64(load_i32(prototype, dl.NDIM)), load_i64(prototype, dl.SHAPE)
@@ -720,4 +722,3 @@ def exchange_stream(device_type, device_id, out):
     """``current_work_stream``: the CPU has none."""
     store_i64(out, 0, 0)
     return types.int32(0)
-

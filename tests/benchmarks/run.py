@@ -75,7 +75,9 @@ class Bench:
         self.only = only
         self.rows: list[Row] = []
 
-    def compare(self, work: str, ours: Callable[[], object], peers: dict[str, tuple[Callable[[], object], float]]) -> None:
+    def compare(
+        self, work: str, ours: Callable[[], object], peers: dict[str, tuple[Callable[[], object], float]]
+    ) -> None:
         """Measure one piece of work of ours and its peers, given as name -> (callable, limit of the ratio)."""
         if self.only not in work:
             return
@@ -128,7 +130,12 @@ def entries(bench: Bench) -> None:
     import warp as wp
 
     peer, run = _tvm_empty(), empty.forall(1)
-    tensors = {"torch": torch.ones(10), "paddle": paddle.ones([10]), "jax": jnp.ones(10), "numpy": np.ones(10, np.float32)}
+    tensors = {
+        "torch": torch.ones(10),
+        "paddle": paddle.ones([10]),
+        "jax": jnp.ones(10),
+        "numpy": np.ones(10, np.float32),
+    }
     limits = {"torch": 0.7, "paddle": 0.6, "jax": 0.25, "numpy": 0.6}
     for name, x in tensors.items():
         run(x, x, x, x, x)
@@ -189,7 +196,10 @@ def conversions(bench: Bench) -> None:
     bench.compare(
         "to_jax",
         lambda: nb.to_jax(a),
-        {"Warp": (lambda: wp.to_jax(w), 0.7), "jax.dlpack.from_dlpack(NumPy)": (lambda: jax.dlpack.from_dlpack(memory), 1.1)},
+        {
+            "Warp": (lambda: wp.to_jax(w), 0.7),
+            "jax.dlpack.from_dlpack(NumPy)": (lambda: jax.dlpack.from_dlpack(memory), 1.1),
+        },
     )
 
 
@@ -274,7 +284,9 @@ def processes(bench: Bench) -> None:
                 subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
                 found.append(time.perf_counter() - start)
         medians = {name: statistics.median(found) * 1e3 for name, found in times.items()}
-        bench.add(Row("import numbridge (whole process)", "import numba", medians["numbridge"], medians["numba"], 1.5, "ms"))
+        bench.add(
+            Row("import numbridge (whole process)", "import numba", medians["numbridge"], medians["numba"], 1.5, "ms")
+        )
     if bench.only in "first launch in a second process":
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "first.py"
@@ -283,13 +295,17 @@ def processes(bench: Bench) -> None:
             for _ in range(1 + max(3, bench.rounds)):
                 done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
                 found.append(float(done.stdout) * 1e3)
-        row = Row("first launch in a second process, warm cache", "300 ms", statistics.median(found[1:]), 300.0, 1.0, "ms")
+        row = Row(
+            "first launch in a second process, warm cache", "300 ms", statistics.median(found[1:]), 300.0, 1.0, "ms"
+        )
         bench.add(row)
 
 
 def write(bench: Bench) -> None:
     """Write what was measured, with versions, machine and commit."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
     facts = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit,

@@ -92,7 +92,7 @@ def test_jax_arrays_are_not_written():
 def test_torch_tensors_handed_on_from_jax_are_not_written():
     x = jnp.zeros(4)
     shared = nb.convert(x, "torch")
-    for target in (shared, shared[:], shared.detach(), shared.view(2, 2)[0]):
+    for target in (shared, shared[:], shared.view(2, 2)[0]):
         run = saxpy.forall(target.shape[0])
         refused("'y'", lambda target=target, run=run: run(np.ones(4, np.float32), target, 1.0), x)
 

@@ -1,9 +1,10 @@
-"""Atomics, arrays on the stack and promises to the optimiser, compiled as kernel bodies are: without Numba's runtime."""
+"""Atomics, arrays on the stack and promises to the optimiser, compiled without Numba's runtime as kernels are."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ import numba
 import numpy as np
 import pytest
 from llvmlite import binding
-from numba import carray, cfunc, njit, types
+from numba import cfunc, njit, types
 from numba.core.errors import TypingError
+from numba.extending import intrinsic
 
 from numbridge.kernels import cpu_intrinsics
 from numbridge.kernels.cpu_intrinsics import (
@@ -392,9 +394,8 @@ def test_nothing_is_lost_between_threads(dtype):
     hammer(array.copy(), values[:1])
     in_threads(hammer, [(array, part) for part in np.split(values, THREADS)])
     total = values.sum(dtype=dtype)
-    np.testing.assert_array_equal(
-        array, np.array([total, 0, values.min(), values.max()]) - np.array([0, total, 0, 0], dtype)
-    )
+    with np.errstate(over="ignore"):
+        assert array.tolist() == [total, np.negative(total), values.min(), values.max()]
 
 
 @body
@@ -539,12 +540,15 @@ def test_a_loop_does_not_grow_the_stack():
     x, out = np.random.default_rng(3).permutation(256), np.zeros(2, np.int64)
     # 4 GB, if each trip took its own memory.
     scramble_many(1_000_000, x, out)
-    assert out.tolist() == [999_999 + 999_999, 999_999]
+    assert out.tolist() == [999_998 + 999_999, 999_999]
+
+
+LARGEST = MAX_LOCAL_BYTES // 8
 
 
 @body
 def large_array(number, x, out):
-    local = local_array(MAX_LOCAL_BYTES // 8, np.int64)
+    local = local_array(LARGEST, np.int64)
     for k in range(local.size):
         local[k] = number
     for k in range(x.size):
@@ -576,6 +580,11 @@ CONSTANT = r"the shape of a local array must be a constant, .* that are not nega
 def test_a_shape_that_the_stack_cannot_take_is_refused(shape, message):
     with pytest.raises(TypingError, match=message):
         body(lambda shape: local_array(shape, np.float32).size).compile((shape,))
+
+
+def test_a_local_array_is_not_returned():
+    with pytest.raises(TypingError, match="Only accept returning of array passed into the function"):
+        body(lambda: local_array(3, np.float32))()
 
 
 @pytest.mark.parametrize("dtype", [3, "zzz", bool])
@@ -621,13 +630,32 @@ def every_atomic_of_integers(i, x, y, a):
     atomic_nanmin(y, i, x[i])
 
 
+def argument(kind):
+    """Return a compiled function that loads an array's fields from an address."""
+
+    @intrinsic
+    def load(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.load(builder.inttoptr(arguments[0], context.get_value_type(kind).as_pointer()))
+
+        return kind(types.int64), generate
+
+    return load
+
+
+def fields(array):
+    """Return a 1-d array's fields in Numba's order: memory owner, parent, size, itemsize, data, shape, strides."""
+    return np.array([0, 0, array.size, array.itemsize, array.ctypes.data, array.size, array.itemsize])
+
+
 def loop(function, dtype="float32"):
     """Return a C function that calls a body for a range of indices, as the CPU back end does."""
-    device, pointer = body(getattr(function, "py_func", function)), types.CPointer(getattr(types, dtype))
+    device, scalar = body(getattr(function, "py_func", function)), getattr(types, dtype)
+    load_x, load_y = argument(numba_array(dtype, readonly=True)), argument(numba_array(dtype))
 
-    @cfunc(types.void(pointer, pointer, getattr(types, dtype), types.intp, types.intp), _nrt=False, error_model="numpy")
+    @cfunc(types.void(types.int64, types.int64, scalar, types.intp, types.intp), _nrt=False, error_model="numpy")
     def run(x, y, a, first, last):
-        xs, ys = carray(x, last + 3), carray(y, last)
+        xs, ys = load_x(x), load_y(y)
         for i in range(first, last):
             device(nonnegative(i), xs, ys, a)
 
@@ -671,11 +699,11 @@ def test_nonnegative_returns_its_argument():
 
 def test_c_code_runs_in_threads_without_the_lock_of_python():
     run = loop(lambda i, x, y, a: atomic_add(y, i % 2, x[0]))
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int64, ctypes.c_int64)(
-        run.address
-    )
+    kinds = (ctypes.c_int64, ctypes.c_int64, ctypes.c_float, ctypes.c_int64, ctypes.c_int64)
+    call = ctypes.CFUNCTYPE(None, *kinds)(run.address)
     x, y = np.ones(1, np.float32), np.zeros(2, np.float32)
-    in_threads(call, [(x.ctypes.data, y.ctypes.data, 0.0, 0, 100_000)] * THREADS)
+    of_x, of_y = fields(x), fields(y)
+    in_threads(call, [(of_x.ctypes.data, of_y.ctypes.data, 0.0, 0, 100_000)] * THREADS)
     assert y.tolist() == [50_000 * THREADS] * 2
 
 
@@ -723,7 +751,7 @@ STORES = {
 def compile_statements(statements, *, readonly):
     """Return the compiled function of some statements over `a` (2-d), `c` (complex), a writable `b`, `i` and `v`."""
     lines = "".join(f"    {line}\n" for line in statements.split("; "))
-    names = {"np": np, "device_store": device_store, "atomic_add": atomic_add, "operator": __import__("operator")}
+    names = {"np": np, "device_store": device_store, "atomic_add": atomic_add, "operator": operator}
     exec(f"def stores(a, c, b, i, v):\n{lines}", names)
     dispatcher = body(names["stores"])
     a, c = (numba_array(dtype, ndim, readonly=readonly) for dtype, ndim in (("float32", 2), ("complex64", 1)))
@@ -735,7 +763,10 @@ def compile_statements(statements, *, readonly):
 @pytest.mark.parametrize("statements", STORES.values(), ids=STORES)
 def test_numba_refuses_to_store_into_a_read_only_array(statements):
     assert readonly_violations(compile_statements(statements, readonly=False)) == []
-    with pytest.raises(TypingError, match=r"(?i)read-?only|immutable|Cannot modify|No implementation|cannot resolve"):
+    # For `row += v` Numba means to say so, and stumbles over having found no fitting signature.
+    with pytest.raises(
+        (TypingError, AttributeError), match=r"readonly array|'NoneType' object has no attribute 'args'"
+    ):
         compile_statements(statements, readonly=True)
 
 

@@ -166,7 +166,9 @@ def test_hidden_parameters_reach_device_functions():
 )
 def test_what_no_kernel_can_be_is_refused_with_its_place(tmp_path, body, text):
     path = tmp_path / "refused.py"
-    path.write_text(f"from numba import cuda\nfrom numbridge.kernels.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n")
+    path.write_text(
+        f"from numba import cuda\nfrom numbridge.kernels.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n"
+    )
     namespace = {"__name__": "refused"}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     with pytest.raises(KernelError, match=text) as caught:

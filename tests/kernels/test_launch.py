@@ -330,7 +330,18 @@ def test_atomics_in_two_dimensions():
 
 def test_one_launcher_serves_every_type():
     run = saxpy.forall(8)
-    for dtype in (np.float32, np.int16, np.float64, np.float32, np.complex64, np.int16, np.uint8, np.int8, np.int64, np.int32):
+    for dtype in (
+        np.float32,
+        np.int16,
+        np.float64,
+        np.float32,
+        np.complex64,
+        np.int16,
+        np.uint8,
+        np.int8,
+        np.int64,
+        np.int32,
+    ):
         for step in (1, 2):
             x, y = np.ones(16, dtype)[::step], np.ones(16, dtype)[::step]
             run(x, y, 2)

@@ -1,0 +1,68 @@
+"""What the tests of arrays and converters share: every dtype, values for it, fresh processes, and a measure of leaks."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from numbridge.kernels import scalars
+
+STATM = Path("/proc/self/statm")
+PAGE = 4096
+
+
+@pytest.fixture(params=scalars.ALL, ids=lambda row: row.name)
+def row(request: pytest.FixtureRequest) -> scalars.Scalar:
+    """Each row of the dtype table."""
+    return request.param
+
+
+@pytest.fixture
+def values() -> Callable[..., np.ndarray]:
+    """``values(dtype, shape)``: small whole numbers that every dtype holds exactly."""
+
+    def make(dtype: Any, shape: Any = (3, 4)) -> np.ndarray:
+        count = int(np.prod(shape))
+        return (np.arange(count) % 5).reshape(shape).astype(scalars.scalar_of(dtype).numpy)
+
+    return make
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """``run_python(source)``: run it in a fresh process that must end well, and return what it printed."""
+
+    def run(source: str, *options: str) -> str:
+        command = [sys.executable, *options, "-c", textwrap.dedent(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def growth() -> Callable[..., int]:
+    """``growth(work, times)``: bytes of resident memory that many rounds added, after some to warm up."""
+
+    def resident() -> int:
+        gc.collect()
+        return int(STATM.read_text().split()[1]) * PAGE
+
+    def measure(work: Callable[[], Any], times: int = 100_000) -> int:
+        for _ in range(1000):
+            work()
+        before = resident()
+        for _ in range(times):
+            work()
+        return resident() - before
+
+    return measure
