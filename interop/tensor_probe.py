@@ -12,13 +12,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge.kernels.native.object_layout import Span
+
 __all__ = ["only", "peek", "where"]
 
 _WORD = 8
-
-
-class _Span(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 def peek(address: int, size: int = _WORD) -> int | None:
@@ -27,7 +25,7 @@ def peek(address: int, size: int = _WORD) -> int | None:
     if read is None or address <= 0:
         return None
     room = ctypes.create_string_buffer(size)
-    here, there = _Span(ctypes.addressof(room), size), _Span(address, size)
+    here, there = Span(ctypes.addressof(room), size), Span(address, size)
     count = ctypes.c_ulong(1)
     done = read(os.getpid(), ctypes.byref(here), count, ctypes.byref(there), count, ctypes.c_ulong(0))
     return int.from_bytes(room.raw, "little") if done == size else None

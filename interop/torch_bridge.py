@@ -8,6 +8,7 @@ that lies is found once, by probing, and if probing fails every tensor goes thro
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numbridge import tensor_probe
@@ -61,21 +62,13 @@ def reader(kind: type) -> Reader | None:
     exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
-        flags = nb.GUARDED
-        return Reader(nb.ADAPTER, 0, "DLPack", flags, guard=_guard, adapter=_through_python, inspect=_inspect)
-    return Reader(
-        nb.EXCHANGE,
-        exchange,
-        "DLPack exchange table, after a look at the key set",
-        guard=_guard,
-        inspect=_inspect,
-        **found,
-    )
+        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
+    return replace(found, function=exchange)
 
 
 @functools.cache
-def _probed() -> dict[str, int] | None:
-    """Return where tensors keep their key set, autograd state and version, or None if that cannot be established."""
+def _probed() -> Reader | None:
+    """Return a reader that knows where tensors keep their key set, autograd state and version, or None if that cannot be established."""
     import torch
 
     with torch.enable_grad():
@@ -95,11 +88,21 @@ def _probed() -> dict[str, int] | None:
         objects = tensor_probe.where(id, [(t, t._cdata) for t in tensors], torch.Tensor.__basicsize__)
         autograd = _autograd_offset(implementation)
         version = _version_offsets(implementation)
-    chain = {"implementation": tensor_probe.only(objects), "keys": tensor_probe.only(keys), "autograd": autograd}
-    if version is None or any(offset is None for offset in chain.values()):
+    implementation_at, keys_at = tensor_probe.only(objects), tensor_probe.only(keys)
+    if implementation_at is None or keys_at is None or autograd is None or version is None:
         return None
-    known = {name: offset for name, offset in chain.items() if offset is not None}
-    return {**known, "allowed": _ordinary_keys(), "version": version[0], "counter": version[1]}
+    return Reader(
+        nb.EXCHANGE,
+        protocol="DLPack exchange table, after a look at the key set",
+        implementation=implementation_at,
+        keys=keys_at,
+        allowed=_ordinary_keys(),
+        autograd=autograd,
+        version=version[0],
+        counter=version[1],
+        guard=_guard,
+        inspect=_inspect,
+    )
 
 
 def _keys(tensor: Any) -> int:
@@ -312,7 +315,7 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> torch.Tensor:
         made = native().export_to(array._record, _export_function())
         if requires_grad:
             made.requires_grad_(True)
-        return made  # type: ignore[no-any-return]
+        return made
     return _to_torch(array, requires_grad)
 
 
@@ -384,7 +387,7 @@ def dtype_to_torch(dtype: Any) -> torch.dtype:
     row = scalar_of(dtype)
     for found, known in _dtypes().items():
         if known is row:
-            return found  # type: ignore[no-any-return]
+            return found
     raise ConversionError(f"this torch has no dtype {row.name}")
 
 

@@ -289,10 +289,10 @@ def _store_while(builder: Any, pointer: Any, new: Any, wanted: Callable[[Any], A
 def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     """Return a C-contiguous array on this thread's stack, with whatever the memory holds.
 
-    `shape` is a constant: an integer, a tuple of integers, or such numbers in a string (``"3,4"``); `dtype` is a dtype
-    such as ``np.float32``. The memory ends with the function that calls this, so the array must not leave it: Numba
-    refuses to return the array itself, and nothing refuses to return it in a tuple. A place in the source has one piece
-    of memory per call of its function: in a loop, every trip gets the same, which keeps the stack from growing.
+    `shape` is a constant, an integer or a tuple of integers; `dtype` is a dtype such as ``np.float32``. The memory ends
+    with the function that calls this, so the array must not leave it: Numba refuses to return the array itself, and
+    nothing refuses to return it in a tuple. A place in the source has one piece of memory per call of its function: in
+    a loop, every trip gets the same, which keeps the stack from growing.
     """
     extents = _extents(shape)
     element = parse_dtype(dtype)
@@ -329,8 +329,6 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
 
 def _extents(shape: Any) -> tuple[int, ...]:
     """Return the numbers that a literal shape type stands for."""
-    if isinstance(shape, types.StringLiteral):
-        return tuple(int(part) for part in shape.literal_value.split(",") if part)
     parts = tuple(shape) if isinstance(shape, types.BaseTuple) else (shape,)
     if not all(isinstance(part, types.IntegerLiteral) and part.literal_value >= 0 for part in parts):
         raise TypingError(

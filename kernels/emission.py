@@ -157,8 +157,8 @@ class _Writer:
 
     def literal(self, value: Any) -> ast.expr | None:
         """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
-        if isinstance(value, bool | int | str) or value is None:
-            return None if isinstance(value, np.generic) else ast.Constant(value)
+        if type(value) in (bool, int, str) or value is None:
+            return ast.Constant(value)
         if type(value) is float or type(value) is complex:
             return self._weak(value)
         if type(value) is tuple:

@@ -80,7 +80,7 @@ def compile_functions(exports: dict[str, tuple[Any, str]], facts: dict[str, Any]
 
 
 def _compile_machine() -> Compiled:
-    exports = {}
+    exports: dict[str, tuple[Any, str]] = {}
     for name in _MODULES:
         module = importlib.import_module(f"numbridge.kernels.native.{name}")
         exports |= {symbol: (getattr(module, function), kind) for symbol, (function, kind) in module.EXPORTS.items()}
@@ -151,7 +151,7 @@ def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _numpy_api() -> tuple[type, int, int]:
-    from numpy._core import _multiarray_umath
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
     from numbridge.kernels.native import object_layout as layout
 

@@ -186,7 +186,7 @@ def unreadable(obj: Any) -> Exception:
             reader.adapter(obj)
         elif reader.kind == nb.BUFFER:
             memoryview(obj)
-    except Exception as error:  # whatever the producer says is the reason that the user needs
+    except Exception as error:  # noqa: BLE001 - whatever the producer says is the reason that the user needs
         return error if isinstance(error, ConversionError | BufferAccessError | DeviceError) else _refused(obj, error)
     if isinstance(obj, np.ndarray):
         return _unreadable_numpy(obj)

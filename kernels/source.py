@@ -531,7 +531,7 @@ class Sourced:
     """Base of kernels and device functions: holds a Python function and, once asked for, its source."""
 
     role: ClassVar[Role]
-    function: FunctionType
+    function: Any  # a FunctionType, which a type checker would take for a method here
     name: str
 
     @functools.cached_property

@@ -148,7 +148,7 @@ class Variants:
         weak = _weak_float(checked, found)
         contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
         types = [
-            ArrayType(p.name, row, d.ndim, contiguous, p.name in written)
+            ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
             if d.is_array
             else ScalarType(p.name, row or _weak_scalar(d, weak))
             for p, row, d in zip(kernel.parameters, checked, found, strict=True)
@@ -161,7 +161,8 @@ class Variants:
         return self._variants[key]
 
     def _install(self, variant: Variant, found: Sequence[Description]) -> None:
-        key = tuple(d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True)) + (variant.address,)
+        words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
+        key = (*words, variant.address)
         spec = self._specialisations.get(key)
         if spec is None:
             spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)

@@ -1,7 +1,7 @@
 """Byte offsets inside CPython and NumPy objects on a 64-bit machine, and the buffer structure of the C API.
 
-Nothing but numbers and one ctypes structure. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and ``Py_buffer``
-(Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and
+Nothing but numbers and ctypes structures. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and
+``Py_buffer`` (Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and
 ``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `readers` checks the NumPy
 offsets against a live array before it relies on them.
 """
@@ -37,3 +37,9 @@ class MethodDef(ctypes.Structure):
         ("flags", ctypes.c_int),
         ("doc", ctypes.c_char_p),
     )
+
+
+class Span(ctypes.Structure):
+    """``struct iovec`` (POSIX, sys/uio.h)."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("size", ctypes.c_size_t))

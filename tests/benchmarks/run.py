@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -184,7 +185,7 @@ def conversions(bench: Bench) -> None:
     }
     for name, x in sources.items():
         ours, theirs = getattr(nb, f"from_{name}"), peers[name]
-        bench.compare(f"from_{name}", lambda x=x: ours(x), {"Warp": (lambda x=x: theirs(x), 1 / 8)})
+        bench.compare(f"from_{name}", functools.partial(ours, x), {"Warp": (functools.partial(theirs, x), 1 / 8)})
     a = nb.zeros((10, 10), dtype=nb.float32)
     w = wp.zeros((10, 10), dtype=float, device="cpu")
     bench.compare("to_torch", lambda: nb.to_torch(a), {"Warp": (lambda: wp.to_torch(w), 1 / 4)})

@@ -1,4 +1,4 @@
-"""What the tests of arrays and converters share: every dtype, values for it, fresh processes, and a measure of leaks."""
+"""What the tests of arrays and converters share: dtypes, values for them, fresh processes, and a measure of leaks."""
 
 from __future__ import annotations
 

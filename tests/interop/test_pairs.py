@@ -63,7 +63,7 @@ def test_pairs_share_memory(source, target, row):
         assert before.shape == after.shape == shape
         assert before.dtype == after.dtype == row.name
         assert (as_numpy(y) == values(row, shape)).all()
-        assert nb.explain(as_numpy(y)).ptr == after.ptr
+        assert not np.prod(shape) or nb.explain(as_numpy(y)).ptr == after.ptr
 
 
 @pytest.mark.parametrize("target", [name for name in FRAMEWORKS if name != "jax"])
@@ -257,4 +257,6 @@ def test_torch_offsets_are_found():
     from numbridge import torch_bridge
 
     found = torch_bridge._probed()
-    assert found is not None and len(set(found.values())) >= 5
+    assert (
+        found is not None and found.implementation and found.keys and found.autograd and found.version and found.counter
+    )

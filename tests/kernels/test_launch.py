@@ -407,7 +407,7 @@ def test_a_closure_and_a_device_function_that_change_compile_anew():
     assert (out == 11).all()
 
     @func
-    def inner(v):
+    def inner(v):  # noqa: F811 - the redefinition is what is tested
         return v * amount
 
     launch(outer, 2, [out])

@@ -46,7 +46,9 @@ def slow(x):
 def run(path: Path, body: str, *arguments: str) -> str:
     """Run a script made of the prelude and `body`; return what it prints."""
     path.write_text(PRELUDE + textwrap.dedent(body))
-    done = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.strip()
@@ -133,7 +135,7 @@ def test_launches_from_eight_threads(size):
         try:
             for _ in range(30):
                 launch(increment, size, [x])
-        except BaseException as error:  # whatever happened in the thread fails the test
+        except BaseException as error:  # noqa: BLE001 - whatever happened in the thread fails the test
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(x,)) for x in arrays]
@@ -299,5 +301,5 @@ def test_buffers_and_arrays_of_other_kinds():
         def __array__(self, dtype=None, copy=None):
             return np.zeros(4)
 
-    with pytest.raises(NumbridgeError, match="'increment', parameter 'x'.*read-only"):
+    with pytest.raises(NumbridgeError, match=r"'increment', parameter 'x'.*read-only"):
         launch(increment, 4, [Copies()])
