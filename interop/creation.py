@@ -9,7 +9,7 @@ import operator
 from typing import Any
 
 from numbridge.array import Array, adopt, allocate, row_of
-from numbridge.contents import as_values
+from numbridge.contents import copied, is_literal
 from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
@@ -156,7 +156,7 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         raise BufferAccessError(
             f"copy would write to dest, a read-only {type(dest).__name__}; copy to a writable array"
         )
-    source = src if isinstance(src, Array) else adopt(as_values(src))
+    source = copied(src) if is_literal(src) else adopt(src)
     if dest_offset or src_offset or count:
         target, source = _parts(target, source, dest_offset, src_offset, count)
     if target.shape != source.shape:

@@ -62,13 +62,15 @@ def reader(kind: type) -> Reader | None:
     exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
-        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
+        return Reader(
+            nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect
+        )
     return replace(found, function=exchange)
 
 
 @functools.cache
 def _probed() -> Reader | None:
-    """Return a reader that knows where tensors keep their key set, autograd state and version, or None if that cannot be established."""
+    """Return a reader that knows where tensors keep their key set, autograd state and version, or None."""
     import torch
 
     with torch.enable_grad():
@@ -283,8 +285,13 @@ def _export_function() -> int:
     return exchange_function(torch.Tensor, dl.EXCHANGE_TO_OBJECT)
 
 
-def to_torch(array: Array, requires_grad: bool | None = None) -> torch.Tensor:
-    """Return a tensor that shares an Array's memory and keeps it alive.
+@functools.cache
+def _export() -> Any:
+    return native().exporter(_export_function())
+
+
+def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
+    """Return a `torch.Tensor` that shares an Array's memory and keeps it alive.
 
     An Array that was adopted from a tensor gives that very tensor back, so autograd and identity survive. A tensor made of
     an Array that requires grad is a leaf that requires grad; from then on the Array's ``grad`` is the tensor's, which is
@@ -303,19 +310,12 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> torch.Tensor:
     BufferAccessError
         If the memory is read-only, or has negative strides, which torch cannot express; `array.clone()` copies.
     """
+    # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to.
+    made = _export()(array)
+    if made is not None:
+        return made.requires_grad_(True) if requires_grad else made
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
-    word = native().word(array)
-    if (
-        array._source is None
-        and array._extra is None
-        and not word & (nb.READ_ONLY | nb.IMMUTABLE)
-        and word & nb.CONTIGUOUS
-    ):
-        made = native().export_to(array._record, _export_function())
-        if requires_grad:
-            made.requires_grad_(True)
-        return made
     return _to_torch(array, requires_grad)
 
 

@@ -100,7 +100,7 @@ def compile_run(
     exec(compile(text, filename, "exec"), names)
     try:
         compiled = compile_functions({symbol: (names[RUN], "int64(int64, int64, int64, int64)")})
-    except NumbaError as error:
+    except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
         listed = ", ".join(f"{p.name}: {p}" for p in parameters)
         raise KernelError(
             f"kernel {entry!r} does not compile for ({listed}):\n{error}\nThe generated source is {filename}"

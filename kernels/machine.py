@@ -125,6 +125,10 @@ class Machine:
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)
         return load(compiled)
 
+    def exporter(self, address: int) -> Any:
+        """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync`` at `address`."""
+        return builtin("export_plain", self.addresses["numbridge_export_plain"], (address,), one=True)
+
     def set_array_type(self, array_type: type, record: int, source: int, extra: int) -> None:
         """Tell the compiled code which class its arrays are of, and where in an instance its slots lie (bytes)."""
         _keep.append(array_type)

@@ -59,6 +59,7 @@ EXPORTS = {
     "numbridge_export_legacy": ("export_legacy", "int64(int64, int64)"),
     "numbridge_export_versioned": ("export_versioned", "int64(int64, int64)"),
     "numbridge_export_to": ("export_to", "int64(int64, int64, int64)"),
+    "numbridge_export_plain": ("export_plain", "int64(int64, int64)"),
     "numbridge_to_numpy": ("to_numpy", "int64(int64, int64, int64)"),
     "numbridge_exchange_read": ("exchange_read_array", "int32(int64, int64)"),
     "numbridge_exchange_from_object": ("exchange_from_object", "int32(int64, int64)"),
@@ -579,6 +580,39 @@ def export_to(self, arguments, count):
     # On failure the framework has set the exception; whether it kept the tensor is not specified, and a small leak is
     # better than a second deletion.
     if call_to_object(to_address(load_i64(arguments, 8)), managed, out) != 0:
+        return 0
+    return load_i64(out, 0)
+
+
+@native
+def is_plain(array):
+    """Tell whether an object is an ``Array`` with no source, no gradient state, writable, and without negative strides."""
+    if load_i64(array, py.OBJECT_TYPE) != load_i64(state(), nb.STATE_ARRAY_TYPE):
+        return False
+    source = load_i64(array, load_i64(state(), nb.STATE_ARRAY_SOURCE))
+    if source != none() or load_i64(array, load_i64(state(), nb.STATE_ARRAY_EXTRA)) != none():
+        return False
+    record = record_at(load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD)))
+    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0:
+        return False
+    ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
+    for k in range(ndim):
+        if load_i64(strides, 8 * k) < 0:
+            return False
+    return True
+
+
+@native
+def export_plain(self, array):
+    """``export_plain(array)`` with self = (address,): `export_to` of an array that needs no thought, or None."""
+    if not is_plain(array):
+        return give_none()
+    capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
+    managed, out = managed_versioned(capsule, record_at(capsule)), stack(16)
+    if managed == 0:
+        return no_memory()
+    store_i64(out, 0, 0)
+    if call_to_object(to_address(load_i64(self, py.TUPLE_ITEMS)), managed, out) != 0:
         return 0
     return load_i64(out, 0)
 

@@ -2,9 +2,8 @@
 
 Each row alternates between the contestants, so that both see the same machine, and compares medians. The machine is noisy:
 read ratios, not times. `--quick` takes fewer rounds; `--only TEXT` runs the rows whose name contains the text.
+Annotations are evaluated here, because Warp reads those of its kernels.
 """
-
-from __future__ import annotations
 
 import argparse
 import datetime
@@ -240,7 +239,7 @@ def kernels(bench: Bench) -> None:
     )
     m = 4096
     a, out = np.random.default_rng(0).random((m, m), np.float32), np.zeros((m, m), np.float32)
-    wa, wout = wp.from_numpy(a, device="cpu"), wp.from_numpy(out, device="cpu")
+    wa, wout = (wp.from_numpy(image, dtype=float, device="cpu") for image in (a, out))
     ta, tout = torch.from_numpy(a), torch.from_numpy(out)
     step = stencil.forall((m, m))
 

@@ -1,0 +1,173 @@
+"""How long memory lives: owners, threads, forks, the end of the interpreter; nothing grows over many rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+
+MIB = 1 << 20
+
+
+class TestLifetime:
+    def test_the_owner_lives_as_long_as_a_view(self):
+        class Owner(np.ndarray):
+            pass
+
+        x = np.zeros(4).view(Owner)
+        gone = weakref.ref(x)
+        view = nb.from_numpy(x)[::2]
+        exported = view.numpy()
+        capsule = nb.to_dlpack(view)
+        del x, view, exported
+        gc.collect()
+        assert gone() is not None
+        del capsule
+        assert gone() is None
+
+    def test_arrays_take_part_in_garbage_collection(self):
+        a = nb.zeros(3, requires_grad=True)
+        gone = weakref.ref(a)
+        a.grad.grad = nb.zeros(3)
+        a._extra.parent, a._extra.step = a, lambda whole: whole
+        del a
+        gc.collect()
+        assert gone() is None
+
+    def test_views_end_on_other_threads(self):
+        x = np.zeros(1000)
+        count = sys.getrefcount(x)
+        views = [nb.from_numpy(x)[k:] for k in range(1000)]
+        parts = [[views.pop() for _ in range(250)] for _ in range(4)]
+        threads = [threading.Thread(target=part.clear) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sys.getrefcount(x) == count
+
+    def test_threads_share_arrays(self):
+        a = nb.zeros((8, 1000), int)
+
+        def work(k):
+            for _ in range(200):
+                part = a[k][::1]
+                part.fill_(k)
+                assert part.reshape(10, 100).T.contiguous().numpy().sum() == 1000 * k
+
+        failures = []
+        hook, threading.excepthook = threading.excepthook, failures.append
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        threading.excepthook = hook
+        assert failures == []
+
+    def test_the_first_use_may_be_on_many_threads(self, run_python):
+        printed = run_python("""
+            import threading
+            import numbridge as nb
+            from numbridge.array import native
+
+            start, found = threading.Barrier(8), []
+
+            def work():
+                start.wait()
+                a = nb.array([1.0, 2.0])
+                found.append((id(native()), a[1].item()))
+
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            print(len(found), len(set(found)), found[0][1])
+        """)
+        assert printed == "8 1 2.0\n"
+
+    def test_a_forked_child_uses_arrays(self, run_python):
+        printed = run_python("""
+            import os
+            import numbridge as nb
+
+            a = nb.array([1.0, 2.0])
+            child = os.fork()
+            if child == 0:
+                a[0] = 5
+                os._exit(0 if nb.clone(a).list() == [5.0, 2.0] else 1)
+            print(os.waitpid(child, 0)[1], a.list())
+        """)
+        assert printed == "0 [1.0, 2.0]\n"
+
+    def test_the_interpreter_ends_with_everything_alive(self, run_python):
+        printed = run_python("""
+            import sys, threading
+            import numpy as np
+            import numbridge as nb
+
+            x = np.zeros(1000)
+            a = nb.from_numpy(x)
+            b = nb.zeros(1000, requires_grad=True)
+            sys.kept = [a[1:], a.numpy(), b.grad, nb.to_dlpack(a), a.__dlpack__(max_version=(1, 0)), np.from_dlpack(b)]
+            sys.kept.append(sys.kept)
+            table = nb.Array.__dlpack_c_exchange_api__
+
+            threading.Thread(target=threading.Event().wait, daemon=True, args=(None,)).start()
+            print("end")
+        """)
+        assert printed == "end\n"
+
+
+def out_of_range(a):
+    with contextlib.suppress(IndexError):
+        a[10**6]
+
+
+class TestNothingGrows:
+    @pytest.mark.parametrize(
+        "work",
+        [
+            lambda x, a: nb.from_numpy(x),
+            lambda x, a: nb.asarray(x),
+            lambda x, a: a[1:],
+            lambda x, a: a.reshape(2, -1).T,
+            lambda x, a: a.view(nb.uint8),
+            lambda x, a: a.numpy(),
+            lambda x, a: np.asarray(a),
+            lambda x, a: nb.zeros(1000),
+            lambda x, a: a.clone(),
+            lambda x, a: a.shape,
+            lambda x, a: nb.zeros(4, requires_grad=True).grad,
+            lambda x, a: out_of_range(a),
+        ],
+        ids=[
+            "from_numpy",
+            "asarray",
+            "slice",
+            "reshape",
+            "view",
+            "numpy",
+            "array",
+            "zeros",
+            "clone",
+            "shape",
+            "grad",
+            "error",
+        ],
+    )
+    def test_over_many_rounds(self, work, growth):
+        x = np.zeros(1000)
+        a = nb.from_numpy(x)
+        counts = sys.getrefcount(x), sys.getrefcount(a), sys.getrefcount(None), sys.getrefcount(a._record)
+        grown = growth(lambda: work(x, a))
+        after = sys.getrefcount(x), sys.getrefcount(a), sys.getrefcount(None), sys.getrefcount(a._record)
+        assert (after[0], after[1], after[3]) == (counts[0], counts[1], counts[3])
+        assert abs(after[2] - counts[2]) < 1000
+        assert grown < 4 * MIB
