@@ -10,7 +10,7 @@ from typing import Any
 
 from numbridge.array import Array, adopt, allocate, row_of
 from numbridge.contents import copied, is_literal
-from numbridge.kernels import scalars
+from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.scalars import scalar_of
@@ -147,7 +147,7 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     Raises
     ------
     BufferAccessError
-        If `dest` is read-only.
+        If `dest` is read-only, or its framework forbids writing to it now.
     NumbridgeValueError
         If the elements do not fit.
     """
@@ -156,6 +156,9 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         raise BufferAccessError(
             f"copy would write to dest, a read-only {type(dest).__name__}; copy to a writable array"
         )
+    guard = readers.reader_of(dest).guard
+    if guard is not None:
+        guard(dest)
     source = copied(src) if is_literal(src) else adopt(src)
     if dest_offset or src_offset or count:
         target, source = _parts(target, source, dest_offset, src_offset, count)

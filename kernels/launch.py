@@ -195,6 +195,7 @@ def launch(
     outputs: Sequence[Any] = (),
     *,
     device: Any = None,
+    stream: Any = None,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -212,6 +213,8 @@ def launch(
         with the kernel, and are kept alive until it ends.
     device : Device or str, optional
         Where to run; by default where the arguments lie.
+    stream : None
+        Streams are CUDA's; on the CPU a launch has ended when it returns.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
@@ -233,6 +236,8 @@ def launch(
         raise DeviceError(
             f"launch of kernel {kernel.name!r}: device {str(device)!r} needs CUDA, and kernels run on the CPU here"
         )
+    if stream is not None:
+        raise DeviceError(f"launch of kernel {kernel.name!r}: a stream needs CUDA, and kernels run on the CPU here")
     if record_cmd:
         return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     if not isinstance(kernel, Kernel):

@@ -190,6 +190,10 @@ def unreadable(obj: Any) -> Exception:
         return error if isinstance(error, ConversionError | BufferAccessError | DeviceError) else _refused(obj, error)
     if isinstance(obj, np.ndarray):
         return _unreadable_numpy(obj)
+    if reader.kind == nb.CAPSULE:
+        return NumbridgeTypeError(
+            f"{obj!r} is no array by itself; nb.from_dlpack(capsule) makes one of a DLPack capsule"
+        )
     description = describe(obj)
     if description.is_array and description.scalar is not None:
         return BufferAccessError(
@@ -260,8 +264,11 @@ def _resolve(kind: type, obj: Any) -> Reader:
 
 def _python_scalar(kind: type) -> Reader | None:
     if issubclass(kind, np.generic):
-        known = any(row.numpy.type is kind for row in scalars.ALL) and issubclass(kind, np.number | np.bool_)
-        return Reader(nb.NUMPY_SCALAR, scalars.tag_of(kind) if known else 0, "NumPy scalar")
+        row = next((row for row in scalars.ALL if row.numpy.type is kind), None)
+        # Half floats and smaller have no arithmetic of their own on the CPU: such a number counts as a Python float.
+        if row is not None and row.is_float and row.itemsize < 4:
+            return Reader(nb.PY_FLOAT, protocol="NumPy scalar, as a Python float")
+        return Reader(nb.NUMPY_SCALAR, row.tag if row is not None else 0, "NumPy scalar")
     order = ((bool, nb.PY_BOOL), (int, nb.PY_INT), (float, nb.PY_FLOAT), (complex, nb.PY_COMPLEX))
     for base, number in order:
         if issubclass(kind, base):

@@ -8,9 +8,11 @@ time that a specialisation exists, comparing words is all that a launch needs.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,10 +195,11 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     count, words = len(found), nb.PARAM_SIZE // 8
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
-    seen = np.array(
-        [[id(item.container), id(item.name) if item.name is not None else 0, id(item.value)] for item in dependencies],
-        np.int64,
-    ).reshape(-1)
+    rows = [
+        (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
+        for item in dependencies
+    ]
+    seen = np.array(rows, np.int64).reshape(-1)
     head = {
         nb.SPEC_COUNT: count,
         nb.SPEC_RUN: variant.address,
@@ -216,6 +219,11 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
         spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
     return spec, seen, tuple(dependencies)
+
+
+def _dictionary(container: Any) -> Any:
+    """Return what compiled code looks a name up in: a class shows only a proxy of its dictionary."""
+    return gc.get_referents(container)[0] if isinstance(container, MappingProxyType) else container
 
 
 def _signed(word: int) -> int:

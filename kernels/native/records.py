@@ -596,10 +596,10 @@ def is_plain(array):
     if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0:
         return False
     ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
+    lowest = 0
     for k in range(ndim):
-        if load_i64(strides, 8 * k) < 0:
-            return False
-    return True
+        lowest = min(lowest, load_i64(strides, 8 * k))
+    return lowest >= 0
 
 
 @native

@@ -158,6 +158,19 @@ def test_a_write_counts_the_version_up_so_that_autograd_notices():
         loss.backward()
 
 
+def test_an_annotation_without_a_rank_is_one_dimensional():
+    @nb.kernel
+    def annotated(x: nb.array(dtype=float), y: nb.array[float], z: nb.array2d[float], free: nb.array):
+        i = nb.tid()
+        y[i] = x[i] + z[i, 0]
+
+    x, y, z = torch.ones(4), torch.zeros(4), torch.ones(4, 1)
+    nb.launch(annotated, 4, [x, y, z, np.zeros((1, 2, 3), np.int8)])
+    assert (y == 2).all()
+    refused("'x': wanted array1d.*got a 2-d array", lambda: nb.launch(annotated, 4, [z, y, z, x]), y)
+    refused("'x': wanted elements of float32", lambda: nb.launch(annotated, 4, [x.double(), y, z, x]), y)
+
+
 def test_layouts_of_torch():
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     for view in (base[:, ::2], base.t(), base[1:3, 2:], base[2], base.reshape(2, 2, 6)[:, 1], base[:0]):

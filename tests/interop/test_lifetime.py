@@ -130,6 +130,25 @@ def out_of_range(a):
         a[10**6]
 
 
+def test_the_interpreter_ends_while_frameworks_hold_our_memory(run_python):
+    printed = run_python(
+        """
+        import jax, paddle, torch, tvm_ffi
+        import numbridge as nb
+
+        a = nb.array([1.0, 2.0])
+        consumers = (torch, paddle, jax.dlpack, tvm_ffi)
+        held = [module.from_dlpack(a) for module in consumers] + [torch.as_tensor(a)]
+        for module, tensor in zip(consumers, held):
+            module.kept_to_the_end = tensor
+        back = [nb.from_dlpack(tensor) for tensor in held]
+        print([b.ptr == a.ptr for b in back])
+    """,
+        "-Wignore",
+    )
+    assert printed == "[True, True, True, True, True]\n"
+
+
 class TestNothingGrows:
     @pytest.mark.parametrize(
         "work",

@@ -209,6 +209,20 @@ def test_floating_types(dtype):
     assert (y == 2.5 * np.arange(8) + 3).all()
 
 
+@pytest.mark.parametrize("number", [np.float16(2), np.float32(2), np.float64(2), np.int8(2), np.uint64(2), True + True])
+def test_numpy_scalars(number):
+    x, y = ones()
+    launch(saxpy, 8, [x, y, number])
+    assert (y == 5).all()
+    refused(NumbridgeTypeError, "'a'.*is no array", lambda: launch(saxpy, 8, [x, y, np.str_("2")]), y)
+    refused(NumbridgeTypeError, "from_dlpack", lambda: launch(saxpy, 8, [x.__dlpack__(), y, 2.0]), y)
+
+
+def test_half_precision_is_refused_until_kernels_compute_in_it():
+    half = np.ones(8, np.float16)
+    refused(KernelError, "'x' has elements of float16", lambda: launch(saxpy, 8, [half, half, 2.0]), half)
+
+
 def test_complex_scalars():
     x, y = np.arange(8).astype(np.complex64), np.zeros(8, np.complex64)
     launch(saxpy, 8, [x, y, 2 + 1j])
@@ -414,6 +428,53 @@ def test_a_closure_and_a_device_function_that_change_compile_anew():
     assert (out == 110).all()
 
 
+class Settings:
+    WEIGHT = 2.0
+
+
+def test_an_attribute_of_a_class_that_changes_compiles_anew():
+    @kernel
+    def weighted(out):
+        out[tid()] = Settings.WEIGHT
+
+    out = np.zeros(2)
+    launch(weighted, 2, [out])
+    launch(weighted, 2, [out])
+    assert (out == 2).all()
+    try:
+        Settings.WEIGHT = 5.0
+        launch(weighted, 2, [out])
+        assert (out == 5).all()
+    finally:
+        Settings.WEIGHT = 2.0
+
+
+def test_views_and_hidden_writes_never_reach_read_only_memory():
+    @kernel
+    def through_flat(x, out):
+        x.flat[0] = 7
+        out[0] = 1
+
+    @kernel
+    def through_row(x, out):
+        row = x[tid()]
+        row += 1
+        out[0] = 1
+
+    @kernel
+    def through_loop(x, out):
+        for row in x:
+            row[0] = 7
+        out[0] = 1
+
+    x, out = np.zeros((3, 3)), np.zeros(1)
+    x.flags.writeable = False
+    for hidden in (through_flat, through_row, through_loop):
+        with pytest.raises(NumbridgeError):
+            launch(hidden, 1, [x, out])
+    assert (x == 0).all() and out[0] == 0
+
+
 def refused(error, text, run, *arrays):
     before = [array.copy() for array in arrays]
     with pytest.raises(error, match=text) as caught:
@@ -507,6 +568,8 @@ def test_dimensions_are_checked():
         launch(ones, 1, [])
     with pytest.raises(DeviceError, match="needs CUDA"):
         launch(saxpy, 8, [x, y, 2.0], device="cuda:0")
+    with pytest.raises(DeviceError, match="a stream needs CUDA"):
+        launch(saxpy, 8, [x, y, 2.0], stream=1)
     with pytest.raises(DeviceError, match="need CUDA"):
         saxpy[1, 8, 5](x, y, 1.0)
     with pytest.raises(NumbridgeError, match=re.escape("nb.launch(saxpy, dim, [arguments])")):

@@ -43,11 +43,12 @@ def slow(x):
         x[i] = x[i] * 0.5 + 1
 
 
-def run(path: Path, body: str, *arguments: str) -> str:
+def run(path: Path, body: str, **environment: str) -> str:
     """Run a script made of the prelude and `body`; return what it prints."""
     path.write_text(PRELUDE + textwrap.dedent(body))
+    variables = os.environ | environment
     done = subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -211,6 +212,36 @@ def test_a_forked_child_launches(tmp_path):
         """,
     )
     assert printed == "2.0 2.0"
+
+
+@pytest.mark.parametrize("layer", ["workqueue", "tbb", "omp"])
+def test_other_threading_layers_serve_several_threads(tmp_path, layer):
+    printed = run(
+        tmp_path / "layers.py",
+        """
+        from numbridge.kernels import threads
+
+        @kernel
+        def add(x):
+            i = tid()
+            x[i] = x[i] + 1
+
+        arrays = [np.zeros(200_000) for _ in range(4)]
+
+        def work(x):
+            for _ in range(20):
+                launch(add, x.size, [x])
+
+        workers = [threading.Thread(target=work, args=(x,)) for x in arrays]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        print(threads.layer(), all((x == 20).all() for x in arrays))
+        """,
+        NUMBA_THREADING_LAYER=layer,
+    )
+    assert printed == f"{layer} True"
 
 
 def test_launches_while_the_interpreter_ends(tmp_path):

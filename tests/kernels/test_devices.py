@@ -1,0 +1,120 @@
+"""Devices: their names, the current one, and one honest error for whatever needs CUDA."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import threading
+
+import pytest
+
+from numbridge.kernels import devices
+from numbridge.kernels.devices import (
+    Device,
+    Event,
+    ScopedDevice,
+    ScopedStream,
+    Stream,
+    device_count,
+    get_device,
+    get_devices,
+    set_device,
+    synchronize,
+)
+from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
+
+
+def test_a_device_equals_its_name():
+    cpu, gpu = get_device("cpu"), Device("cuda", 1)
+    assert cpu == "cpu" == str(cpu) == cpu.name
+    assert gpu == "cuda:1" == str(gpu) == gpu.name
+    assert cpu != gpu
+    assert cpu != 0
+    assert hash(gpu) == hash("cuda:1")
+    assert {"cpu": 1}[cpu] == 1
+    assert repr(gpu) == "Device('cuda:1')"
+
+
+def test_kinds():
+    assert (get_device("cpu").is_cpu, get_device("cpu").is_cuda, get_device("cpu").ordinal) == (True, False, 0)
+    assert (Device("cuda", 1).is_cpu, Device("cuda", 1).is_cuda, Device("cuda", 1).ordinal) == (False, True, 1)
+
+
+def test_a_device_is_a_value():
+    device = Device("cuda", 1)
+    with pytest.raises(AttributeError, match="a Device cannot be changed"):
+        device.ordinal = 2
+    assert copy.deepcopy(device) == pickle.loads(pickle.dumps(device)) == device
+
+
+def test_what_there_is():
+    assert get_devices() == ["cpu"]
+    assert device_count() == 1
+    assert get_device() == "cpu"
+    assert get_device(get_device("cpu")) is get_device("cpu")
+    synchronize()
+    synchronize("cpu")
+
+
+def test_the_current_device(monkeypatch):
+    assert set_device("cpu") == "cpu"
+    with ScopedDevice("cpu") as device:
+        assert device == get_device() == "cpu"
+    other = Device("cpu", 7)
+    monkeypatch.setattr(devices, "get_device", lambda name: other)
+    scope = ScopedDevice("other")
+    with scope, scope:
+        assert get_device() is other
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(get_device()))
+        thread.start()
+        thread.join()
+        assert seen == ["cpu"]
+        assert seen[0].ordinal == 0
+    assert get_device().ordinal == 0
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cpu:0", "cuda:-1"])
+def test_unknown_names(name):
+    with pytest.raises(NumbridgeValueError, match=f"there is no device {name!r}; numbridge knows 'cpu'"):
+        get_device(name)
+
+
+def test_names_are_strings():
+    with pytest.raises(NumbridgeTypeError, match="device is 3; it must be a Device, a name such as 'cpu', or None"):
+        get_device(3)
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda: get_device("cuda"), "device 'cuda'"),
+        (lambda: get_device(Device("cuda", 1)), "device 'cuda:1'"),
+        (lambda: set_device("cuda:0"), "device 'cuda:0'"),
+        (lambda: ScopedDevice("cuda:0"), "device 'cuda:0'"),
+        (lambda: synchronize("cuda:0"), "device 'cuda:0'"),
+        (Stream, r"nb\.Stream"),
+        (lambda: Event(enable_timing=True), r"nb\.Event"),
+        (lambda: ScopedStream(None), r"nb\.ScopedStream"),
+    ],
+)
+def test_cuda_is_refused_honestly(use, what):
+    with pytest.raises(
+        DeviceError, match=rf'^{what} needs CUDA.*from a later version.*pip install "numbridge\[cuda13\]"'
+    ):
+        use()
+
+
+def test_the_error_says_what_is_missing(monkeypatch):
+    def no_library(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(devices.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "Missing on this machine: the NVIDIA driver (libcuda.so.1); the CUDA toolkit wheels" in str(
+        devices.cuda_unavailable("x")
+    )
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert "Missing" not in str(devices.cuda_unavailable("x"))
