@@ -23,14 +23,13 @@ from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTy
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
-from numbridge.memory import adopt, allocate, array_class, native, row_of, unknown_tag, wrap
+from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Array", "adopt", "allocate", "existing_gradient", "legacy_capsule", "native", "row_of", "wrap"]
 
-_DTYPES = {row.tag: row.numpy for row in scalars.ALL}
 _DEVICE_KINDS = {dl.CUDA: "cuda", dl.CUDA_MANAGED: "cuda"}
 
 
@@ -297,12 +296,9 @@ class Array:
         DeviceError
             If the memory is not the host's.
         """
-        compiled = native()
-        try:
-            values = compiled.to_numpy(self._record, _DTYPES[compiled.word(self) & 0xFFFFFFFF])
-        except KeyError:
-            raise unknown_tag(compiled.word(self) & 0xFFFFFFFF) from None
+        values = native().to_numpy(self)
         if values is None:
+            row_of(self)  # raises for a dtype that numbridge does not have
             raise DeviceError(f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework")
         made: NDArray[Any] = values
         return made

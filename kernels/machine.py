@@ -113,7 +113,7 @@ class Machine:
         self.new_record = builtin("new_record", at["numbridge_new_record"])
         self.allocate = builtin("allocate", at["numbridge_allocate"])
         self.export_to = builtin("export_to", at["numbridge_export_to"])
-        self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api())
+        self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api(), one=True)
 
     def _set(self, offset: int, value: int) -> None:
         self.state[offset // 8] = value
@@ -154,7 +154,7 @@ def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:
     return tags
 
 
-def _numpy_api() -> tuple[type, int, int]:
+def _numpy_api() -> tuple[type, int, int, dict[int, np.dtype[Any]]]:
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
     from numbridge.kernels.native import object_layout as layout
@@ -167,7 +167,8 @@ def _numpy_api() -> tuple[type, int, int]:
     def slot(index: int) -> int:
         return int(ctypes.c_void_p.from_address(table + 8 * index).value or 0)
 
-    return np.ndarray, slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT)
+    dtypes = {row.tag: row.numpy for row in scalars.ALL}
+    return np.ndarray, slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT), dtypes
 
 
 @functools.cache

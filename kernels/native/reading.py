@@ -281,6 +281,8 @@ def read_numpy_scalar(obj, entry, out):
     """Read a NumPy scalar object; its dtype is binding, so the word is marked strong."""
     tag = load_i64(entry, nb.ENTRY_FUNCTION)
     code, bits = tag & 0xFF, tag >> 8 & 0xFF
+    if bits == 0:  # a NumPy scalar that is no number: text, time, a record
+        return
     if code == 2 and bits >= 32:
         value = load_f64(obj, py.SCALAR_VALUE) if bits == 64 else double(load_f32(obj, py.SCALAR_VALUE))
         store_f64(out, nb.READ_REAL, value)

@@ -15,7 +15,7 @@ from numba import types
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.native.entry import none, to_address
+from numbridge.kernels.native.entry import dict_get, none, to_address
 from numbridge.kernels.native.memory import (
     external,
     function_symbol,
@@ -60,7 +60,7 @@ EXPORTS = {
     "numbridge_export_versioned": ("export_versioned", "int64(int64, int64)"),
     "numbridge_export_to": ("export_to", "int64(int64, int64, int64)"),
     "numbridge_export_plain": ("export_plain", "int64(int64, int64)"),
-    "numbridge_to_numpy": ("to_numpy", "int64(int64, int64, int64)"),
+    "numbridge_to_numpy": ("to_numpy", "int64(int64, int64)"),
     "numbridge_exchange_read": ("exchange_read_array", "int32(int64, int64)"),
     "numbridge_exchange_from_object": ("exchange_from_object", "int32(int64, int64)"),
     "numbridge_exchange_to_object": ("exchange_to_object", "int32(int64, int64)"),
@@ -618,14 +618,21 @@ def export_plain(self, array):
 
 
 @native
-def to_numpy(self, arguments, count):
-    """``to_numpy(record, dtype)``: a NumPy array on the memory, or None off the CPU.
+def to_numpy(self, obj):
+    """``to_numpy(array or record)``: a NumPy array on the memory; None off the CPU, or for an unknown dtype or object.
 
-    ``self`` is (PyArray_Type, NewFromDescr, SetBaseObject).
+    ``self`` is (PyArray_Type, NewFromDescr, SetBaseObject, {tag: dtype}).
     """
-    capsule, descriptor = load_i64(arguments, 0), load_i64(arguments, 8)
+    capsule = obj
+    if load_i64(obj, py.OBJECT_TYPE) == load_i64(state(), nb.STATE_ARRAY_TYPE):
+        capsule = load_i64(obj, load_i64(state(), nb.STATE_ARRAY_RECORD))
     record = record_at(capsule)
     if record == 0 or (load_i32(record, dl.DEVICE_TYPE) != dl.CPU and load_i32(record, dl.DEVICE_TYPE) != dl.CUDA_HOST):
+        return give_none()
+    tag = from_int(types.int64(load_u32(record, dl.DTYPE)))
+    descriptor = dict_get(load_i64(self, py.TUPLE_ITEMS + 24), tag)
+    decrease(tag)
+    if descriptor == 0:
         return give_none()
     ndim = types.int64(load_i32(record, dl.NDIM))
     itemsize = types.int64(load_u32(record, dl.DTYPE) >> 8 & 0xFF) >> 3
