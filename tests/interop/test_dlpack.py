@@ -366,6 +366,39 @@ class TestExchangeTable:
         with pytest.raises(TypeError, match=r"this is not a numbridge\.Array"):
             self.read(np.zeros(3))
 
+    def wrap(self, made):
+        function = exchange_function(nb.Array, dl.EXCHANGE_TO_OBJECT)
+        out = np.zeros(1, np.int64)
+        call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function)
+        assert call(made.block.ctypes.data, out.ctypes.data) == 0
+        a = ctypes.cast(int(out[0]), ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(a))
+        return a
+
+    def test_wrapping(self):
+        made = HandMade(shape=(2, 2), flags=dl.FLAG_READ_ONLY)
+        a = self.wrap(made)
+        assert isinstance(a, nb.Array)
+        assert (a.list(), a.read_only, a.requires_grad) == ([[0, 1], [2, 3]], True, False)
+        del a
+        assert made.deleted == 1
+
+    def test_wrapping_an_unknown_dtype(self):
+        a = self.wrap(HandMade(tag=7 | 8 << 8 | 1 << 16))
+        for use in (lambda: a.dtype, a.numpy, lambda: nb.to_numpy(a), a.clone):
+            with pytest.raises(nb.ConversionError, match=r"\(code 7, 8 bits, 1 lanes\) has no counterpart"):
+                use()
+
+    def test_wrapping_foreign_memory(self):
+        a = self.wrap(HandMade(device=(dl.CUDA, 1)))
+        assert a.device == "cuda:1"
+        assert a.__dlpack_device__() == (dl.CUDA, 1)
+        assert "<at 0x" in repr(a)
+        assert not hasattr(a, "__array_interface__")
+        for use in (a.numpy, lambda: nb.to_numpy(a), a.clone, lambda: a.fill_(1)):
+            with pytest.raises(nb.DeviceError, match="NumPy cannot read memory on cuda:1; copy it to the host"):
+                use()
+
     def test_allocating(self):
         function = exchange_function(nb.Array, dl.EXCHANGE_ALLOCATE)
         call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(function)

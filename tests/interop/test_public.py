@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import numbridge as nb
+
+MODULES = sorted(file.stem for file in Path(nb.__file__).parent.glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("name", [*MODULES, "kernels.devices"])
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(f"numbridge.{name}")
+    assert doctest.testmod(module).failed == 0
 
 
 def test_every_name_is_there_once():
