@@ -6,6 +6,7 @@ code; bfloat16 and fp8, which that protocol cannot name, go through DLPack. Both
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceE
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe, record_from_capsule
-from numbridge.kernels.scalars import ALL, scalar_of
+from numbridge.kernels.scalars import ALL, by_name, scalar_of
 from numbridge.memory import row_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 NAME = "jax"
-_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+_WIDE = frozenset(by_name(name).tag for name in ("int64", "uint64", "float64", "complex128"))
 _ALIGNMENT = 64  # XLA on the CPU copies what is aligned to less
 
 
@@ -131,11 +132,18 @@ class _Export:
     def __init__(self, array: Array) -> None:
         self._array = array
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
         return native().export_legacy(self._array._record)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dl.CPU, 0)
+
+
+@functools.cache
+def _importer() -> Any:
+    from jax.dlpack import from_dlpack
+
+    return from_dlpack
 
 
 def to_jax(array: Array) -> jax.Array:
@@ -151,15 +159,29 @@ def to_jax(array: Array) -> jax.Array:
     ConversionError
         If JAX would narrow the dtype because ``jax_enable_x64`` is off.
     """
-    from jax.dlpack import from_dlpack
-
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     source = array._source
     if source is not None and isinstance(source, sys.modules["jax"].Array) and source.shape == array.shape:
         return source
-    row, ptr = row_of(array), array.ptr
-    if row.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+    word, ptr, *_ = native().describe(array)
+    tag = word & 0xFFFFFFFF
+    if not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared:
+        _check_export(array, ptr)
+        _shared.add(tag)
+    elif tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+        _check_export(array, ptr)
+    return _importer()(_Export(array))
+
+
+# The dtypes of which JAX has been seen to share memory of the layout that it asks for.
+_shared: set[int] = set()
+
+
+def _check_export(array: Array, ptr: int) -> None:
+    """Raise if JAX would copy or narrow an array instead of sharing it."""
+    row = row_of(array)
+    if row.tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
         raise ConversionError(
             f"JAX would narrow {row.name}; set jax.config.update('jax_enable_x64', True) before, or convert it to 32 bits"
         )
@@ -167,14 +189,16 @@ def to_jax(array: Array) -> jax.Array:
         raise BufferAccessError(
             f"JAX shares only C-contiguous memory, and this Array has strides {array.strides}; array.contiguous() copies it"
         )
-    if ptr % _ALIGNMENT and array.size:
+    if not array.size:
+        return
+    if ptr % _ALIGNMENT:
         raise BufferAccessError(
             f"JAX shares only memory aligned to {_ALIGNMENT} bytes and would copy this, at {ptr:#x}; array.clone() copies it"
         )
-    made = from_dlpack(_Export(array))
-    if array.size and made.unsafe_buffer_pointer() != ptr:
-        raise BufferAccessError("JAX copied the memory instead of sharing it; jax.numpy.array(array.numpy()) copies it")
-    return made
+    if _importer()(_Export(array)).unsafe_buffer_pointer() != ptr:
+        raise BufferAccessError(
+            f"this JAX copies memory of dtype {row.name} instead of sharing it; jax.numpy.array(array.numpy()) does so openly"
+        )
 
 
 def dtype_from_jax(dtype: Any) -> Any:

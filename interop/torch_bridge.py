@@ -62,9 +62,7 @@ def reader(kind: type) -> Reader | None:
     exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
-        return Reader(
-            nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect
-        )
+        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
     return replace(found, function=exchange)
 
 
