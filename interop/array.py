@@ -160,9 +160,9 @@ class Array:
         return math.prod(self.shape)
 
     @property
-    def dtype(self) -> Any:
-        """The element type: NumPy's scalar type such as `nb.float32`, or ml_dtypes' such as `nb.bfloat16`."""
-        return row_of(self).numpy.type
+    def dtype(self) -> np.dtype[Any]:
+        """The element type as a NumPy dtype, equal to the scalar type: ``a.dtype == nb.float32``."""
+        return row_of(self).numpy
 
     @property
     def itemsize(self) -> int:

@@ -37,12 +37,12 @@ class TestConstruction:
         ],
     )
     def test_dtype_without_asking(self, data, dtype):
-        assert nb.array(data).dtype is dtype
+        assert nb.array(data).dtype == dtype
         np.testing.assert_array_equal(nb.array(data).numpy(), np.array(data))
 
     def test_dtype_asked_for(self, row):
         a = nb.array([[0, 1], [1, 0]], dtype=row.name)
-        assert a.dtype is row.numpy.type
+        assert a.dtype == row.numpy.type
         assert a.itemsize == row.itemsize
         assert a.nbytes == 4 * row.itemsize
         assert a.numpy().dtype == row.numpy
@@ -75,7 +75,7 @@ class TestConstruction:
         a = nb.array(x)
         a[0] = 9
         assert x[0] == 0
-        assert a.dtype is nb.float64
+        assert a.dtype == nb.float64
         assert nb.array(x, dtype=int).list() == [0, 1, 2]
         assert nb.array(a).ptr != a.ptr
 
@@ -105,7 +105,7 @@ class TestConstruction:
 
     def test_shape_alone_is_new_zeroed_memory(self):
         a = nb.array(shape=(2, 3))
-        assert a.dtype is nb.float32
+        assert a.dtype == nb.float32
         assert not a.numpy().any()
 
     def test_address(self):
@@ -175,7 +175,7 @@ class TestCreation:
     )
     def test_full_takes_the_dtype_of_its_value(self, value, dtype):
         a = nb.full(3, value)
-        assert a.dtype is dtype
+        assert a.dtype == dtype
         assert a.list() == [value] * 3
 
     def test_full_needs_a_number(self):
@@ -460,3 +460,13 @@ class TestGradients:
         assert a[1].grad.item() == 2
         a.grad = np.ones(2, np.float32)
         assert a.grad.list() == [1, 1]
+
+
+def test_what_others_make_of_the_dtype():
+    import jax.numpy as jnp
+
+    a = nb.ones(3)
+    assert jnp.asarray(a).tolist() == [1, 1, 1]
+    assert np.result_type(a, np.float64) == np.float64
+    assert a.dtype == nb.float32 and nb.zeros(2, dtype=a.dtype).dtype == a.dtype
+    assert nb.zeros(2, dtype=nb.bfloat16).dtype == nb.bfloat16

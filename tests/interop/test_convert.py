@@ -49,7 +49,7 @@ class TestAsarray:
         assert nb.asarray(b"ab").list() == [97, 98]
 
     def test_lists_are_copied(self):
-        assert nb.asarray([[1, 2]], dtype=nb.int8).dtype is nb.int8
+        assert nb.asarray([[1, 2]], dtype=nb.int8).dtype == nb.int8
         assert nb.asarray(2.5).list() == 2.5
 
     def test_nothing_is_converted(self):

@@ -208,7 +208,7 @@ class TestCapsulesIn:
             nb.from_dlpack(source)
 
     def test_a_dtype_is_checked(self):
-        assert nb.from_dlpack(HandMade().capsule(), dtype=float).dtype is nb.float32
+        assert nb.from_dlpack(HandMade().capsule(), dtype=float).dtype == nb.float32
         with pytest.raises(nb.ConversionError, match=r"dtype is int32, and the data is float32.*\.view\(dtype\)"):
             nb.from_dlpack(HandMade().capsule(), dtype=int)
 

@@ -190,3 +190,25 @@ class TestNothingGrows:
         assert (after[0], after[1], after[3]) == (counts[0], counts[1], counts[3])
         assert abs(after[2] - counts[2]) < 1000
         assert grown < 4 * MIB
+
+
+@pytest.mark.parametrize("way", ["from", "to"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "paddle", "jax"])
+def test_a_hundred_thousand_conversions_leave_nothing_behind(name, way):
+    import resource
+
+    base = nb.ones((4, 4))
+    source = nb.convert(base, name) if way == "from" else nb.ones((4, 4))
+    # JAX hands out one object per call and waits in it; ten times fewer calls show a leak as well.
+    count = 10_000 if (name, way) == ("jax", "to") else 100_000
+    run = getattr(nb, f"{way}_{name}")
+    for _ in range(1000):
+        run(source)
+    gc.collect()
+    owner = source if way == "from" else source._record
+    references, memory = sys.getrefcount(owner), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(count):
+        run(source)
+    gc.collect()
+    assert sys.getrefcount(owner) == references
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 8192

@@ -117,8 +117,8 @@ def test_what_cannot_be_shared(x, error, message):
 
 
 def test_the_machines_own_byte_order_may_be_spelled_out():
-    assert nb.from_numpy(np.zeros(2, "<f4")).dtype is nb.float32
-    assert nb.from_numpy(np.zeros(2, "=i2")).dtype is nb.int16
+    assert nb.from_numpy(np.zeros(2, "<f4")).dtype == nb.float32
+    assert nb.from_numpy(np.zeros(2, "=i2")).dtype == nb.int16
 
 
 def test_both_c_types_of_one_width():

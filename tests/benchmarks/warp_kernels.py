@@ -1,0 +1,27 @@
+"""Warp's side of the benchmarks, as its documentation writes kernels: at the top of a module, with evaluated annotations."""
+
+import warp as wp
+
+
+@wp.kernel
+def empty(
+    a: wp.array(dtype=float),
+    b: wp.array(dtype=float),
+    c: wp.array(dtype=float),
+    d: wp.array(dtype=float),
+    e: wp.array(dtype=float),
+):
+    pass
+
+
+@wp.kernel
+def saxpy(x: wp.array(dtype=float), y: wp.array(dtype=float), a: float):
+    i = wp.tid()
+    y[i] = a * x[i] + y[i]
+
+
+@wp.kernel
+def stencil(a: wp.array2d(dtype=float), out: wp.array2d(dtype=float)):
+    i, j = wp.tid()
+    if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
+        out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
