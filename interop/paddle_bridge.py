@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from numbridge.array import Array, adopt, existing_gradient, native
-from numbridge.contents import same_dtype
+from numbridge.array import Array, adopt
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
-from numbridge.kernels.scalars import ALL, COMPLEX, scalar_of
+from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.memory import row_of
+from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 __all__ = [
     "NAME",
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 NAME = "paddle"
-_MARK = "_numbridge_read_only"
 # Paddle's uint16 is another name for bfloat16, and its kernels know no wider unsigned integers than uint8.
 _LACKING = frozenset({"uint16", "uint32", "uint64"})
 
@@ -77,7 +76,7 @@ def _guard(tensor: Any) -> None:
     """Raise if a kernel may not write to a tensor now."""
     import paddle
 
-    if getattr(tensor, _MARK, False):
+    if getattr(tensor, READ_ONLY_MARK, False):
         raise BufferAccessError(
             "this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()"
         )
@@ -115,19 +114,7 @@ def from_paddle(
     BufferAccessError, DeviceError
         If the tensor is sparse, has no memory, or is not on the CPU.
     """
-    if return_ctype:
-        found = native().capture(t)
-        return found if found is not None else adopt(_tensor(t))._record
-    made = native().adopt(t)
-    if made is None or made._source.__class__.__module__ != "paddle":
-        made = adopt(_tensor(t))
-    if dtype is not None:
-        same_dtype(made, dtype)
-    if requires_grad is not None:
-        made.requires_grad = requires_grad
-    if grad is not None:
-        made.grad = grad
-    return made
+    return adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype)
 
 
 def _tensor(t: Any) -> Any:
@@ -181,40 +168,15 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
         wanted = array.requires_grad if requires_grad is None else requires_grad
         if wanted == (not source.stop_gradient):
             return source
-    made = _exported(array)
+    made, immutable = exported(array, _export_function(), "a Paddle tensor")
+    if immutable:
+        setattr(made, READ_ONLY_MARK, True)
     wanted = array.requires_grad if requires_grad is None else requires_grad
-    if wanted and (row.is_float or row.code == COMPLEX) and not array.read_only:
-        gradient = existing_gradient(array)
-        made.stop_gradient = False
-        if source is None:
-            # From here on the tensor keeps the gradient, wherever it is asked for.
-            if array._extra is not None and array._extra.parent is None:
-                array._extra.gradient = None
-            array._source = made
-        if gradient is not None:
-            made.grad = to_paddle(gradient, requires_grad=False)
-    return made
+    return join_gradients(array, made, wanted, _require, lambda gradient: to_paddle(gradient, False))
 
 
-def _exported(array: Array) -> Any:
-    word = native().word(array)
-    if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
-        raise BufferAccessError(
-            f"an Array with negative strides {array.strides} cannot be a Paddle tensor; array.clone() copies it"
-        )
-    if not word & nb.READ_ONLY:
-        return native().export_to(array._record, _export_function())
-    if not word & nb.IMMUTABLE:
-        raise BufferAccessError(
-            "a read-only Array cannot be a Paddle tensor, which has no read-only flag; array.clone() copies it"
-        )
-    record, row = array._record, row_of(array)
-    found = native().describe(record)
-    steps = tuple(step // row.itemsize for step in found[3])
-    open_record = native().new_record(record, found[1], row.tag, dl.CPU, 0, found[2], steps, 0)
-    made = native().export_to(open_record, _export_function())
-    setattr(made, _MARK, True)
-    return made
+def _require(tensor: Any) -> None:
+    tensor.stop_gradient = False
 
 
 @functools.cache

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numbridge import tensor_probe
-from numbridge.array import Array, adopt, existing_gradient, native
-from numbridge.contents import same_dtype
+from numbridge.array import Array, adopt, native
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -24,8 +23,8 @@ from numbridge.kernels.errors import (
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
-from numbridge.kernels.scalars import ALL, COMPLEX, scalar_of
-from numbridge.memory import row_of
+from numbridge.kernels.scalars import ALL, scalar_of
+from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +48,6 @@ __all__ = [
 ]
 
 NAME = "torch"
-_MARK = "_numbridge_read_only"
 _IMPLEMENTATION_SIZE = 192
 
 
@@ -213,7 +211,7 @@ def _guard(tensor: Any) -> None:
     import torch
 
     base = tensor._base
-    if getattr(tensor, _MARK, False) or (base is not None and getattr(base, _MARK, False)):
+    if getattr(tensor, READ_ONLY_MARK, False) or (base is not None and getattr(base, READ_ONLY_MARK, False)):
         raise BufferAccessError(
             "this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()"
         )
@@ -251,19 +249,7 @@ def from_torch(
     BufferAccessError, DeviceError
         If the memory is not just what it seems (sparse, conjugated, fake, ...), or not on the CPU.
     """
-    if return_ctype:
-        found = native().capture(t)
-        return found if found is not None else adopt(_tensor(t))._record
-    made = native().adopt(t)
-    if made is None or made._source.__class__.__module__ != "torch":
-        made = adopt(_tensor(t))
-    if dtype is not None:
-        same_dtype(made, dtype)
-    if requires_grad is not None:
-        made.requires_grad = requires_grad
-    if grad is not None:
-        made.grad = grad
-    return made
+    return adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype)
 
 
 def _tensor(t: Any) -> Any:
@@ -309,9 +295,9 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
         If the memory is read-only, or has negative strides, which torch cannot express; `array.clone()` copies.
     """
     # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to.
-    made = _export()(array)
+    made = None if requires_grad else _export()(array)
     if made is not None:
-        return made.requires_grad_(True) if requires_grad else made
+        return made
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     return _to_torch(array, requires_grad)
@@ -324,43 +310,15 @@ def _to_torch(array: Array, requires_grad: bool | None) -> Any:
     if isinstance(source, torch.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
         wanted = array.requires_grad if requires_grad is None else requires_grad
         return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
-    if any(step < 0 for step in array.strides):
-        raise BufferAccessError(
-            f"an Array with negative strides {array.strides} cannot be a torch tensor; array.clone() copies it"
-        )
-    made = _exported(array)
+    made, immutable = exported(array, _export_function(), "a torch tensor")
+    if immutable:
+        setattr(made, READ_ONLY_MARK, True)
+        made = made.view_as(made)  # a view carries autograd state, so compiled code asks the guard before it writes
+        setattr(made, READ_ONLY_MARK, True)
     wanted = array.requires_grad if requires_grad is None else requires_grad
-    row = row_of(array)
-    if wanted and (row.is_float or row.code == COMPLEX) and not array.read_only:
-        gradient = existing_gradient(array)
-        made.requires_grad_(True)
-        if source is None:
-            # From here on the tensor keeps the gradient, wherever it is asked for.
-            if array._extra is not None and array._extra.parent is None:
-                array._extra.gradient = None
-            array._source = made
-        if gradient is not None:
-            made.grad = to_torch(gradient, requires_grad=False)
-    return made
-
-
-def _exported(array: Array) -> Any:
-    record = array._record
-    if not array.read_only:
-        return native().export_to(record, _export_function())
-    if not native().word(array) & nb.IMMUTABLE:
-        raise BufferAccessError(
-            "a read-only Array cannot be a torch tensor, which has no read-only flag; array.clone() copies it"
-        )
-    found = native().describe(record)
-    size = row_of(array).itemsize
-    steps = tuple(step // size for step in found[3])
-    open_record = native().new_record(record, found[1], row_of(array).tag, dl.CPU, 0, found[2], steps, 0)
-    base = native().export_to(open_record, _export_function())
-    view = base.view_as(base)  # a view carries autograd state, so compiled code asks the guard before it writes
-    setattr(base, _MARK, True)
-    setattr(view, _MARK, True)
-    return view
+    return join_gradients(
+        array, made, wanted, lambda tensor: tensor.requires_grad_(True), lambda gradient: to_torch(gradient, False)
+    )
 
 
 @functools.cache

@@ -1,0 +1,119 @@
+"""What the rooms of frameworks with autograd tensors share: adopting a tensor, exporting an array, joining gradients.
+
+It names no framework: each room passes in what only it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numbridge.array import Array, adopt, existing_gradient, native
+from numbridge.contents import same_dtype
+from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.scalars import COMPLEX
+from numbridge.memory import row_of
+
+__all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients"]
+
+# The attribute of a tensor over memory that numbridge's kernels must not write to, although the tensor cannot say so.
+READ_ONLY_MARK = "_numbridge_read_only"
+
+
+def adopted(
+    t: Any,
+    home: str,
+    checked: Callable[[Any], Any],
+    dtype: Any,
+    requires_grad: bool | None,
+    grad: Any,
+    return_ctype: bool,
+) -> Any:
+    """Return an Array, or a kernel's descriptor, on a tensor's memory.
+
+    Parameters
+    ----------
+    t : object
+        The tensor.
+    home : str
+        The module of the framework's ordinary tensor class: an object of that is not looked at further.
+    checked : callable
+        Returns a tensor, or raises for what is none.
+    dtype, requires_grad, grad, return_ctype
+        As the room's `from_` takes them.
+    """
+    if return_ctype:
+        found = native().capture(t)
+        return found if found is not None else adopt(checked(t))._record
+    made = native().adopt(t)
+    if made is None or made._source.__class__.__module__ != home:
+        made = adopt(checked(t))
+    if dtype is not None:
+        same_dtype(made, dtype)
+    if requires_grad is not None:
+        made.requires_grad = requires_grad
+    if grad is not None:
+        made.grad = grad
+    return made
+
+
+def exported(array: Array, address: int, what: str) -> tuple[Any, bool]:
+    """Return a framework's tensor on an array's memory, and whether that memory must not be written.
+
+    Parameters
+    ----------
+    array : Array
+        What to export.
+    address : int
+        The framework's ``managed_tensor_to_py_object_no_sync``.
+    what : str
+        What messages call the framework's tensor.
+    """
+    word = native().word(array)
+    if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
+        raise BufferAccessError(
+            f"an Array with negative strides {array.strides} cannot be {what}; array.clone() copies it"
+        )
+    if not word & nb.READ_ONLY:
+        return native().export_to(array._record, address), False
+    if not word & nb.IMMUTABLE:
+        raise BufferAccessError(
+            f"a read-only Array cannot be {what}, which has no read-only flag; array.clone() copies it"
+        )
+    record, row = array._record, row_of(array)
+    _, data, shape, strides, _ = native().describe(record)
+    steps = tuple(step // row.itemsize for step in strides)
+    return native().export_to(native().new_record(record, data, row.tag, dl.CPU, 0, shape, steps, 0), address), True
+
+
+def join_gradients(
+    array: Array, made: Any, wanted: bool, require: Callable[[Any], None], convert: Callable[[Array], Any]
+) -> Any:
+    """Let a tensor made of an array require grad if that is wanted, and keep the gradient of both; return the tensor.
+
+    Parameters
+    ----------
+    array, made
+        The array, and the tensor on its memory.
+    wanted : bool
+        Whether the tensor shall require grad; only floating and complex writable memory can.
+    require : callable
+        Makes the tensor require grad.
+    convert : callable
+        Makes a tensor of a gradient that there is already.
+    """
+    row = row_of(array)
+    if not wanted or not (row.is_float or row.code == COMPLEX) or array.read_only:
+        return made
+    gradient = existing_gradient(array)
+    require(made)
+    if array._source is None:
+        # From here on the tensor keeps the gradient, wherever it is asked for.
+        if array._extra is not None and array._extra.parent is None:
+            array._extra.gradient = None
+        array._source = made
+    if gradient is not None:
+        made.grad = convert(gradient)
+    return made
