@@ -357,6 +357,7 @@ def main() -> None:
     import warp as wp
 
     wp.config.quiet = True
+    wp.init()
     bench = Bench(5 if chosen.quick else 21, chosen.only)
     if chosen.kernels_once:
         kernels_once(bench)
