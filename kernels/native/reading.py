@@ -133,7 +133,7 @@ def read_record(record, out):
 
 @inlined
 def read_capsule(capsule, out):
-    """Read a record's capsule, or look into a DLPack capsule without consuming it."""
+    """Read a record's capsule; a DLPack capsule is left alone, since reading it would not consume it."""
     if capsule_is_valid(capsule, text("numbridge.record")) != 0:
         read_record(capsule_pointer(capsule, text("numbridge.record")), out)
 
