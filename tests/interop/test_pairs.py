@@ -14,7 +14,7 @@ from numbridge.kernels.scalars import ALL, by_name
 
 FRAMEWORKS = ("numbridge", "numpy", "torch", "paddle", "jax")
 SHAPES = ((5,), (3, 4), (), (0,), (2, 0, 3))
-LACKS = {"paddle": {"uint16", "uint32", "uint64"}}
+LACKS = {"paddle": {"uint16"}}
 
 
 @pytest.fixture(autouse=True)
