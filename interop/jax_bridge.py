@@ -81,6 +81,15 @@ def _inspect(array: Any) -> None:
         raise DeviceError(f"a JAX array on {device} needs CUDA, and numbridge runs on the CPU here; use jax.device_put")
 
 
+class _Held:
+    """A record as an owner that can be watched: `numbridge.shared_memory` must know when the memory ends."""
+
+    __slots__ = ("__weakref__", "record")
+
+    def __init__(self, record: Any) -> None:
+        self.record = record
+
+
 def _through_dlpack(array: Any) -> Any:
     """Return a read-only record's capsule of an array whose dtype the buffer protocol cannot name."""
     _inspect(array)
@@ -89,7 +98,7 @@ def _through_dlpack(array: Any) -> Any:
     size = (found.tag >> 8 & 0xFF) // 8
     steps = tuple(step // size for step in found.strides)
     flags = dl.FLAG_READ_ONLY | dl.RECORD_IMMUTABLE
-    return native().new_record(record, found.data, found.tag, dl.CPU, 0, found.shape, steps, flags)
+    return native().new_record(_Held(record), found.data, found.tag, dl.CPU, 0, found.shape, steps, flags)
 
 
 def from_jax(x: jax.Array, dtype: Any = None) -> Array:
@@ -162,14 +171,12 @@ def to_jax(array: Array) -> jax.Array:
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     source = array._source
-    if source is not None and isinstance(source, sys.modules["jax"].Array) and source.shape == array.shape:
+    if source is not None and _is_alive(source):
         return source
     word, ptr, *_ = native().describe(array)
     tag = word & 0xFFFFFFFF
-    if not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared:
-        _check_export(array, ptr)
-        _shared.add(tag)
-    elif tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+    unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
+    if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
         _check_export(array, ptr)
     return _importer()(_Export(array))
 
@@ -178,10 +185,18 @@ def to_jax(array: Array) -> jax.Array:
 _shared: set[int] = set()
 
 
+def _is_alive(source: Any) -> bool:
+    """Tell whether an array was adopted from a JAX array that has not been deleted or donated since."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(source, jax.Array) and not source.is_deleted()
+
+
 def _check_export(array: Array, ptr: int) -> None:
     """Raise if JAX would copy or narrow an array instead of sharing it."""
+    import jax
+
     row = row_of(array)
-    if row.tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64:
+    if row.tag in _WIDE and not jax.config.jax_enable_x64:
         raise ConversionError(
             f"JAX would narrow {row.name}; set jax.config.update('jax_enable_x64', True) before, or convert it to 32 bits"
         )
@@ -199,6 +214,7 @@ def _check_export(array: Array, ptr: int) -> None:
         raise BufferAccessError(
             f"this JAX copies memory of dtype {row.name} instead of sharing it; jax.numpy.array(array.numpy()) does so openly"
         )
+    _shared.add(row.tag)
 
 
 def dtype_from_jax(dtype: Any) -> Any:

@@ -1,14 +1,18 @@
 """The room of Paddle: tensors both ways on the same memory, with their gradients; dtypes, devices and streams.
 
-Paddle's DLPack exchange function reads a dense tensor in compiled code and refuses others. Whether a kernel may write to a
-tensor is asked of Paddle before each such write.
+Paddle's DLPack exchange function reads a dense tensor in compiled code, and crashes on some others (a sparse gradient, a
+tensor after ``_clear()``). Compiled code therefore looks first at what class the tensor's implementation is of. Where that
+lies is found once, by probing, and if probing fails every tensor goes through Python, which asks Paddle itself. Whether a
+kernel may write to a tensor is asked of Paddle before each such write.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
+from numbridge import tensor_probe
 from numbridge.array import Array, adopt
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
@@ -17,6 +21,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.memory import row_of
+from numbridge.shared_memory import is_lent, is_own, keep_lent, lend, read_only
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 __all__ = [
@@ -38,6 +43,7 @@ __all__ = [
 ]
 
 NAME = "paddle"
+_IMPLEMENTATION_SIZE = 512
 # Paddle's uint16 is another name for bfloat16. It holds uint32 and uint64, though few of its operations compute in them.
 _LACKING = frozenset({"uint16"})
 
@@ -49,20 +55,99 @@ def reader(kind: type) -> Reader | None:
     if not issubclass(kind, paddle.Tensor):
         return None
     exchange = exchange_function(paddle.Tensor, dl.EXCHANGE_READ)
-    if not exchange:
+    found = _probed() if exchange else None
+    if found is None:
         return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
-    return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", nb.GUARDED, guard=_guard, inspect=_inspect)
+    return replace(found, function=exchange)
+
+
+@functools.cache
+def _probed() -> Reader | None:
+    """Return a reader that knows where tensors keep their implementation and its class, or None."""
+    return tensor_probe.undisturbed(_probe)
+
+
+def _probe() -> Reader | None:
+    import paddle
+
+    def make() -> Any:
+        return paddle.zeros([3], dtype="float32")
+
+    cleared = make()
+    cleared._clear()
+    dense = [make(), paddle.zeros([2, 3], dtype="int64"), paddle.zeros([], dtype="bool"), paddle.zeros([0, 3])]
+    # What is null in a cleared tensor, and otherwise points to an object that starts with the address of its class.
+    places = [
+        place
+        for place in range(16, paddle.Tensor.__basicsize__, 8)
+        if tensor_probe.peek(id(cleared) + place) == 0
+        and len({_class_at(tensor, place) for tensor in dense} - {None}) == 1
+    ]
+    if not places:
+        return None
+    place = places[0]
+    known = _class_at(dense[0], place) or 0
+    # Compiled code compares bits, so a class that is no tensor in memory must have one that the known class lacks.
+    if any((_class_at(tensor, place) or 0) & ~known == 0 for tensor in _strange()):
+        return None
+    version = tensor_probe.version(
+        make,
+        lambda tensor: tensor_probe.peek(id(tensor) + place) or 0,
+        lambda tensor: tensor._bump_inplace_version(),
+        lambda tensor: tensor.inplace_version,
+        _IMPLEMENTATION_SIZE,
+    )
+    if version is None:
+        return None
+    return Reader(
+        nb.EXCHANGE,
+        protocol="DLPack exchange table, after a look at the implementation's class",
+        flags=nb.GUARDED,
+        implementation=place,
+        allowed=known,
+        version=version[0],
+        counter=version[1],
+        guard=_guard,
+        inspect=_inspect,
+    )
+
+
+def _class_at(tensor: Any, place: int) -> int | None:
+    """Return the first word of what a tensor's word at `place` points to."""
+    return tensor_probe.peek(tensor_probe.peek(id(tensor) + place) or 0)
+
+
+def _strange() -> list[Any]:
+    """Return tensors that are no dense memory: sparse ones, and a sparse gradient."""
+    import paddle
+
+    types = paddle.base.core.VarDesc.VarType
+    gradient = paddle.base.core.eager.Tensor(types.FP32, [3], "numbridge_probe", types.SELECTED_ROWS, False)
+    some = paddle.ones([2, 2], dtype="float32")
+    return [gradient, some.to_sparse_coo(2), some.to_sparse_csr()]
 
 
 def _through_python(tensor: Any) -> Any:
-    """Return a record's capsule of a tensor of a Paddle without an exchange table."""
+    """Return a record's capsule of a tensor, after asking Paddle everything that compiled code cannot.
+
+    A record takes no guard along, so one of a tensor that may not be written now is read-only.
+    """
     _inspect(tensor)
-    return record_from_capsule(tensor.detach().__dlpack__())
+    record = record_from_capsule(tensor.detach().__dlpack__())
+    if _refusal(tensor) is None:
+        return record
+    return read_only(record, dl.RECORD_IMMUTABLE if _is_immutable(tensor) else 0)
 
 
 def _inspect(tensor: Any) -> None:
     """Raise what keeps a tensor's memory from being shared."""
-    if not tensor._is_initialized():
+    if tensor.is_selected_rows():
+        raise BufferAccessError(
+            "a sparse gradient of Paddle (SelectedRows) cannot be shared; use a layer with sparse=False"
+        )
+    if tensor.is_dist():
+        raise BufferAccessError("a distributed Paddle tensor cannot be shared; use its part here, ._local_value()")
+    if not tensor._is_initialized() and tensor.size:
         raise BufferAccessError("a Paddle tensor that has no memory yet cannot be shared; give it a value first")
     if not tensor.is_dense():
         raise BufferAccessError("a sparse Paddle tensor cannot be shared; use .to_dense()")
@@ -74,17 +159,27 @@ def _inspect(tensor: Any) -> None:
 
 def _guard(tensor: Any) -> None:
     """Raise if a kernel may not write to a tensor now."""
+    refusal = _refusal(tensor)
+    if refusal is not None:
+        raise BufferAccessError(refusal)
+
+
+def _refusal(tensor: Any) -> str | None:
+    """Return why a kernel may not write to a tensor now, or None if it may."""
     import paddle
 
-    if getattr(tensor, READ_ONLY_MARK, False):
-        raise BufferAccessError(
-            "this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()"
-        )
-    if not tensor.stop_gradient and paddle.is_grad_enabled():
-        raise BufferAccessError(
-            "it is a tensor with stop_gradient=False (it requires grad), and autograd would not see the write; launch under "
-            "paddle.no_grad(), or pass tensor.detach()"
-        )
+    if _is_immutable(tensor):
+        return "this Paddle tensor shares the memory of an immutable JAX array; write to tensor.clone()"
+    if tensor.stop_gradient or not paddle.is_grad_enabled():
+        return None
+    return (
+        "it is a tensor with stop_gradient=False (it requires grad), and autograd would not see the write; launch under "
+        "paddle.no_grad(), or pass tensor.detach()"
+    )
+
+
+def _is_immutable(tensor: Any) -> bool:
+    return bool(getattr(tensor, READ_ONLY_MARK, False)) or is_lent(tensor.data_ptr() or 0)
 
 
 def from_paddle(
@@ -114,7 +209,7 @@ def from_paddle(
     BufferAccessError, DeviceError
         If the tensor is sparse, has no memory, or is not on the CPU.
     """
-    return adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype)
+    return keep_lent(adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype))
 
 
 def _tensor(t: Any) -> Any:
@@ -164,12 +259,13 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
         raise ConversionError(
             f"Paddle has no dtype {row.name}; use a signed one, or array.view of one of the same width"
         )
-    if isinstance(source, paddle.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
+    if isinstance(source, paddle.Tensor) and is_own(array, source):
         wanted = array.requires_grad if requires_grad is None else requires_grad
         if wanted == (not source.stop_gradient):
             return source
     made, immutable = exported(array, _export_function(), "a Paddle tensor")
     if immutable:
+        lend(array)
         setattr(made, READ_ONLY_MARK, True)
     wanted = array.requires_grad if requires_grad is None else requires_grad
     return join_gradients(array, made, wanted, _require, lambda gradient: to_paddle(gradient, False))

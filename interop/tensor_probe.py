@@ -10,13 +10,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from numbridge.kernels.native.object_layout import Span
 
-__all__ = ["only", "peek", "where"]
+__all__ = ["only", "peek", "undisturbed", "version", "where"]
 
 _WORD = 8
+_Found = TypeVar("_Found")
 
 
 def peek(address: int, size: int = _WORD) -> int | None:
@@ -50,6 +52,52 @@ def where(base: Callable[[Any], int], wanted: Sequence[tuple[Any, int]], limit: 
         for offset in range(0, limit, size)
         if all(peek(base(obj) + offset, size) == value for obj, value in wanted)
     }
+
+
+def version(
+    make: Callable[[], Any],
+    base: Callable[[Any], int],
+    write: Callable[[Any], Any],
+    count: Callable[[Any], int],
+    limit: int,
+) -> tuple[int, int] | None:
+    """Return where the pointer to the version counter lies, and where behind it the 32-bit count; None if unsure.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a new object.
+    base : callable
+        Gives the address of an object's implementation.
+    write : callable
+        Counts an object's version up by one.
+    count : callable
+        Gives an object's version.
+    limit : int
+        How far to look in the implementation, in bytes.
+    """
+    found = {(o, c) for o in range(0, limit, _WORD) for c in range(0, 40, 4)}
+    for steps in (3, 7, 12):
+        obj = make()
+        for _ in range(2):
+            for _ in range(steps):
+                write(obj)
+            start = base(obj)
+            found = {(o, c) for o, c in found if (pointer := peek(start + o)) and peek(pointer + c, 4) == count(obj)}
+            # A shared pointer has two words, and either may lead to the count.
+            counts = {(peek(start + o) or 0) + c for o, c in found}
+    return min(found) if len(counts) == 1 else None
+
+
+def undisturbed(probe: Callable[[], _Found | None]) -> _Found | None:
+    """Return what `probe` finds in a thread of its own, or None if it fails.
+
+    Inference mode, fake tensors, vmap, default devices and the like are states of a thread. Tensors that are made in one of
+    them are not ordinary, and would be taken as the measure of what is.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe)
+        return None if probing.exception() is not None else probing.result()
 
 
 def only(found: set[int]) -> int | None:

@@ -24,6 +24,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
+from numbridge.shared_memory import is_lent, is_own, keep_lent, lend, read_only
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def reader(kind: type) -> Reader | None:
 
     if not issubclass(kind, torch.Tensor):
         return None
+    if issubclass(kind, torch.nn.parameter.UninitializedTensorMixin):
+        return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_uninitialized)
     exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
@@ -64,37 +67,44 @@ def reader(kind: type) -> Reader | None:
     return replace(found, function=exchange)
 
 
+def _refuse_uninitialized(tensor: Any) -> Any:
+    raise BufferAccessError(f"a {type(tensor).__name__} has no memory before its module has run once; run it first")
+
+
 @functools.cache
 def _probed() -> Reader | None:
     """Return a reader that knows where tensors keep their key set, autograd state and version, or None."""
+    return tensor_probe.undisturbed(_probe)
+
+
+def _probe() -> Reader | None:
     import torch
 
-    with torch.enable_grad():
-        plain = torch.zeros(3)
-        odd = [torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta")]
-        odd += [
-            torch.zeros(2, requires_grad=True),
-            torch.zeros(2, dtype=torch.int32),
-            torch.nn.Parameter(plain.clone()),
-        ]
-        tensors = [plain, *odd, odd[0].imag]
+    make = functools.partial(torch.zeros, 3, device="cpu")
+    conjugated = make(dtype=torch.complex64).conj()
+    strange = [conjugated, conjugated.imag, make().to_sparse(), torch.zeros(3, device="meta")]
+    tensors = [make(), make(requires_grad=True), make(dtype=torch.int32), torch.nn.Parameter(make()), *strange]
 
-        def implementation(tensor: Any) -> int:
-            return int(tensor._cdata)
+    def implementation(tensor: Any) -> int:
+        return int(tensor._cdata)
 
-        keys = tensor_probe.where(implementation, [(t, _keys(t)) for t in tensors], _IMPLEMENTATION_SIZE)
-        objects = tensor_probe.where(id, [(t, t._cdata) for t in tensors], torch.Tensor.__basicsize__)
-        autograd = _autograd_offset(implementation)
-        version = _version_offsets(implementation)
-    implementation_at, keys_at = tensor_probe.only(objects), tensor_probe.only(keys)
+    keys = tensor_probe.where(implementation, [(t, _keys(t)) for t in tensors], _IMPLEMENTATION_SIZE)
+    objects = tensor_probe.where(id, [(t, t._cdata) for t in tensors], torch.Tensor.__basicsize__)
+    autograd = _autograd_offset(implementation)
+    version = tensor_probe.version(
+        make, implementation, lambda t: t.add_(1), lambda t: t._version, _IMPLEMENTATION_SIZE
+    )
+    implementation_at, keys_at, allowed = tensor_probe.only(objects), tensor_probe.only(keys), _ordinary_keys()
     if implementation_at is None or keys_at is None or autograd is None or version is None:
+        return None
+    if not all(_keys(tensor) & ~allowed for tensor in strange):
         return None
     return Reader(
         nb.EXCHANGE,
         protocol="DLPack exchange table, after a look at the key set",
         implementation=implementation_at,
         keys=keys_at,
-        allowed=_ordinary_keys(),
+        allowed=allowed,
         autograd=autograd,
         version=version[0],
         counter=version[1],
@@ -113,12 +123,13 @@ def _ordinary_keys() -> int:
     """Return the key-set bits of tensors whose memory is just what it seems."""
     import torch
 
+    make = functools.partial(torch.zeros, 3, device="cpu")
     dtypes = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
-    ordinary = [torch.zeros(3, dtype=dtype) for dtype in dtypes]
-    leaf = torch.zeros(3, requires_grad=True)
-    ordinary += [leaf, leaf * 1, leaf.detach(), torch.nn.Parameter(torch.zeros(3)), ordinary[0][1:], torch.tensor(1.0)]
+    ordinary = [make(dtype=dtype) for dtype in dtypes]
+    leaf = make(requires_grad=True)
+    ordinary += [leaf, leaf * 1, leaf.detach(), torch.nn.Parameter(make()), ordinary[0][1:], ordinary[0][0]]
     with torch.inference_mode():
-        ordinary.append(torch.zeros(3))
+        ordinary.append(make())
     bits = 0
     for tensor in ordinary:
         bits |= _keys(tensor)
@@ -131,36 +142,23 @@ def _autograd_offset(implementation: Any) -> int | None:
 
     found = set(range(0, _IMPLEMENTATION_SIZE, 8))
     for dtype in (torch.float32, torch.float64, torch.complex64):
-        tensor = torch.zeros(5, dtype=dtype)
+        tensor = torch.zeros(5, dtype=dtype, device="cpu")
         found = {o for o in found if tensor_probe.peek(implementation(tensor) + o) == 0}
         tensor.requires_grad_()
         found = {o for o in found if tensor_probe.peek(implementation(tensor) + o)}
     return tensor_probe.only(found)
 
 
-def _version_offsets(implementation: Any) -> tuple[int, int] | None:
-    """Return where the pointer to the version counter lies, and where behind it the count."""
-    import torch
-
-    found = {(o, c) for o in range(0, _IMPLEMENTATION_SIZE, 8) for c in range(8, 40, 4)}
-    for steps in (3, 7, 12):
-        tensor = torch.zeros(5)
-        for _ in range(2):
-            for _ in range(steps):
-                tensor.add_(1)
-            base = implementation(tensor)
-            found = {
-                (o, c)
-                for o, c in found
-                if (pointer := tensor_probe.peek(base + o)) and tensor_probe.peek(pointer + c, 4) == tensor._version
-            }
-    return next(iter(found)) if len(found) == 1 else None
-
-
 def _through_python(tensor: Any) -> Any:
-    """Return a record's capsule of a tensor, after asking torch everything that compiled code cannot."""
+    """Return a record's capsule of a tensor, after asking torch everything that compiled code cannot.
+
+    A record takes no guard along, so one of a tensor that may not be written now is read-only.
+    """
     _inspect(tensor)
-    return record_from_capsule(tensor.detach().__dlpack__(max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION)))
+    record = record_from_capsule(tensor.detach().__dlpack__(max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION)))
+    if _refusal(tensor) is None:
+        return record
+    return read_only(record, dl.RECORD_IMMUTABLE if _is_immutable(tensor) else 0)
 
 
 def _inspect(tensor: Any) -> None:
@@ -180,7 +178,14 @@ def _inspect(tensor: Any) -> None:
         )
     if tensor.layout != torch.strided:
         raise BufferAccessError(f"a torch tensor of layout {tensor.layout} cannot be shared; use .to_dense()")
-    if _probed() is not None and _keys(tensor) & ~_ordinary_keys():
+    if tensor.dtype not in _dtypes():
+        raise ConversionError(
+            f"torch dtype {tensor.dtype} has no counterpart; numbridge has {', '.join(row.name for row in ALL)}"
+        )
+    if tensor.numel() and not tensor.data_ptr():
+        raise BufferAccessError("a torch tensor whose storage was resized to 0 has no memory; resize it back first")
+    found = _probed()
+    if found is not None and _keys(tensor) & ~found.allowed:
         raise BufferAccessError(
             f"a torch tensor with dispatch keys {torch._C._dispatch_keys(tensor)} cannot be shared; pass an ordinary tensor"
         )
@@ -203,23 +208,33 @@ def _oddities(tensor: Any) -> list[tuple[bool, str, str]]:
         (tensor.is_mkldnn, "in MKL-DNN's layout", "use .to_dense()"),
         (bool(tensor.is_conj()), "lazily conjugated", "use .resolve_conj()"),
         (bool(tensor.is_neg()), "lazily negated", "use .resolve_neg()"),
+        (bool(tensor._is_zerotensor()), "a lazy zero without memory", "use torch.zeros_like(tensor)"),
     ]
 
 
 def _guard(tensor: Any) -> None:
     """Raise if a kernel may not write to a tensor now."""
+    refusal = _refusal(tensor)
+    if refusal is not None:
+        raise BufferAccessError(refusal)
+
+
+def _refusal(tensor: Any) -> str | None:
+    """Return why a kernel may not write to a tensor now, or None if it may."""
     import torch
 
+    if _is_immutable(tensor):
+        return "this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()"
+    if not (tensor.requires_grad and torch.is_grad_enabled()):
+        return None
+    what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"
+    return f"it is {what}, and autograd would not see the write; launch under torch.no_grad(), or pass tensor.detach()"
+
+
+def _is_immutable(tensor: Any) -> bool:
     base = tensor._base
-    if getattr(tensor, READ_ONLY_MARK, False) or (base is not None and getattr(base, READ_ONLY_MARK, False)):
-        raise BufferAccessError(
-            "this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()"
-        )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"
-        raise BufferAccessError(
-            f"it is {what}, and autograd would not see the write; launch under torch.no_grad(), or pass tensor.detach()"
-        )
+    marked = getattr(tensor, READ_ONLY_MARK, False) or (base is not None and getattr(base, READ_ONLY_MARK, False))
+    return bool(marked) or is_lent(tensor.data_ptr())
 
 
 def from_torch(
@@ -249,7 +264,7 @@ def from_torch(
     BufferAccessError, DeviceError
         If the memory is not just what it seems (sparse, conjugated, fake, ...), or not on the CPU.
     """
-    return adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype)
+    return keep_lent(adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype))
 
 
 def _tensor(t: Any) -> Any:
@@ -307,11 +322,12 @@ def _to_torch(array: Array, requires_grad: bool | None) -> Any:
     import torch
 
     source = array._source
-    if isinstance(source, torch.Tensor) and source.data_ptr() == array.ptr and tuple(source.shape) == array.shape:
+    if isinstance(source, torch.Tensor) and is_own(array, source):
         wanted = array.requires_grad if requires_grad is None else requires_grad
         return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
     made, immutable = exported(array, _export_function(), "a torch tensor")
     if immutable:
+        lend(array)
         setattr(made, READ_ONLY_MARK, True)
         made = made.view_as(made)  # a view carries autograd state, so compiled code asks the guard before it writes
         setattr(made, READ_ONLY_MARK, True)
