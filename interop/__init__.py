@@ -43,15 +43,11 @@ from numbridge.jax_bridge import (
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 from numbridge.kernels.devices import (
     Device,
-    Event,
     ScopedDevice,
-    ScopedStream,
-    Stream,
     device_count,
     get_device,
     get_devices,
     set_device,
-    synchronize,
 )
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -127,6 +123,21 @@ from numbridge.paddle_bridge import (
     stream_from_paddle,
     stream_to_paddle,
     to_paddle,
+)
+from numbridge.streams import (
+    Event,
+    ScopedStream,
+    Stream,
+    get_event_elapsed_time,
+    get_stream,
+    record_event,
+    set_stream,
+    synchronize,
+    synchronize_device,
+    synchronize_event,
+    synchronize_stream,
+    wait_event,
+    wait_stream,
 )
 from numbridge.torch_bridge import (
     device_from_torch,
@@ -228,6 +239,8 @@ __all__ = [
     "func",
     "get_device",
     "get_devices",
+    "get_event_elapsed_time",
+    "get_stream",
     "int8",
     "int16",
     "int32",
@@ -240,7 +253,9 @@ __all__ = [
     "ones",
     "ones_like",
     "pow",
+    "record_event",
     "set_device",
+    "set_stream",
     "sin",
     "sinh",
     "sqrt",
@@ -251,6 +266,9 @@ __all__ = [
     "stream_to_paddle",
     "stream_to_torch",
     "synchronize",
+    "synchronize_device",
+    "synchronize_event",
+    "synchronize_stream",
     "tan",
     "tanh",
     "tid",
@@ -264,6 +282,8 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "wait_event",
+    "wait_stream",
     "zeros",
     "zeros_like",
 ]

@@ -184,8 +184,8 @@ def _inspect(tensor: Any) -> None:
         )
     if tensor.numel() and not tensor.data_ptr():
         raise BufferAccessError("a torch tensor whose storage was resized to 0 has no memory; resize it back first")
-    found = _probed()
-    if found is not None and _keys(tensor) & ~found.allowed:
+    probed = _probed()
+    if probed is not None and _keys(tensor) & ~probed.allowed:
         raise BufferAccessError(
             f"a torch tensor with dispatch keys {torch._C._dispatch_keys(tensor)} cannot be shared; pass an ordinary tensor"
         )

@@ -1,8 +1,8 @@
 """The text that a back end compiles: a kernel's body and its device functions, rewritten for one floating type.
 
 Thread indices become parameters, float literals take the kernel's floating type, atomics and local arrays become calls that
-the back end supplies, and every other global lands in a namespace with a fingerprint that is equal in every process. Nothing
-is compiled here, and no types are inferred.
+the back end supplies, and every other global lands in a namespace with a fingerprint that is equal in every process. For
+CUDA, what numba.cuda offers stays what it is. Nothing is compiled here, and no types are inferred.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import copy
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,7 +31,11 @@ from numbridge.kernels.source import (
     is_dispatcher,
 )
 
-__all__ = ["Emitted", "emit"]
+__all__ = ["CUDA_MODULE", "Emitted", "Target", "emit"]
+
+Target = Literal["cpu", "cuda"]
+# The name of the module numba.cuda in text for CUDA; the back end supplies it.
+CUDA_MODULE = "_nb_cuda"
 
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
@@ -57,6 +62,8 @@ class Emitted:
         Whether a `raise` or an `assert` can be reached.
     has_loop : bool
         Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
+    asks_for_block : bool
+        Whether it asks for its place in a block or a grid, or works with the other threads of its block.
     """
 
     text: str
@@ -66,10 +73,11 @@ class Emitted:
     fingerprint: bytes
     may_raise: bool
     has_loop: bool
+    asks_for_block: bool
 
 
-def emit(source: FunctionSource, weak_float: str) -> Emitted:
-    """Return the text of a kernel for one floating type, for the CPU.
+def emit(source: FunctionSource, weak_float: str, target: Target = "cpu") -> Emitted:
+    """Return the text of a kernel for one floating type.
 
     Parameters
     ----------
@@ -77,6 +85,8 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         The kernel.
     weak_float : {'float32', 'float64'}
         What float literals, Python floats in globals, and ``float(x)`` become.
+    target : {'cpu', 'cuda'}
+        For which back end. The text for CUDA names the module numba.cuda as `CUDA_MODULE`.
 
     Raises
     ------
@@ -84,7 +94,7 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
     program = Program(source)
-    writer = _Writer(program, weak_float)
+    writer = _Writer(program, weak_float, target)
     parts = [writer.function(part) for part in program.sources]
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(
@@ -95,15 +105,17 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
+        source.asks_for_block,
     )
 
 
 class _Writer:
     """What the functions of one program share: names, namespace, hidden parameters."""
 
-    def __init__(self, program: Program, weak_float: str) -> None:
+    def __init__(self, program: Program, weak_float: str, target: Target) -> None:
         self.program = program
         self.weak_float = weak_float
+        self.target = target
         self.namespace: dict[str, Any] = {}
         self._taken = {name for part in program.sources for name in part.locals}
         self.names: dict[int, str] = {}
@@ -123,7 +135,7 @@ class _Writer:
     def _hidden(self) -> tuple[str, ...]:
         rank = self.program.root.index_rank
         needed: set[str] = set()
-        for part in self.program.sources:
+        for part in self.program.sources if self.target == "cpu" else ():
             for node, kind, count in index_uses(part):
                 if kind == "gridsize":
                     needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
@@ -258,6 +270,8 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if self.writer.target == "cuda" and found.kind in ("axis", "block", "cuda"):
+            return self._cuda(node, found)
         if found.kind != "axis":
             if found.kind in ("block", "cuda"):
                 raise self._unsupported(node, found)
@@ -265,6 +279,22 @@ class _Rewriter(ast.NodeTransformer):
         i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
+
+    def _cuda(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return a reference to an operation of numba.cuda by its full path, which is how numba.cuda recognises it."""
+        path = found.name.split(".")[1:]
+        value: Any = sys.modules["numba.cuda"]
+        for attribute in path:
+            value = getattr(value, attribute, MISSING)
+        if found.kind != "axis" and intrinsic_of(value) != found:
+            # An object whose name is not where it lies: it was reached somehow, and that way serves.
+            static = self.source.resolve(node)
+            assert static is not None
+            return self._chain(static)
+        result: ast.expr = ast.Name(CUDA_MODULE, ast.Load())
+        for attribute in path:
+            result = ast.Attribute(result, attribute, ast.Load())
+        return result
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
         what = (
@@ -292,17 +322,24 @@ class _Rewriter(ast.NodeTransformer):
             return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
         if found.kind in ("grid", "gridsize"):
             count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
+            if found.kind == "gridsize" and self.writer.target == "cuda":
+                return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
             form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
             return _tuple([form.format(k) for k in range(count)])
         if found.kind == "atomic":
             return self._atomic(node, found)
         if found.kind == "local_array":
             return self._local_array(node)
+        if self.writer.target == "cuda":
+            rewritten: ast.expr = self.generic_visit(node)
+            return rewritten
         raise self._unsupported(node, found)
 
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
+        if found.from_cuda and self.writer.target == "cuda":
+            return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
         operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
         if operation is None:
             raise self._unsupported(node, Intrinsic("cuda", found.name))
@@ -326,7 +363,9 @@ class _Rewriter(ast.NodeTransformer):
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, "cuda.local.array(shape, dtype) needs a constant shape and a dtype")
         size = ast.parse(repr(shape), mode="eval").body
-        return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, self.visit(given["dtype"])], [])
+        maker = "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.local.array"
+        function: ast.expr = ast.parse(maker, mode="eval").body
+        return ast.Call(function, [size, self.visit(given["dtype"])], [])
 
 
 def _tuple(expressions: list[str]) -> ast.expr:

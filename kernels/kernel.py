@@ -87,6 +87,30 @@ class Kernel(Sourced):
         run: Callable[..., None] = launch.configure(self, configuration)
         return run
 
+    def ptx(self, *arguments: Any, capability: tuple[int, int] | None = None, plain: bool = False) -> str:
+        """Return the PTX that arguments of these types run on CUDA; needs no GPU.
+
+        Parameters
+        ----------
+        *arguments
+            Examples of the kernel's arguments, on any device.
+        capability : (int, int), optional
+            The compute capability, such as ``(9, 0)``; by default that of the current CUDA device.
+        plain : bool
+            For ``kernel[blocks, threads]`` rather than `launch`.
+        """
+        from numbridge.kernels import variant
+
+        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
+        return str(code.compiled.facts["ptx"])
+
+    def cubin(self, *arguments: Any, capability: tuple[int, int] | None = None, plain: bool = False) -> bytes:
+        """Return the machine code that arguments of these types run on CUDA; parameters as in `ptx`."""
+        from numbridge.kernels import variant
+
+        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
+        return code.compiled.objects[0]
+
     def explain(self, *arguments: Any) -> Any:
         """Return what the kernel becomes for these arguments: types, float64 arithmetic that remains, generated source."""
         from numbridge.kernels import launch

@@ -45,6 +45,7 @@ __all__ = [
 Role = Literal["kernel", "func"]
 
 RESERVED = "_nb_"
+_BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 MAX_RANK = 4
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
 _LIBRARIES = frozenset({"builtins", "math", "cmath", "operator", "numpy", "numba", "numbridge", "ml_dtypes"})
@@ -314,6 +315,17 @@ class FunctionSource:
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
         return _index_rank(Program(self))
+
+    @property
+    def asks_for_block(self) -> bool:
+        """Whether the kernel asks for its place in a block or a grid, or works with the other threads of its block."""
+        return any(
+            intrinsic is not None and intrinsic.kind in _BLOCK_KINDS
+            for part in Program(self).sources
+            for node in part.nodes
+            if _is_load(node)
+            for intrinsic in (_intrinsic(part, node),)
+        )
 
     def written(self, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
         """Return the parameters that the function may write.

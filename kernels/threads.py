@@ -95,8 +95,10 @@ def _start_through_numba() -> tuple[str, int, int]:
     import numba
     from numba.np.ufunc import parallel
 
-    if not parallel._is_initialized and numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "tbb" if _load_tbb() else "workqueue"
+    if not parallel._is_initialized and numba.config.THREADING_LAYER not in ("workqueue", "omp"):
+        found = _load_tbb()
+        if numba.config.THREADING_LAYER == "default":
+            numba.config.THREADING_LAYER = "tbb" if found else "workqueue"
     parallel._launch_threads()
     parallel_for = llvm.address_of_symbol("numba_parallel_for")
     count = llvm.address_of_symbol("get_num_threads")

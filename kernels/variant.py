@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import scalars
+from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.emission import Emitted, emit
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -27,17 +28,26 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.object_cache import cache_folder, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+from numbridge.kernels.object_cache import (
+    Compiled,
+    cache_folder,
+    compiled_or_stored,
+    cuda_fingerprint,
+    digest,
+    load,
+    machine_fingerprint,
+)
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
 from numbridge.kernels.range_source import range_source
 from numbridge.kernels.readers import Description, describe, reader_of, unreadable
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["Variant", "Variants", "variants_of"]
+__all__ = ["MASKED", "Place", "Variant", "Variants", "compile_for", "variants_of"]
 
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
@@ -58,6 +68,31 @@ _SCALAR_NAMES = {
 }
 
 
+_Types = tuple[tuple[ParameterType, ...], str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How and where launches of one kind run.
+
+    Attributes
+    ----------
+    form : {'masked', 'plain'}
+        Whether ids past the launch's dimensions are masked; the CPU's loop never runs them.
+    device : Device or None
+        The device that was asked for; None: that of the arguments.
+    shared : int
+        Bytes of dynamic shared memory per block.
+    """
+
+    form: Form = "masked"
+    device: Device | None = None
+    shared: int = 0
+
+
+MASKED = Place()
+
+
 @dataclass(frozen=True)
 class Variant:
     """Native code of a kernel for one combination of types.
@@ -68,8 +103,10 @@ class Variant:
         What it was compiled for.
     weak_float : str
         The type of float literals and Python floats.
+    device : Device
+        Where it runs.
     address : int
-        The native ``run`` function.
+        The native ``run`` function, or the handle of the CUDA kernel.
     source_file : str
         Where the generated source lies.
     from_cache : bool
@@ -78,33 +115,45 @@ class Variant:
         Source lines on which float64 arithmetic happens.
     has_loop : bool
         Whether the body has a loop.
+    launch_function : int
+        On CUDA, the address of the driver function that launches it; 0 on the CPU.
+    dims : int
+        On CUDA, how many of the launch's dimensions follow its parameters.
     """
 
     parameters: tuple[ParameterType, ...]
     weak_float: str
+    device: Device
     address: int
     source_file: str
     from_cache: bool
     wide: tuple[str, ...]
     has_loop: bool
+    launch_function: int = 0
+    dims: int = 0
 
 
 class Variants:
-    """All variants of one kernel, and the table through which the compiled entry finds them."""
+    """All variants of one kernel, and the tables through which the compiled entry finds them, one per place."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.table = np.zeros(nb.MAX_VARIANTS + 1, np.int64)
+        self._tables: dict[Place, np.ndarray[Any, np.dtype[np.int64]]] = {}
         self._lock = threading.RLock()
-        self._variants: dict[tuple[tuple[ParameterType, ...], str], Variant] = {}
-        self._specialisations: dict[tuple[int, ...], Any] = {}
+        self._variants: dict[Any, Variant] = {}
+        self._specialisations: dict[Any, Any] = {}
         self._dependencies: tuple[Any, ...] = ()
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
 
-    def specialise(self, arguments: Sequence[Any]) -> None:
-        """Make the compiled entry recognise these arguments.
+    def table(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the table of specialisations for launches in a place."""
+        with self._lock:
+            return self._tables.setdefault(place, np.zeros(nb.MAX_VARIANTS + 1, np.int64))
+
+    def specialise(self, arguments: Sequence[Any], place: Place = MASKED) -> Variant:
+        """Make the compiled entry recognise these arguments, and return the variant that they run.
 
         Raises
         ------
@@ -120,14 +169,13 @@ class Variants:
         found = [describe(argument) for argument in arguments]
         with self._lock:
             self._forget_old_globals()
-            variant = self._variant(self._types(arguments, found))
-            self._install(variant, found)
-
-    def variant_for(self, arguments: Sequence[Any]) -> Variant:
-        """Return the variant that these arguments run."""
-        self.specialise(arguments)
-        with self._lock:
-            return self._variant(self._types(arguments, [describe(argument) for argument in arguments]))
+            types = self.types(arguments, found)
+            device = _device(kernel, arguments, found, place.device)
+            variant = self._variant(types, device, place.form)
+            if device.is_cuda:
+                cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
+            self._install(variant, found, self.table(place))
+            return variant
 
     def _forget_old_globals(self) -> None:
         now = self.kernel.source.dependencies()
@@ -139,7 +187,8 @@ class Variants:
             self._kept.extend((self._specialisations, self._variants, self._dependencies))
             self._variants, self._specialisations, self._dependencies = {}, {}, now
 
-    def _types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
+    def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
+        """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
         kernel = self.kernel
         ranks = {p.name: d.ndim for p, d in zip(kernel.parameters, found, strict=True) if d.is_array}
         written = kernel.source.written(ranks)
@@ -157,23 +206,29 @@ class Variants:
         ]
         return tuple(types), weak
 
-    def _variant(self, key: tuple[tuple[ParameterType, ...], str]) -> Variant:
+    def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
+        key = (*types, device, form if device.is_cuda else None)
         if key not in self._variants:
-            self._variants[key] = compile_variant(self.kernel, *key)
+            if device.is_cuda:
+                self._variants[key] = _cuda_variant(self.kernel, *types, device, form)
+            else:
+                self._variants[key] = _cpu_variant(self.kernel, *types)
         return self._variants[key]
 
-    def _install(self, variant: Variant, found: Sequence[Description]) -> None:
+    def _install(
+        self, variant: Variant, found: Sequence[Description], table: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> None:
         words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
-        key = (*words, variant.address)
+        key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
             spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
             self._kept.append(spec)
         address = spec[0].ctypes.data
-        others = [other for other in self.table[: nb.MAX_VARIANTS].tolist() if other and other != address]
+        others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]
         current = {part[0].ctypes.data for part in self._specialisations.values()}
         row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
-        self.table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+        table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
 
 
 def variants_of(kernel: Kernel) -> Variants:
@@ -200,6 +255,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         for item in dependencies
     ]
     seen = np.array(rows, np.int64).reshape(-1)
+    places = np.array(kernel_places(variant.parameters), np.int64)
     head = {
         nb.SPEC_COUNT: count,
         nb.SPEC_RUN: variant.address,
@@ -209,6 +265,12 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         nb.SPEC_GLOBAL_COUNT: len(dependencies),
         nb.SPEC_BRIEF_BELOW: 0 if variant.has_loop else BRIEF_BELOW,
         nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
+        nb.SPEC_LAUNCH: variant.launch_function,
+        nb.SPEC_HANDLE: variant.address,
+        nb.SPEC_DEVICE: variant.device.ordinal,
+        nb.SPEC_PLACES: places.ctypes.data,
+        nb.SPEC_PLACE_COUNT: len(places),
+        nb.SPEC_DIM_COUNT: variant.dims,
     }
     for offset, value in head.items():
         spec[offset // 8] = value
@@ -218,7 +280,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         written = isinstance(parameter, ArrayType) and parameter.written
         tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
         spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
-    return spec, seen, tuple(dependencies)
+    return spec, seen, places, tuple(dependencies)
 
 
 def _dictionary(container: Any) -> Any:
@@ -229,6 +291,27 @@ def _dictionary(container: Any) -> Any:
 def _signed(word: int) -> int:
     """Return a 64-bit word as the signed integer of the same bits."""
     return word - (1 << 64) if word >> 63 else word
+
+
+def _device(kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], wanted: Device | None) -> Device:
+    """Return the device that a launch runs on: that of its arrays, which must be one."""
+    arrays = [(p.name, a, d) for p, a, d in zip(kernel.parameters, arguments, found, strict=True) if d.is_array]
+    # Managed memory may be used on either side.
+    fixed = [_device_of(d) for _, _, d in arrays if d.device_type != dl.CUDA_MANAGED]
+    others = [_device_of(d) for _, _, d in arrays]
+    chosen = wanted or next(iter([*fixed, *others]), None) or get_device()
+    if any(device != chosen for device in fixed):
+        listed = ", ".join(f"{name}: {_device_of(d)} ({_kind_text(a)})" for name, a, d in arrays)
+        asked = f", and device={str(wanted)!r} was asked for" if wanted is not None else ""
+        raise DeviceError(
+            f"kernel {kernel.name!r}: its arguments lie on different devices ({listed}{asked}); copy them to one first, "
+            "such as nb.asarray(x).to('cuda:0')"
+        )
+    return get_device(chosen)
+
+
+def _device_of(found: Description) -> Device:
+    return CPU if found.device_type == dl.CPU else Device("cuda", found.device_id)
 
 
 def _check(
@@ -272,8 +355,10 @@ def _check_array(where: str, annotation: Any, argument: Any, found: Description)
             f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
             f"has no counterpart; numbridge has {', '.join(row.name for row in scalars.ALL)}"
         )
-    if found.device_type != dl.CPU:
-        raise DeviceError(f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU here")
+    if found.device_type not in (dl.CPU, dl.CUDA, dl.CUDA_MANAGED):
+        raise DeviceError(
+            f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU and on CUDA"
+        )
     if isinstance(annotation, ArrayAnnotation):
         if annotation.ndim is not None and annotation.ndim != found.ndim:
             raise NumbridgeTypeError(
@@ -375,39 +460,9 @@ def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
     return scalars.by_name(names[found.kind])
 
 
-def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+def _cpu_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel, from disk or from Numba."""
     emitted = emit(kernel.source, weak)
-    text = _generated_source(kernel, parameters, emitted)
-    fastmath = bool(kernel.options.get("fastmath"))
-    key = digest(
-        "variant",
-        machine_fingerprint(),
-        text,
-        emitted.fingerprint,
-        str(fastmath),
-        *(f"{p.name} {p}" for p in parameters),
-    )
-    symbol = f"numbridge_{key}"
-    source_file = cache_folder() / f"{emitted.entry}_{key}.py"
-    if not source_file.exists():
-        source_file.write_text(text)
-
-    def compile() -> Any:
-        from numbridge.kernels.cpu import compile_run
-
-        return compile_run(
-            symbol, text, str(source_file), emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
-        )
-
-    compiled, from_cache = compiled_or_stored(key, compile)
-    address = load(compiled)[symbol]
-    wide = tuple(compiled.facts.get("wide", ()))
-    return Variant(parameters, weak, address, str(source_file), from_cache, wide, emitted.has_loop)
-
-
-def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted) -> str:
-    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
     loop = range_source(
         emitted.entry,
         [p.name for p in parameters],
@@ -415,5 +470,133 @@ def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitt
         emitted.hidden,
         may_raise=emitted.may_raise,
     )
-    head = f"# Generated from kernel {kernel.name!r} for ({listed}) on the CPU.\n\n"
-    return f"{head}{emitted.text}\n\n\n{loop}"
+    text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
+    fastmath = bool(kernel.options.get("fastmath"))
+    key = _key("variant", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
+
+    def compile() -> Compiled:
+        from numbridge.kernels.cpu import compile_run
+
+        return compile_run(
+            symbol, text, source_file, emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    address = load(compiled)[symbol]
+    wide = tuple(compiled.facts.get("wide", ()))
+    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+
+
+@dataclass(frozen=True)
+class CudaCode:
+    """A kernel's code for CUDA: the compiled cubin with its facts, where its source lies, and its trailing dimensions."""
+
+    compiled: Compiled
+    source_file: str
+    from_cache: bool
+    dims: int
+    has_loop: bool
+
+
+def _cuda_code(
+    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, capability: tuple[int, int], form: Form
+) -> CudaCode:
+    """Return a cubin for a kernel, from disk or from numba.cuda; needs no GPU."""
+    emitted, rank = emit(kernel.source, weak, "cuda"), kernel.source.index_rank
+    names = [p.name for p in parameters]
+    around = grid_source(emitted.entry, names, rank, emitted.hidden, form, first_along_x=emitted.asks_for_block)
+    text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
+    fastmath = bool(kernel.options.get("fastmath"))
+    dims = max(rank, 1) if form == "masked" else 0
+    key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    source_file = _source_file(emitted.entry, key, text)
+
+    def compile() -> Compiled:
+        from numbridge.kernels.cuda import compile_cubin
+
+        return compile_cubin(
+            text,
+            source_file,
+            emitted.namespace,
+            parameters,
+            capability,
+            entry=emitted.entry,
+            dims=dims,
+            fastmath=fastmath,
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    return CudaCode(compiled, source_file, from_cache, dims, emitted.has_loop)
+
+
+def _cuda_variant(
+    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, device: Device, form: Form
+) -> Variant:
+    """Return a kernel that is loaded for a CUDA device."""
+    there = cuda_driver.devices()
+    there.prepare(device.ordinal)
+    code = _cuda_code(kernel, parameters, weak, there.capability(device.ordinal), form)
+    compiled = code.compiled
+    return Variant(
+        parameters,
+        weak,
+        device,
+        there.load(compiled.objects[0], compiled.names["kernel"]),
+        code.source_file,
+        code.from_cache,
+        tuple(compiled.facts["wide"]),
+        code.has_loop,
+        there.launch_function(compiled.facts["cooperative"]),
+        code.dims,
+    )
+
+
+def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form: Form = "masked") -> CudaCode:
+    """Return a kernel's code for CUDA and the types of these arguments, wherever they lie; needs no GPU.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What to compile.
+    arguments : sequence
+        Examples of its arguments.
+    capability : (int, int) or None
+        The compute capability; None is the current CUDA device's.
+    form : {'masked', 'plain'}
+        For `nb.launch`, or for ``kernel[blocks, threads]``.
+    """
+    if capability is None:
+        capability = cuda_driver.devices().capability(get_device("cuda").ordinal)
+    found = [describe(argument) for argument in arguments]
+    return _cuda_code(kernel, *variants_of(kernel).types(arguments, found), tuple(capability), form)
+
+
+def _key(
+    kind: str,
+    fingerprint: str,
+    text: str,
+    emitted: Emitted,
+    parameters: Sequence[ParameterType],
+    *,
+    fastmath: bool,
+) -> str:
+    """Return the name under which a variant's code lies on disk: everything that it depends on."""
+    types = (f"{p.name} {p}" for p in parameters)
+    return digest(kind, fingerprint, text, emitted.fingerprint, str(fastmath), *types)
+
+
+def _source_file(entry: str, key: str, text: str) -> str:
+    """Keep generated source where a person can read it; return the file."""
+    path = cache_folder() / f"{entry}_{key}.py"
+    if not path.exists():
+        path.write_text(text)
+    return str(path)
+
+
+def _generated_source(
+    kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted, around: str, target: str
+) -> str:
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    head = f"# Generated from kernel {kernel.name!r} for ({listed}) on {target}.\n\n"
+    return f"{head}{emitted.text}\n\n\n{around}"

@@ -111,8 +111,10 @@ def read_dltensor(tensor, out, bits):
     """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
     tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
     device = load_i32(tensor, dl.DEVICE_TYPE)
-    # Pinned host memory is host memory.
-    device = dl.CPU if device == dl.CUDA_HOST else device
+    # Page-locked host memory is host memory.
+    if device == dl.CUDA_HOST:
+        device = dl.CPU
+        bits |= nb.PINNED
     store_i64(out, nb.READ_SHAPE, load_i64(tensor, dl.SHAPE))
     store_i64(out, nb.READ_STRIDES, load_i64(tensor, dl.STRIDES))
     store_i64(out, nb.READ_STRIDE_UNIT, types.int64((types.int64(tag) >> 8 & 0xFF) >> 3))
@@ -128,6 +130,14 @@ def read_record(record, out):
     bits = nb.READ_ONLY if flags & dl.FLAG_READ_ONLY else 0
     if flags & dl.RECORD_IMMUTABLE:
         bits |= nb.IMMUTABLE
+    if flags & dl.RECORD_HAS_STREAM:
+        store_i64(out, nb.READ_STREAM, load_i64(record, dl.RECORD_STREAM))
+    owner = load_i64(record, dl.RECORD_OWNER)
+    if owner != 0 and load_i32(record, dl.DEVICE_TYPE) == dl.CUDA:
+        # Memory of a framework's tensor is used on the framework's stream, under whatever name.
+        entry = entry_of(load_i64(owner, py.OBJECT_TYPE))
+        if entry != 0:
+            store_i64(out, nb.READ_STREAM_ENTRY, entry)
     read_dltensor(record, out, bits)
 
 
@@ -328,8 +338,10 @@ def read(obj, out, scratch):
     store_i64(out, nb.READ_WORD, 0)
     store_i64(out, nb.READ_HOLD, nb.HOLD_NOTHING)
     store_i64(out, nb.READ_IMPLEMENTATION, 0)
+    store_i64(out, nb.READ_STREAM, nb.NO_STREAM)
     entry = entry_of(load_i64(obj, py.OBJECT_TYPE))
     store_i64(out, nb.READ_ENTRY, entry)
+    store_i64(out, nb.READ_STREAM_ENTRY, entry)
     if entry == 0:
         return
     kind = load_i64(entry, nb.ENTRY_KIND)
