@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
-from numbridge import cupy_memory, gradients, strided
+from numbridge import cupy_memory, gradients, stream_order, strided
 from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
 from numbridge.exchange import ExchangeTable
 from numbridge.gradients import GradientState, existing_gradient
@@ -491,7 +491,7 @@ class Array:
             "strides": None if self.is_contiguous else strides,
             "data": (data if self.size else 0, self.read_only),
             # 0 would be ambiguous; 1 is the legacy default stream.
-            "stream": cupy_memory.producer_stream(self) or 1,
+            "stream": stream_order.producer_stream(self) or 1,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -538,7 +538,7 @@ class Array:
         elif copy:
             exported = self.clone()
         if exported.device.is_cuda and stream != -1:
-            cupy_memory.hand_over(exported, stream)
+            stream_order.hand_over(exported, stream)
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
             return native().export_versioned(_marked_copy(exported) if copy else exported._record)
         return native().export_legacy(exported._record) if copy else legacy_capsule(exported)

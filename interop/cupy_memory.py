@@ -7,20 +7,19 @@ CuPy is imported when CUDA memory is first asked for, and only here.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver, readers
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable
 from numbridge.kernels.errors import DeviceError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import Scalar
 from numbridge.memory import native, row_of, wrap
+from numbridge.stream_order import in_order
 
 if TYPE_CHECKING:
     from numbridge.array import Array
@@ -31,9 +30,7 @@ __all__ = [
     "assign",
     "cupy",
     "filled",
-    "hand_over",
     "pinned",
-    "producer_stream",
     "to_device",
     "to_host",
 ]
@@ -70,33 +67,6 @@ def _c_function(module: Any, name: str, signature: str) -> int:
         raise DeviceError(f"this CuPy does not export {name}, which numbridge needs to follow its streams")
     # The capsule's name is the signature, and asking under another one raises.
     return int(pointer(capsule, signature.encode()) or 0)
-
-
-def producer_stream(array: Array) -> int:
-    """Return the handle of the stream on which an array's memory is used: its framework's, else the current one."""
-    ordinal = array.device.ordinal
-    owner = native().owner(array._record)
-    if owner is None:
-        return cuda_driver.devices().current_stream(ordinal)
-    return readers.stream_of(owner, ordinal)
-
-
-def hand_over(array: Array, stream: Any) -> None:
-    """Let a consumer's stream wait for the stream on which an array's memory is used; None and 1 are the default stream."""
-    wanted = cuda_driver.handle_of(1 if stream is None else stream)
-    cuda_driver.devices().order(array.device.ordinal, producer_stream(array), 0 if wanted == 1 else wanted)
-
-
-@contextlib.contextmanager
-def _in_order(*arrays: Any) -> Iterator[None]:
-    """Order what is done on the current streams after what each array's producer was given, and that after this."""
-    there = [(a.device.ordinal, producer_stream(a)) for a in arrays if a.device.is_cuda]
-    devices = cuda_driver.devices()
-    for ordinal, stream in there:
-        devices.order(ordinal, stream, devices.current_stream(ordinal))
-    yield
-    for ordinal, stream in there:
-        devices.order(ordinal, devices.current_stream(ordinal), stream)
 
 
 def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *, zeroed: bool) -> Array:
@@ -162,7 +132,7 @@ def assign(target: Array, key: Any, values: Any) -> None:
     """
     row, module = row_of(target), cupy()
     given = [values] if isinstance(values, type(target)) else []
-    with _in_order(target, *given), module.cuda.Device(target.device.ordinal):
+    with in_order(target, *given), module.cuda.Device(target.device.ordinal):
         as_cupy(target)[key] = _there(values, row, target.device)
 
 
@@ -198,11 +168,10 @@ def to_host(array: Array, out: np.ndarray[Any, Any] | None = None) -> np.ndarray
         Where to write instead: page-locked memory of the same shape and dtype, C-contiguous. Then nothing is waited for.
     """
     row, module = row_of(array), cupy()
-    with _in_order(array), module.cuda.Device(array.device.ordinal):
+    with in_order(array), module.cuda.Device(array.device.ordinal):
         source = as_cupy(array)
         if out is not None:
-            carrier = out if row.numpy.isbuiltin == 1 else out.view(_CARRIERS[row.itemsize])
-            source.get(out=carrier, blocking=False)
+            source.get(out=out.view(source.dtype), blocking=False)
             return out
         found = module.asnumpy(source)
     made: np.ndarray[Any, Any] = found if row.numpy.isbuiltin == 1 else found.view(row.numpy)
@@ -219,7 +188,7 @@ def to_device(array: Array, device: Device) -> Array:
     row, module = row_of(array), cupy()
     made = allocate(array.shape, row, array.nbytes, device, zeroed=False)
     if array.size:
-        with _in_order(array), module.cuda.Device(device.ordinal):
+        with in_order(array), module.cuda.Device(device.ordinal):
             as_cupy(made)[...] = _from_other(as_cupy(array), array.device.ordinal, device.ordinal)
     return made
 

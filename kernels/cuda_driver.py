@@ -238,13 +238,13 @@ class CudaDevices:
             return
         self.prepare(ordinal)
         with _lock:
-            context, event = int(self._contexts[ordinal]), int(self._events[ordinal])
+            context, event, popped = int(self._contexts[ordinal]), int(self._events[ordinal]), ctypes.c_void_p()
             self._checked("cuCtxPushCurrent_v2", context)
             try:
                 self._checked("cuEventRecord", event, first)
                 self._checked("cuStreamWaitEvent", second, event, 0)
             finally:
-                self._checked("cuCtxPopCurrent_v2", ctypes.addressof(ctypes.c_void_p()))
+                self._checked("cuCtxPopCurrent_v2", ctypes.addressof(popped))
 
     def _checked(self, function: str, *arguments: int) -> None:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))

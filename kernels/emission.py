@@ -331,8 +331,9 @@ class _Rewriter(ast.NodeTransformer):
         if found.kind == "local_array":
             return self._local_array(node)
         if self.writer.target == "cuda":
-            rewritten: ast.expr = self.generic_visit(node)
-            return rewritten
+            rewritten: Any = self.generic_visit(node)
+            made: ast.expr = rewritten
+            return made
         raise self._unsupported(node, found)
 
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:

@@ -26,6 +26,7 @@ __all__ = [
     "Description",
     "Reader",
     "add_resolver",
+    "ask_stream",
     "capture",
     "describe",
     "exchange_function",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _MAX_TYPES = 1500
+_BY_INTERFACE = "array interface"
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
 _resolvers: list[Callable[[type], Reader | None]] = []
@@ -190,14 +192,25 @@ def stream_of(obj: Any, ordinal: int) -> int:
     """
     reader = reader_of(obj)
     if reader.stream:
-        out = ctypes.c_void_p()
-        ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(reader.stream)
-        if ask(dl.CUDA, ordinal, ctypes.addressof(out)) != 0:
-            raise DeviceError(f"{_name(obj)}: its framework does not know its current stream on cuda:{ordinal}")
-        return out.value or 0
-    interface = None if reader.kind == nb.CAPSULE else getattr(obj, "__cuda_array_interface__", None)
+        return ask_stream(reader.stream, ordinal)
+    interface = getattr(obj, "__cuda_array_interface__", None) if reader.protocol == _BY_INTERFACE else None
     named = () if interface is None else _interface_stream(interface, obj)
     return named[0] if named else cuda_driver.devices().current_stream(ordinal)
+
+
+def ask_stream(function: int, ordinal: int) -> int:
+    """Return the handle that a framework's ``current_work_stream`` gives for a CUDA device; 0 is the default stream.
+
+    Raises
+    ------
+    DeviceError
+        If the framework does not know.
+    """
+    out = ctypes.c_void_p()
+    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(function)
+    if ask(dl.CUDA, ordinal, ctypes.addressof(out)) != 0:
+        raise DeviceError(f"the framework does not know its current stream on cuda:{ordinal}")
+    return out.value or 0
 
 
 def unreadable(obj: Any) -> Exception:
@@ -344,9 +357,7 @@ def _by_protocol(kind: type, obj: Any) -> Reader:
         stream = exchange_function(kind, dl.EXCHANGE_STREAM)
         return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", stream=stream, adapter=adapter)
     if hasattr(kind, "__dlpack__") or _has_interface(obj):
-        return Reader(
-            nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else "array interface", adapter=adapter
-        )
+        return Reader(nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else _BY_INTERFACE, adapter=adapter)
     try:
         memoryview(obj)
     except TypeError:

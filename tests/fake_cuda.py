@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,8 @@ class FakeDriver:
         self._count, self._capability = count, capability
         self.loaded: dict[int, tuple[bytes, str]] = {}
         self._events = 0
+        # Names the function (device ordinal -> stream) that knows the current stream, by its address
+        self.follow: Callable[[int], None]
         self.forget()
         self._functions = {
             "cuCtxGetCurrent": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer))(self._get),
@@ -176,10 +178,14 @@ def fake_cuda() -> Iterator[FakeDriver]:
     fake = _fake()
     fake.forget()
     cuda_driver.install(fake)
+    devices: Any = cuda_driver.devices()
+    fake.follow = type(devices).set_current_stream.__get__(devices)
+    # CuPy's own function would ask a runtime that has no device.
+    devices.set_current_stream = lambda function: None
     try:
         yield fake
     finally:
-        cuda_driver.devices().set_current_stream(0)
+        fake.follow(0)
         cuda_driver.install(None)
 
 

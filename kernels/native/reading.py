@@ -171,15 +171,22 @@ def read_exchange(obj, entry, out, tensor):
 
 
 @inlined
-def read_numpy(obj, out):
-    """Read a NumPy array from its C structure."""
-    descriptor = load_i64(obj, py.ARRAY_DESCR)
+def numpy_tag(descriptor):
+    """Return the tag of a NumPy dtype, or 0."""
     number = load_i32(descriptor, py.DESCR_TYPE_NUM)
     if number < 0 or number >= load_i64(state(), nb.STATE_NUMPY_TAG_COUNT):
-        return
-    tag = load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
+        return 0
     order = load_u8(descriptor, py.DESCR_BYTEORDER)
-    if tag == 0 or order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+    if order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+        return 0
+    return load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
+
+
+@inlined
+def read_numpy(obj, out):
+    """Read a NumPy array from its C structure."""
+    tag = numpy_tag(load_i64(obj, py.ARRAY_DESCR))
+    if tag == 0:
         return
     bits = 0 if load_i32(obj, py.ARRAY_FLAGS) & py.ARRAY_WRITEABLE else nb.READ_ONLY
     store_i64(out, nb.READ_SHAPE, load_i64(obj, py.ARRAY_SHAPE))
@@ -188,6 +195,23 @@ def read_numpy(obj, out):
     store_i64(out, nb.READ_DEVICE_ID, 0)
     ndim = types.int64(load_i32(obj, py.ARRAY_NDIM))
     array_word(out, tag, ndim, dl.CPU, load_i64(obj, py.ARRAY_DATA), bits)
+
+
+@native
+def read_fields(obj, fields, out):
+    """Read an array object in CUDA memory from its C++ fields."""
+    descriptor = load_i64(obj, load_i64(fields, nb.FIELD_DTYPE))
+    tag = numpy_tag(descriptor)
+    if tag == 0:
+        return
+    shape = load_i64(obj, load_i64(fields, nb.FIELD_SHAPE))
+    ndim = (load_i64(obj, load_i64(fields, nb.FIELD_SHAPE_END)) - shape) >> 3
+    memory = load_i64(obj, load_i64(fields, nb.FIELD_MEMORY))
+    store_i64(out, nb.READ_SHAPE, shape)
+    store_i64(out, nb.READ_STRIDES, load_i64(obj, load_i64(fields, nb.FIELD_STRIDES)))
+    store_i64(out, nb.READ_STRIDE_UNIT, 1)
+    store_i64(out, nb.READ_DEVICE_ID, types.int64(load_i32(memory, load_i64(fields, nb.FIELD_ORDINAL))))
+    array_word(out, tag, ndim, dl.CUDA, load_i64(memory, load_i64(fields, nb.FIELD_ADDRESS)), 0)
 
 
 @native
@@ -357,6 +381,8 @@ def read(obj, out, scratch):
             read_capsule(capsule, out)
     elif kind == nb.CAPSULE:
         read_capsule(obj, out)
+    elif kind == nb.FIELDS:
+        read_fields(obj, load_i64(entry, nb.ENTRY_FUNCTION), out)
     elif kind == nb.NUMPY_SCALAR:
         read_numpy_scalar(obj, entry, out)
     elif kind >= nb.PY_FLOAT:

@@ -596,14 +596,14 @@ def export_to(self, arguments, count):
 
 @native
 def is_plain(array):
-    """Tell whether an object is an ``Array`` with no source, no gradient state, writable, and without negative strides."""
+    """Tell whether an object is an ``Array`` on the CPU, without source or gradient state, writable, no stride negative."""
     if load_i64(array, py.OBJECT_TYPE) != load_i64(state(), nb.STATE_ARRAY_TYPE):
         return False
     source = load_i64(array, load_i64(state(), nb.STATE_ARRAY_SOURCE))
     if source != none() or load_i64(array, load_i64(state(), nb.STATE_ARRAY_EXTRA)) != none():
         return False
     record = record_at(load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD)))
-    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0:
+    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0 or load_i32(record, dl.DEVICE_TYPE) != dl.CPU:
         return False
     ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
     lowest = 0

@@ -16,7 +16,6 @@ from numba import cuda
 
 import numbridge as nb
 from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
-from numbridge.kernels import cuda_driver
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,
@@ -205,7 +204,7 @@ def test_a_kernel_that_synchronises_its_grid_is_launched_cooperatively(driver):
 
 def test_the_current_stream_is_asked_for(driver):
     current = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(lambda device: 0x90 + device)
-    cuda_driver.devices().set_current_stream(ctypes.cast(current, ctypes.c_void_p).value)
+    driver.follow(ctypes.cast(current, ctypes.c_void_p).value)
     nb.launch(write1, 10, [cuda_array((10,))])
     nb.launch(write1, 10, [cuda_array((10,), ordinal=1)])
     assert [d.stream for d in driver.launches] == [0x90, 0x91]
