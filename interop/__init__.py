@@ -32,6 +32,7 @@ from numbridge.cupy_bridge import (
     to_cupy,
 )
 from numbridge.dlpack import from_dlpack, to_dlpack
+from numbridge.graphs import Graph, ScopedCapture, capture_begin, capture_end, capture_launch
 from numbridge.jax_bridge import (
     device_from_jax,
     device_to_jax,
@@ -139,6 +140,7 @@ from numbridge.streams import (
     wait_event,
     wait_stream,
 )
+from numbridge.timer import ScopedTimer
 from numbridge.torch_bridge import (
     device_from_torch,
     device_to_torch,
@@ -161,6 +163,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Event",
+    "Graph",
     "Kernel",
     "KernelError",
     "KernelUnsupportedError",
@@ -170,8 +173,10 @@ __all__ = [
     "NumbridgeTypeError",
     "NumbridgeValueError",
     "NumbridgeWarning",
+    "ScopedCapture",
     "ScopedDevice",
     "ScopedStream",
+    "ScopedTimer",
     "Stream",
     "acos",
     "array",
@@ -191,6 +196,9 @@ __all__ = [
     "atomic_sub",
     "bfloat16",
     "bool",
+    "capture_begin",
+    "capture_end",
+    "capture_launch",
     "clone",
     "complex64",
     "complex128",

@@ -407,6 +407,8 @@ def handle_of(stream: Any) -> int:
 
 def missing_parts() -> list[str]:
     """Return what CUDA needs and this machine lacks."""
+    if _installed:
+        return []
     missing = []
     try:
         ctypes.CDLL(_LIBRARY)
