@@ -105,10 +105,10 @@ class _Road:
         No framework knows that they are used on this stream, and would give their memory to somebody else.
         """
         self.launcher(*arguments)
-        if self.geometry.stream is not None:
-            device = self.variants.specialise(arguments, self.place).device
-            if device.is_cuda:
-                cuda_driver.devices().keep(device.ordinal, self.geometry.stream, arguments)
+        stream, ordinals = self.geometry.stream, (d.device_id for d in map(describe, arguments) if d.is_on_cuda)
+        ordinal = next(ordinals, None)
+        if stream is not None and ordinal is not None:
+            cuda_driver.devices().keep(ordinal, stream, arguments)
 
     def refused(self, code: int) -> None:
         """Raise the error of the CUDA driver."""

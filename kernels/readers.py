@@ -139,6 +139,11 @@ class Description:
         """The ``DLDeviceType``; pinned host memory counts as CPU."""
         return self.word >> nb.WORD_DEVICE & 0xFF
 
+    @property
+    def is_on_cuda(self) -> bool:
+        """Whether this is an array in CUDA memory."""
+        return self.is_array and self.device_type in (dl.CUDA, dl.CUDA_MANAGED)
+
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
         return bool(self.word & bit)
