@@ -115,11 +115,11 @@ def words_of(frame):
 def find_code(words):
     """Return the code of the call site's kernel, or 0."""
     table = load_i64(room(), nb.ROOM_TABLE)
-    mask = load_i64(table, nb.TABLE_MASK)
+    mask = load_i64(table, nb.INDEX_MASK)
     low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH)
     slot = low & mask
     while True:
-        code = load_i64(table, nb.TABLE_SLOTS + 8 * slot)
+        code = load_i64(table, nb.INDEX_SLOTS + 8 * slot)
         if code == 0 or (load_i64(code, nb.CODE_KEY) == low and load_i64(code, nb.CODE_KEY_HIGH) == high):
             return code
         slot = (slot + 1) & mask
@@ -145,10 +145,12 @@ def lay_out_geometry(words, args, geometry):
         store_i64(geometry, 8 * k, extent)
         total *= extent
     for k in range(3):
-        block = load_i64(words, nb.WORD_BLOCK + 8 * k)
-        extent = load_i64(geometry, 8 * k) if k < rank else 1
+        block, grid = load_i64(words, nb.WORD_BLOCK + 8 * k), load_i64(words, nb.WORD_GRID + 8 * k)
+        # A division takes as long as the rest of this function, so the grid comes along where it can.
+        if grid == 0:
+            grid = (load_i64(geometry, 8 * k) + block - 1) // block
         store_i64(geometry, core.PLAN_BLOCK - base + 8 * k, block)
-        store_i64(geometry, core.PLAN_GRID - base + 8 * k, (extent + block - 1) // block)
+        store_i64(geometry, core.PLAN_GRID - base + 8 * k, grid)
     return total
 
 
@@ -271,7 +273,7 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size):
         else:
             wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row)
             if kind != nb.TRACED:
-                size = (8 * (5 + 2 * load_i64(slot, nb.SLOT_NDIM)) + 15) // 16 * 16
+                size = (8 * (5 + 2 * load_i64(slot, nb.SLOT_NDIM)) + 15) & ~15
             if levels > 0:
                 store_i64(row, nb.ROW_TARGET, offset + (0 if kind == nb.TRACED else core.VALUE_DATA))
                 row += row_size

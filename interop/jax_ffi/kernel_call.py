@@ -21,6 +21,7 @@ from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.scalars import Scalar
 
 __all__ = ["JaxKernel", "jax_kernel"]
 
@@ -119,7 +120,8 @@ class JaxKernel:
         self.kernel = kernel
         self._signature, self._options = found, options
         self._lock = threading.Lock()
-        self._dependencies = kernel.source.dependencies()
+        # Read with the first call: a global may be defined after the kernel.
+        self._dependencies: tuple[Any, ...] = ()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, kernel.function)
 
@@ -147,8 +149,7 @@ class JaxKernel:
     def _forget(self) -> None:
         """Drop what was traced with other globals."""
         with self._lock:
-            self._dependencies = self.kernel.source.dependencies()
-            self._calls = {}
+            self._dependencies, self._calls = (), {}
 
     def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
         import jax
@@ -166,6 +167,7 @@ class JaxKernel:
         with self._lock:
             if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
+            self._dependencies = self._dependencies or self.kernel.source.dependencies()
             self._calls[key] = call
         return call
 
@@ -185,34 +187,49 @@ class JaxKernel:
         """Return a function of such arguments that runs at once."""
         import jax
 
-        numbers = [number_of(argument) for argument in arguments]
-        places = [k for k, number in enumerate(numbers) if number is not None]
-        kinds = [None if number is None else Number(number.kind, None, packed=True) for number in numbers]
-        rows: list[Any] = []
+        found = [number_of(argument) for argument in arguments]
+        numbers = [None if number is None else Number(number.kind, None, packed=True) for number in found]
+        has_numbers = any(number is not None for number in numbers)
 
         def run(*operands: Any) -> tuple[Any, ...]:
-            rest = iter(operands[bool(places) :])
-            call, values = self._plan(options, [next(rest) if kind is None else kind for kind in kinds])
-            rows[:] = [call.types[place].scalar for place in places]
-            return bind_call(call, [*operands[: bool(places)], *values])
+            rest = iter(operands[has_numbers:])
+            call, values = self._plan(options, [next(rest) if number is None else number for number in numbers])
+            return bind_call(call, [*operands[:has_numbers], *values])
 
         jitted: Callable[..., tuple[Any, ...]] = jax.jit(run)
-        if not places:
-            return jitted
-        names = [self._signature.inputs[place].name for place in places]
+        return _Packing(self, options, numbers, jitted) if has_numbers else jitted
 
-        def call_packed(*given: Any) -> tuple[Any, ...]:
-            arrays = [argument for argument, kind in zip(given, kinds, strict=True) if kind is None]
-            if not rows:
-                jax.eval_shape(jitted, np.zeros(4 * len(places), np.uint32), *arrays)
-            where = self._signature.what
-            data = b"".join(
-                packed(f"{where} under JAX, argument {name!r}", given[place], row)
-                for name, place, row in zip(names, places, rows, strict=True)
-            )
-            return jitted(np.frombuffer(data, np.uint32), *arrays)
+    def number_types(self, options: Options, arguments: Sequence[Any]) -> list[tuple[str, Scalar]]:
+        """Return what the numbers among some arguments are converted to: for each one, where it stands and its type."""
+        call, _ = self._plan(options, arguments)
+        inputs = zip(self._signature.inputs, arguments, call.types, strict=False)
+        what = self._signature.what
+        return [(f"{what} under JAX, argument {p.name!r}", t.scalar) for p, a, t in inputs if isinstance(a, Number)]
 
-        return call_packed
+
+class _Packing:
+    """Packs the numbers of an eager call into one operand, and runs it."""
+
+    def __init__(
+        self, owner: JaxKernel, options: Options, numbers: Sequence[Number | None], jitted: Callable[..., Any]
+    ) -> None:
+        self._owner, self._options, self._numbers, self._jitted = owner, options, numbers, jitted
+        self._places = [k for k, number in enumerate(numbers) if number is not None]
+        # A Python float takes the kernel's floating type, which the arrays' dtypes decide.
+        self._types: dict[Any, list[tuple[str, Scalar]]] = {}
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the call."""
+        arrays = [argument for argument, number in zip(arguments, self._numbers, strict=True) if number is None]
+        key = tuple((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        types = self._types.get(key)
+        if types is None:
+            given = [a if number is None else number for a, number in zip(arguments, self._numbers, strict=True)]
+            types = self._types[key] = self._owner.number_types(self._options, given)
+        values = (arguments[place] for place in self._places)
+        data = b"".join(packed(where, value, row) for value, (where, row) in zip(values, types, strict=True))
+        result: tuple[Any, ...] = self._jitted(np.frombuffer(data, np.uint32), *arrays)
+        return result
 
 
 def _value(found: Signature, place: int, argument: Any) -> Any:
@@ -231,4 +248,4 @@ def _described(value: Any) -> Operand:
     import jax
 
     aval = jax.typeof(value)
-    return Operand(tuple(aval.shape), aval.dtype, bool(aval.weak_type))
+    return Operand(tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type))

@@ -436,7 +436,12 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
     for offset, value in head.items():
         made[offset // 8] = value
     made[nb.WORD_DIMS // 8 : nb.WORD_DIMS // 8 + len(dims)] = dims
-    made[nb.WORD_BLOCK // 8 : nb.WORD_BLOCK // 8 + 3] = (call.options.block_dim, 1, 1)
+    block = (call.options.block_dim, 1, 1)
+    made[nb.WORD_BLOCK // 8 : nb.WORD_BLOCK // 8 + 3] = block
+    # An axis that the launch does not have is one block wide; one whose extent is not known is left to the handler.
+    extents = [*(0 if extent < 0 else extent for extent in dims), 1, 1, 1][:3]
+    grid = [-(-extent // size) for extent, size in zip(extents, block, strict=True)]
+    made[nb.WORD_GRID // 8 : nb.WORD_GRID // 8 + 3] = grid
     for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
         ndim = kind.ndim if isinstance(kind, ArrayType) else 0
         row = [slot.kind, slot.index, _CODES[kind.scalar.name], ndim, kind.scalar.itemsize, slot.alias, slot.fill]

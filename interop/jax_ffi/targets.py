@@ -62,14 +62,16 @@ class Room:
             if key in self._codes:
                 return
             self._codes[key] = _code(key, variant)
-            if 2 * len(self._codes) > len(self._tables[-1]):
-                self._new_table(4 * len(self._tables[-1]))
+            table = self._tables[-1]
+            slots = int(table[nb.INDEX_MASK // 8]) + 1
+            if 2 * len(self._codes) > slots:
+                self._new_table(4 * slots)
             else:
-                _put(self._tables[-1], self._codes[key])
+                _put(table, self._codes[key])
 
     def _new_table(self, slots: int) -> None:
-        table = np.zeros(nb.TABLE_SLOTS // 8 + slots, np.int64)
-        table[nb.TABLE_MASK // 8] = slots - 1
+        table = np.zeros(nb.INDEX_SLOTS // 8 + slots, np.int64)
+        table[nb.INDEX_MASK // 8] = slots - 1
         for code in self._codes.values():
             _put(table, code)
         self._tables.append(table)
@@ -77,7 +79,7 @@ class Room:
 
 
 def _put(table: Any, code: Any) -> None:
-    slots, mask = table[nb.TABLE_SLOTS // 8 :], int(table[nb.TABLE_MASK // 8])
+    slots, mask = table[nb.INDEX_SLOTS // 8 :], int(table[nb.INDEX_MASK // 8])
     slot = int(code[nb.CODE_KEY // 8]) & mask
     while slots[slot]:
         slot = (slot + 1) & mask

@@ -7,8 +7,9 @@ threads, where each parameter comes from. They hold no address, so an exported m
 # The words of a call site. The first one says how to read the rest.
 WORDS_MAGIC = 0x6E62_7264_6765_0001
 WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WORD_RESULTS = 0, 8, 16, 24, 32, 40, 48
-WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_WEAK, WORD_PARAMETERS = 56, 64, 96, 120, 128
-# A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis).
+WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK, WORD_PARAMETERS = 56, 64, 96, 120, 144, 152
+# A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
+# of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
 
 # One parameter: where it comes from, its element type (XLA's code), rank and bytes per element, the operand that a result
@@ -28,7 +29,7 @@ OPERAND, RESULT, STATIC, TRACED, PACKED = 0, 1, 2, 3, 4
 
 # The native state of this room, its table of pointers (open addressing on the key), and one kernel's code in it
 ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR, ROOM_SIZE = 0, 8, 16, 24, 32
-TABLE_MASK, TABLE_SLOTS = 0, 8
+INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
 
 # A call in progress, as the threads that share it see it
