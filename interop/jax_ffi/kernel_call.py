@@ -248,4 +248,7 @@ def _described(value: Any) -> Operand:
     import jax
 
     aval = jax.typeof(value)
-    return Operand(tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type))
+    dtype = aval.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))

@@ -97,8 +97,8 @@ def _lowered(*operands: Any, call: Call, body: Any) -> Any:
 
 def _no_derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, body: Any) -> Any:
     raise KernelUnsupportedError(
-        f"kernel {call.kernel.name!r} under JAX has no derivative; wrap it with jax.custom_jvp or jax.custom_vjp, or stop the "
-        "gradient with jax.lax.stop_gradient"
+        f"kernel {call.kernel.name!r} under JAX has no derivative; wrap it with jax.custom_jvp or jax.custom_vjp, or pass "
+        "jax.lax.stop_gradient(x) for its arguments"
     )
 
 

@@ -13,10 +13,17 @@ from typing import Any
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
-__all__ = ["VMAP_METHODS", "Dims", "Signature", "as_dims", "check_vmap_method", "frozen_dims", "signature"]
+__all__ = ["VMAP_METHODS", "Dims", "NamedDims", "Signature", "as_dims", "check_vmap_method", "frozen_dims", "signature"]
 
 VMAP_METHODS = ("broadcast_all", "expand_dims", "sequential", "sequential_unrolled", "legacy_vectorized")
 Dims = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class NamedDims:
+    """A shape for each of some names."""
+
+    items: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,14 @@ class Signature:
 
         Parameters
         ----------
-        dims : None, int, tuple, list or mapping
+        dims : None, int, tuple or NamedDims
             One shape for all, or a shape for each name.
         default : tuple or None
             What None stands for.
         """
         names = [parameter.name for parameter in self.pure]
-        if isinstance(dims, Mapping):
-            return tuple(self._named_dims(dims, names))
+        if isinstance(dims, NamedDims):
+            return tuple(self._named_dims(dict(dims.items), names))
         shape = default if dims is None else as_dims(dims, f"{self.what}: output_dims")
         if shape is None and names:
             raise NumbridgeValueError(
@@ -174,5 +181,5 @@ def is_symbolic(extent: Any) -> bool:
 def frozen_dims(dims: Any) -> Any:
     """Return dimensions as given by a user in a form that can be hashed."""
     if isinstance(dims, Mapping):
-        return tuple((name, frozen_dims(value)) for name, value in dims.items())
+        return NamedDims(tuple((name, frozen_dims(value)) for name, value in dims.items()))
     return tuple(dims) if isinstance(dims, list) else dims
