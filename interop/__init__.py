@@ -40,6 +40,7 @@ from numbridge.jax_bridge import (
     from_jax,
     to_jax,
 )
+from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 from numbridge.kernels.devices import (
@@ -242,6 +243,7 @@ __all__ = [
     "ones",
     "ones_like",
     "pow",
+    "register_ffi_callback",
     "set_device",
     "sin",
     "sinh",
