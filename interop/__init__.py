@@ -40,6 +40,7 @@ from numbridge.jax_bridge import (
     from_jax,
     to_jax,
 )
+from numbridge.jax_ffi.callable import GraphMode, jax_callable
 from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
@@ -234,6 +235,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "jax_callable",
     "jax_kernel",
     "kernel",
     "launch",

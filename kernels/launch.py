@@ -50,6 +50,7 @@ class _Road:
 
     def __init__(self, kernel: Kernel, geometry: Geometry) -> None:
         self.kernel = kernel
+        self.geometry = geometry
         self.variants = variants_of(kernel)
         self.plan = _plan(self.variants.table, geometry, 0)
         self.again_plan = _plan(self.variants.table, geometry, nb.PLAN_GUARDS_PASSED)
@@ -61,6 +62,12 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
+        # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
+        for argument in arguments:
+            record = getattr(type(argument), "__record_launch__", None)
+            if record is not None:
+                record(self.kernel, self.geometry, arguments)
+                return
         start_threads()
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):

@@ -106,7 +106,10 @@ def words_of(frame):
     if load_i32(array, array_type) != xla.CODE_INT64 or count < nb.WORD_PARAMETERS // 8:
         return 0
     parameters = load_i64(words, nb.WORD_COUNT)
-    if load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC or count != (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8:
+    if (
+        load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC
+        or count != (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8
+    ):
         return 0
     return words
 

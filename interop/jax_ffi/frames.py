@@ -140,7 +140,9 @@ def _value(kind: int, place: int) -> Any:
 def _elements(code: int, address: int, count: int) -> np.ndarray[Any, Any]:
     name = _NAMES.get(code)
     if name is None:
-        raise ConversionError(f"an attribute of XLA's type {code} has no counterpart; numbridge has {', '.join(_NAMES.values())}")
+        raise ConversionError(
+            f"an attribute of XLA's type {code} has no counterpart; numbridge has {', '.join(_NAMES.values())}"
+        )
     dtype = scalars.by_name(name).numpy
     return np.frombuffer(ctypes.string_at(address, count * dtype.itemsize), dtype) if count else np.zeros(0, dtype)
 

@@ -117,5 +117,7 @@ def installed_version() -> tuple[int, int]:
 
     path = Path(jax.ffi.include_dir()) / _HEADER
     if not path.exists():
-        raise NumbridgeError(f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10")
+        raise NumbridgeError(
+            f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10"
+        )
     return check_header(path.read_text())

@@ -97,7 +97,9 @@ def jax_kernel(
         raise NumbridgeTypeError(f"jax_kernel: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
     what = f"kernel {kernel.name!r}"
     if enable_backward:
-        raise KernelUnsupportedError(f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp")
+        raise KernelUnsupportedError(
+            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
+        )
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     block = 256 if block_dim is None else operator.index(block_dim)
@@ -181,7 +183,9 @@ class JaxKernel:
         """Return a call for numbers and JAX values, and its operands."""
         values = [a if isinstance(a, Number) else _value(self._signature, k, a) for k, a in enumerate(arguments)]
         described = [a if isinstance(a, Number) else _described(a) for a in values]
-        return plan_call(self.kernel, self._signature, options, described), [a for a in values if not isinstance(a, Number)]
+        return plan_call(self.kernel, self._signature, options, described), [
+            a for a in values if not isinstance(a, Number)
+        ]
 
     def _eager(self, options: Options, arguments: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return a function of such arguments that runs at once."""

@@ -7,6 +7,7 @@ alone, and raises whatever is wrong with them while the program is traced. It ru
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,20 @@ from numbridge.kernels.launch import dimensions
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["Call", "Number", "Operand", "Options", "Slot", "number_of", "packed", "plan_call", "words"]
+__all__ = [
+    "Call",
+    "Number",
+    "Operand",
+    "Options",
+    "Slot",
+    "argument_row",
+    "is_array",
+    "number_of",
+    "output_row",
+    "packed",
+    "plan_call",
+    "words",
+]
 
 _CODES = dict(xla.DATA_TYPES)
 _CLASSES = {bool: 0, int: 1, float: 2, complex: 3}
@@ -160,7 +174,7 @@ class _Planner:
     ) -> None:
         self.kernel, self.signature, self.options = kernel, signature, options
         self.given = list(zip(signature.inputs, arguments, strict=True))
-        self.rows = [self._row(parameter, argument) for parameter, argument in self.given]
+        self.rows = [argument_row(signature, parameter, argument) for parameter, argument in self.given]
         self.weak = _weak_float([row for row in self.rows if row is not None])
 
     def call(self) -> Call:
@@ -168,7 +182,9 @@ class _Planner:
         dims = self._launch_dims()
         rows = self._input_rows()
         shapes = self.signature.output_dims(self.options.output_dims, dims)
-        outputs = [(self._output_row(p, shape), len(shape)) for p, shape in zip(self.signature.pure, shapes, strict=True)]
+        arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if row is not None and is_array(p, a)}
+        pure = zip(self.signature.pure, shapes, strict=True)
+        outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
         types = targets.types_of(self.kernel, [*rows, *outputs])
         self._check_written(types)
         key = targets.enter(self.kernel, types, self.weak)
@@ -177,49 +193,13 @@ class _Planner:
 
     # Types
 
-    def _where(self, parameter: Parameter) -> str:
-        return f"{self.signature.what} under JAX, argument {parameter.name!r}"
-
-    def _row(self, parameter: Parameter, argument: Operand | Number) -> Scalar | None:
-        """Return the element type that a parameter takes; None for a number that follows the kernel's floating type."""
-        where, annotation = self._where(parameter), parameter.annotation
-        if parameter.name in self.signature.in_out and (isinstance(argument, Number) or not _is_array(parameter, argument)):
-            raise NumbridgeTypeError(f"{where}: an in-out argument must be an array of at least one dimension")
-        if isinstance(argument, Number):
-            return _number_row(where, annotation, argument)
-        if isinstance(annotation, ScalarAnnotation):
-            return _traced_row(where, annotation.scalar, argument)
-        if _is_array(parameter, argument):
-            return _array_row(where, annotation, argument)
-        return None if argument.weak and _class_of(argument.dtype) > 1 else _scalar(where, argument.dtype)
-
     def _input_rows(self) -> list[tuple[Scalar, int | None]]:
         return [
-            (row or _weak_row(argument, self.weak), len(argument.shape) if _is_array(parameter, argument) else None)
+            (row or _weak_row(argument, self.weak), len(argument.shape) if is_array(parameter, argument) else None)
             if isinstance(argument, Operand)
             else (row or _weak_row(argument, self.weak), None)
             for (parameter, argument), row in zip(self.given, self.rows, strict=True)
         ]
-
-    def _output_row(self, parameter: Parameter, shape: Dims) -> Scalar:
-        where, annotation = f"{self.signature.what} under JAX, output {parameter.name!r}", parameter.annotation
-        if isinstance(annotation, ScalarAnnotation):
-            raise NumbridgeTypeError(f"{where}: an output must be an array, and it is annotated as {annotation!r}")
-        if isinstance(annotation, ArrayAnnotation) and annotation.ndim not in (None, len(shape)):
-            raise NumbridgeTypeError(
-                f"{where}: it is annotated as {annotation!r}, of {annotation.ndim} dimension(s), and would have shape "
-                f"{shape}; pass output_dims"
-            )
-        if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
-            return _checked_result(where, annotation.dtype)
-        arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if isinstance(a, Operand) and _is_array(p, a)}
-        found = [row for row in arrays if row is not None]
-        if len(found) != 1:
-            raise NumbridgeTypeError(
-                f"{where}: its dtype cannot be inferred, because the array arguments have {len(found)} different dtypes; annotate "
-                f"it, as in {parameter.name}: nb.array[float]"
-            )
-        return found[0]
 
     def _check_written(self, types: Sequence[ParameterType]) -> None:
         outputs = {parameter.name for parameter in self.signature.outputs}
@@ -253,7 +233,7 @@ class _Planner:
 
     def _inferred_dims(self) -> Dims:
         for parameter, argument in self.given:
-            if isinstance(argument, Operand) and _is_array(parameter, argument):
+            if isinstance(argument, Operand) and is_array(parameter, argument):
                 return self._fitting(parameter, argument.shape)
         raise NumbridgeValueError(
             f"{self.signature.what} under JAX: no launch dimensions: there is no array argument to infer them from; pass "
@@ -264,7 +244,7 @@ class _Planner:
         rank = self.kernel.source.index_rank
         if rank not in (0, len(shape)) or not shape:
             raise NumbridgeValueError(
-                f"{self._where(parameter)}: its shape {shape} would be the launch dimensions, and the kernel asks for {rank} "
+                f"{where_of(self.signature, parameter)}: its shape {shape} would be the launch dimensions, and the kernel asks for {rank} "
                 "thread index(es); pass launch_dims"
             )
         return shape
@@ -281,7 +261,9 @@ class _Planner:
         results: list[tuple[Dims, Any]] = []
         for (parameter, argument), kind in zip(self.given, types[: len(self.given)], strict=True):
             if isinstance(argument, Number):
-                value = b"" if argument.packed else packed(self._where(parameter), argument.value, kind.scalar)
+                value = (
+                    b"" if argument.packed else packed(where_of(self.signature, parameter), argument.value, kind.scalar)
+                )
                 slots.append(Slot(nb.PACKED, numbers) if argument.packed else Slot(nb.STATIC, value=value))
                 numbers += argument.packed
                 continue
@@ -300,12 +282,70 @@ class _Planner:
         return tuple(slots), tuple(casts), tuple(results)
 
 
+def where_of(signature: Signature, parameter: Parameter) -> str:
+    """Return what messages call an argument."""
+    return f"{signature.what} under JAX, argument {parameter.name!r}"
+
+
+def argument_row(signature: Signature, parameter: Parameter, argument: Operand | Number) -> Scalar | None:
+    """Return the element type that a parameter takes; None for a number that follows the kernel's floating type.
+
+    Raises
+    ------
+    NumbridgeError
+        If the argument does not fit the parameter; the message names it.
+    """
+    where, annotation = where_of(signature, parameter), parameter.annotation
+    if parameter.name in signature.in_out and (isinstance(argument, Number) or not is_array(parameter, argument)):
+        raise NumbridgeTypeError(f"{where}: an in-out argument must be an array of at least one dimension")
+    if isinstance(argument, Number):
+        return _number_row(where, annotation, argument)
+    if isinstance(annotation, ScalarAnnotation):
+        return _traced_row(where, annotation.scalar, argument)
+    if is_array(parameter, argument):
+        return _array_row(where, annotation, argument)
+    found = _scalar(where, argument.dtype)
+    return None if argument.weak and _class_of(found) > 1 else found
+
+
+def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: AbstractSet[Scalar]) -> Scalar:
+    """Return the element type of an output that is no input.
+
+    Parameters
+    ----------
+    signature : Signature
+        What it is an output of.
+    parameter : Parameter
+        The output.
+    shape : tuple
+        Its shape.
+    arrays : set of Scalar
+        The element types of the array arguments; if there is only one, an output without annotation has it too.
+    """
+    where, annotation = f"{signature.what} under JAX, output {parameter.name!r}", parameter.annotation
+    if isinstance(annotation, ScalarAnnotation):
+        raise NumbridgeTypeError(f"{where}: an output must be an array, and it is annotated as {annotation!r}")
+    if isinstance(annotation, ArrayAnnotation) and annotation.ndim not in (None, len(shape)):
+        raise NumbridgeTypeError(
+            f"{where}: it is annotated as {annotation!r}, of {annotation.ndim} dimension(s), and would have shape "
+            f"{shape}; pass output_dims"
+        )
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
+        return _checked_result(where, annotation.dtype)
+    if len(arrays) != 1:
+        raise NumbridgeTypeError(
+            f"{where}: its dtype cannot be inferred, because the array arguments have {len(arrays)} different dtypes; annotate "
+            f"it, as in {parameter.name}: nb.array[float]"
+        )
+    return next(iter(arrays))
+
+
 def nb_max_dims() -> int:
     """Return how many dimensions a launch may have."""
     return (nb.WORD_BLOCK - nb.WORD_DIMS) // 8
 
 
-def _is_array(parameter: Parameter, argument: Operand | Number) -> bool:
+def is_array(parameter: Parameter, argument: Operand | Number) -> bool:
     """Tell whether an operand is an array to its kernel: JAX's scalars are arrays without dimensions, and count as numbers."""
     if isinstance(argument, Number) or isinstance(parameter.annotation, ScalarAnnotation):
         return False
@@ -339,7 +379,9 @@ def _array_row(where: str, annotation: Any, operand: Operand) -> Scalar:
 
 def _traced_row(where: str, wanted: Scalar, operand: Operand) -> Scalar:
     if operand.shape:
-        raise NumbridgeTypeError(f"{where}: wanted a scalar {wanted.name}, got {operand}; pass an array without dimensions")
+        raise NumbridgeTypeError(
+            f"{where}: wanted a scalar {wanted.name}, got {operand}; pass an array without dimensions"
+        )
     found = _scalar(where, operand.dtype)
     if _class_of(found) > _class_of(wanted):
         raise NumbridgeTypeError(
@@ -354,13 +396,17 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
         raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {shown}; pass an array")
     weak = number.kind in _CLASSES
     if annotation is None:
-        return (None if number.kind in (float, complex) else scalars.scalar_of("int64" if number.kind is int else "bool")) if (
-            weak
-        ) else _scalar(where, number.kind)
+        return (
+            (None if number.kind in (float, complex) else scalars.scalar_of("int64" if number.kind is int else "bool"))
+            if (weak)
+            else _scalar(where, number.kind)
+        )
     wanted: Scalar = annotation.scalar
     rank = _CLASSES[number.kind] if weak else _class_of(number.kind)
     if wanted.code not in _KINDS:
-        raise ConversionError(f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel")
+        raise ConversionError(
+            f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel"
+        )
     if rank > _KINDS[wanted.code]:
         raise NumbridgeTypeError(
             f"{where}: wanted {wanted.name}, got a {getattr(number.kind, '__name__', number.kind)}"
@@ -378,7 +424,11 @@ def _weak_row(argument: Operand | Number, weak: str) -> Scalar:
 
 def _weak_float(rows: Sequence[Scalar]) -> str:
     """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
-    widths = [row.itemsize * (4 if row.code == scalars.COMPLEX else 8) for row in rows if row.is_float or row.code == scalars.COMPLEX]
+    widths = [
+        row.itemsize * (4 if row.code == scalars.COMPLEX else 8)
+        for row in rows
+        if row.is_float or row.code == scalars.COMPLEX
+    ]
     return "float64" if max(widths, default=32) > 32 else "float32"
 
 

@@ -125,7 +125,9 @@ def _one_by_one(call: Call, operands: Sequence[Any], batched: Sequence[bool]) ->
 
     def step(_: Any, some: Sequence[Any]) -> tuple[Any, Any]:
         rest = iter(some)
-        return (), _bind(call, [next(rest) if is_batched else x for x, is_batched in zip(operands, batched, strict=True)])
+        return (), _bind(
+            call, [next(rest) if is_batched else x for x, is_batched in zip(operands, batched, strict=True)]
+        )
 
     moving = [x for x, is_batched in zip(operands, batched, strict=True) if is_batched]
     unroll = call.options.vmap_method == "sequential_unrolled"

@@ -90,7 +90,9 @@ class Signature:
                     f"{self.what}: output_dims names {name!r}, an in-out argument, which has the shape that is passed; leave it out"
                 )
             if name not in names:
-                raise NumbridgeValueError(f"{self.what}: output_dims names {name!r}, and the outputs are {', '.join(names)}")
+                raise NumbridgeValueError(
+                    f"{self.what}: output_dims names {name!r}, and the outputs are {', '.join(names)}"
+                )
         missing = [name for name in names if name not in dims]
         if missing:
             raise NumbridgeValueError(f"{self.what}: output_dims has no entry for {', '.join(map(repr, missing))}")
@@ -120,7 +122,9 @@ def signature(
         )
     first = len(names) - (count - len(in_out))
     if first < 0:
-        raise NumbridgeValueError(f"{what}: num_outputs={count}, and there are only {len(names)} parameters ({', '.join(names)})")
+        raise NumbridgeValueError(
+            f"{what}: num_outputs={count}, and there are only {len(names)} parameters ({', '.join(names)})"
+        )
     for name in in_out:
         if names.index(name) >= first:
             raise NumbridgeValueError(
@@ -138,7 +142,9 @@ def _in_out(what: str, names: list[str], given: Sequence[str] | None) -> tuple[s
     found = tuple(given or ())
     for name in found:
         if name not in names:
-            raise NumbridgeValueError(f"{what}: in_out_argnames names {name!r}, and the parameters are {', '.join(names)}")
+            raise NumbridgeValueError(
+                f"{what}: in_out_argnames names {name!r}, and the parameters are {', '.join(names)}"
+            )
         if found.count(name) > 1:
             raise NumbridgeValueError(f"{what}: in_out_argnames names {name!r} twice; an output is named once")
     return found

@@ -109,7 +109,9 @@ def _own_sources() -> Iterator[bytes]:
 def _compile() -> Compiled:
     from numbridge.jax_ffi import compiled
 
-    return compile_functions({name: (getattr(compiled, function), kind) for name, (function, kind) in compiled.EXPORTS.items()})
+    return compile_functions(
+        {name: (getattr(compiled, function), kind) for name, (function, kind) in compiled.EXPORTS.items()}
+    )
 
 
 _starting = threading.RLock()
@@ -163,7 +165,9 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> K
 def types_of(kernel: Kernel, rows: list[tuple[scalars.Scalar, int | None]]) -> tuple[ParameterType, ...]:
     """Return parameter types from element types and ranks, where a scalar's rank is None; XLA's buffers are contiguous."""
     names = [parameter.name for parameter in kernel.parameters]
-    written = kernel.source.written({name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None})
+    written = kernel.source.written(
+        {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
+    )
     return tuple(
         ScalarType(name, row) if rank is None else ArrayType(name, row, rank, True, name in written)
         for name, (row, rank) in zip(names, rows, strict=True)
@@ -230,5 +234,6 @@ def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:
     wanted = _NAMES.get(int(slot[nb.SLOT_TYPE // 8]), "?")
     levels, ndim = int(words[nb.WORD_LEVELS // 8]), int(slot[nb.SLOT_NDIM // 8])
     what = {nb.WRONG_TYPE: "element type", nb.WRONG_RANK: "rank", nb.WRONG_DIMS: "batch extents"}.get(outcome, "buffer")
-    return f"parameter {place}: wrong {what}: wanted {wanted} of {ndim} dimensions behind {levels} batch axes, got {found}"
-
+    return (
+        f"parameter {place}: wrong {what}: wanted {wanted} of {ndim} dimensions behind {levels} batch axes, got {found}"
+    )

@@ -67,7 +67,15 @@ def test_attributes_and_context():
         outputs[0].zero_()
 
     f = call(function, ((), jnp.float32))
-    f(number=3, real=2.5, truth=True, text="hello", several=np.array([1, 2], np.int32), small=np.float32(0.5), nested={"a": 1})
+    f(
+        number=3,
+        real=2.5,
+        truth=True,
+        text="hello",
+        several=np.array([1, 2], np.int32),
+        small=np.float32(0.5),
+        nested={"a": 1},
+    )
     ctx, several = seen.pop("ctx"), seen.pop("several")
     assert seen == {"number": 3, "real": 2.5, "truth": True, "text": "hello", "small": 0.5, "nested": {"a": 1}}
     assert type(seen["truth"]) is bool and type(seen["number"]) is int
@@ -75,7 +83,9 @@ def test_attributes_and_context():
     assert ctx.device == "cpu" and ctx.stream is None
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "float16", "bfloat16", "float8_e4m3fn", "float32", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint32", "float16", "bfloat16", "float8_e4m3fn", "float32", "complex64"]
+)
 def test_dtypes(dtype):
     def function(inputs, outputs, attrs, ctx):
         outputs[0].assign(inputs[0])
@@ -162,7 +172,9 @@ def test_calls_do_not_grow(growth):
     assert growth(lambda: f(a12)[0].block_until_ready(), 3000) < 1 << 20
 
 
-@pytest.mark.parametrize(("name", "func", "message"), [("x", 3, "func is 3; it must be callable"), (3, print, "name is 3")])
+@pytest.mark.parametrize(
+    ("name", "func", "message"), [("x", 3, "func is 3; it must be callable"), (3, print, "name is 3")]
+)
 def test_what_cannot_be_registered(name, func, message):
     with pytest.raises(nb.NumbridgeTypeError, match=message):
         nb.register_ffi_callback(name, func)

@@ -106,7 +106,12 @@ class Made:
         places = [
             self._kept(
                 xla.XLA_FFI_Buffer(
-                    48, None, codes[a.dtype.name], a.ctypes.data, a.ndim, self._kept((ctypes.c_int64 * a.ndim)(*a.shape))
+                    48,
+                    None,
+                    codes[a.dtype.name],
+                    a.ctypes.data,
+                    a.ndim,
+                    self._kept((ctypes.c_int64 * a.ndim)(*a.shape)),
                 )
             )
             for a in arrays
@@ -164,13 +169,19 @@ def test_a_frame_of_another_size_is_refused():
     made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
     made.frame.struct_size = 100
     assert made.run() == 77
-    assert made.errors == [(xla.INTERNAL, "numbridge: XLA's call frame is smaller than the header that numbridge knows")]
+    assert made.errors == [
+        (xla.INTERNAL, "numbridge: XLA's call frame is smaller than the header that numbridge knows")
+    ]
 
 
 @pytest.mark.parametrize(
     ("arrays", "result", "message"),
     [
-        ((ones(5), ones(5, dtype=np.float64)), ones(5), "parameter 1: wrong element type: wanted float32 .* got float64[5]"),
+        (
+            (ones(5), ones(5, dtype=np.float64)),
+            ones(5),
+            "parameter 1: wrong element type: wanted float32 .* got float64[5]",
+        ),
         ((ones(5), ones(5, 1)), ones(5), "parameter 1: wrong rank: wanted float32 of 1 .* got float32[5, 1]"),
         ((ones(5), ones(5)), ones(5, dtype=np.int32), "parameter 2: wrong element type"),
         ((ones(5),), ones(5), "XLA passed 1 operands and 1 results"),

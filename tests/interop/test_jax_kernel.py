@@ -237,7 +237,9 @@ def test_a_python_float_follows_the_arrays(wide):
             assert out.dtype == dtype and out[0] == dtype(third)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "uint64", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint16", "int32", "uint64", "float32", "float64", "complex64", "complex128"]
+)
 def test_dtypes(wide, dtype):
     @nb.kernel
     def copy(x, out):
@@ -282,7 +284,9 @@ def test_a_raising_kernel_is_an_error():
 
     f = jax.jit(nb.jax_kernel(positive))
     f(a16 + 1)
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"kernel 'positive' under JAX raised an exception"):
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError), match=r"kernel 'positive' under JAX raised an exception"
+    ):
         jax.block_until_ready(f(-a16))
 
 
@@ -331,7 +335,9 @@ def test_control_flow():
 
 def test_there_is_no_derivative():
     f = nb.jax_kernel(triple)
-    with pytest.raises(nb.KernelUnsupportedError, match=r"kernel 'triple' under JAX has no derivative; .*jax\.custom_jvp"):
+    with pytest.raises(
+        nb.KernelUnsupportedError, match=r"kernel 'triple' under JAX has no derivative; .*jax\.custom_jvp"
+    ):
         jax.grad(lambda x: f(x)[0].sum())(a16)
     with pytest.raises(nb.KernelUnsupportedError, match=r"'triple': enable_backward=True is not implemented yet"):
         nb.jax_kernel(triple, enable_backward=True)
@@ -358,25 +364,73 @@ def writes_input(x: nb.array[float], out: nb.array[float]):
 
 
 CALLS = {
-    "dtype": (lambda x: nb.jax_kernel(triple)(x.astype(int)), r"argument 'x': wanted array1d\[float32\], got int32\[16\]; use x.as"),
-    "rank": (lambda x: nb.jax_kernel(triple)(x.reshape(4, 4)), r"argument 'x': wanted array1d\[float32\], of 1 .*float32\[4, 4\]"),
-    "count": (lambda x: nb.jax_kernel(triple)(x, x), r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned"),
+    "dtype": (
+        lambda x: nb.jax_kernel(triple)(x.astype(int)),
+        r"argument 'x': wanted array1d\[float32\], got int32\[16\]; use x.as",
+    ),
+    "rank": (
+        lambda x: nb.jax_kernel(triple)(x.reshape(4, 4)),
+        r"argument 'x': wanted array1d\[float32\], of 1 .*float32\[4, 4\]",
+    ),
+    "count": (
+        lambda x: nb.jax_kernel(triple)(x, x),
+        r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned",
+    ),
     "scalar": (lambda x: nb.jax_kernel(scale)(x, x), r"argument 's': wanted a scalar float32, got float32\[16\]"),
     "array": (lambda x: nb.jax_kernel(triple)(2.0), r"argument 'x': wanted array1d\[float32\], got .*; pass an array"),
-    "lossy": (lambda x: nb.jax_kernel(reads_scalar)(x, x[0]), r"argument 'k': wanted int8, got float32\[\], which would lose"),
-    "lossy number": (lambda x: nb.jax_kernel(reads_scalar)(x, 1.5), r"argument 'k': wanted int8, got a float.*would lose"),
-    "too large": (lambda x: nb.jax_kernel(reads_scalar)(x, 300), r"argument 'k': 300 does not fit into int8 \(-128 to 127\)"),
-    "object": (lambda x: nb.jax_kernel(triple)([1.0]), r"argument 'x': wanted a JAX array or a number, got list; .*asarray"),
-    "no dims": (lambda x: nb.jax_kernel(count)(), r"kernel 'count' under JAX: no launch dimensions: .*pass launch_dims"),
-    "dims rank": (lambda x: nb.jax_kernel(triple)(x, launch_dims=(4, 4)), r"dim of kernel 'triple': \(4, 4\) has 2 dimension"),
-    "inferred rank": (lambda x: nb.jax_kernel(untyped)(x.reshape(4, 4), x), r"argument 'a': its shape \(4, 4\) .*pass launch_dims"),
+    "lossy": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, x[0]),
+        r"argument 'k': wanted int8, got float32\[\], which would lose",
+    ),
+    "lossy number": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, 1.5),
+        r"argument 'k': wanted int8, got a float.*would lose",
+    ),
+    "too large": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, 300),
+        r"argument 'k': 300 does not fit into int8 \(-128 to 127\)",
+    ),
+    "object": (
+        lambda x: nb.jax_kernel(triple)([1.0]),
+        r"argument 'x': wanted a JAX array or a number, got list; .*asarray",
+    ),
+    "no dims": (
+        lambda x: nb.jax_kernel(count)(),
+        r"kernel 'count' under JAX: no launch dimensions: .*pass launch_dims",
+    ),
+    "dims rank": (
+        lambda x: nb.jax_kernel(triple)(x, launch_dims=(4, 4)),
+        r"dim of kernel 'triple': \(4, 4\) has 2 dimension",
+    ),
+    "inferred rank": (
+        lambda x: nb.jax_kernel(untyped)(x.reshape(4, 4), x),
+        r"argument 'a': its shape \(4, 4\) .*pass launch_dims",
+    ),
     "negative dims": (lambda x: nb.jax_kernel(triple)(x, launch_dims=-1), r"launch_dims: -1 has a negative extent"),
-    "odd dims": (lambda x: nb.jax_kernel(triple)(x, launch_dims="4"), r"launch_dims: wanted an int or a tuple of ints, got '4'"),
-    "too many threads": (lambda x: nb.jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)), r"argument 'a': wanted array2d"),
-    "grid": (lambda x: nb.jax_kernel(count)(launch_dims=1 << 64, output_dims=1), r"is more threads than 64 bits can count"),
-    "output rank": (lambda x: nb.jax_kernel(triple)(x, output_dims=(4, 4)), r"output 'out': it is annotated as array1d\[float32\]"),
-    "output name": (lambda x: nb.jax_kernel(triple)(x, output_dims={"y": 4}), r"output_dims names 'y', and the outputs are out"),
-    "output missing": (lambda x: nb.jax_kernel(sincos, 2)(x, output_dims={"sin_out": 4}), r"has no entry for 'cos_out'"),
+    "odd dims": (
+        lambda x: nb.jax_kernel(triple)(x, launch_dims="4"),
+        r"launch_dims: wanted an int or a tuple of ints, got '4'",
+    ),
+    "too many threads": (
+        lambda x: nb.jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)),
+        r"argument 'a': wanted array2d",
+    ),
+    "grid": (
+        lambda x: nb.jax_kernel(count)(launch_dims=1 << 64, output_dims=1),
+        r"is more threads than 64 bits can count",
+    ),
+    "output rank": (
+        lambda x: nb.jax_kernel(triple)(x, output_dims=(4, 4)),
+        r"output 'out': it is annotated as array1d\[float32\]",
+    ),
+    "output name": (
+        lambda x: nb.jax_kernel(triple)(x, output_dims={"y": 4}),
+        r"output_dims names 'y', and the outputs are out",
+    ),
+    "output missing": (
+        lambda x: nb.jax_kernel(sincos, 2)(x, output_dims={"sin_out": 4}),
+        r"has no entry for 'cos_out'",
+    ),
     "output in-out": (
         lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), x[:4], output_dims={"sums": 4}),
         r"output_dims names 'sums', an in-out argument",
@@ -389,9 +443,15 @@ CALLS = {
     "never written": (lambda x: nb.jax_kernel(triple, 2)(), r"no launch dimensions"),
     "read output": (lambda x: nb.jax_kernel(scale, 3)(launch_dims=4), r"output 's': an output must be an array"),
     "never": (lambda x: nb.jax_kernel(triple, 2)(launch_dims=4), r"output 'x': the kernel never writes to it"),
-    "method": (lambda x: nb.jax_kernel(triple)(x, vmap_method="all"), r"vmap_method is 'all'; it must be one of broadcast_all"),
+    "method": (
+        lambda x: nb.jax_kernel(triple)(x, vmap_method="all"),
+        r"vmap_method is 'all'; it must be one of broadcast_all",
+    ),
     "key": (lambda x: nb.jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
-    "half": (lambda x: nb.jax_kernel(scale_any)(x.astype(jnp.float16), 2.0), r"'x' has elements of float16.*convert it to float32"),
+    "half": (
+        lambda x: nb.jax_kernel(scale_any)(x.astype(jnp.float16), 2.0),
+        r"'x' has elements of float16.*convert it to float32",
+    ),
     "in-out number": (
         lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), 1.0),
         r"argument 'sums': an in-out argument must be an array",
@@ -426,9 +486,18 @@ def test_what_is_wrong_is_said_when_it_is_traced(case):
         ({"num_outputs": "2"}, r"num_outputs is '2'; it must be an int"),
         ({"in_out_argnames": ["y"]}, r"in_out_argnames names 'y', and the parameters are x, state"),
         ({"in_out_argnames": "state"}, r"in_out_argnames is the string 'state'; pass a list of names"),
-        ({"in_out_argnames": ["x", "x"], "num_outputs": 2}, r"in_out_argnames names 'x' twice; an output is named once"),
-        ({"in_out_argnames": ["x", "state"]}, r"num_outputs=1 must be at least 1 and count the 2 in-out argument\(s\) \(x, state\)"),
-        ({"in_out_argnames": ["out"], "num_outputs": 3}, r"'out' is an output twice: it is in in_out_argnames and among the last 2"),
+        (
+            {"in_out_argnames": ["x", "x"], "num_outputs": 2},
+            r"in_out_argnames names 'x' twice; an output is named once",
+        ),
+        (
+            {"in_out_argnames": ["x", "state"]},
+            r"num_outputs=1 must be at least 1 and count the 2 in-out argument\(s\) \(x, state\)",
+        ),
+        (
+            {"in_out_argnames": ["out"], "num_outputs": 3},
+            r"'out' is an output twice: it is in in_out_argnames and among the last 2",
+        ),
         ({"vmap_method": None}, r"vmap_method is None; it must be one of"),
     ],
 )

@@ -132,7 +132,8 @@ def test_nothing_is_broadcast_that_is_not_batched():
 def test_one_call_or_one_for_each():
     a = jnp.zeros((7, 5))
     texts = {
-        m: jax.jit(jax.vmap(nb.jax_kernel(add, vmap_method=m))).lower(a, a).as_text() for m in ("broadcast_all", "sequential")
+        m: jax.jit(jax.vmap(nb.jax_kernel(add, vmap_method=m))).lower(a, a).as_text()
+        for m in ("broadcast_all", "sequential")
     }
     assert "while" not in texts["broadcast_all"] and "while" in texts["sequential"]
 
