@@ -41,6 +41,9 @@ from numbridge.jax_bridge import (
     from_jax,
     to_jax,
 )
+from numbridge.jax_ffi.callable import GraphMode, jax_callable
+from numbridge.jax_ffi.callback import register_ffi_callback
+from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 from numbridge.kernels.devices import (
     Device,
@@ -253,6 +256,8 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "jax_callable",
+    "jax_kernel",
     "kernel",
     "launch",
     "log",
@@ -262,6 +267,7 @@ __all__ = [
     "ones_like",
     "pow",
     "record_event",
+    "register_ffi_callback",
     "set_device",
     "set_stream",
     "sin",

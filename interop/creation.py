@@ -5,7 +5,10 @@ New memory is C-contiguous and 64-byte aligned, which is what XLA asks of memory
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from numbridge import cupy_memory
@@ -17,9 +20,37 @@ from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, Numb
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of
 
-__all__ = ["clone", "copy", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like"]
+__all__ = [
+    "clone",
+    "copy",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "making",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
 
 _DeviceLike = Device | str | None
+# Inside a function that is traced, new arrays stand for values of the tracer's: ``maker(shape, dtype)``.
+_maker: contextvars.ContextVar[Callable[[Any, Any], Any] | None] = contextvars.ContextVar("numbridge_maker", default=None)
+
+
+@contextlib.contextmanager
+def making(maker: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Let ``maker(shape, dtype)`` make the new arrays of this context, all of zeros, while a function is traced."""
+    token = _maker.set(maker)
+    try:
+        yield
+    finally:
+        _maker.reset(token)
+
+
+def _is_traced(obj: Any) -> bool:
+    return getattr(type(obj), "__is_traced__", False)
 
 
 def zeros(
@@ -104,6 +135,10 @@ def _dtype_of_value(value: Any) -> Any:
 def _new(
     shape: Any, dtype: Any, device: _DeviceLike, requires_grad: bool, *, zeroed: bool, pinned: bool = False
 ) -> Array:
+    maker = _maker.get()
+    if maker is not None:
+        made: Array = maker(shape, dtype)
+        return made
     made = allocate(shape, dtype, device, zeroed=zeroed, pinned=pinned)
     if requires_grad:
         made.requires_grad = True
@@ -145,6 +180,8 @@ def full_like(
 
 
 def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None, *, zeroed: bool) -> Array:
+    if _is_traced(src):
+        return _new(src.shape, src.dtype if dtype is None else dtype, device, False, zeroed=zeroed)
     model = src if isinstance(src, Array) else adopt(src)
     row = row_of(model) if dtype is None else scalar_of(dtype)
     # A dtype that cannot have a gradient is asked for only by someone who wants none.
@@ -155,8 +192,11 @@ def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None,
 
 def clone(src: Any, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
     """Return a contiguous copy of any framework's array, on its device unless told; it requires a gradient as `src` does."""
-    source = src if isinstance(src, Array) else adopt(src)
-    made = source.to(source.device if device is None else device, copy=True)
+    if _is_traced(src):
+        made: Array = src.clone()
+    else:
+        source = src if isinstance(src, Array) else adopt(src)
+        made = source.to(source.device if device is None else device, copy=True)
     if requires_grad is not None:
         made.requires_grad = requires_grad
     return made
@@ -185,6 +225,9 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     NumbridgeValueError
         If the elements do not fit.
     """
+    if _is_traced(dest):
+        _copy_traced(dest, src, dest_offset, src_offset, count)
+        return
     target = dest if isinstance(dest, Array) else adopt(dest)
     if target.read_only:
         raise BufferAccessError(
@@ -206,6 +249,13 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
 
 def _alike(source: Array, target: Array) -> bool:
     return target.is_contiguous and row_of(source) == row_of(target)
+
+
+def _copy_traced(dest: Any, src: Any, dest_offset: int, src_offset: int, count: int) -> None:
+    target, source = dest, src if _is_traced(src) else copied(src) if is_literal(src) else adopt(src)
+    if dest_offset or src_offset or count:
+        target, source = _parts(target, source, dest_offset, src_offset, count)
+    target.assign(source)
 
 
 def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, count: int) -> tuple[Array, Array]:

@@ -79,6 +79,12 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
+        # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
+        for argument in arguments:
+            record = getattr(type(argument), "__record_launch__", None)
+            if record is not None:
+                record(self.kernel, self.geometry, arguments)
+                return
         if self.place.device is None and not any(describe(argument).is_array for argument in arguments):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
             here = replace(self.place, device=get_device())

@@ -177,6 +177,12 @@ class Variants:
             self._install(variant, found, self.table(place))
             return variant
 
+    def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+        """Return the variant for parameter types that are known without arguments; `weak` is the kernel's floating type."""
+        with self._lock:
+            self._forget_old_globals()
+            return self._variant((parameters, weak))
+
     def _forget_old_globals(self) -> None:
         now = self.kernel.source.dependencies()
         same = len(now) == len(self._dependencies) and all(

@@ -1,0 +1,313 @@
+"""`jax_callable`: a Python function that launches several kernels, as a JAX function.
+
+By default the function is traced: it runs once for given shapes, on arrays that stand for JAX values (`recording`), and what
+it launches becomes one JAX program. In `GraphMode.NONE` it is called each time instead, on XLA's memory (`callback`).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import json
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from numbridge.array import Array
+from numbridge.creation import making
+from numbridge.jax_ffi.callback import CallContext, register_function
+from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
+from numbridge.jax_ffi.recording import TracedArray
+from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
+from numbridge.kernels.annotations import annotation_of
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.kernel import Parameter
+from numbridge.kernels.scalars import scalar_of
+
+__all__ = ["GraphMode", "JaxCallable", "jax_callable"]
+
+_MAX_CALLS = 256
+
+
+class GraphMode(enum.Enum):
+    """How a function that launches kernels runs.
+
+    Attributes
+    ----------
+    NONE
+        The function is called each time. It may look at values and do whatever Python does.
+    JAX
+        It is traced once for given shapes; on CUDA, XLA captures its launches into a graph.
+    NUMBRIDGE
+        As `JAX`; on CUDA, numbridge replays a graph of its own.
+    """
+
+    NONE = 0
+    JAX = 1
+    NUMBRIDGE = 2
+
+
+def jax_callable(
+    func: Callable[..., None],
+    num_outputs: int = 1,
+    graph_mode: GraphMode = GraphMode.JAX,
+    vmap_method: str = "broadcast_all",
+    output_dims: Any = None,
+    in_out_argnames: Sequence[str] | None = None,
+    enable_backward: bool = False,
+) -> JaxCallable:
+    """Return a Python function that launches kernels as a function of JAX arrays.
+
+    Parameters
+    ----------
+    func : callable
+        Its parameters are annotated like a kernel's; inputs come first, then outputs, which it writes by launching kernels. It
+        returns None. It may make temporaries with `nb.zeros` and its siblings, and take views.
+    num_outputs : int
+        How many arrays are returned, in-out arguments included.
+    graph_mode : GraphMode
+        Whether `func` is traced (the default) or called each time.
+    vmap_method : str
+        As for `jax_kernel`.
+    output_dims : int, tuple of int or dict, optional
+        Shape of the outputs that are no in-out arguments, or a shape for each name; by default that of the first array argument.
+    in_out_argnames : sequence of str, optional
+        Inputs that `func` changes; each becomes an output, before the other outputs. The caller's array never changes.
+    enable_backward : bool
+        Derivatives; not yet available.
+
+    Returns
+    -------
+    JaxCallable
+        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+
+    Notes
+    -----
+    Outputs and temporaries start as zeros. A traced function sees numbers that are static as Python numbers, and others as JAX values
+    without dimensions, which it may compute with and pass on. A launch that reads an array under one name and writes it under
+    another one reads what was there before the launch.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, numbridge as nb
+    >>> @nb.kernel
+    ... def scale(x: nb.array[float], a: float, out: nb.array[float]):
+    ...     i = nb.tid()
+    ...     out[i] = a * x[i]
+    >>> def twice(x: nb.array[float], a: float, out: nb.array[float]):
+    ...     half = nb.zeros(x.shape)
+    ...     nb.launch(scale, x.shape, [x, a], [half])
+    ...     nb.launch(scale, x.shape, [half, a], [out])
+    >>> f = jax.jit(nb.jax_callable(twice))
+    >>> f(jnp.arange(3.0), 3.0)[0].tolist()
+    [0.0, 9.0, 18.0]
+    """
+    if not callable(func):
+        raise NumbridgeTypeError(f"jax_callable: wanted a function, got {func!r}")
+    name = getattr(func, "__name__", type(func).__name__)
+    what = f"function {name!r}"
+    if enable_backward:
+        raise KernelUnsupportedError(f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp")
+    if not isinstance(graph_mode, GraphMode):
+        raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
+    found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
+    method = check_vmap_method(what, vmap_method)
+    kind = _Called if graph_mode is GraphMode.NONE else JaxCallable
+    return kind(func, found, Options(None, frozen_dims(output_dims), method, 256, False))
+
+
+def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
+    annotations = inspect.get_annotations(func, eval_str=True)
+    made = []
+    for name, parameter in inspect.signature(func).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise NumbridgeTypeError(f"{what}: parameter {name!r} cannot be passed by position; write it without * and **")
+        made.append(Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name} of {what}")))
+    return tuple(made)
+
+
+class JaxCallable:
+    """A Python function that launches kernels, as a JAX function; made by `jax_callable`."""
+
+    def __init__(self, func: Callable[..., None], found: Signature, options: Options) -> None:
+        self._func, self._signature, self._options = func, found, options
+        self._lock = threading.Lock()
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        functools.update_wrapper(self, func)
+
+    def __call__(self, *arguments: Any, output_dims: Any = None, vmap_method: str | None = None) -> tuple[Any, ...]:
+        """Run the function; each option given here replaces that of `jax_callable` for this call."""
+        import jax
+
+        options = self._options
+        if output_dims is not None:
+            options = replace(options, output_dims=frozen_dims(output_dims))
+        if vmap_method is not None:
+            options = replace(options, vmap_method=check_vmap_method(self._signature.what, vmap_method))
+        self._signature.check_count(arguments)
+        if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
+            return self._run(options, *arguments)
+        return self._eager(options, arguments)
+
+    def __repr__(self) -> str:
+        """Return the function's name."""
+        return f"<JAX function of {self._signature.what}>"
+
+    def _eager(self, options: Options, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Run without a surrounding program; numbers are static, so that Python code may look at them."""
+        import jax
+
+        numbers = tuple((k, number_of(a)) for k, a in enumerate(arguments) if number_of(a) is not None)
+        key = (options, numbers)
+        call = self._calls.get(key)
+        if call is None:
+            with self._lock:
+                if len(self._calls) >= _MAX_CALLS:
+                    self._calls.clear()
+                static = tuple(k for k, _ in numbers)
+                call = self._calls[key] = jax.jit(functools.partial(self._run, options), static_argnums=static)
+        result: tuple[Any, ...] = call(*arguments)
+        return result
+
+    def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
+        import jax
+
+        described: list[Operand | Number] = []
+        for parameter, argument in zip(self._signature.inputs, arguments, strict=True):
+            number = number_of(argument)
+            if number is None and not isinstance(argument, jax.Array | np.ndarray):
+                raise NumbridgeTypeError(
+                    f"{self._signature.what} under JAX, argument {parameter.name!r}: wanted a JAX array or a number, got "
+                    f"{type(argument).__name__}; convert it with jnp.asarray"
+                )
+            described.append(number or _operand(argument))
+        return described
+
+    def _results(self, options: Options, described: Sequence[Operand | Number]) -> list[tuple[Dims, Any]]:
+        """Return shape and dtype of each output that is no input, with all arguments checked."""
+        given = list(zip(self._signature.inputs, described, strict=True))
+        rows = [argument_row(self._signature, parameter, argument) for parameter, argument in given]
+        first = next((a.shape for p, a in given if isinstance(a, Operand) and is_array(p, a)), None)
+        shapes = self._signature.output_dims(options.output_dims, first)
+        arrays = {row for (p, a), row in zip(given, rows, strict=True) if row is not None and is_array(p, a)}
+        pure = zip(self._signature.pure, shapes, strict=True)
+        return [(shape, output_row(self._signature, p, shape, arrays).numpy) for p, shape in pure]
+
+    def _run(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
+        """Trace the function: run it on arrays that stand for the arguments, and return what its outputs stand for then."""
+        import jax.numpy as jnp
+
+        found, described = self._signature, self._described(arguments)
+        passed = [
+            TracedArray(jnp.asarray(a), p.name, options, writable=p.name in found.in_out) if is_array(p, d) else a
+            for p, a, d in zip(found.inputs, arguments, described, strict=True)
+        ]
+        results = zip(found.pure, self._results(options, described), strict=True)
+        made = [TracedArray(jnp.zeros(*kind), p.name, options, writable=True) for p, kind in results]
+        with making(TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False).new):
+            self._finish(self._func(*passed, *made))
+        in_out = [array for p, array in zip(found.inputs, passed, strict=True) if p.name in found.in_out]
+        return tuple(array.value for array in (*in_out, *made))
+
+    def _finish(self, returned: Any) -> None:
+        if returned is not None:
+            raise NumbridgeTypeError(
+                f"{self._signature.what} returned {returned!r}; it must write its outputs by launching kernels, and return None"
+            )
+
+
+def _operand(value: Any) -> Operand:
+    import jax
+
+    aval = jax.typeof(value)
+    dtype = jax.dtypes.canonicalize_dtype(aval.dtype) if isinstance(aval.dtype, np.dtype) else aval.dtype
+    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
+
+
+class _Called(JaxCallable):
+    """The same in `GraphMode.NONE`: XLA calls the Python function each time."""
+
+    def __init__(self, func: Callable[..., None], found: Signature, options: Options) -> None:
+        super().__init__(func, found, options)
+        # Nobody else has this name, so no exported program can call a function that it was not made with.
+        self._target = f"numbridge_call_{getattr(func, '__name__', 'function')}_{secrets.token_hex(16)}"
+        register_function(self._target, self._answer)
+
+    def _run(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
+        import jax
+
+        found, described = self._signature, self._described(arguments)
+        results = self._results(options, described)
+        given = [(p, a, d) for p, a, d in zip(found.inputs, arguments, described, strict=True) if isinstance(d, Operand)]
+        values = [jax.numpy.asarray(argument) for _, argument, _ in given]
+        in_out = [k for k, (parameter, *_) in enumerate(given) if parameter.name in found.in_out]
+        shapes = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in in_out]
+        shapes += [jax.ShapeDtypeStruct(*kind) for kind in results]
+        # With anything but a call for each element, all arguments get the batch axes in front, and `_answer` strips them.
+        one_by_one = options.vmap_method.startswith("sequential")
+        made = jax.ffi.ffi_call(
+            self._target,
+            shapes,
+            vmap_method=options.vmap_method if one_by_one else "broadcast_all",
+            input_output_aliases={k: place for place, k in enumerate(in_out)},
+        )(*values, numbers=_spelled(described), ndim=len(shapes[0].shape))
+        return tuple(made)
+
+    def _answer(self, inputs: list[Array], outputs: list[Array], attrs: dict[str, Any], ctx: CallContext) -> None:
+        """Call the function for a frame, once for each element of the batch."""
+        places = [k for k, name in enumerate(_in_out_operands(self._signature, attrs["numbers"])) if name]
+        for output, place in zip(outputs, places, strict=False):
+            if output.ptr != inputs[place].ptr:
+                output.assign(inputs[place])
+        for output in outputs[len(places) :]:
+            output.zero_()
+        batch = outputs[0].shape[: outputs[0].ndim - attrs["ndim"]]
+        for index in np.ndindex(batch):
+            self._once([x[index] for x in inputs], [x[index] for x in outputs], attrs["numbers"])
+
+    def _once(self, inputs: list[Array], outputs: list[Array], numbers: str) -> None:
+        operands, written = iter(inputs), iter(outputs)
+        passed: list[Any] = []
+        for parameter, spelled in zip(self._signature.inputs, json.loads(numbers), strict=True):
+            if spelled is not None:
+                passed.append(_number(spelled))
+                continue
+            value = next(operands)
+            if parameter.name in self._signature.in_out:
+                passed.append(next(written))
+            elif is_array(parameter, Operand(value.shape, value.dtype, False)):
+                passed.append(value)
+            else:
+                wanted = parameter.annotation.scalar.numpy if parameter.annotation is not None else value.dtype
+                passed.append(value.numpy().astype(wanted)[()])
+        self._finish(self._func(*passed, *written))
+
+
+def _in_out_operands(found: Signature, numbers: str) -> list[bool]:
+    """Return for each operand whether it is an in-out argument."""
+    spelled = json.loads(numbers)
+    return [p.name in found.in_out for p, number in zip(found.inputs, spelled, strict=True) if number is None]
+
+
+def _spelled(arguments: Sequence[Operand | Number]) -> str:
+    """Return the static numbers among some arguments as text; None stands for an operand."""
+    return json.dumps([_spell(argument) if isinstance(argument, Number) else None for argument in arguments])
+
+
+def _spell(number: Number) -> list[str]:
+    if isinstance(number.kind, np.dtype):
+        return [number.kind.name, number.value.tobytes().hex()]
+    return [number.kind.__name__, repr(number.value)]
+
+
+def _number(spelled: Sequence[str]) -> Any:
+    kind, text = spelled
+    if kind == "bool":
+        return text == "True" if text in ("True", "False") else np.frombuffer(bytes.fromhex(text), np.bool_)[0]
+    python = {"int": int, "float": float, "complex": complex}.get(kind)
+    return python(text) if python else np.frombuffer(bytes.fromhex(text), scalar_of(kind).numpy)[0]

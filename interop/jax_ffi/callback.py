@@ -1,0 +1,168 @@
+"""Python functions called by XLA: `register_ffi_callback`, and the frame-to-arrays step that other callbacks share.
+
+What XLA lends for a call is lent on: buffers become Arrays that must be gone when the function returns. An exception becomes an
+XLA error with the traceback's text. Nothing here is fast; that is what kernels are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from numbridge.array import Array, native, wrap
+from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.jax_ffi.frames import Buffer, Frame, error_in
+from numbridge.jax_ffi.header import installed_version
+from numbridge.kernels.devices import CPU, Device
+from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeTypeError
+from numbridge.kernels.native import dlpack_layout as dl
+
+__all__ = ["CallContext", "lent", "register_ffi_callback", "register_function"]
+
+_HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+Function = Callable[[list[Array], list[Array], dict[str, Any], "CallContext"], Any]
+_functions: dict[tuple[str, str], Function] = {}
+_kept: list[Any] = []
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """Where XLA runs a call.
+
+    Attributes
+    ----------
+    device : Device
+        Where the buffers lie.
+    stream : int or None
+        The address of the stream that the call is ordered on; None on the CPU, where it is done when the function returns.
+    """
+
+    device: Device
+    stream: int | None
+
+
+def register_ffi_callback(name: str, func: Function) -> None:
+    """Let `jax.ffi.ffi_call` call a Python function.
+
+    Parameters
+    ----------
+    name : str
+        The target's name. Registering a name again replaces the function.
+    func : callable
+        ``func(inputs, outputs, attrs, ctx)``: `inputs` and `outputs` are lists of Arrays on XLA's memory, inputs read-only, outputs
+        to be written; `attrs` is a dictionary of Python numbers, strings and NumPy arrays; `ctx` is a `CallContext`. The Arrays
+        have DLPack and ``__array_interface__``, and go into kernels as they are. They must not outlive the call: it is an
+        error if one, or a view of one, is still there afterwards. What an exception says becomes the text of XLA's error.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If `name` is no string, or `func` cannot be called.
+
+    Notes
+    -----
+    The function runs on whatever thread XLA chooses, with the GIL. It must not wait for JAX's own computations.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, numbridge as nb
+    >>> def double(inputs, outputs, attrs, ctx):
+    ...     outputs[0].numpy()[...] = inputs[0].numpy() * attrs["factor"]
+    >>> nb.register_ffi_callback("docs_double", double)
+    >>> call = jax.ffi.ffi_call("docs_double", jax.ShapeDtypeStruct((3,), jnp.float32))
+    >>> call(jnp.arange(3.0), factor=2.0).tolist()
+    [0.0, 2.0, 4.0]
+    """
+    if not isinstance(name, str) or not name:
+        raise NumbridgeTypeError(f"register_ffi_callback: name is {name!r}; it must be a string")
+    if not callable(func):
+        raise NumbridgeTypeError(f"register_ffi_callback: func is {func!r}; it must be callable")
+    register_function(name, func)
+
+
+def register_function(name: str, function: Function, platform: str = "cpu") -> None:
+    """Make a Python function the answer to a target's calls on a platform."""
+    import jax
+
+    key = (name, platform)
+    with _lock:
+        known = key in _functions
+        _functions[key] = function
+        if not known:
+            handler = _handler(key)
+            _kept.append(handler)
+            address = ctypes.cast(handler, ctypes.c_void_p).value
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+
+
+def _handler(key: tuple[str, str]) -> Any:
+    version = installed_version()
+
+    def handle(address: int) -> int:
+        frame = Frame(address)
+        metadata = frame.metadata
+        if metadata is not None:
+            metadata.api_version.major_version, metadata.api_version.minor_version = version
+            return 0
+        return answer(frame, key[0], _functions[key]) if frame.stage == xla.STAGE_EXECUTE else 0
+
+    return _HANDLER(handle)
+
+
+def answer(frame: Frame, name: str, function: Function) -> int:
+    """Call a function for a frame; return 0, or the XLA error of what went wrong."""
+    try:
+        _call(frame, function)
+    except BaseException:  # noqa: BLE001 - no exception may cross into XLA
+        text = f"numbridge: the Python function of {name!r} raised an exception:\n{traceback.format_exc()}"
+        return error_in(frame, text, xla.INTERNAL)
+    return 0
+
+
+def _call(frame: Frame, function: Function) -> None:
+    lease = Lease()
+    inputs = [lent(buffer, lease, read_only=True) for buffer in frame.inputs]
+    outputs = [lent(buffer, lease, read_only=False) for buffer in frame.outputs]
+    function(inputs, outputs, frame.attributes, CallContext(CPU, None))
+    del inputs, outputs
+    watched = weakref.ref(lease)
+    del lease
+    check_returned(watched)
+
+
+class Lease:
+    """What owns lent memory: as long as it lives, somebody still has a view."""
+
+    __slots__ = ("__weakref__",)
+
+
+def check_returned(watched: weakref.ref[Lease]) -> None:
+    """Raise if somebody kept a view of memory that XLA takes back now."""
+    if watched() is not None:
+        gc.collect()
+    if watched() is not None:
+        raise BufferAccessError(
+            "an array that XLA lent for this call, or a view of one, was kept beyond it, and its memory is XLA's again; keep a "
+            "copy, such as x.clone() or np.array(x)"
+        )
+
+
+def lent(buffer: Buffer, lease: Lease, *, read_only: bool) -> Array:
+    """Return an Array on a buffer's memory.
+
+    Raises
+    ------
+    ConversionError
+        If numbridge has no such element type.
+    """
+    if buffer.scalar is None:
+        raise ConversionError(f"a buffer of {buffer} has no counterpart among numbridge's dtypes")
+    flags = dl.FLAG_READ_ONLY if read_only else 0
+    return wrap(native().new_record(lease, buffer.data, buffer.scalar.tag, dl.CPU, 0, buffer.shape, None, flags))

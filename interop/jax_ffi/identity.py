@@ -1,0 +1,45 @@
+"""What a kernel is called across processes and machines: a key over everything that its compiled code depends on.
+
+Unlike the name under which object code is cached, a key knows neither the CPU nor file names, so that an exported program finds
+its kernels again elsewhere, and finds none but these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from numbridge.kernels.emission import emit
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.object_cache import digest
+from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.variant import Variant
+
+__all__ = ["Key", "identity_of"]
+
+Key = tuple[int, int]
+_FORMAT = "numbridge kernel 1"
+_known: dict[tuple[str, int], Key] = {}
+_lock = threading.Lock()
+
+
+def identity_of(kernel: Kernel, variant: Variant) -> Key:
+    """Return the key of a variant as two signed 64-bit integers; both variants of one key compute the same."""
+    known = (variant.source_file, variant.address)
+    found = _known.get(known)
+    if found is None:
+        made = _identity(kernel, variant.parameters, variant.weak_float)
+        with _lock:
+            found = _known.setdefault(known, made)
+    return found
+
+
+def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:
+    emitted = emit(kernel.source, weak)
+    # Comments say in which file the source lies, which makes no difference.
+    code = "\n".join(line for line in emitted.text.splitlines() if not line.startswith("#"))
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    options = f"{weak} {bool(kernel.options.get('fastmath'))} {kernel.source.index_rank}"
+    name = digest(_FORMAT, kernel.name, code, emitted.fingerprint, listed, options)
+    low, high = (int.from_bytes(bytes.fromhex(half), "little", signed=True) for half in (name[:16], name[16:]))
+    return low, high

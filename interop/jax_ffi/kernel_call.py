@@ -1,0 +1,258 @@
+"""`jax_kernel`: a kernel as a JAX function.
+
+A call goes one of two ways. With tracers it becomes part of the program that is being traced, and numbers are attributes. Without,
+it runs a jitted function that is kept for the types of its arguments; numbers are then data, so that a new value compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from numbridge.jax_ffi import targets
+from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, packed, plan_call
+from numbridge.jax_ffi.primitive import bind_call
+from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.scalars import Scalar
+
+__all__ = ["JaxKernel", "jax_kernel"]
+
+_MAX_CALLS = 256
+
+
+def jax_kernel(
+    kernel: Kernel,
+    num_outputs: int = 1,
+    vmap_method: str = "broadcast_all",
+    launch_dims: Any = None,
+    output_dims: Any = None,
+    in_out_argnames: Sequence[str] | None = None,
+    enable_backward: bool = False,
+    has_side_effect: bool = False,
+    block_dim: int | None = None,
+) -> JaxKernel:
+    """Return a kernel as a function of JAX arrays, for `jax.jit` and the other transformations.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        Its inputs come first, then its outputs. Outputs are arrays; they need an annotation with a dtype unless all array inputs
+        have one dtype. An output starts as zeros wherever the kernel does not store to it.
+    num_outputs : int
+        How many arrays are returned, in-out arguments included.
+    vmap_method : str
+        How a call transforms under `jax.vmap`: ``"broadcast_all"``, ``"expand_dims"`` and ``"legacy_vectorized"`` run the whole
+        batch in one call, ``"sequential"`` and ``"sequential_unrolled"`` make one call for each element. The kernel sees one
+        batch element at a time in each case, and what is not batched is the same for all; all give the same results.
+    launch_dims : int or tuple of int, optional
+        Extents of the launch, without batch axes; by default the shape of the first array argument.
+    output_dims : int, tuple of int or dict, optional
+        Shape of the outputs that are no in-out arguments, without batch axes, or a shape for each name; by default the launch
+        dimensions.
+    in_out_argnames : sequence of str, optional
+        Inputs that the kernel changes. Each becomes an output, before the other outputs, and shares the input's memory where JAX
+        has no more use for that (in a jitted function, or when it is donated); the caller's array never changes.
+    enable_backward : bool
+        Derivatives; not yet available.
+    has_side_effect : bool
+        Whether to run the kernel even if nobody uses its outputs.
+    block_dim : int, optional
+        Threads per block, as the kernel sees it; 256 by default.
+
+    Returns
+    -------
+    JaxKernel
+        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+
+    Raises
+    ------
+    NumbridgeError
+        If outputs and in-out arguments contradict each other.
+
+    Notes
+    -----
+    Numbers may be Python or NumPy numbers, which a jitted function holds as attributes, or JAX values without dimensions. Arrays
+    arrive in C order; they are neither copied nor converted. The kernel's globals are those of the time when JAX traces it.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, numbridge as nb
+    >>> @nb.kernel
+    ... def scale(x: nb.array[float], a: float, out: nb.array[float]):
+    ...     i = nb.tid()
+    ...     out[i] = a * x[i]
+    >>> f = jax.jit(nb.jax_kernel(scale), static_argnums=1)
+    >>> f(jnp.arange(3.0), 2.0)[0].tolist()
+    [0.0, 2.0, 4.0]
+    """
+    if not isinstance(kernel, Kernel):
+        raise NumbridgeTypeError(f"jax_kernel: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    what = f"kernel {kernel.name!r}"
+    if enable_backward:
+        raise KernelUnsupportedError(
+            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
+        )
+    found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
+    method = check_vmap_method(what, vmap_method)
+    block = 256 if block_dim is None else operator.index(block_dim)
+    options = Options(frozen_dims(launch_dims), frozen_dims(output_dims), method, block, bool(has_side_effect))
+    targets.register()
+    targets.declare(kernel)
+    return JaxKernel(kernel, found, options)
+
+
+class JaxKernel:
+    """A kernel as a JAX function; made by `jax_kernel`.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        What it runs.
+    """
+
+    def __init__(self, kernel: Kernel, found: Signature, options: Options) -> None:
+        self.kernel = kernel
+        self._signature, self._options = found, options
+        self._lock = threading.Lock()
+        # Read with the first call: a global may be defined after the kernel.
+        self._dependencies: tuple[Any, ...] = ()
+        self._calls: dict[Any, Callable[..., Any]] = {}
+        functools.update_wrapper(self, kernel.function)
+
+    def __call__(
+        self, *arguments: Any, launch_dims: Any = None, output_dims: Any = None, vmap_method: str | None = None
+    ) -> tuple[Any, ...]:
+        """Run the kernel; each option given here replaces that of `jax_kernel` for this call."""
+        key: Any = tuple(map(type, arguments))
+        if launch_dims is not None or output_dims is not None or vmap_method is not None:
+            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method)
+        for dependency in self._dependencies:
+            if not dependency.holds():
+                self._forget()
+                break
+        call = self._calls.get(key)
+        if call is None:
+            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method)
+        result: tuple[Any, ...] = call(*arguments)
+        return result
+
+    def __repr__(self) -> str:
+        """Return the kernel as its declaration reads."""
+        return f"<JAX function of {self.kernel!r}>"
+
+    def _forget(self) -> None:
+        """Drop what was traced with other globals."""
+        with self._lock:
+            self._dependencies, self._calls = (), {}
+
+    def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
+        import jax
+
+        options = self._options
+        if launch is not None:
+            options = replace(options, launch_dims=frozen_dims(launch))
+        if output is not None:
+            options = replace(options, output_dims=frozen_dims(output))
+        if method is not None:
+            options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
+        self._signature.check_count(arguments)
+        traced = any(isinstance(argument, jax.core.Tracer) for argument in arguments)
+        call = functools.partial(self._traced, options) if traced else self._eager(options, arguments)
+        with self._lock:
+            if len(self._calls) >= _MAX_CALLS:
+                self._calls.clear()
+            self._dependencies = self._dependencies or self.kernel.source.dependencies()
+            self._calls[key] = call
+        return call
+
+    def _traced(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
+        """Add a call to the program that is being traced."""
+        given = [number_of(argument) or argument for argument in arguments]
+        call, operands = self._plan(options, given)
+        return bind_call(call, operands)
+
+    def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
+        """Return a call for numbers and JAX values, and its operands."""
+        values = [a if isinstance(a, Number) else _value(self._signature, k, a) for k, a in enumerate(arguments)]
+        described = [a if isinstance(a, Number) else _described(a) for a in values]
+        return plan_call(self.kernel, self._signature, options, described), [
+            a for a in values if not isinstance(a, Number)
+        ]
+
+    def _eager(self, options: Options, arguments: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """Return a function of such arguments that runs at once."""
+        import jax
+
+        found = [number_of(argument) for argument in arguments]
+        numbers = [None if number is None else Number(number.kind, None, packed=True) for number in found]
+        has_numbers = any(number is not None for number in numbers)
+
+        def run(*operands: Any) -> tuple[Any, ...]:
+            rest = iter(operands[has_numbers:])
+            call, values = self._plan(options, [next(rest) if number is None else number for number in numbers])
+            return bind_call(call, [*operands[:has_numbers], *values])
+
+        jitted: Callable[..., tuple[Any, ...]] = jax.jit(run)
+        return _Packing(self, options, numbers, jitted) if has_numbers else jitted
+
+    def number_types(self, options: Options, arguments: Sequence[Any]) -> list[tuple[str, Scalar]]:
+        """Return what the numbers among some arguments are converted to: for each one, where it stands and its type."""
+        call, _ = self._plan(options, arguments)
+        inputs = zip(self._signature.inputs, arguments, call.types, strict=False)
+        what = self._signature.what
+        return [(f"{what} under JAX, argument {p.name!r}", t.scalar) for p, a, t in inputs if isinstance(a, Number)]
+
+
+class _Packing:
+    """Packs the numbers of an eager call into one operand, and runs it."""
+
+    def __init__(
+        self, owner: JaxKernel, options: Options, numbers: Sequence[Number | None], jitted: Callable[..., Any]
+    ) -> None:
+        self._owner, self._options, self._numbers, self._jitted = owner, options, numbers, jitted
+        self._places = [k for k, number in enumerate(numbers) if number is not None]
+        # A Python float takes the kernel's floating type, which the arrays' dtypes decide.
+        self._types: dict[Any, list[tuple[str, Scalar]]] = {}
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the call."""
+        arrays = [argument for argument, number in zip(arguments, self._numbers, strict=True) if number is None]
+        key = tuple((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        types = self._types.get(key)
+        if types is None:
+            given = [a if number is None else number for a, number in zip(arguments, self._numbers, strict=True)]
+            types = self._types[key] = self._owner.number_types(self._options, given)
+        values = (arguments[place] for place in self._places)
+        data = b"".join(packed(where, value, row) for value, (where, row) in zip(values, types, strict=True))
+        result: tuple[Any, ...] = self._jitted(np.frombuffer(data, np.uint32), *arrays)
+        return result
+
+
+def _value(found: Signature, place: int, argument: Any) -> Any:
+    """Return an argument as a JAX value."""
+    import jax
+
+    if isinstance(argument, jax.Array | np.ndarray):
+        return argument
+    raise NumbridgeTypeError(
+        f"{found.what} under JAX, argument {found.inputs[place].name!r}: wanted a JAX array or a number, got "
+        f"{type(argument).__name__}; convert it with jnp.asarray"
+    )
+
+
+def _described(value: Any) -> Operand:
+    import jax
+
+    aval = jax.typeof(value)
+    dtype = aval.dtype
+    if isinstance(dtype, np.dtype):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))

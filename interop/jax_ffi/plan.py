@@ -1,0 +1,501 @@
+"""One call of a kernel under JAX, decided purely: parameter types, where each parameter comes from, launch and output shapes.
+
+A `Call` is a hashable value; `words` writes it down for the handler. This module decides from shapes, dtypes and static values
+alone, and raises whatever is wrong with them while the program is traced. It runs nothing and makes no JAX values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.jax_ffi import targets
+from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.identity import Key
+from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
+from numbridge.kernels import scalars
+from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.launch import dimensions
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.scalars import Scalar
+
+__all__ = [
+    "Call",
+    "Number",
+    "Operand",
+    "Options",
+    "Slot",
+    "argument_row",
+    "is_array",
+    "number_of",
+    "output_row",
+    "packed",
+    "plan_call",
+    "words",
+]
+
+_CODES = dict(xla.DATA_TYPES)
+_CLASSES = {bool: 0, int: 1, float: 2, complex: 3}
+_KINDS = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}
+_ROOM = 16  # bytes: the widest scalar, complex128
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A JAX value that is passed for a parameter."""
+
+    shape: Dims
+    dtype: Any
+    weak: bool
+
+    def __str__(self) -> str:
+        """Return such as ``float32[3, 4]``."""
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that is known when the program is traced, or (`packed`) one that an eager call passes beside its operands.
+
+    Attributes
+    ----------
+    kind : type or numpy.dtype
+        `bool`, `int`, `float` or `complex` for Python's own numbers, which are weak; else a dtype.
+    value : object
+        The number; None if it is packed.
+    packed : bool
+        Whether the value comes with the call.
+    """
+
+    kind: Any
+    value: Any = None
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may say about a call."""
+
+    launch_dims: Any
+    output_dims: Any
+    vmap_method: str
+    block_dim: int
+    has_side_effect: bool
+    sharding_rule: str | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter comes from: see `words_layout`."""
+
+    kind: int
+    index: int = 0
+    alias: int = -1
+    fill: bool = False
+    value: bytes = b""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call site, without its batch axes.
+
+    Attributes
+    ----------
+    kernel, key, types, weak
+        What runs: the kernel, its key, its parameter types and floating type.
+    slots : tuple of Slot
+        Where each parameter comes from.
+    dims : tuple
+        Launch dimensions, ints or symbolic.
+    results : tuple
+        Shape and dtype of each result.
+    casts : tuple
+        The dtype that each operand is converted to, or None.
+    batch : tuple
+        Extents of the batch axes, outermost first, which results have in front, and operands too, where 1 means unbatched.
+    options : Options
+        What the user said.
+    """
+
+    kernel: Kernel
+    key: Key
+    types: tuple[ParameterType, ...]
+    weak: str
+    slots: tuple[Slot, ...]
+    dims: Dims
+    results: tuple[tuple[Dims, Any], ...]
+    casts: tuple[Any, ...]
+    batch: Dims
+    options: Options
+
+    @property
+    def operands(self) -> int:
+        """How many operands the call has."""
+        return len(self.casts)
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """Which operand shares its memory with which result."""
+        return {slot.alias: slot.index for slot in self.slots if slot.kind == nb.RESULT and slot.alias >= 0}
+
+
+def number_of(value: Any) -> Number | None:
+    """Return a Python or NumPy number as a static value, or None for anything else."""
+    if type(value) in _CLASSES:
+        return Number(type(value), value)
+    return Number(value.dtype, value) if isinstance(value, np.generic) else None
+
+
+def plan_call(kernel: Kernel, signature: Signature, options: Options, arguments: Sequence[Operand | Number]) -> Call:
+    """Return the call of a kernel for some arguments.
+
+    Raises
+    ------
+    NumbridgeError
+        If an argument or dimension does not fit; the message names it.
+    """
+    signature.check_count(arguments)
+    return _Planner(kernel, signature, options, arguments).call()
+
+
+class _Planner:
+    """Decides one call."""
+
+    def __init__(
+        self, kernel: Kernel, signature: Signature, options: Options, arguments: Sequence[Operand | Number]
+    ) -> None:
+        self.kernel, self.signature, self.options = kernel, signature, options
+        self.given = list(zip(signature.inputs, arguments, strict=True))
+        self.rows = [argument_row(signature, parameter, argument) for parameter, argument in self.given]
+        self.weak = _weak_float([row for row in self.rows if row is not None])
+
+    def call(self) -> Call:
+        """Return the call."""
+        dims = self._launch_dims()
+        rows = self._input_rows()
+        shapes = self.signature.output_dims(self.options.output_dims, dims)
+        arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if row is not None and is_array(p, a)}
+        pure = zip(self.signature.pure, shapes, strict=True)
+        outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
+        types = targets.types_of(self.kernel, [*rows, *outputs])
+        self._check_written(types)
+        key = targets.enter(self.kernel, types, self.weak)
+        slots, casts, results = self._slots(types, dims, shapes)
+        return Call(self.kernel, key, types, self.weak, slots, dims, results, casts, (), self.options)
+
+    # Types
+
+    def _input_rows(self) -> list[tuple[Scalar, int | None]]:
+        return [
+            (row or _weak_row(argument, self.weak), len(argument.shape) if is_array(parameter, argument) else None)
+            if isinstance(argument, Operand)
+            else (row or _weak_row(argument, self.weak), None)
+            for (parameter, argument), row in zip(self.given, self.rows, strict=True)
+        ]
+
+    def _check_written(self, types: Sequence[ParameterType]) -> None:
+        outputs = {parameter.name for parameter in self.signature.outputs}
+        for kind in types:
+            written = isinstance(kind, ArrayType) and kind.written
+            if written and kind.name not in outputs:
+                raise NumbridgeTypeError(
+                    f"{self.signature.what} under JAX, argument {kind.name!r}: the kernel writes to it, and a JAX array is "
+                    f"immutable; name it in in_out_argnames, or make it an output (num_outputs={len(outputs)})"
+                )
+            if not written and kind.name in outputs:
+                raise NumbridgeTypeError(
+                    f"{self.signature.what} under JAX, output {kind.name!r}: the kernel never writes to it; outputs come last "
+                    f"(num_outputs={len(outputs)})"
+                )
+
+    # Dimensions
+
+    def _launch_dims(self) -> Dims:
+        given = self.options.launch_dims
+        dims = self._inferred_dims() if given is None else as_dims(given, f"{self.signature.what}: launch_dims")
+        if not any(is_symbolic(extent) for extent in dims):
+            return dimensions(self.kernel, dims)
+        rank = self.kernel.source.index_rank
+        if not 1 <= len(dims) <= nb_max_dims() or rank not in (0, len(dims)):
+            raise NumbridgeValueError(
+                f"{self.signature.what}: launch_dims {dims} has {len(dims)} dimension(s), and the kernel asks for {rank} thread "
+                "index(es)"
+            )
+        return dims
+
+    def _inferred_dims(self) -> Dims:
+        for parameter, argument in self.given:
+            if isinstance(argument, Operand) and is_array(parameter, argument):
+                return self._fitting(parameter, argument.shape)
+        raise NumbridgeValueError(
+            f"{self.signature.what} under JAX: no launch dimensions: there is no array argument to infer them from; pass "
+            "launch_dims"
+        )
+
+    def _fitting(self, parameter: Parameter, shape: Dims) -> Dims:
+        rank = self.kernel.source.index_rank
+        if rank not in (0, len(shape)) or not shape:
+            raise NumbridgeValueError(
+                f"{where_of(self.signature, parameter)}: its shape {shape} would be the launch dimensions, and the kernel asks for {rank} "
+                "thread index(es); pass launch_dims"
+            )
+        return shape
+
+    # Slots
+
+    def _slots(
+        self, types: Sequence[ParameterType], dims: Dims, shapes: Sequence[Dims]
+    ) -> tuple[tuple[Slot, ...], tuple[Any, ...], tuple[tuple[Dims, Any], ...]]:
+        slots: list[Slot] = []
+        numbers = 0
+        has_packed = any(isinstance(argument, Number) and argument.packed for _, argument in self.given)
+        casts: list[Any] = [None] if has_packed else []
+        results: list[tuple[Dims, Any]] = []
+        for (parameter, argument), kind in zip(self.given, types[: len(self.given)], strict=True):
+            if isinstance(argument, Number):
+                value = (
+                    b"" if argument.packed else packed(where_of(self.signature, parameter), argument.value, kind.scalar)
+                )
+                slots.append(Slot(nb.PACKED, numbers) if argument.packed else Slot(nb.STATIC, value=value))
+                numbers += argument.packed
+                continue
+            is_array = isinstance(kind, ArrayType)
+            if parameter.name in self.signature.in_out:
+                slots.append(Slot(nb.RESULT, len(results), len(casts)))
+                results.append((argument.shape, kind.scalar.numpy))
+            else:
+                slots.append(Slot(nb.OPERAND if is_array else nb.TRACED, len(casts)))
+            casts.append(None if argument.dtype == kind.scalar.numpy else kind.scalar.numpy)
+        covered = indexing_of(self.kernel).covered
+        for parameter, kind, shape in zip(self.signature.pure, types[len(self.given) :], shapes, strict=True):
+            fill = parameter.name not in covered or shape != dims
+            slots.append(Slot(nb.RESULT, len(results), fill=fill))
+            results.append((shape, kind.scalar.numpy))
+        return tuple(slots), tuple(casts), tuple(results)
+
+
+def where_of(signature: Signature, parameter: Parameter) -> str:
+    """Return what messages call an argument."""
+    return f"{signature.what} under JAX, argument {parameter.name!r}"
+
+
+def argument_row(signature: Signature, parameter: Parameter, argument: Operand | Number) -> Scalar | None:
+    """Return the element type that a parameter takes; None for a number that follows the kernel's floating type.
+
+    Raises
+    ------
+    NumbridgeError
+        If the argument does not fit the parameter; the message names it.
+    """
+    where, annotation = where_of(signature, parameter), parameter.annotation
+    if parameter.name in signature.in_out and (isinstance(argument, Number) or not is_array(parameter, argument)):
+        raise NumbridgeTypeError(f"{where}: an in-out argument must be an array of at least one dimension")
+    if isinstance(argument, Number):
+        return _number_row(where, annotation, argument)
+    if isinstance(annotation, ScalarAnnotation):
+        return _traced_row(where, annotation.scalar, argument)
+    if is_array(parameter, argument):
+        return _array_row(where, annotation, argument)
+    found = _scalar(where, argument.dtype)
+    return None if argument.weak and _class_of(found) > 1 else found
+
+
+def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: AbstractSet[Scalar]) -> Scalar:
+    """Return the element type of an output that is no input.
+
+    Parameters
+    ----------
+    signature : Signature
+        What it is an output of.
+    parameter : Parameter
+        The output.
+    shape : tuple
+        Its shape.
+    arrays : set of Scalar
+        The element types of the array arguments; if there is only one, an output without annotation has it too.
+    """
+    where, annotation = f"{signature.what} under JAX, output {parameter.name!r}", parameter.annotation
+    if isinstance(annotation, ScalarAnnotation):
+        raise NumbridgeTypeError(f"{where}: an output must be an array, and it is annotated as {annotation!r}")
+    if isinstance(annotation, ArrayAnnotation) and annotation.ndim not in (None, len(shape)):
+        raise NumbridgeTypeError(
+            f"{where}: it is annotated as {annotation!r}, of {annotation.ndim} dimension(s), and would have shape "
+            f"{shape}; pass output_dims"
+        )
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
+        return _checked_result(where, annotation.dtype)
+    if len(arrays) != 1:
+        raise NumbridgeTypeError(
+            f"{where}: its dtype cannot be inferred, because the array arguments have {len(arrays)} different dtypes; annotate "
+            f"it, as in {parameter.name}: nb.array[float]"
+        )
+    return next(iter(arrays))
+
+
+def nb_max_dims() -> int:
+    """Return how many dimensions a launch may have."""
+    return (nb.WORD_BLOCK - nb.WORD_DIMS) // 8
+
+
+def is_array(parameter: Parameter, argument: Operand | Number) -> bool:
+    """Tell whether an operand is an array to its kernel: JAX's scalars are arrays without dimensions, and count as numbers."""
+    if isinstance(argument, Number) or isinstance(parameter.annotation, ScalarAnnotation):
+        return False
+    return bool(argument.shape) or isinstance(parameter.annotation, ArrayAnnotation)
+
+
+def _scalar(where: str, dtype: Any) -> Scalar:
+    try:
+        return scalars.scalar_of(dtype)
+    except ConversionError as error:
+        raise ConversionError(f"{where}: {error}") from None
+
+
+def _class_of(dtype: Any) -> int:
+    """Return 0 to 3 for truth values, integers, floats and complex numbers."""
+    row = scalars.scalar_of(dtype)
+    return 2 if row.is_float else _KINDS[row.code]
+
+
+def _array_row(where: str, annotation: Any, operand: Operand) -> Scalar:
+    row = _scalar(where, operand.dtype)
+    if isinstance(annotation, ArrayAnnotation):
+        if annotation.ndim not in (None, len(operand.shape)):
+            raise NumbridgeTypeError(
+                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension(s), got {operand}; reshape it, or use jax.vmap"
+            )
+        if annotation.dtype not in (None, row):
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; use x.astype({annotation.dtype})")
+    return row
+
+
+def _traced_row(where: str, wanted: Scalar, operand: Operand) -> Scalar:
+    if operand.shape:
+        raise NumbridgeTypeError(
+            f"{where}: wanted a scalar {wanted.name}, got {operand}; pass an array without dimensions"
+        )
+    found = _scalar(where, operand.dtype)
+    if _class_of(found) > _class_of(wanted):
+        raise NumbridgeTypeError(
+            f"{where}: wanted {wanted.name}, got {operand}, which would lose part of its value; convert it explicitly"
+        )
+    return wanted
+
+
+def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
+    if isinstance(annotation, ArrayAnnotation):
+        shown = "a number" if number.packed else repr(number.value)
+        raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {shown}; pass an array")
+    weak = number.kind in _CLASSES
+    if annotation is None:
+        return (
+            (None if number.kind in (float, complex) else scalars.scalar_of("int64" if number.kind is int else "bool"))
+            if (weak)
+            else _scalar(where, number.kind)
+        )
+    wanted: Scalar = annotation.scalar
+    rank = _CLASSES[number.kind] if weak else _class_of(number.kind)
+    if wanted.code not in _KINDS:
+        raise ConversionError(
+            f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel"
+        )
+    if rank > _KINDS[wanted.code]:
+        raise NumbridgeTypeError(
+            f"{where}: wanted {wanted.name}, got a {getattr(number.kind, '__name__', number.kind)}"
+            f"{'' if number.packed else f' ({number.value!r})'}, which would lose part of its value; convert it explicitly"
+        )
+    return wanted
+
+
+def _weak_row(argument: Operand | Number, weak: str) -> Scalar:
+    kind = argument.kind if isinstance(argument, Number) else None
+    if isinstance(argument, Operand) and _class_of(argument.dtype) == 3 or kind is complex:
+        return scalars.by_name("complex128" if weak == "float64" else "complex64")
+    return scalars.by_name(weak)
+
+
+def _weak_float(rows: Sequence[Scalar]) -> str:
+    """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
+    widths = [
+        row.itemsize * (4 if row.code == scalars.COMPLEX else 8)
+        for row in rows
+        if row.is_float or row.code == scalars.COMPLEX
+    ]
+    return "float64" if max(widths, default=32) > 32 else "float32"
+
+
+def _checked_result(where: str, row: Scalar) -> Scalar:
+    import jax
+
+    if jax.dtypes.canonicalize_dtype(row.numpy) != row.numpy:
+        raise ConversionError(
+            f"{where}: JAX would narrow {row.name}; set jax.config.update('jax_enable_x64', True) before, or annotate 32 bits"
+        )
+    return row
+
+
+def packed(where: str, value: Any, row: Scalar) -> bytes:
+    """Return a number as the 16 bytes that stand for a parameter of its type.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If an integer does not fit.
+    """
+    if row.code in (scalars.INT, scalars.UINT):
+        limits = np.iinfo(row.numpy)
+        if not limits.min <= int(value) <= limits.max:
+            raise NumbridgeValueError(f"{where}: {value!r} does not fit into {row.name} ({limits.min} to {limits.max})")
+    # A NumPy scalar is converted by C's rules, as a launch does; a Python float that is too large becomes infinite.
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(row.numpy).tobytes().ljust(_ROOM, b"\0")
+
+
+def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the words of a call site.
+
+    Parameters
+    ----------
+    call : Call
+        The call.
+    references : sequence of int
+        For symbolic dimensions, the words that say where the handler finds the launch dimensions.
+    """
+    size = nb.SLOT_SIZE // 8
+    made = np.zeros(nb.WORD_PARAMETERS // 8 + len(call.slots) * size, np.int64)
+    dims = references or call.dims
+    head = {
+        nb.WORD_MAGIC: nb.WORDS_MAGIC,
+        nb.WORD_KEY: call.key[0],
+        nb.WORD_KEY_HIGH: call.key[1],
+        nb.WORD_LEVELS: len(call.batch),
+        nb.WORD_COUNT: len(call.slots),
+        nb.WORD_OPERANDS: call.operands + bool(references),
+        nb.WORD_RESULTS: len(call.results),
+        nb.WORD_RANK: len(dims),
+        nb.WORD_WEAK: targets.WEAK.index(call.weak),
+    }
+    for offset, value in head.items():
+        made[offset // 8] = value
+    made[nb.WORD_DIMS // 8 : nb.WORD_DIMS // 8 + len(dims)] = dims
+    block = (call.options.block_dim, 1, 1)
+    made[nb.WORD_BLOCK // 8 : nb.WORD_BLOCK // 8 + 3] = block
+    # An axis that the launch does not have is one block wide; one whose extent is not known is left to the handler.
+    extents = [*(0 if extent < 0 else extent for extent in dims), 1, 1, 1][:3]
+    grid = [-(-extent // size) for extent, size in zip(extents, block, strict=True)]
+    made[nb.WORD_GRID // 8 : nb.WORD_GRID // 8 + 3] = grid
+    for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
+        ndim = kind.ndim if isinstance(kind, ArrayType) else 0
+        row = [slot.kind, slot.index, _CODES[kind.scalar.name], ndim, kind.scalar.itemsize, slot.alias, slot.fill]
+        value = np.frombuffer(slot.value.ljust(_ROOM, b"\0"), np.int64)
+        start = nb.WORD_PARAMETERS // 8 + k * size
+        made[start : start + size] = [*row, *value]
+    return made

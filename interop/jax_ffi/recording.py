@@ -1,0 +1,274 @@
+"""Arrays that stand for JAX values while a function that launches kernels is traced.
+
+A launch on such an array is not run: it becomes a call in JAX's program, and the array then stands for the call's result. So a plan
+of launches is a JAX program, in which XLA decides about temporaries and memory, and which transforms like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from numbridge.array import Array, adopt
+from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
+from numbridge.jax_ffi.primitive import bind_call
+from numbridge.jax_ffi.signature import signature
+from numbridge.jax_ffi import words_layout as nb
+from numbridge.kernels.devices import CPU, Device
+from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.launch import Geometry
+from numbridge.kernels.scalars import scalar_of
+
+__all__ = ["TracedArray"]
+
+
+class TracedArray:
+    """An array inside a function that JAX traces: shape, dtype and views, but no memory.
+
+    Parameters
+    ----------
+    value : jax.Array
+        What it stands for now.
+    name : str
+        What messages call it.
+    options : Options
+        How its launches transform.
+    writable : bool
+        Whether kernels may write to it.
+    """
+
+    __slots__ = ("_base", "_get", "_name", "_options", "_put", "_value", "_writable")
+
+    # Marks arrays that other parts of numbridge hand over to, instead of looking for memory.
+    __is_traced__ = True
+
+    def __init__(self, value: Any, name: str, options: Options, *, writable: bool) -> None:
+        self._value, self._name, self._options, self._writable = value, name, options, writable
+        self._base: TracedArray | None = None
+        self._get: Callable[[Any], Any] | None = None
+        self._put: Callable[[Any, Any], Any] | None = None
+
+    # What it is
+
+    @property
+    def value(self) -> Any:
+        """The JAX value that it stands for now."""
+        return self._value if self._base is None or self._get is None else self._get(self._base.value)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Extent of each axis."""
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type."""
+        return np.dtype(self.value.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def device(self) -> Device:
+        """Where it will lie."""
+        return CPU
+
+    @property
+    def root(self) -> TracedArray:
+        """The array that this is a view of, or itself."""
+        return self if self._base is None else self._base.root
+
+    def __len__(self) -> int:
+        """Return the extent of the first axis."""
+        return int(self.shape[0])
+
+    def __repr__(self) -> str:
+        """Return name, dtype and shape."""
+        return f"<traced array {self._name!r}: {self.dtype}{list(self.shape)}>"
+
+    # Views
+
+    def _view(self, get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> TracedArray:
+        made = TracedArray(None, self._name, self._options, writable=self._writable)
+        made._base, made._get, made._put = self, get, put
+        return made
+
+    def __getitem__(self, key: Any) -> TracedArray:
+        """Return a view: ints, slices, ``...`` and None."""
+        parts = key if isinstance(key, tuple) else (key,)
+        for part in parts:
+            if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
+                raise NumbridgeTypeError(f"{self!r} is indexed with {part!r}; a view takes ints, slices, ... and None")
+        return self._view(lambda base: base[key], lambda base, new: base.at[key].set(new))
+
+    def reshape(self, *shape: Any) -> TracedArray:
+        """Return a view with another shape."""
+        target = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        return self._view(lambda base: base.reshape(target), lambda base, new: new.reshape(base.shape))
+
+    def flatten(self) -> TracedArray:
+        """Return a 1-d view."""
+        return self.reshape(-1)
+
+    def contiguous(self) -> TracedArray:
+        """Return this array: all are."""
+        return self
+
+    # Changes
+
+    def store(self, new: Any) -> None:
+        """Let the array stand for another value of its shape and dtype from now on."""
+        if self._base is None or self._put is None:
+            self._value = new
+        else:
+            self._base.store(self._put(self._base.value, new))
+
+    def _change(self, new: Any) -> TracedArray:
+        if not self._writable:
+            raise BufferAccessError(f"{self!r} is an input of the function and cannot be written; name it in in_out_argnames")
+        self.store(new)
+        return self
+
+    def zero_(self) -> TracedArray:
+        """Set every element to zero."""
+        return self.fill_(0)
+
+    def fill_(self, value: Any) -> TracedArray:
+        """Set every element to a value."""
+        import jax.numpy as jnp
+
+        return self._change(jnp.full(self.shape, value, self.dtype))
+
+    def assign(self, values: Any) -> TracedArray:
+        """Copy values of the same shape into the array, converted to its dtype."""
+        import jax.numpy as jnp
+
+        return self._change(jnp.broadcast_to(_constant(values), self.shape).astype(self.dtype))
+
+    def clone(self) -> TracedArray:
+        """Return a copy that may be written."""
+        return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True)
+
+    def new(self, shape: Any, dtype: Any) -> TracedArray:
+        """Return a new array of zeros; XLA allocates it for each run."""
+        import jax.numpy as jnp
+
+        extents = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+        return TracedArray(jnp.zeros(extents, scalar_of(dtype).numpy), "a temporary", self._options, writable=True)
+
+    # What there is not
+
+    def _no_memory(self, *arguments: Any, **options: Any) -> Any:
+        raise BufferAccessError(
+            f"{self!r} has no memory: the function is traced, and its launches run later; use graph_mode=GraphMode.NONE for "
+            "a function that looks at values"
+        )
+
+    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
+
+    @staticmethod
+    def __record_launch__(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any]) -> None:
+        """Make a launch a part of the program that is traced."""
+        options = next(a._options for a in arguments if isinstance(a, TracedArray))
+        _record(kernel, geometry, arguments, options)
+
+
+def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
+    names = [parameter.name for parameter in kernel.parameters]
+    if len(arguments) != len(names):
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+        )
+    values = [_launch_value(argument) for argument in arguments]
+    described = [value if isinstance(value, Number) else _described(value) for value in values]
+    ranks = {name: len(d.shape) for name, d in zip(names, described, strict=True) if isinstance(d, Operand)}
+    written = kernel.source.written(ranks)
+    targets = [(name, a) for name, a in zip(names, arguments, strict=True) if name in written]
+    _check_targets(kernel, targets)
+    order = [name for name, _ in targets]
+    found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)
+    if geometry.block[1:] != (1, 1):
+        raise NumbridgeError(f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch")
+    chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=geometry.block[0])
+    call = plan_call(kernel, found, chosen, described)
+    operands = [value for value in values if not isinstance(value, Number)]
+    for (_, target), new in zip(targets, bind_call(*_without_old_contents(call, operands)), strict=True):
+        target.store(new)
+
+
+def _launch_value(argument: Any) -> Any:
+    """Return what a launch's argument is to JAX: a number, or a value."""
+    if isinstance(argument, TracedArray):
+        return argument.value
+    return number_of(argument) or _constant(argument)
+
+
+def _constant(argument: Any) -> Any:
+    """Return an array from outside as a constant of the program."""
+    import jax
+
+    if isinstance(argument, TracedArray):
+        return argument.value
+    if isinstance(argument, jax.Array | np.ndarray | int | float | complex | np.generic):
+        return argument
+    return np.array((argument if isinstance(argument, Array) else adopt(argument)).numpy())
+
+
+def _described(value: Any) -> Operand:
+    import jax
+
+    aval = jax.typeof(value)
+    return Operand(tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type))
+
+
+def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
+    if not targets:
+        raise NumbridgeTypeError(f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing")
+    roots = []
+    for name, target in targets:
+        where = f"kernel {kernel.name!r}, parameter {name!r}"
+        if not isinstance(target, TracedArray):
+            raise BufferAccessError(
+                f"{where}: the kernel writes to it, and a {type(target).__name__} from outside the traced function would be "
+                "written only once; make it with nb.zeros or nb.empty inside, or pass it as an in-out argument"
+            )
+        if not target._writable:
+            raise BufferAccessError(
+                f"{where}: the kernel writes to it, and {target!r} is an input of the function; name it in in_out_argnames"
+            )
+        if any(target.root is other for other in roots):
+            raise BufferAccessError(f"{where}: {target!r} is passed for two parameters that the kernel writes; pass it once")
+        roots.append(target.root)
+
+
+def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Sequence[Any]]:
+    """Return a call in which a result that is stored as a whole does not start from what was there before."""
+    covered = indexing_of(call.kernel).covered
+    dropped = {
+        slot.alias
+        for slot, kind in zip(call.slots, call.types, strict=True)
+        if slot.kind == nb.RESULT and kind.name in covered and call.results[slot.index][0] == call.dims
+    }
+    kept = [k for k in range(call.operands) if k not in dropped]
+    places = {old: new for new, old in enumerate(kept)}
+    slots = [
+        replace(slot, alias=places.get(slot.alias, -1))
+        if slot.kind == nb.RESULT
+        else replace(slot, index=places.get(slot.index, slot.index))
+        for slot in call.slots
+    ]
+    changed = replace(call, slots=tuple(slots), casts=tuple(call.casts[k] for k in kept))
+    return changed, [operands[k] for k in kept]

@@ -1,0 +1,191 @@
+"""What a kernel or an annotated function looks like to JAX: inputs, in-out arguments and outputs, checked when it is wrapped.
+
+Pure values; imports no JAX. Inputs stand before outputs; an in-out argument is an input whose memory becomes an output.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.kernel import Parameter
+
+__all__ = ["VMAP_METHODS", "Dims", "NamedDims", "Signature", "as_dims", "check_vmap_method", "frozen_dims", "signature"]
+
+VMAP_METHODS = ("broadcast_all", "expand_dims", "sequential", "sequential_unrolled", "legacy_vectorized")
+Dims = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class NamedDims:
+    """A shape for each of some names."""
+
+    items: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How parameters become inputs and outputs.
+
+    Attributes
+    ----------
+    what : str
+        What messages call the wrapped thing, such as ``"kernel 'saxpy'"``.
+    inputs : tuple of Parameter
+        What a call passes, in-out arguments included.
+    in_out : tuple of str
+        Those inputs that are also outputs.
+    outputs : tuple of Parameter
+        What is returned: in-out arguments in their order, then the rest.
+    """
+
+    what: str
+    inputs: tuple[Parameter, ...]
+    in_out: tuple[str, ...]
+    outputs: tuple[Parameter, ...]
+
+    @property
+    def pure(self) -> tuple[Parameter, ...]:
+        """The outputs that are no inputs."""
+        return self.outputs[len(self.in_out) :]
+
+    def check_count(self, arguments: Sequence[Any]) -> None:
+        """Refuse a call with too many or too few arguments."""
+        if len(arguments) != len(self.inputs):
+            names = ", ".join(parameter.name for parameter in self.inputs)
+            outputs = ", ".join(parameter.name for parameter in self.pure) or "no other outputs"
+            raise NumbridgeTypeError(
+                f"{self.what} under JAX takes {len(self.inputs)} argument(s) ({names}), got {len(arguments)}; the outputs "
+                f"({outputs}) are returned, not passed (num_outputs={len(self.outputs)})"
+            )
+
+    def output_dims(self, dims: Any, default: Dims | None) -> tuple[Dims, ...]:
+        """Return the shape of each output that is no input.
+
+        Parameters
+        ----------
+        dims : None, int, tuple or NamedDims
+            One shape for all, or a shape for each name.
+        default : tuple or None
+            What None stands for.
+        """
+        names = [parameter.name for parameter in self.pure]
+        if isinstance(dims, NamedDims):
+            return tuple(self._named_dims(dict(dims.items), names))
+        shape = default if dims is None else as_dims(dims, f"{self.what}: output_dims")
+        if shape is None and names:
+            raise NumbridgeValueError(
+                f"{self.what} under JAX: the shape of output {names[0]!r} cannot be inferred, because no input is an array; "
+                "pass launch_dims or output_dims"
+            )
+        return tuple(shape or () for _ in names)
+
+    def _named_dims(self, dims: Mapping[str, Any], names: list[str]) -> list[Dims]:
+        for name in dims:
+            if name in self.in_out:
+                raise NumbridgeValueError(
+                    f"{self.what}: output_dims names {name!r}, an in-out argument, which has the shape that is passed; leave it out"
+                )
+            if name not in names:
+                raise NumbridgeValueError(
+                    f"{self.what}: output_dims names {name!r}, and the outputs are {', '.join(names)}"
+                )
+        missing = [name for name in names if name not in dims]
+        if missing:
+            raise NumbridgeValueError(f"{self.what}: output_dims has no entry for {', '.join(map(repr, missing))}")
+        return [as_dims(dims[name], f"{self.what}: output_dims[{name!r}]") for name in names]
+
+
+def signature(
+    what: str, parameters: Sequence[Parameter], num_outputs: Any, in_out_argnames: Sequence[str] | None
+) -> Signature:
+    """Return how parameters become inputs and outputs.
+
+    Raises
+    ------
+    NumbridgeError
+        If outputs and in-out arguments contradict each other; the message names the argument.
+    """
+    names = [parameter.name for parameter in parameters]
+    in_out = _in_out(what, names, in_out_argnames)
+    try:
+        count = operator.index(num_outputs)
+    except TypeError:
+        raise NumbridgeTypeError(f"{what}: num_outputs is {num_outputs!r}; it must be an int") from None
+    if not max(1, len(in_out)) <= count:
+        raise NumbridgeValueError(
+            f"{what}: num_outputs={count} must be at least 1 and count the {len(in_out)} in-out argument(s) "
+            f"({', '.join(in_out) or 'none'}) too"
+        )
+    first = len(names) - (count - len(in_out))
+    if first < 0:
+        raise NumbridgeValueError(
+            f"{what}: num_outputs={count}, and there are only {len(names)} parameters ({', '.join(names)})"
+        )
+    for name in in_out:
+        if names.index(name) >= first:
+            raise NumbridgeValueError(
+                f"{what}: {name!r} is an output twice: it is in in_out_argnames and among the last {len(names) - first} "
+                "parameters, which are outputs; inputs and in-out arguments come first"
+            )
+    order = [name for name in names[:first] if name in in_out]
+    outputs = [parameters[names.index(name)] for name in order] + list(parameters[first:])
+    return Signature(what, tuple(parameters[:first]), tuple(order), tuple(outputs))
+
+
+def _in_out(what: str, names: list[str], given: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise NumbridgeTypeError(f"{what}: in_out_argnames is the string {given!r}; pass a list of names, [{given!r}]")
+    found = tuple(given or ())
+    for name in found:
+        if name not in names:
+            raise NumbridgeValueError(
+                f"{what}: in_out_argnames names {name!r}, and the parameters are {', '.join(names)}"
+            )
+        if found.count(name) > 1:
+            raise NumbridgeValueError(f"{what}: in_out_argnames names {name!r} twice; an output is named once")
+    return found
+
+
+def check_vmap_method(what: str, method: Any) -> str:
+    """Return how a call transforms under `jax.vmap`, checked."""
+    if method not in VMAP_METHODS:
+        raise NumbridgeValueError(f"{what}: vmap_method is {method!r}; it must be one of {', '.join(VMAP_METHODS)}")
+    return str(method)
+
+
+def as_dims(dims: Any, what: str) -> Dims:
+    """Return dimensions given as an int or a sequence of ints (or of `jax.export`'s symbolic dimensions) as a tuple."""
+    parts = tuple(dims) if isinstance(dims, tuple | list) else (dims,)
+    return tuple(_extent(part, dims, what) for part in parts)
+
+
+def _extent(part: Any, dims: Any, what: str) -> Any:
+    if is_symbolic(part):
+        return part
+    try:
+        extent = operator.index(part)
+    except TypeError:
+        raise NumbridgeTypeError(f"{what}: wanted an int or a tuple of ints, got {dims!r}") from None
+    if extent < 0:
+        raise NumbridgeValueError(f"{what}: {dims!r} has a negative extent")
+    return extent
+
+
+def is_symbolic(extent: Any) -> bool:
+    """Tell whether an extent is one of `jax.export`'s symbolic dimensions."""
+    if isinstance(extent, int) or not type(extent).__module__.startswith("jax"):
+        return False
+    import jax.export
+
+    return bool(jax.export.is_symbolic_dim(extent))
+
+
+def frozen_dims(dims: Any) -> Any:
+    """Return dimensions as given by a user in a form that can be hashed."""
+    if isinstance(dims, Mapping):
+        return NamedDims(tuple((name, frozen_dims(value)) for name, value in dims.items()))
+    return tuple(dims) if isinstance(dims, list) else dims

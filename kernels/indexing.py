@@ -1,0 +1,222 @@
+"""Which elements a thread touches, as far as a kernel's source shows it: what may be cut into shards, what is surely stored.
+
+Works on `ast` alone and errs on the safe side: a thread index is *free* only if every use of it selects an element along an axis
+that nothing else selects otherwise, so that a kernel which sees one shard of these axes computes one shard of the result.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.source import FunctionSource, Program, index_uses
+
+__all__ = ["Indexing", "indexing_of"]
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """How a kernel indexes its parameters.
+
+    Attributes
+    ----------
+    bound : mapping of str to tuple
+        For each parameter, which thread index selects along each of its first axes; None for an axis that is used whole. Axes
+        beyond the tuple are used whole.
+    free : frozenset of int
+        The thread indices along which a launch may be cut into independent shards.
+    covered : frozenset of str
+        Parameters whose every element is stored, and none is loaded, when their shape is that of the launch.
+    """
+
+    bound: Mapping[str, tuple[int | None, ...]]
+    free: frozenset[int]
+    covered: frozenset[str]
+
+
+NOTHING = Indexing({}, frozenset(), frozenset())
+
+
+def indexing_of(kernel: Kernel) -> Indexing:
+    """Return how a kernel indexes its parameters, with the globals as they are now."""
+    source = kernel.source
+    names = _index_names(source)
+    return NOTHING if names is None else _Reading(source, names).result()
+
+
+def _index_names(source: FunctionSource) -> list[str] | None:
+    """Return the names of the thread indices if they are assigned once, at the top, and used nowhere else."""
+    uses = [(part, node, kind) for part in Program(source).sources for node, kind, _ in index_uses(part)]
+    if len(uses) != 1 or uses[0][0] is not source or uses[0][2] not in ("tid", "grid"):
+        return None
+    for statement in source.tree.body:
+        if isinstance(statement, ast.Assign) and statement.value is uses[0][1] and len(statement.targets) == 1:
+            target = statement.targets[0]
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            names = [part.id for part in parts if isinstance(part, ast.Name)]
+            stored = [n.id for n in source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+            return names if len(names) == len(parts) and all(stored.count(n) == 1 for n in names) else None
+    return None
+
+
+class _Reading:
+    """One reading of a kernel's body: accesses, shapes and stray uses of indices."""
+
+    def __init__(self, source: FunctionSource, names: list[str]) -> None:
+        self.source = source
+        self.numbers = {name: number for number, name in enumerate(names)}
+        self.parents = {id(child): node for node in ast.walk(source.tree) for child in ast.iter_child_nodes(node)}
+        self.accesses: dict[str, list[list[ast.expr]]] = {name: [] for name in source.parameters}
+        self.loaded: set[str] = set()
+        self.escaped: set[str] = set()
+        # Which parameter's axis a use of a shape stands for, by the node and by the name that it was given.
+        self.shapes: list[tuple[ast.AST, str, int]] = []
+        self.shape_names: dict[str, tuple[str, int]] = {}
+        for node in source.nodes:
+            if isinstance(node, ast.Name) and node.id in self.accesses:
+                self._parameter(node)
+
+    def result(self) -> Indexing:
+        """Return what was found."""
+        bound = {name: self._axes(name) for name in self.source.parameters}
+        proper = {id(node) for name in bound for node in self._selecting(name, bound[name])}
+        blocked = {
+            self.numbers[node.id]
+            for node in self.source.nodes
+            if isinstance(node, ast.Name) and node.id in self.numbers and isinstance(node.ctx, ast.Load)
+            if id(node) not in proper and not self._is_guard(node, bound)
+        }
+        blocked |= {number for number, _ in self._stray_shapes(bound)}
+        for name in self.source.written():
+            blocked |= set(self.numbers.values()) - set(bound[name])
+        return Indexing(bound, frozenset(self.numbers.values()) - blocked, frozenset(self._covered()))
+
+    # Parameters
+
+    def _parameter(self, node: ast.Name) -> None:
+        name, parent = node.id, self.parents[id(node)]
+        call = self._intrinsic_call(parent)
+        if isinstance(parent, ast.Subscript) and parent.value is node:
+            self.accesses[name].append(_elements(parent.slice))
+            above = self.parents[id(parent)]
+            if isinstance(parent.ctx, ast.Load) or isinstance(above, ast.AugAssign):
+                self.loaded.add(name)
+        elif isinstance(parent, ast.Attribute) and parent.attr == "shape":
+            self._shape(parent, name)
+        elif isinstance(parent, ast.Call) and call is not None and call.kind == "atomic" and parent.args[0] is node:
+            values = 2 if call.operation in ("cas", "compare_and_swap") else 1
+            self.accesses[name].append([part for index in parent.args[1:-values] for part in _elements(index)])
+            self.loaded.add(name)
+        else:
+            self.escaped.add(name)
+            self.loaded.add(name)
+
+    def _intrinsic_call(self, node: ast.AST) -> Intrinsic | None:
+        static = self.source.resolve(node.func) if isinstance(node, ast.Call) else None
+        return None if static is None else intrinsic_of(static.value)
+
+    def _shape(self, shape: ast.Attribute, name: str) -> None:
+        """Note what a use of ``name.shape`` stands for."""
+        parent = self.parents[id(shape)]
+        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
+            above, axis = self.parents[id(parent)], parent.slice.value
+            if not (isinstance(above, ast.Assign) and self._named(above.targets, [(name, axis)])):
+                self.shapes.append((parent, name, axis))
+        elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Tuple):
+            targets = list(parent.targets[0].elts)
+            if not self._named(targets, [(name, axis) for axis in range(len(targets))]):
+                self.escaped.add(name)
+        else:
+            self.escaped.add(name)
+
+    def _named(self, targets: list[ast.expr], axes: list[tuple[str, int]]) -> bool:
+        """Remember names that stand for extents; return False if one of them is assigned elsewhere too."""
+        stored = [n.id for n in self.source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        names = [target.id for target in targets if isinstance(target, ast.Name) and stored.count(target.id) == 1]
+        if len(names) != len(targets) or len(names) != len(axes):
+            return False
+        self.shape_names.update(zip(names, axes, strict=True))
+        return True
+
+    # Axes
+
+    def _axes(self, name: str) -> tuple[int | None, ...]:
+        """Return which index selects along each axis of a parameter; an axis with more than one meaning is used whole."""
+        accesses = self.accesses[name]
+        if name in self.escaped or not accesses:
+            return ()
+        found: list[int | None] = []
+        for axis in range(max(len(access) for access in accesses)):
+            numbers = {self._number(access[axis]) if axis < len(access) else None for access in accesses}
+            found.append(numbers.pop() if len(numbers) == 1 else None)
+        return tuple(found)
+
+    def _number(self, index: ast.expr) -> int | None:
+        return self.numbers.get(index.id) if isinstance(index, ast.Name) else None
+
+    def _selecting(self, name: str, axes: tuple[int | None, ...]) -> Iterator[ast.expr]:
+        """Yield the uses of indices that select an element of a parameter along an axis bound to them."""
+        for access in self.accesses[name]:
+            for index, number in zip(access, axes, strict=False):
+                if number is not None and self._number(index) == number:
+                    yield index
+
+    # Extents
+
+    def _is_guard(self, node: ast.Name, bound: Mapping[str, tuple[int | None, ...]]) -> bool:
+        """Tell whether an index is only compared with the extent of an axis that it selects: ``i < a.shape[0]``."""
+        parent = self.parents[id(node)]
+        if not isinstance(parent, ast.Compare) or len(parent.ops) != 1 or not isinstance(parent.ops[0], ast.Lt):
+            return False
+        if parent.left is not node:
+            return False
+        return self._bound_extent(parent.comparators[0], bound) == self.numbers[node.id]
+
+    def _bound_extent(self, node: ast.expr, bound: Mapping[str, tuple[int | None, ...]]) -> int | None:
+        """Return the index that selects along the axis whose extent an expression is."""
+        place = self.shape_names.get(node.id) if isinstance(node, ast.Name) else None
+        for shape, name, axis in self.shapes:
+            if shape is node:
+                place = (name, axis)
+        if place is None or not 0 <= place[1] < len(bound[place[0]]):
+            return None
+        return bound[place[0]][place[1]]
+
+    def _stray_shapes(self, bound: Mapping[str, tuple[int | None, ...]]) -> Iterator[tuple[int, ast.AST]]:
+        """Yield the indices of bound axes whose extent is used otherwise than to guard that very index."""
+        named = [n for n in self.source.nodes if isinstance(n, ast.Name) and n.id in self.shape_names]
+        places: list[Any] = [shape for shape, *_ in self.shapes] + [n for n in named if isinstance(n.ctx, ast.Load)]
+        for node in places:
+            number = self._bound_extent(node, bound)
+            parent = self.parents[id(node)]
+            guards = isinstance(parent, ast.Compare) and isinstance(parent.left, ast.Name)
+            if number is not None and not (guards and self._is_guard(parent.left, bound)):
+                yield number, node
+        # A negative axis counts from a rank that the source does not tell.
+        for shape, name, axis in [*self.shapes, *((None, *place) for place in self.shape_names.values())]:
+            if axis < 0:
+                yield from ((number, shape or self.source.tree) for number in bound[name] if number is not None)
+
+    # Stores
+
+    def _covered(self) -> Iterator[str]:
+        names = list(self.numbers)
+        for statement in self.source.tree.body:
+            if isinstance(statement, ast.Assign):
+                for target in statement.targets:
+                    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                        indices = [part.id for part in _elements(target.slice) if isinstance(part, ast.Name)]
+                        name = target.value.id
+                        whole = indices == names and len(_elements(target.slice)) == len(names)
+                        if whole and name in self.accesses and name not in self.loaded:
+                            yield name
+            if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+                return
+
+
+def _elements(index: ast.expr) -> list[ast.expr]:
+    return list(index.elts) if isinstance(index, ast.Tuple) else [index]

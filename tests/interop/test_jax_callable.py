@@ -1,0 +1,312 @@
+"""Python functions that launch several kernels, as JAX functions: traced, or called each time."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import numbridge as nb
+
+a10 = jnp.arange(10, dtype=jnp.float32)
+modes = pytest.mark.parametrize("mode", list(nb.GraphMode))
+jitted = pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "eager"])
+failures = (jax.errors.JaxRuntimeError, ValueError, nb.NumbridgeError)
+
+
+@nb.kernel
+def scale(x: nb.array[float], s: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * s
+
+
+@nb.kernel
+def scale2(x: nb.array2d[float], s: float, out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] * s
+
+
+@nb.kernel
+def accumulate(x: nb.array[float], total: nb.array[float]):
+    i = nb.tid()
+    nb.atomic_add(total, 0, x[i])
+
+
+@nb.kernel
+def increase(x: nb.array[float]):
+    i = nb.tid()
+    x[i] += 1.0
+
+
+def two(a: nb.array[float], b: nb.array2d[float], s: float, c: nb.array[float], d: nb.array2d[float]):
+    nb.launch(scale, dim=a.shape, inputs=[a, s], outputs=[c])
+    nb.launch(scale2, dim=b.shape, inputs=[b, s], outputs=[d])
+
+
+def chained(a: nb.array[float], out: nb.array[float]):
+    once, twice = nb.zeros(a.shape, dtype=a.dtype), nb.empty_like(a)
+    nb.launch(scale, a.shape, [a, 2.0], [once])
+    scale.forall(a.shape)(once, 3.0, twice)
+    nb.launch(increase, a.shape, [twice])
+    scale[1, 10](twice, 0.5, out)
+
+
+@modes
+@jitted
+def test_several_kernels(mode, wrap):
+    f = nb.jax_callable(two, num_outputs=2, graph_mode=mode)
+    b = a10.reshape(5, 2)
+
+    def run(a, b):
+        return f(a, b, 2.0, output_dims={"c": a.shape, "d": b.shape})
+
+    c, d = wrap(run)(a10, b)
+    assert isinstance(c, jax.Array) and (c == 2 * a10).all() and (d == 2 * b).all()
+    c, d = wrap(functools.partial(nb.jax_callable(two, 2, mode, output_dims={"c": 10, "d": (5, 2)})))(a10, b, jnp.float32(3))
+    assert (c == 3 * a10).all() and (d == 3 * b).all()
+
+
+@modes
+@jitted
+def test_temporaries(mode, wrap):
+    (out,) = wrap(nb.jax_callable(chained, graph_mode=mode))(a10)
+    assert (out == (6 * a10 + 1) / 2).all()
+
+
+@modes
+@jitted
+def test_in_out_arguments(mode, wrap):
+    def function(x: nb.array[float], state: nb.array[float], out: nb.array[float]):
+        nb.launch(increase, state.shape, [state])
+        nb.launch(accumulate, x.shape, [x], [state])
+        nb.launch(scale, state.shape, [state, 10.0], [out])
+
+    f = nb.jax_callable(function, num_outputs=2, graph_mode=mode, in_out_argnames=["state"], output_dims=3)
+    start = jnp.ones(3)
+    state, out = wrap(f)(a10, start)
+    assert state.tolist() == [47, 2, 2] and out.tolist() == [470, 20, 20] and start.tolist() == [1, 1, 1]
+
+
+@modes
+@jitted
+def test_views_fills_and_copies(mode, wrap):
+    def function(x: nb.array[float], out: nb.array2d[float]):
+        nb.launch(scale, 5, [x[::2], 1.0], [out[0]])
+        nb.launch(scale, 10, [x, 2.0], [out[1:].reshape(-1)])
+        part = nb.full((5,), 7.0)
+        nb.copy(out[1], part)
+        out[2, :2].fill_(3)
+        held = nb.clone(out[0])
+        out[0].zero_()
+        nb.copy(out[0], held, dest_offset=1, src_offset=2, count=3)
+
+    (out,) = wrap(nb.jax_callable(function, graph_mode=mode, output_dims=(3, 5)))(a10)
+    want = np.array([[0, 4, 6, 8, 0], [7] * 5, [3, 3, 14, 16, 18]], np.float32)
+    np.testing.assert_array_equal(out, want)
+
+
+@modes
+@jitted
+def test_what_is_not_written_is_zero(mode, wrap):
+    def function(x: nb.array[float], out: nb.array[float], spare: nb.array2d[int]):
+        nb.launch(scale, 3, [x, 1.0], [out])
+        nb.launch(accumulate, x.shape, [x], [nb.empty(1)])
+
+    for _ in range(3):
+        out, spare = wrap(nb.jax_callable(function, 2, mode, output_dims={"out": 10, "spare": (2, 2)}))(a10)
+        assert out.tolist() == [0, 1, 2] + [0] * 7 and spare.tolist() == [[0, 0], [0, 0]] and spare.dtype == jnp.int32
+        jnp.full(10, 7.0).block_until_ready()
+
+
+@modes
+@pytest.mark.parametrize("method", ["broadcast_all", "expand_dims", "sequential"])
+def test_vmap(mode, method):
+    f = nb.jax_callable(two, 2, mode, vmap_method=method, output_dims={"c": 10, "d": (5, 2)})
+    a, b, s = jnp.stack([a10, a10 + 1, a10 * 2]), a10.reshape(5, 2), jnp.arange(3.0)
+    c, d = jax.jit(jax.vmap(f, in_axes=(0, None, 0)))(a, b, s)
+    np.testing.assert_allclose(c, a * s[:, None])
+    np.testing.assert_allclose(d, b * s[:, None, None])
+    c, d = jax.vmap(jax.vmap(f, in_axes=(0, None, None)), in_axes=(None, None, 0))(a, b, s)
+    np.testing.assert_allclose(c, a * s[:, None, None])
+    np.testing.assert_allclose(d, jnp.broadcast_to((b * s[:, None, None])[:, None], (3, 3, 5, 2)))
+
+
+@modes
+def test_numbers(mode):
+    seen = []
+
+    def function(x: nb.array[float], k: int, s, flag: bool, out: nb.array[float]):
+        seen.append((k, s, flag))
+        nb.launch(scale, x.shape, [x, s * k], [out])
+
+    f = nb.jax_callable(function, graph_mode=mode)
+    assert (f(a10, 3, 0.5, True)[0] == 1.5 * a10).all()
+    assert seen[-1] == (3, 0.5, True) and type(seen[-1][0]) is int and type(seen[-1][2]) is bool
+    assert (f(a10, np.int32(4), np.float32(0.25), False)[0] == a10).all()
+    assert seen[-1] == (4, 0.25, False) and type(seen[-1][1]) is np.float32
+    assert (jax.jit(f)(a10, 2, 0.5, True)[0] == a10).all()
+    if mode is nb.GraphMode.NONE:
+        assert seen[-1] == (2, 0.5, True) and seen[-1][0].dtype == np.int32
+
+
+def test_the_function_is_traced_once_for_each_shape():
+    seen = []
+
+    def function(x: nb.array[float], out: nb.array[float]):
+        seen.append(x.shape)
+        nb.launch(scale, x.shape, [x, 1.0], [out])
+
+    f = nb.jax_callable(function)
+    for x in (a10, a10, a10[:3], a10):
+        f(x)
+    assert seen == [(10,), (3,)]
+    g = jax.jit(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE))
+    seen.clear()
+    for _ in range(3):
+        jax.block_until_ready(g(a10))
+    assert seen == [(10,)] * 3
+
+
+def test_a_traced_function_has_no_python_left_in_it():
+    text = jax.jit(nb.jax_callable(chained)).lower(a10).as_text()
+    assert text.count("custom_call @numbridge_launch") == 4 and "callback" not in text and "numbridge_call" not in text
+
+
+def test_values_may_be_looked_at_in_mode_none_alone():
+    def function(x: nb.array[float], out: nb.array[float]):
+        nb.launch(scale, x.shape, [x, float(x.numpy().max())], [out])
+
+    assert (jax.jit(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE))(a10)[0] == 9 * a10).all()
+    with pytest.raises(nb.BufferAccessError, match=r"<traced array 'x': float32\[10\]> has no memory: .*GraphMode\.NONE"):
+        nb.jax_callable(function)(a10)
+    for look in (np.asarray, float, torch.from_dlpack, lambda x: x.item(), bool):
+        with pytest.raises((nb.BufferAccessError, TypeError), match=r"has no memory"):
+            nb.jax_callable(_two_arguments(lambda x, out, look=look: look(x)))(a10)
+
+
+def test_arrays_from_outside_are_constants():
+    outside = np.arange(10, dtype=np.float32)
+
+    @nb.kernel
+    def add(x: nb.array[float], y: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        out[i] = x[i] + y[i]
+
+    for constant in (outside, torch.from_numpy(outside), nb.array(outside), jnp.asarray(outside)):
+
+        def function(x: nb.array[float], out: nb.array[float], constant=constant):
+            nb.launch(add, 10, [x, constant], [out])
+
+        assert (jax.jit(nb.jax_callable(_two_arguments(function)))(a10)[0] == 2 * a10).all()
+
+
+def _two_arguments(function):
+    def wrapped(x: nb.array[float], out: nb.array[float]):
+        function(x, out)
+
+    return wrapped
+
+
+@nb.kernel
+def swap(a: nb.array[float], b: nb.array[float]):
+    i = nb.tid()
+    t = a[i]
+    a[i] = b[i]
+    b[i] = t
+
+
+WRONG = {
+    "input": (lambda x, out: nb.launch(increase, 10, [x]), r"parameter 'x': the kernel writes to it, and <traced array 'x'.*in_out"),
+    "fill input": (lambda x, out: x.fill_(1), r"<traced array 'x': float32\[10\]> is an input of the function .*in_out_argnames"),
+    "outside": (
+        lambda x, out: nb.launch(scale, 10, [x, 1.0], [np.zeros(10, np.float32)]),
+        r"parameter 'out': .*a ndarray from outside the traced function would be written only once",
+    ),
+    "twice": (lambda x, out: nb.launch(swap, 5, [out[:5], out[5:]]), r"'b': .* is passed for two parameters that the kernel writes"),
+    "returned": (lambda x, out: 3, r"function '<lambda>' returned 3; it must write its outputs by launching kernels"),
+    "count": (lambda x, out: nb.launch(scale, 10, [x], [out]), r"kernel 'scale' takes 3 arguments \(x, s, out\), got 2"),
+    "dtype": (lambda x, out: nb.launch(scale, 10, [x, 1.0], [nb.zeros(10, int)]), r"'out': wanted array1d\[float32\], got int32"),
+    "blocks": (lambda x, out: scale2[(1, 1), (2, 5)](x.reshape(2, 5), 1.0, out.reshape(2, 5)), r"blocks of more than one dimension"),
+    "index": (lambda x, out: x[np.array([1])], r"is indexed with array\(\[1\]\); a view takes ints"),
+    "nothing": (lambda x, out: nb.launch(reads, 10, [x]), r"kernel 'reads' writes to none of its arguments"),
+}
+
+
+@nb.kernel
+def reads(x: nb.array[float]):
+    i = nb.tid()
+    x[i]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_a_traced_function_may_not_do(case):
+    function, message = WRONG[case]
+    function.__annotations__.update(x=nb.array(dtype=float), out=nb.array(dtype=float))
+    with pytest.raises(nb.NumbridgeError, match=message):
+        nb.jax_callable(function)(a10)
+
+
+@pytest.mark.parametrize("mode", [nb.GraphMode.NONE, nb.GraphMode.JAX])
+def test_arguments_are_checked(mode):
+    f = nb.jax_callable(two, 2, mode)
+    for arguments, message in (
+        ((a10, a10, 1.0), r"function 'two' under JAX, argument 'b': wanted array2d\[float32\]"),
+        ((a10.astype(int), a10.reshape(5, 2), 1.0), r"argument 'a': wanted array1d\[float32\], got int32\[10\]"),
+        ((a10, a10.reshape(5, 2), a10), r"argument 's': wanted a scalar float32, got float32\[10\]"),
+        ((a10, [1.0], 1.0), r"argument 'b': wanted a JAX array or a number, got list"),
+        ((a10,), r"takes 3 argument\(s\) \(a, b, s\), got 1"),
+        ((a10, a10.reshape(5, 2), 1.0), r"output 'd': it is annotated as array2d\[float32\].*shape \(10,\); pass output_dims"),
+    ):
+        with pytest.raises(nb.NumbridgeError, match=message):
+            f(*arguments)
+
+
+def test_errors_of_a_called_function_are_errors_of_xla():
+    def function(x: nb.array[float], out: nb.array[float]):
+        raise RuntimeError("what went wrong")
+
+    with pytest.raises(failures, match=r"RuntimeError: what went wrong"):
+        jax.block_until_ready(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE)(a10))
+
+    def returns(x: nb.array[float], out: nb.array[float]):
+        return x
+
+    with pytest.raises(failures, match=r"function 'returns' returned array\("):
+        jax.block_until_ready(nb.jax_callable(returns, graph_mode=nb.GraphMode.NONE)(a10))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graph_mode": "jax"}, r"graph_mode is 'jax'; it must be a GraphMode"),
+        ({"enable_backward": True}, r"enable_backward=True is not implemented yet"),
+        ({"num_outputs": 9}, r"function 'two': num_outputs=9, and there are only 5 parameters"),
+        ({"vmap_method": "x"}, r"vmap_method is 'x'"),
+    ],
+)
+def test_contradictions_are_refused_when_a_function_is_wrapped(options, message):
+    with pytest.raises(nb.NumbridgeError, match=message):
+        nb.jax_callable(two, **options)
+
+
+def test_only_functions_of_positions_are_wrapped():
+    with pytest.raises(nb.NumbridgeTypeError, match=r"jax_callable: wanted a function, got 3"):
+        nb.jax_callable(3)
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'rest' cannot be passed by position"):
+        nb.jax_callable(lambda *rest: None)
+
+
+def test_scan_and_jit_inside():
+    f = nb.jax_callable(chained)
+    x, _ = jax.lax.scan(lambda c, _: (f(c)[0], None), a10, None, length=2)
+    once = (6 * a10 + 1) / 2
+    np.testing.assert_allclose(x, (6 * once + 1) / 2)
+
+
+def test_eager_calls_do_not_grow(growth):
+    f = nb.jax_callable(chained)
+    assert growth(lambda: f(a10), 3000) < 1 << 20

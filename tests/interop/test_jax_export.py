@@ -1,0 +1,119 @@
+"""`jax.export`: a program that was made in one process runs in another one, and only what that one has declared; symbolic dims."""
+
+from __future__ import annotations
+
+import textwrap
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numbridge as nb
+from numbridge.jax_ffi.targets import TARGET
+
+CHECKS = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
+
+KERNEL = """
+    import sys
+    import jax, jax.export
+    import jax.numpy as jnp
+    import numbridge as nb
+
+    @nb.kernel
+    def saxpy(x: nb.array[float], a: float, y: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        out[i] = a * x[i] + y[i]
+"""
+MAKE = """
+    f = nb.jax_kernel(saxpy)
+    shape = jax.export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("numbridge_launch")]
+    made = jax.export.export(jax.jit(lambda x, y: f(x, 2.0, y)[0]), disabled_checks=checks)(x, x)
+    open(sys.argv[1], "wb").write(made.serialize())
+"""
+USE = """
+    loaded = jax.export.deserialize(open(sys.argv[1], "rb").read())
+    try:
+        for n in (3, 5):
+            print(loaded.call(jnp.arange(float(n)), jnp.ones(n)).tolist())
+    except Exception as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def run(run_python, path, *parts):
+    program = path.with_suffix(".py")  # a kernel's source must lie in a file
+    program.write_text("".join(textwrap.dedent(part) for part in parts))
+    return run_python(f"import runpy, sys\nsys.argv[1:] = [{str(path)!r}]\nrunpy.run_path({str(program)!r})")
+
+
+def test_a_program_runs_in_a_new_process(run_python, tmp_path, monkeypatch):
+    path = tmp_path / "program"
+    run(run_python, path, KERNEL, MAKE)
+    wanted = "[1.0, 3.0, 5.0]\n[1.0, 3.0, 5.0, 7.0, 9.0]\n"
+    assert run(run_python, path, KERNEL, "\nnb.jax_kernel(saxpy)", USE) == wanted
+    # As on another machine, nothing is in the cache of compiled code.
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    assert run(run_python, path, KERNEL, "\nnb.jax_kernel(saxpy)", USE) == wanted
+
+
+def test_a_kernel_that_computes_something_else_is_not_run(run_python, tmp_path):
+    path = tmp_path / "program"
+    run(run_python, path, KERNEL, MAKE)
+    other = KERNEL.replace("a * x[i] + y[i]", "a * x[i] - y[i]")
+    for kernel in (other, KERNEL.replace("saxpy", "axpy")):
+        name = "axpy" if "def axpy" in kernel else "saxpy"
+        said = run(run_python, path, kernel, f"\nnb.jax_kernel({name})", USE)
+        assert "kernel 'saxpy' under JAX: this program was made elsewhere, and no kernel that computes the same" in said
+
+
+@nb.kernel
+def pairs(x: nb.array[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i] * j
+
+
+@nb.kernel
+def triple(x: nb.array2d[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = 3.0 * x[i, j]
+
+
+def exported(f, *shapes):
+    scope = jax.export.SymbolicScope()
+    given = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), jnp.float32) for shape in shapes]
+    return jax.export.export(jax.jit(f), disabled_checks=CHECKS)(*given)
+
+
+def test_symbolic_dims():
+    f = nb.jax_kernel(triple)
+    made = exported(lambda x: f(x)[0], "n, m")
+    for shape in ((2, 3), (5, 1), (300, 400)):
+        np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 3.0))
+
+
+def test_dims_that_are_worked_out():
+    f = nb.jax_kernel(pairs)
+
+    def run(x):
+        (n,) = x.shape
+        return f(x, launch_dims=(n, 2 * n + 1))[0]
+
+    made = exported(run, "n")
+    for n in (1, 4):
+        np.testing.assert_array_equal(made.call(jnp.ones(n)), jnp.broadcast_to(jnp.arange(2.0 * n + 1), (n, 2 * n + 1)))
+
+
+def test_symbolic_batches():
+    f = nb.jax_kernel(triple)
+    made = exported(lambda x: jax.vmap(f)(x)[0], "b, n, 4")
+    np.testing.assert_array_equal(made.call(jnp.ones((3, 2, 4))), jnp.full((3, 2, 4), 3.0))
+
+
+def test_symbolic_dims_of_a_wrong_rank_are_refused():
+    f = nb.jax_kernel(triple)
+    with pytest.raises(nb.NumbridgeError, match=r"launch_dims \(n,\) has 1 dimension\(s\), and the kernel asks for 2"):
+        exported(lambda x: f(x, launch_dims=x.shape[:1])[0], "n, m")

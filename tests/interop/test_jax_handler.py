@@ -1,0 +1,245 @@
+"""XLA's call frames: the layout against jaxlib's header, and the compiled handler against frames that are made by hand."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import numbridge as nb
+from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.jax_ffi import header, targets
+from numbridge.jax_ffi import words_layout as wl
+from numbridge.jax_ffi.plan import Operand, Options, plan_call, words
+from numbridge.jax_ffi.signature import signature
+from numbridge.kernels.variant import variants_of
+
+OPTIONS = Options(None, None, "broadcast_all", 256, False)
+
+
+@nb.kernel
+def add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+ADD = signature("kernel 'add'", add.parameters, 1, None)
+
+
+@nb.kernel
+def refuse(a: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    if a[i] < 0:
+        raise ValueError
+    out[i] = a[i]
+
+
+@pytest.fixture(scope="module")
+def text():
+    return (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+
+
+def test_the_layout_is_the_headers(text):
+    assert header.check_header(text) == (xla.KNOWN_MAJOR, xla.KNOWN_MINOR)
+    frame = header.offsets(text, "XLA_FFI_CallFrame")
+    assert (frame["api"], frame["stage"], frame["args"], frame["rets"]) == (16, 32, 40, 80)
+    assert header.offsets(text, "XLA_FFI_Api")["XLA_FFI_Stream_Get"] == 80
+
+
+def test_the_codes_are_the_headers(text):
+    spelled = {"bool": "PRED", "bfloat16": "BF16", "complex64": "C64", "complex128": "C128"}
+    spelled |= {"float8_e5m2": "F8E5M2", "float8_e4m3fn": "F8E4M3FN"}
+    for name, code in xla.DATA_TYPES:
+        short = spelled.get(name) or name.replace("uint", "U").replace("int", "S").replace("float", "F")
+        assert f"XLA_FFI_DataType_{short} = {code}," in text
+    assert f"XLA_FFI_Extension_Metadata = {xla.EXTENSION_METADATA}," in text
+    assert f"XLA_FFI_ExecutionStage_EXECUTE = {xla.STAGE_EXECUTE}," in text
+    assert f"XLA_FFI_Error_Code_INVALID_ARGUMENT = {xla.INVALID_ARGUMENT}," in text
+
+
+def test_an_unknown_major_version_is_refused(text):
+    with pytest.raises(nb.NumbridgeError, match=r"interface 1\.3, and numbridge knows 0\.x; install a jaxlib"):
+        header.check_header(text.replace("#define XLA_FFI_API_MAJOR 0", "#define XLA_FFI_API_MAJOR 1"))
+
+
+def test_a_field_that_moved_is_refused(text):
+    moved = text.replace("  int64_t rank;\n", "  int64_t strides;\n  int64_t rank;\n")
+    with pytest.raises(nb.NumbridgeError, match=r"XLA_FFI_Buffer\.rank lies at byte 40 .* takes it to be at 32"):
+        header.check_header(moved)
+    with pytest.raises(nb.NumbridgeError, match=r"no structure XLA_FFI_CallFrame"):
+        header.check_header(text.replace("struct XLA_FFI_CallFrame {", "struct XLA_FFI_Frame {"))
+
+
+class Made:
+    """A call frame made by hand, with an `XLA_FFI_Error_Create` that writes down what it is given."""
+
+    def __init__(self, kernel, arrays, results, numbers=(), **changes):
+        self.arrays, self.results, self.errors = arrays, results, []
+        found = signature(f"kernel {kernel.name!r}", kernel.parameters, len(results), None)
+        operands = [Operand(a.shape, a.dtype, False) for a in arrays]
+        self.words = words(plan_call(kernel, found, OPTIONS, operands))
+        for offset, value in changes.items():
+            self.words[getattr(wl, offset) // 8] = value
+        self.keep = []
+        self.create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._create)
+        self.api = xla.XLA_FFI_Api(XLA_FFI_Error_Create=ctypes.cast(self.create, ctypes.c_void_p).value)
+        self.frame = xla.XLA_FFI_CallFrame(stage=xla.STAGE_EXECUTE, api=ctypes.addressof(self.api))
+        self.frame.struct_size = ctypes.sizeof(self.frame)
+        self.frame.args.size, self.frame.args.args = len(arrays), self._buffers(arrays)
+        self.frame.rets.size, self.frame.rets.rets = len(results), self._buffers(results)
+        self._attributes(kernel.name)
+
+    def _create(self, address):
+        made = xla.XLA_FFI_Error_Create_Args.from_address(address)
+        self.errors.append((made.errc, made.message.decode()))
+        return 77
+
+    def _kept(self, value):
+        self.keep.append(value)
+        return ctypes.addressof(value)
+
+    def _buffers(self, arrays):
+        codes = dict(xla.DATA_TYPES)
+        places = [
+            self._kept(
+                xla.XLA_FFI_Buffer(
+                    48,
+                    None,
+                    codes[a.dtype.name],
+                    a.ctypes.data,
+                    a.ndim,
+                    self._kept((ctypes.c_int64 * a.ndim)(*a.shape)),
+                )
+            )
+            for a in arrays
+        ]
+        return self._kept((ctypes.c_void_p * len(places))(*places))
+
+    def _attributes(self, name):
+        texts = [self._kept(ctypes.create_string_buffer(text.encode())) for text in ("kernel", "words", name)]
+        spans = [self._kept(xla.XLA_FFI_ByteSpan(at, size)) for at, size in zip(texts, (6, 5, len(name)), strict=True)]
+        array = self._kept(xla.XLA_FFI_Array(xla.CODE_INT64, len(self.words), self.words.ctypes.data))
+        attributes = self.frame.attrs
+        attributes.size = 2
+        attributes.types = self._kept((ctypes.c_int * 2)(xla.ATTRIBUTE_STRING, xla.ATTRIBUTE_ARRAY))
+        attributes.names = self._kept((ctypes.c_void_p * 2)(*spans[:2]))
+        attributes.attrs = self._kept((ctypes.c_void_p * 2)(spans[2], array))
+
+    def run(self):
+        handler = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(targets.room().handler)
+        return handler(ctypes.addressof(self.frame))
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def test_a_frame_is_answered():
+    made = Made(add, [ones(5), ones(5) * 2], [np.zeros(5, np.float32)])
+    assert made.run() == 0 and made.errors == []
+    assert (made.results[0] == 3).all()
+
+
+def test_other_stages_do_nothing():
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
+    for stage in range(xla.STAGE_EXECUTE):
+        made.frame.stage = stage
+        assert made.run() == 0
+    assert not made.results[0].any()
+
+
+def test_metadata():
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
+    metadata = xla.XLA_FFI_Metadata(struct_size=ctypes.sizeof(xla.XLA_FFI_Metadata))
+    metadata.api_version.major_version = 99
+    base = xla.XLA_FFI_Extension_Base(type=xla.EXTENSION_METADATA)
+    extension = xla.XLA_FFI_Metadata_Extension(base, ctypes.addressof(metadata))
+    other = xla.XLA_FFI_Extension_Base(type=9, next=ctypes.addressof(extension))
+    made.frame.extension_start = ctypes.addressof(other)
+    assert made.run() == 0 and not made.results[0].any()
+    version = metadata.api_version
+    assert (version.major_version, version.minor_version) == (xla.KNOWN_MAJOR, xla.KNOWN_MINOR)
+    assert metadata.traits == xla.COMMAND_BUFFER_COMPATIBLE
+
+
+def test_a_frame_of_another_size_is_refused():
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
+    made.frame.struct_size = 100
+    assert made.run() == 77
+    assert made.errors == [
+        (xla.INTERNAL, "numbridge: XLA's call frame is smaller than the header that numbridge knows")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "result", "message"),
+    [
+        (
+            (ones(5), ones(5, dtype=np.float64)),
+            ones(5),
+            "parameter 1: wrong element type: wanted float32 .* got float64[5]",
+        ),
+        ((ones(5), ones(5, 1)), ones(5), "parameter 1: wrong rank: wanted float32 of 1 .* got float32[5, 1]"),
+        ((ones(5), ones(5)), ones(5, dtype=np.int32), "parameter 2: wrong element type"),
+        ((ones(5),), ones(5), "XLA passed 1 operands and 1 results"),
+    ],
+)
+def test_wrong_buffers_are_refused_with_a_text(arrays, result, message):
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
+    result[...] = 0
+    made.frame.args.size, made.frame.args.args = len(arrays), made._buffers(arrays)
+    made.frame.rets.rets = made._buffers([result])
+    assert made.run() == 77
+    ((code, said),) = made.errors
+    assert code == xla.INVALID_ARGUMENT and "kernel 'add' under JAX" in said
+    for part in message.split(" .* "):
+        assert part in said
+    assert not result.any()
+
+
+def test_wrong_words_are_refused():
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)], WORD_MAGIC=1)
+    assert made.run() == 77 and "carries no words of this version" in made.errors[0][1]
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)], WORD_COUNT=9)
+    assert made.run() == 77 and "carries no words of this version" in made.errors[0][1]
+
+
+def test_an_unknown_kernel_is_refused():
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)], WORD_KEY=123)
+    assert made.run() == 77
+    assert "no kernel that computes the same has been declared" in made.errors[0][1]
+    assert "nb.jax_kernel(add)" in made.errors[0][1] and not made.results[0].any()
+
+
+def test_a_raising_kernel_is_an_error():
+    made = Made(refuse, [-ones(5)], [np.zeros(5, np.float32)])
+    assert made.run() == 77
+    assert made.errors[0][0] == xla.INTERNAL and "raised an exception" in made.errors[0][1]
+
+
+def test_batches_go_through_the_frame():
+    table, rows = ones(1, 4) * 3, np.arange(12, dtype=np.float32).reshape(3, 4)
+    made = Made(add, [ones(4), ones(4)], [np.zeros(4, np.float32)], WORD_LEVELS=1)
+    out = np.zeros((3, 4), np.float32)
+    made.frame.args.args, made.frame.rets.rets = made._buffers([table, rows]), made._buffers([out])
+    assert made.run() == 0 and (out == rows + 3).all()
+    made.frame.args.args = made._buffers([ones(2, 4), rows])
+    assert made.run() == 77 and "parameter 0: wrong batch extents" in made.errors[0][1]
+
+
+def test_the_table_grows():
+    """More kernels than the first table has slots, and each one is still found."""
+    made = Made(add, [ones(5), ones(5)], [np.zeros(5, np.float32)])
+    room, parameters = targets.room(), plan_call(add, ADD, OPTIONS, [Operand((5,), np.dtype("f4"), False)] * 2).types
+    variant, before = variants_of(add).variant_of(parameters, "float32"), room.state[wl.ROOM_TABLE // 8]
+    first = int(made.words[1]) // 2
+    for k in range(600):
+        room.enter((first + k, -k - 1), variant)
+    assert room.state[wl.ROOM_TABLE // 8] != before
+    assert made.run() == 0 and (made.results[0] == 2).all()
+    for k in (0, 300, 599):
+        made.words[1:3] = first + k, -k - 1
+        assert made.run() == 0 and made.errors == []

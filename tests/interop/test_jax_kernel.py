@@ -1,0 +1,557 @@
+"""Kernels as JAX functions: inputs and outputs, dimensions, numbers, in-out arguments, types, and what is refused at trace time."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numbridge as nb
+
+a16 = jnp.arange(16, dtype=jnp.float32)
+
+
+@nb.kernel
+def triple(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = 3.0 * x[i]
+
+
+@nb.kernel
+def add(a: nb.array[int], b: nb.array[int], out: nb.array[int]):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+@nb.kernel
+def sincos(angle: nb.array[float], sin_out: nb.array[float], cos_out: nb.array[float]):
+    i = nb.tid()
+    sin_out[i] = nb.sin(angle[i])
+    cos_out[i] = nb.cos(angle[i])
+
+
+@nb.kernel
+def count(out: nb.array[int]):
+    i = nb.tid()
+    out[i] = i
+
+
+@nb.kernel
+def scale(x: nb.array[float], s: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * s
+
+
+@nb.kernel
+def scale_any(x, s, out):
+    i = nb.tid()
+    out[i] = x[i] * s
+
+
+@nb.kernel
+def matmul(a: nb.array2d[float], b: nb.array2d[float], c: nb.array2d[float]):
+    i, j = nb.tid()
+    n = a.shape[0]
+    m = b.shape[1]
+    if i < n and j < m:
+        s = nb.float32(0)
+        for k in range(a.shape[1]):
+            s += a[i, k] * b[k, j]
+        c[i, j] = s
+
+
+@nb.kernel
+def head_and_tail(a: nb.array[float], b: nb.array[float], c: nb.array[float]):
+    i = nb.tid()
+    b[i] = a[i]
+    c[0] = a[a.shape[0] - 1]
+
+
+@nb.kernel
+def row_sums(m: nb.array2d[float], sums: nb.array1d[float]):
+    i, j = nb.tid()
+    nb.atomic_add(sums, i, m[i, j])
+
+
+@nb.kernel
+def some(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = x[i]
+
+
+def test_one_input_and_one_output():
+    f = nb.jax_kernel(triple)
+    for run in (f, jax.jit(f), jax.jit(jax.jit(f))):
+        (out,) = run(a16)
+        assert isinstance(out, jax.Array) and out.dtype == jnp.float32
+        assert (out == 3 * a16).all()
+
+
+def test_several_outputs():
+    f = nb.jax_kernel(sincos, num_outputs=2)
+    s, c = jax.jit(f)(a16)
+    np.testing.assert_allclose(s, np.sin(a16), rtol=1e-6)
+    np.testing.assert_allclose(c, np.cos(a16), rtol=1e-6)
+
+
+def test_no_inputs():
+    f = nb.jax_kernel(count)
+    assert f(launch_dims=4)[0].tolist() == [0, 1, 2, 3]
+    assert jax.jit(lambda: f(launch_dims=(3,)))()[0].tolist() == [0, 1, 2]
+    assert nb.jax_kernel(count, launch_dims=2)()[0].tolist() == [0, 1]
+
+
+def test_launch_dims_of_each_call():
+    f = nb.jax_kernel(matmul)
+
+    @jax.jit
+    def run(a, b):
+        return f(a, b, launch_dims=(3, 4))[0], f(b.T, a.T, launch_dims=[4, 3])[0]
+
+    a, b = jnp.arange(6.0).reshape(3, 2), jnp.arange(8.0).reshape(2, 4)
+    one, two = run(a, b)
+    np.testing.assert_allclose(one, a @ b)
+    np.testing.assert_allclose(two, (a @ b).T)
+    np.testing.assert_allclose(nb.jax_kernel(matmul, launch_dims=(3, 4))(a, b)[0], a @ b)
+
+
+def test_output_dims():
+    f = nb.jax_kernel(head_and_tail, num_outputs=2)
+    b, c = f(a16)
+    assert b.shape == c.shape == (16,)
+    b, c = f(a16, output_dims=20)
+    assert b.shape == c.shape == (20,) and (b[:16] == a16).all() and not b[16:].any()
+    b, c = jax.jit(lambda x: f(x, output_dims={"b": 16, "c": (1,)}))(a16)
+    assert b.shape == (16,) and c.tolist() == [15]
+    b, c = f(a16, launch_dims=3, output_dims={"c": 2, "b": [5]})
+    assert b.tolist() == [0, 1, 2, 0, 0] and c.tolist() == [15, 0]
+    assert nb.jax_kernel(head_and_tail, 2, output_dims={"b": 16, "c": 1})(a16)[1].shape == (1,)
+
+
+def test_what_is_not_stored_is_zero():
+    f = nb.jax_kernel(some)
+    x = jnp.array([-1.0, 2, -3, 4] * 100)
+    for run in (f, jax.jit(f)):
+        for _ in range(5):
+            assert (run(x)[0] == jnp.maximum(x, 0)).all()
+            jnp.full(400, 7.0).block_until_ready()  # leaves memory behind that is not zero
+
+
+def test_an_empty_launch():
+    assert nb.jax_kernel(triple)(jnp.zeros(0))[0].shape == (0,)
+    assert nb.jax_kernel(triple)(a16, launch_dims=0, output_dims=3)[0].tolist() == [0, 0, 0]
+
+
+def test_in_out_arguments():
+    f = nb.jax_kernel(row_sums, in_out_argnames=["sums"])
+    m, start = jnp.arange(12.0).reshape(3, 4), jnp.ones(3)
+    for run in (f, jax.jit(f)):
+        (sums,) = run(m, start)
+        assert sums.tolist() == [7, 23, 39] and start.tolist() == [1, 1, 1]
+
+
+def test_a_donated_argument_is_used_in_place():
+    f = jax.jit(nb.jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
+    m, start = jnp.ones((300, 4)), jnp.zeros(300)
+    where = start.unsafe_buffer_pointer()
+    (sums,) = f(m, start)
+    assert sums.unsafe_buffer_pointer() == where and start.is_deleted() and (sums == 4).all()
+
+
+@nb.kernel
+def mixed(x: nb.array[float], state: nb.array[float], k: int, out: nb.array[float], last: nb.array[int]):
+    i = nb.tid()
+    state[i] += x[i]
+    out[i] = state[i] * k
+    last[i] = k
+
+
+def test_in_out_arguments_come_first_among_the_outputs():
+    f = nb.jax_kernel(mixed, num_outputs=3, in_out_argnames=["state"])
+    state, out, last = jax.jit(f)(a16, a16, jnp.int32(3))
+    assert (state == 2 * a16).all() and (out == 6 * a16).all() and (last == 3).all()
+    assert [x.dtype for x in f(a16, a16, 3)] == [jnp.float32, jnp.float32, jnp.int32]
+
+
+def test_numbers():
+    f = nb.jax_kernel(scale)
+    want = (2.5 * a16).tolist()
+    assert f(a16, 2.5)[0].tolist() == want
+    assert f(a16, np.float64(2.5))[0].tolist() == want
+    assert f(a16, jnp.float32(2.5))[0].tolist() == want
+    assert f(a16, 2)[0].tolist() == (2 * a16).tolist()
+    assert jax.jit(f)(a16, 2.5)[0].tolist() == want
+    assert jax.jit(f)(a16, jnp.int32(2))[0].tolist() == (2 * a16).tolist()
+    assert jax.jit(f, static_argnums=1)(a16, 2.5)[0].tolist() == want
+    assert jax.jit(lambda x: f(x, 2.5))(a16)[0].tolist() == want
+
+
+def test_a_static_number_is_an_attribute_and_compiles_no_kernel():
+    f = nb.jax_kernel(scale)
+    programs = [jax.jit(lambda x, s=s: f(x, s)).lower(a16) for s in (2.0, 3.0)]
+    texts = [program.as_text() for program in programs]
+    words = [re.search(r"words = dense<([^>]*)>", text).group(1) for text in texts]
+    assert all("custom_call @numbridge_launch(%arg0)" in text and 'kernel = "scale"' in text for text in texts)
+    assert words[0] != words[1] and words[0].split(",")[:20] == words[1].split(",")[:20]
+
+
+def test_a_new_number_in_an_eager_call_compiles_nothing(caplog):
+    f = nb.jax_kernel(scale)
+    f(a16, 1.0)
+    with jax.log_compiles():
+        for k in range(20):
+            assert np.asarray(f(a16, float(k))[0])[1] == k
+        assert "Compiling" not in caplog.text
+        f(np.ones(17, np.float32), 1.0)
+        assert "Compiling" in caplog.text
+
+
+def test_unannotated_parameters_take_what_comes():
+    f = nb.jax_kernel(scale_any)
+    assert f(a16, 2.0)[0].dtype == jnp.float32
+    assert f(jnp.arange(3), 2)[0].tolist() == [0, 2, 4]
+    assert f(jnp.arange(3), 2)[0].dtype == jnp.int32
+    assert jax.jit(f)(a16, 0.5)[0].tolist() == (a16 / 2).tolist()
+    assert f(a16.astype(jnp.int8), jnp.int8(2))[0].dtype == jnp.int8
+
+
+@pytest.fixture
+def wide():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def test_a_python_float_follows_the_arrays(wide):
+    f, third = nb.jax_kernel(scale_any), 1 / 3
+    for run in (f, jax.jit(f, static_argnums=1), jax.jit(f)):
+        for dtype in (jnp.float64, jnp.float32, jnp.float64):
+            (out,) = run(jnp.ones(3, dtype), third)
+            assert out.dtype == dtype and out[0] == dtype(third)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint16", "int32", "uint64", "float32", "float64", "complex64", "complex128"]
+)
+def test_dtypes(wide, dtype):
+    @nb.kernel
+    def copy(x, out):
+        i = nb.tid()
+        out[i] = x[i]
+
+    x = jnp.arange(5).astype(dtype)
+    (out,) = jax.jit(nb.jax_kernel(copy))(x)
+    assert out.dtype == dtype and (out == x).all()
+
+
+def test_transposed_arrays_arrive_in_c_order():
+    @nb.kernel
+    def flat(x: nb.array2d[float], out: nb.array2d[float]):
+        i, j = nb.tid()
+        out[i, j] = x[i, j] + 10 * j
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    (out,) = jax.jit(lambda x: nb.jax_kernel(flat)((x * 2).T))(x)
+    assert (out == (2 * x).T + 10 * jnp.arange(2)).all()
+
+
+def test_arrays_of_numpy():
+    assert (nb.jax_kernel(triple)(np.arange(4, dtype=np.float32))[0] == 3 * jnp.arange(4)).all()
+
+
+def test_large_launches_run_on_all_threads():
+    f = nb.jax_kernel(triple)
+    x = jnp.arange(1 << 20, dtype=jnp.float32)
+    assert (f(x)[0] == 3 * x).all()
+    batch = x.reshape(1 << 10, 1 << 10)
+    assert (jax.vmap(f)(batch)[0] == 3 * batch).all()
+    assert (jax.vmap(f)(batch[:, :7])[0] == 3 * batch[:, :7]).all()
+
+
+def test_a_raising_kernel_is_an_error():
+    @nb.kernel
+    def positive(x: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        assert x[i] > 0
+        out[i] = x[i]
+
+    f = jax.jit(nb.jax_kernel(positive))
+    f(a16 + 1)
+    with pytest.raises(
+        (jax.errors.JaxRuntimeError, ValueError), match=r"kernel 'positive' under JAX raised an exception"
+    ):
+        jax.block_until_ready(f(-a16))
+
+
+def test_side_effects():
+    f = nb.jax_kernel(triple)
+    g = nb.jax_kernel(triple, has_side_effect=True)
+
+    def unused(h):
+        return jax.jit(lambda x: (h(x), x + 1)[1]).lower(a16).compile().as_text()
+
+    assert "numbridge_launch" not in unused(f) and "numbridge_launch" in unused(g)
+    assert (g(a16)[0] == 3 * a16).all()
+
+
+def test_globals_are_those_of_the_trace_and_an_eager_call_sees_new_ones():
+    f = nb.jax_kernel(uses_factor)
+    jitted = jax.jit(f)
+    try:
+        assert f(a16)[0][1] == 2 and jitted(a16)[0][1] == 2
+        globals()["FACTOR"] = 5
+        assert f(a16)[0][1] == 5 and jitted(a16)[0][1] == 2
+        assert jax.jit(lambda x: f(x))(a16)[0][1] == 5
+    finally:
+        globals()["FACTOR"] = 2
+
+
+FACTOR = 2
+
+
+@nb.kernel
+def uses_factor(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * FACTOR
+
+
+def test_control_flow():
+    f = nb.jax_kernel(triple)
+    assert (jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: f(y)[0], x))(a16) == 27 * a16).all()
+    assert (jax.lax.scan(lambda c, _: (f(c)[0], None), a16, None, length=2)[0] == 9 * a16).all()
+    assert (jax.jit(lambda p, x: jax.lax.cond(p, lambda y: f(y)[0], lambda y: y, x))(True, a16) == 3 * a16).all()
+    assert jax.eval_shape(f, a16)[0].shape == (16,)
+    assert (jax.checkpoint(lambda x: f(x)[0])(a16) == 3 * a16).all()
+    with jax.disable_jit():
+        assert (f(a16)[0] == 3 * a16).all()
+
+
+def test_there_is_no_derivative():
+    f = nb.jax_kernel(triple)
+    with pytest.raises(
+        nb.KernelUnsupportedError, match=r"kernel 'triple' under JAX has no derivative; .*jax\.custom_jvp"
+    ):
+        jax.grad(lambda x: f(x)[0].sum())(a16)
+    with pytest.raises(nb.KernelUnsupportedError, match=r"'triple': enable_backward=True is not implemented yet"):
+        nb.jax_kernel(triple, enable_backward=True)
+    assert (jax.grad(lambda x: (f(jax.lax.stop_gradient(x))[0] * x).sum())(a16) == 3 * a16).all()
+
+
+@nb.kernel
+def reads_scalar(x: nb.array[float], k: nb.int8, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] + k
+
+
+@nb.kernel
+def untyped(a, b, out):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+@nb.kernel
+def writes_input(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    x[i] = 1
+    out[i] = x[i]
+
+
+CALLS = {
+    "dtype": (
+        lambda x: nb.jax_kernel(triple)(x.astype(int)),
+        r"argument 'x': wanted array1d\[float32\], got int32\[16\]; use x.as",
+    ),
+    "rank": (
+        lambda x: nb.jax_kernel(triple)(x.reshape(4, 4)),
+        r"argument 'x': wanted array1d\[float32\], of 1 .*float32\[4, 4\]",
+    ),
+    "count": (
+        lambda x: nb.jax_kernel(triple)(x, x),
+        r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned",
+    ),
+    "scalar": (lambda x: nb.jax_kernel(scale)(x, x), r"argument 's': wanted a scalar float32, got float32\[16\]"),
+    "array": (lambda x: nb.jax_kernel(triple)(2.0), r"argument 'x': wanted array1d\[float32\], got .*; pass an array"),
+    "lossy": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, x[0]),
+        r"argument 'k': wanted int8, got float32\[\], which would lose",
+    ),
+    "lossy number": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, 1.5),
+        r"argument 'k': wanted int8, got a float.*would lose",
+    ),
+    "too large": (
+        lambda x: nb.jax_kernel(reads_scalar)(x, 300),
+        r"argument 'k': 300 does not fit into int8 \(-128 to 127\)",
+    ),
+    "object": (
+        lambda x: nb.jax_kernel(triple)([1.0]),
+        r"argument 'x': wanted a JAX array or a number, got list; .*asarray",
+    ),
+    "no dims": (
+        lambda x: nb.jax_kernel(count)(),
+        r"kernel 'count' under JAX: no launch dimensions: .*pass launch_dims",
+    ),
+    "dims rank": (
+        lambda x: nb.jax_kernel(triple)(x, launch_dims=(4, 4)),
+        r"dim of kernel 'triple': \(4, 4\) has 2 dimension",
+    ),
+    "inferred rank": (
+        lambda x: nb.jax_kernel(untyped)(x.reshape(4, 4), x),
+        r"argument 'a': its shape \(4, 4\) .*pass launch_dims",
+    ),
+    "negative dims": (lambda x: nb.jax_kernel(triple)(x, launch_dims=-1), r"launch_dims: -1 has a negative extent"),
+    "odd dims": (
+        lambda x: nb.jax_kernel(triple)(x, launch_dims="4"),
+        r"launch_dims: wanted an int or a tuple of ints, got '4'",
+    ),
+    "too many threads": (
+        lambda x: nb.jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)),
+        r"argument 'a': wanted array2d",
+    ),
+    "grid": (
+        lambda x: nb.jax_kernel(count)(launch_dims=1 << 64, output_dims=1),
+        r"is more threads than 64 bits can count",
+    ),
+    "output rank": (
+        lambda x: nb.jax_kernel(triple)(x, output_dims=(4, 4)),
+        r"output 'out': it is annotated as array1d\[float32\]",
+    ),
+    "output name": (
+        lambda x: nb.jax_kernel(triple)(x, output_dims={"y": 4}),
+        r"output_dims names 'y', and the outputs are out",
+    ),
+    "output missing": (
+        lambda x: nb.jax_kernel(sincos, 2)(x, output_dims={"sin_out": 4}),
+        r"has no entry for 'cos_out'",
+    ),
+    "output in-out": (
+        lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), x[:4], output_dims={"sums": 4}),
+        r"output_dims names 'sums', an in-out argument",
+    ),
+    "output dtype": (
+        lambda x: nb.jax_kernel(untyped)(x, x.astype(int)),
+        r"output 'out': its dtype cannot be inferred, because the array arguments have 2 different dtypes; annotate it",
+    ),
+    "written": (lambda x: nb.jax_kernel(writes_input)(x), r"argument 'x': the kernel writes to it, .*in_out_argnames"),
+    "never written": (lambda x: nb.jax_kernel(triple, 2)(), r"no launch dimensions"),
+    "read output": (lambda x: nb.jax_kernel(scale, 3)(launch_dims=4), r"output 's': an output must be an array"),
+    "never": (lambda x: nb.jax_kernel(triple, 2)(launch_dims=4), r"output 'x': the kernel never writes to it"),
+    "method": (
+        lambda x: nb.jax_kernel(triple)(x, vmap_method="all"),
+        r"vmap_method is 'all'; it must be one of broadcast_all",
+    ),
+    "key": (lambda x: nb.jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
+    "half": (
+        lambda x: nb.jax_kernel(scale_any)(x.astype(jnp.float16), 2.0),
+        r"'x' has elements of float16.*convert it to float32",
+    ),
+    "in-out number": (
+        lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), 1.0),
+        r"argument 'sums': an in-out argument must be an array",
+    ),
+    "wide": (
+        lambda x: nb.jax_kernel(wide_output)(x),
+        r"output 'out': JAX would narrow float64; set jax.config.update\('jax_enable_x64', True\)",
+    ),
+}
+
+
+@nb.kernel
+def wide_output(x: nb.array[float], out: nb.array[nb.float64]):
+    i = nb.tid()
+    out[i] = x[i]
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_what_is_wrong_is_said_when_it_is_traced(case):
+    call, message = CALLS[case]
+    with pytest.raises(nb.NumbridgeError, match=message):
+        call(a16)
+    with pytest.raises(nb.NumbridgeError, match=message):
+        jax.eval_shape(call, a16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_outputs": 0}, r"kernel 'mixed': num_outputs=0 must be at least 1"),
+        ({"num_outputs": 6}, r"num_outputs=6, and there are only 5 parameters \(x, state, k, out, last\)"),
+        ({"num_outputs": "2"}, r"num_outputs is '2'; it must be an int"),
+        ({"in_out_argnames": ["y"]}, r"in_out_argnames names 'y', and the parameters are x, state"),
+        ({"in_out_argnames": "state"}, r"in_out_argnames is the string 'state'; pass a list of names"),
+        (
+            {"in_out_argnames": ["x", "x"], "num_outputs": 2},
+            r"in_out_argnames names 'x' twice; an output is named once",
+        ),
+        (
+            {"in_out_argnames": ["x", "state"]},
+            r"num_outputs=1 must be at least 1 and count the 2 in-out argument\(s\) \(x, state\)",
+        ),
+        (
+            {"in_out_argnames": ["out"], "num_outputs": 3},
+            r"'out' is an output twice: it is in in_out_argnames and among the last 2",
+        ),
+        ({"vmap_method": None}, r"vmap_method is None; it must be one of"),
+    ],
+)
+def test_contradictions_are_refused_when_a_kernel_is_wrapped(options, message):
+    with pytest.raises(nb.NumbridgeError, match=message):
+        nb.jax_kernel(mixed, **options)
+
+
+def test_only_kernels_are_wrapped():
+    with pytest.raises(nb.NumbridgeTypeError, match=r"jax_kernel: wanted a kernel, got .*decorate"):
+        nb.jax_kernel(lambda x: x)
+
+
+def test_a_function_of_jax_looks_like_its_kernel():
+    f = nb.jax_kernel(triple)
+    assert f.__name__ == "triple" and f.kernel is triple
+    assert repr(f) == "<JAX function of <kernel triple(x: array1d[float32], out: array1d[float32])>>"
+
+
+def test_eager_calls_do_not_grow(growth):
+    f, g = nb.jax_kernel(triple), nb.jax_kernel(scale)
+    numbers = iter(range(100_000))
+    assert growth(lambda: (f(a16), g(a16, float(next(numbers)))), 10_000) < 2 << 20
+
+
+def test_calls_with_ever_new_dims_do_not_grow():
+    f = nb.jax_kernel(triple)
+    for n in range(300):
+        f(a16, launch_dims=n % 17, output_dims=16 + n)
+    assert len(f._calls) <= 256
+    gc.collect()
+
+
+def test_partial_application():
+    f = functools.partial(nb.jax_kernel(triple), launch_dims=2, output_dims=2)
+    assert jax.jit(f)(a16)[0].tolist() == [0, 3]
+
+
+def test_the_warm_path_needs_no_numba(run_python, tmp_path):
+    code = """
+        import sys
+        import jax.numpy as jnp, jax
+        import numbridge as nb
+
+        @nb.kernel
+        def triple(x: nb.array[float], out: nb.array[float]):
+            i = nb.tid()
+            out[i] = 3.0 * x[i]
+
+        f = jax.jit(jax.vmap(nb.jax_kernel(triple)))
+        print(f(jnp.ones((2, 3)))[0].tolist(), "numba" in sys.modules)
+    """
+    path = tmp_path / "warm.py"
+    path.write_text(textwrap.dedent(code))
+    run = f"import runpy; runpy.run_path({str(path)!r})"
+    run_python(run)
+    assert run_python(run) == "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]] False\n"
