@@ -30,7 +30,7 @@ from numbridge.kernels.source import (
     is_dispatcher,
 )
 
-__all__ = ["Emitted", "emit"]
+__all__ = ["Emitted", "Rewritten", "describe_namespace", "emit", "rewrite"]
 
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
@@ -68,6 +68,40 @@ class Emitted:
     has_loop: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A kernel and its device functions as syntax trees, rewritten for one floating type.
+
+    What is compiled is the text of these trees; whoever needs the program itself, such as the derivatives, reads the
+    same trees, whose nodes have the positions of the original source.
+
+    Attributes
+    ----------
+    program : Program
+        Where the functions come from.
+    trees : dict of int to ast.FunctionDef
+        The functions, by the identity of their `FunctionSource`, callee before caller.
+    names : dict of int to str
+        What each is called in the text, by the same identity.
+    hidden, namespace
+        As in `Emitted`.
+    """
+
+    program: Program
+    trees: dict[int, ast.FunctionDef]
+    names: dict[int, str]
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+
+
+def rewrite(source: FunctionSource, weak_float: str) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`."""
+    program = Program(source)
+    writer = _Writer(program, weak_float)
+    trees = {id(part): writer.tree(part) for part in program.sources}
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
+
+
 def emit(source: FunctionSource, weak_float: str) -> Emitted:
     """Return the text of a kernel for one floating type, for the CPU.
 
@@ -83,16 +117,19 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    program = Program(source)
-    writer = _Writer(program, weak_float)
-    parts = [writer.function(part) for part in program.sources]
+    rewritten = rewrite(source, weak_float)
+    program = rewritten.program
+    parts = [
+        f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"
+        for part in program.sources
+    ]
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(
         "\n\n\n".join(parts),
-        writer.names[id(source)],
-        writer.hidden,
-        writer.namespace,
-        "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
+        rewritten.names[id(source)],
+        rewritten.hidden,
+        rewritten.namespace,
+        describe_namespace(rewritten.namespace, program),
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
     )
@@ -183,16 +220,15 @@ class _Writer:
             return np.complex128 if wide else np.complex64
         return np.float64 if wide else np.float32
 
-    def function(self, source: FunctionSource) -> str:
-        """Return one function's text."""
+    def tree(self, source: FunctionSource) -> ast.FunctionDef:
+        """Return one function's syntax tree."""
         tree = copy.deepcopy(source.tree)
         body = _Rewriter(self, source).rewrite(tree)
         body.name = self.names[id(source)]
         body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
         body.args.posonlyargs = []
         body.decorator_list = [ast.Name("_nb_device", ast.Load())]
-        text = ast.unparse(ast.fix_missing_locations(body))
-        return f"# {source.name}, {source.filename}:{source.tree.lineno}\n{text}"
+        return ast.fix_missing_locations(body)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -207,6 +243,13 @@ class _Rewriter(ast.NodeTransformer):
         tree.body = [self.visit(statement) for statement in tree.body]
         tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
         return tree
+
+    def visit(self, node: ast.AST) -> Any:
+        """Rewrite a node; what takes its place is at the same position of the source."""
+        made = super().visit(node)
+        if made is not node and isinstance(made, ast.expr | ast.stmt) and not hasattr(made, "lineno"):
+            ast.copy_location(made, node)
+        return made
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Drop a statement that only gives a function a local name."""
@@ -332,6 +375,11 @@ class _Rewriter(ast.NodeTransformer):
 def _tuple(expressions: list[str]) -> ast.expr:
     text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
     return ast.parse(text, mode="eval").body
+
+
+def describe_namespace(namespace: dict[str, Any], program: Program) -> bytes:
+    """Return what determines the values of a text's globals; equal in every process for equal programs."""
+    return "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(namespace.items())).encode()
 
 
 def _describe(value: Any, program: Program) -> str:
