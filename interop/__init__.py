@@ -90,7 +90,7 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
-from numbridge.kernels.kernel import Kernel, func, kernel
+from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
     bfloat16,
@@ -226,6 +226,7 @@ __all__ = [
     "full",
     "full_like",
     "func",
+    "func_grad",
     "get_device",
     "get_devices",
     "int8",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -49,7 +49,7 @@ class Emitted:
         The name of that last function.
     hidden : tuple of str
         Its leading parameters: thread indices, then the block and grid dimensions that are used.
-    namespace : dict
+    namespace : mapping
         The globals of the text. The back end adds `_nb_device`, `_nb_atomic_*` and `_nb_local_array`.
     fingerprint : bytes
         Determines the compiled code together with the text; equal in every process for equal programs.
@@ -57,15 +57,19 @@ class Emitted:
         Whether a `raise` or an `assert` can be reached.
     has_loop : bool
         Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
+    sums : tuple of (str, str)
+        For derivatives: parameters that the function does not take, and the index of the element to which the sum of
+        what the threads return is added; see `range_source`.
     """
 
     text: str
     entry: str
     hidden: tuple[str, ...]
-    namespace: dict[str, Any]
+    namespace: Mapping[str, Any]
     fingerprint: bytes
     may_raise: bool
     has_loop: bool
+    sums: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +98,15 @@ class Rewritten:
     namespace: dict[str, Any]
 
 
-def rewrite(source: FunctionSource, weak_float: str) -> Rewritten:
+def rewrite(source: FunctionSource, weak_float: str, *, gradients: bool = False) -> Rewritten:
     """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`."""
-    program = Program(source)
+    program = Program(source, gradients=gradients)
     writer = _Writer(program, weak_float)
     trees = {id(part): writer.tree(part) for part in program.sources}
     return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
 
 
-def emit(source: FunctionSource, weak_float: str) -> Emitted:
+def emit(source: FunctionSource, weak_float: str, *, gradients: bool = False) -> Emitted:
     """Return the text of a kernel for one floating type, for the CPU.
 
     Parameters
@@ -111,13 +115,15 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         The kernel.
     weak_float : {'float32', 'float64'}
         What float literals, Python floats in globals, and ``float(x)`` become.
+    gradients : bool
+        Whether the derivatives by hand of device functions are written too.
 
     Raises
     ------
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    rewritten = rewrite(source, weak_float)
+    rewritten = rewrite(source, weak_float, gradients=gradients)
     program = rewritten.program
     parts = [
         f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"

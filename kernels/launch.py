@@ -193,9 +193,12 @@ def launch(
     dim: Any,
     inputs: Sequence[Any] = (),
     outputs: Sequence[Any] = (),
+    adj_inputs: Sequence[Any] = (),
+    adj_outputs: Sequence[Any] = (),
     *,
     device: Any = None,
     stream: Any = None,
+    adjoint: bool = False,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -211,10 +214,17 @@ def launch(
     inputs, outputs : sequence
         The kernel's arguments, in order: inputs, then outputs. Arrays of any framework go straight in, share their memory
         with the kernel, and are kept alive until it ends.
+    adj_inputs, adj_outputs : sequence
+        With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
+        floating scalar), or None where no gradient is wanted. Gradients are added; the adjoint of an element that the
+        kernel overwrites ends as that of what it held before.
     device : Device or str, optional
         Where to run; by default where the arguments lie.
     stream : None
         Streams are CUDA's; on the CPU a launch has ended when it returns.
+    adjoint : bool
+        Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
+        hold what they held before the kernel ran; they end as they were.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
@@ -238,10 +248,13 @@ def launch(
         )
     if stream is not None:
         raise DeviceError(f"launch of kernel {kernel.name!r}: a stream needs CUDA, and kernels run on the CPU here")
-    if record_cmd:
-        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if adjoint or adj_inputs or adj_outputs:
+        _launch_adjoint(kernel, dim, (inputs, outputs, adj_inputs, adj_outputs), adjoint and not record_cmd)
+        return None
+    if record_cmd:
+        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     quick = (dim, block_dim)
     known = kernel.launchers.get(quick) if type(dim) is int or type(dim) is tuple else None
     if known is None:
@@ -252,6 +265,16 @@ def launch(
             kernel.launchers[quick] = known
     known(*inputs, *outputs)
     return None
+
+
+def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
+    from numbridge.kernels.adjoint.derive import launch_adjoint
+
+    if not possible:
+        raise NumbridgeValueError(
+            f"launch of kernel {kernel.name!r}: adj_inputs and adj_outputs go with adjoint=True, and not with record_cmd"
+        )
+    launch_adjoint(kernel, dim, *arguments)
 
 
 class Launch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from numbridge.kernels.readers import Description, describe, reader_of, unreadab
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["Variant", "Variants", "variants_of"]
+__all__ = ["Variant", "Variants", "bound_types", "check_array", "check_writable", "compiled_variant", "variants_of"]
 
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
@@ -102,6 +102,7 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
     def specialise(self, arguments: Sequence[Any]) -> None:
         """Make the compiled entry recognise these arguments.
@@ -120,8 +121,8 @@ class Variants:
         found = [describe(argument) for argument in arguments]
         with self._lock:
             self._forget_old_globals()
-            variant = self._variant(self._types(arguments, found))
-            self._install(variant, found)
+            self.last = self._types(arguments, found)
+            self._install(self._variant(self.last), found)
 
     def variant_for(self, arguments: Sequence[Any]) -> Variant:
         """Return the variant that these arguments run."""
@@ -140,27 +141,16 @@ class Variants:
             self._variants, self._specialisations, self._dependencies = {}, {}, now
 
     def _types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
-        kernel = self.kernel
-        ranks = {p.name: d.ndim for p, d in zip(kernel.parameters, found, strict=True) if d.is_array}
-        written = kernel.source.written(ranks)
-        checked = [
-            _check(kernel.name, parameter, argument, description, written=parameter.name in written)
-            for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
-        ]
-        weak = _weak_float(checked, found)
-        contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
-        types = [
-            ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
-            if d.is_array
-            else ScalarType(p.name, row or _weak_scalar(d, weak))
-            for p, row, d in zip(kernel.parameters, checked, found, strict=True)
-        ]
-        return tuple(types), weak
+        ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
+        return bound_types(self.kernel, arguments, found, self.kernel.source.written(ranks))
 
     def _variant(self, key: tuple[tuple[ParameterType, ...], str]) -> Variant:
         if key not in self._variants:
-            self._variants[key] = compile_variant(self.kernel, *key)
+            self._variants[key] = self._compile(*key)
         return self._variants[key]
+
+    def _compile(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+        return compiled_variant(self.kernel, emit(self.kernel.source, weak), parameters, weak)
 
     def _install(self, variant: Variant, found: Sequence[Description]) -> None:
         words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
@@ -176,10 +166,35 @@ class Variants:
         self.table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
 
 
+def bound_types(
+    kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], written: Collection[str]
+) -> tuple[tuple[ParameterType, ...], str]:
+    """Return the types that a kernel's arguments are bound to, and its floating type.
+
+    Raises
+    ------
+    NumbridgeError
+        If an argument does not fit its parameter, or one that is `written` may not be.
+    """
+    checked = [
+        _check(kernel.name, parameter, argument, description, written=parameter.name in written)
+        for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
+    ]
+    weak = _weak_float(checked, found)
+    contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
+    types = [
+        ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
+        if d.is_array
+        else ScalarType(p.name, row or _weak_scalar(d, weak))
+        for p, row, d in zip(kernel.parameters, checked, found, strict=True)
+    ]
+    return tuple(types), weak
+
+
 def variants_of(kernel: Kernel) -> Variants:
     """Return a kernel's variants, which live as long as it does."""
     if kernel.variants is None:
-        kernel.variants = Variants(kernel)
+        kernel.variants = kernel.new_variants()
     found: Variants = kernel.variants
     return found
 
@@ -245,9 +260,9 @@ def _check(
             f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {_array_text(found)} "
             f"({_kind_text(argument)}); pass a number, such as array.item()"
         )
-    row = _check_array(where, parameter.annotation, argument, found)
+    row = check_array(where, parameter.annotation, argument, found)
     if written:
-        _check_writable(where, argument, found)
+        check_writable(where, argument, found)
     return row
 
 
@@ -265,7 +280,8 @@ def _array_text(found: Description) -> str:
     return f"a {found.ndim}-d array of {name} with shape {found.shape}"
 
 
-def _check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+def check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+    """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
     got = f"{_array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
         raise ConversionError(
@@ -293,7 +309,8 @@ def _check_array(where: str, annotation: Any, argument: Any, found: Description)
     return found.scalar
 
 
-def _check_writable(where: str, argument: Any, found: Description) -> None:
+def check_writable(where: str, argument: Any, found: Description) -> None:
+    """Raise if an array may not be written to."""
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
             f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable; pass a copy in an array that may be "
@@ -375,9 +392,8 @@ def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
     return scalars.by_name(names[found.kind])
 
 
-def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
-    """Return native code for a kernel, from disk or from Numba."""
-    emitted = emit(kernel.source, weak)
+def compiled_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code for a kernel's emitted text, from disk or from Numba."""
     text = _generated_source(kernel, parameters, emitted)
     fastmath = bool(kernel.options.get("fastmath"))
     key = digest(
@@ -414,6 +430,7 @@ def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitt
         kernel.source.index_rank,
         emitted.hidden,
         may_raise=emitted.may_raise,
+        sums=dict(emitted.sums),
     )
     head = f"# Generated from kernel {kernel.name!r} for ({listed}) on the CPU.\n\n"
     return f"{head}{emitted.text}\n\n\n{loop}"

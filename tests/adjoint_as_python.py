@@ -6,6 +6,7 @@ What compiled code gets from the back end (atomics, arrays and stacks of the thr
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +16,19 @@ import numpy as np
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.emit import program_text
+from numbridge.kernels.adjoint.forward import forward
 from numbridge.kernels.adjoint.ir import Program
+from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
 from numbridge.kernels.emission import emit, rewrite
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 
 
-class Stack(list):
-    """A stack; `stack[2]` is its height, as in compiled code."""
-
-    def __getitem__(self, place: Any) -> Any:
-        return len(self) if place == 2 else super().__getitem__(place)
-
-
-def _remember(log: Stack, array: Any, index: Any) -> None:
+def _remember(log: list[Any], array: Any, index: Any) -> None:
     log.append((index, array[index]))
 
 
-def _undo(log: Stack, array: Any, mark: int) -> None:
+def _undo(log: list[Any], array: Any, mark: int) -> None:
     while len(log) > mark:
         index, value = log.pop()
         array[index] = value
@@ -54,7 +50,8 @@ RUNTIME: dict[str, Any] = {
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
     "_nb_add": _atomic_add,
-    "_nb_stack_new": Stack,
+    "_nb_stack_new": list,
+    "_nb_stack_height": len,
     "_nb_stack_free": lambda stack: None,
     "_nb_stack_push": lambda stack, value: stack.append(value),
     "_nb_stack_pop": lambda stack, like: stack.pop(),
@@ -79,16 +76,12 @@ def types_of(kernel: Any, arguments: Sequence[Any]) -> list[ParameterType]:
 
 def program_of(kernel: Any, arguments: Sequence[Any], weak: str = "float64") -> Program:
     """Return a kernel as a program for some arguments."""
-    return build(rewrite(kernel.source, weak), types_of(kernel, arguments))
+    return build(rewrite(kernel.source, weak, gradients=True), types_of(kernel, arguments))
 
 
 def floats_of(kernel: Any, arguments: Sequence[Any]) -> list[str]:
     """Return the parameters that could have a gradient."""
-    return [
-        p.name
-        for p, a in zip(kernel.parameters, arguments, strict=True)
-        if np.asarray(a).dtype.kind == "f"
-    ]
+    return [p.name for p, a in zip(kernel.parameters, arguments, strict=True) if np.asarray(a).dtype.kind == "f"]
 
 
 def function(text: str, name: str, namespace: dict[str, Any]) -> Any:
@@ -129,13 +122,66 @@ def run_adjoint(
     return made
 
 
+def tangent_program(kernel: Any, arguments: Sequence[Any], wanted: Sequence[str]) -> Program:
+    """Return the tangent of a kernel."""
+    return forward(program_of(kernel, arguments), wanted)
+
+
+def run_program(program: Program, dim: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Run a program."""
+    run = function(program_text(program, "program"), "program", program.namespace)
+    over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments))
+
+
+def run_tangent(
+    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], tangents: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the tangents of all arrays after a kernel, given those of its floating arguments before it."""
+    program = tangent_program(kernel, arguments, list(tangents))
+    copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    moved = {name: t.copy() if isinstance(t, np.ndarray) and t.ndim else t for name, t in tangents.items()}
+    order = [p.name for p in kernel.parameters if p.name in moved]
+    run_program(program, dim, [*copies, *(moved[name] for name in order)])
+    for got, wanted in zip(copies, oracle(kernel, dim, arguments), strict=True):
+        assert np.array_equal(got, wanted, equal_nan=True)
+    return {name: np.asarray(moved[name]) for name in order}
+
+
+def run_second(
+    kernel: Any,
+    dim: Sequence[int],
+    arguments: Sequence[Any],
+    tangents: dict[str, Any],
+    cotangents: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Return the gradients, by the arguments, of sum(cotangent * tangent after the kernel)."""
+    program = tangent_program(kernel, arguments, list(tangents))
+    order = [p.name for p in kernel.parameters if p.name in tangents]
+    wanted = [*order, *(f"{TANGENT}{name}" for name in order)]
+    made = reverse(program, wanted, "second")
+    run = function(made.text, made.name, program.namespace)
+    kinds = {name: np.zeros(np.shape(tangents[name])) for name in order}
+    adjoints = {name: kinds[name].copy() for name in order}
+    adjoints |= {f"{TANGENT}{name}": cotangents.get(name, kinds[name]).copy() for name in order}
+    given = [*arguments, *(tangents[name] for name in order), *(adjoints[name] for name in made.arrays)]
+    results = over(dim, lambda *index: run(*index[: len(program.hidden)], *given))
+    for k, name in enumerate(made.scalars):
+        adjoints[name] = sum(float(result[k]) for result in results)
+    return adjoints
+
+
 def oracle(kernel: Any, dim: Sequence[int], arguments: Sequence[Any]) -> list[np.ndarray]:
     """Return what a kernel makes of copies of its arguments: its own emitted text, which no program has touched."""
-    emitted = emit(kernel.source, "float64")
-    run = function(emitted.text, emitted.entry, emitted.namespace)
+    run, hidden = _emitted(kernel)
     copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-    over(dim, lambda *index: run(*index[: len(emitted.hidden)], *copies))
+    over(dim, lambda *index: run(*index[:hidden], *copies))
     return [np.asarray(c) for c in copies]
+
+
+@functools.cache
+def _emitted(kernel: Any) -> tuple[Any, int]:
+    emitted = emit(kernel.source, "float64")
+    return function(emitted.text, emitted.entry, dict(emitted.namespace)), len(emitted.hidden)
 
 
 def float_arrays(arguments: Sequence[Any]) -> list[int]:
@@ -143,7 +189,9 @@ def float_arrays(arguments: Sequence[Any]) -> list[int]:
     return [k for k, a in enumerate(arguments) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
 
 
-def differences(kernel: Any, dim: Sequence[int], arguments: Sequence[Any], cotangents: dict[int, Any]) -> dict[int, Any]:
+def differences(
+    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], cotangents: dict[int, Any]
+) -> dict[int, Any]:
     """Return the gradients of sum(cotangent * final contents) by central differences, by position of the argument."""
     step = 1e-6
 
@@ -185,3 +233,41 @@ def check(kernel: Any, dim: int | Sequence[int], *arguments: Any, tolerance: flo
     for name, old, new in zip(names, before, arguments, strict=True):
         assert np.array_equal(old, new, equal_nan=True), f"{name} was not brought back\n{made.text}"
     return made
+
+
+def check_directions(kernel: Any, dim: int, *arguments: Any, count: int = 3) -> None:
+    """Compare directional derivatives of a random program's adjoint with central differences.
+
+    A difference across a kink is no derivative; there, differences of two steps do not agree, and nothing is compared.
+    """
+    names = [p.name for p in kernel.parameters]
+    random = np.random.default_rng(1)
+    floats = [k for k, a in enumerate(arguments) if np.asarray(a).dtype.kind == "f"]
+    cotangents = {k: random.normal(size=arguments[k].shape) for k in float_arrays(arguments)}
+    adjoints = {names[k]: value.copy() for k, value in cotangents.items()}
+    before = [np.array(a, copy=True) for a in arguments]
+    made = run_adjoint(kernel, (dim,), arguments, adjoints)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(arguments, before, strict=True)), made.text
+    for _ in range(count):
+        direction = {k: random.normal(size=np.shape(arguments[k])) for k in floats}
+        got = float(sum((adjoints.get(names[k], 0.0) * d).sum() for k, d in direction.items()))
+        wanted, finer = (_difference(kernel, dim, arguments, cotangents, direction, step) for step in (1e-6, 2.5e-7))
+        close = 1e-4 * (1 + abs(wanted))
+        if abs(wanted - finer) < close:
+            assert abs(got - wanted) < 3 * close, (got, wanted, finer, made.text)
+
+
+def _difference(
+    kernel: Any, dim: int, arguments: Sequence[Any], cotangents: dict[int, Any], direction: dict[int, Any], step: float
+) -> float:
+    sides = []
+    for sign in (1, -1):
+        moved = [
+            (a + sign * step * direction[k] if isinstance(a, np.ndarray) else float(a + sign * step * direction[k]))
+            if k in direction
+            else a
+            for k, a in enumerate(arguments)
+        ]
+        after = oracle(kernel, (dim,), moved)
+        sides.append(float(sum((cotangents[k] * after[k]).sum() for k in cotangents)))
+    return (sides[0] - sides[1]) / (2 * step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import (
@@ -35,17 +35,18 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.rules import RULES, Partial, partials
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 
-__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "refuse"]
+__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "refused"]
 
 _STEPS = frozenset({"floor", "ceil", "trunc", "rint", "sign", "round", "floordiv", "round2"})
 
 
-def refuse(op: Op, message: str) -> NoReturn:
-    """Refuse what an operation asks of the derivative, with its place in the source."""
+def refused(op: Op, message: str) -> KernelError:
+    """Return the error that refuses what an operation asks of the derivative, with its place in the source."""
     source, node = op.place
-    raise source.error(node, message, KernelUnsupportedError)
+    error: KernelError = source.error(node, message, KernelUnsupportedError)
+    return error
 
 
 class Activity:
@@ -109,7 +110,7 @@ class Activity:
         unwanted = through - self.wanted
         for op in self._ops:
             if isinstance(op, Store | Atomic) and op.array in unwanted:
-                refuse(
+                raise refused(
                     op,
                     f"a gradient passes through the array {op.array.name!r}, for which no adjoint is given; pass one "
                     "(an array of zeros of the same shape)",
@@ -117,18 +118,22 @@ class Activity:
             if isinstance(op, Atomic):
                 self._check_atomic(op, carrying)
             if isinstance(op, Compute) and op.result in self.values and op.function.key not in RULES:
-                refuse(op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad")
+                raise refused(
+                    op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
+                )
 
     def _check_atomic(self, op: Atomic, carrying: set[Array]) -> None:
         concerned = is_float(op.array) and (op.array in self.arrays or op.array in carrying)
         if concerned and op.operation not in ("add", "sub"):
-            refuse(
+            raise refused(
                 op,
                 f"atomic_{op.operation} on {op.array.name!r} has no derivative; use atomic_add, or leave this array "
                 "without a gradient",
             )
         if op.result in self.values:
-            refuse(op, "the value that an atomic operation returns carries no gradient; read the element in another kernel")
+            raise refused(
+                op, "the value that an atomic operation returns carries no gradient; read the element in another kernel"
+            )
 
 
 def _spread(op: Op, values: set[Any], arrays: set[Any]) -> None:
@@ -445,14 +450,14 @@ class Needs:
             if not isinstance(op, Atomic):
                 continue
             if op.result in every:
-                refuse(
+                raise refused(
                     op,
                     "the adjoint needs the value that this atomic operation returned, which it cannot get again; store it "
                     "in an array and use it in another kernel",
                 )
             loads = [o for o in self._ops if isinstance(o, Load) and o.array is op.array and o.result in every]
             if loads:
-                refuse(
+                raise refused(
                     loads[0],
                     f"the adjoint needs this element of {op.array.name!r}, which the kernel changes atomically; read it in "
                     "another kernel",
@@ -463,5 +468,3 @@ class Needs:
         """The parameters that the kernel changes and whose contents before the launch the adjoint reads."""
         changed = {op.array for op in self._ops if isinstance(op, Store | Atomic)}
         return self.read & changed
-
-

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -42,7 +42,7 @@ from numbridge.kernels.adjoint.ir import (
 from numbridge.kernels.adjoint.lowering import RESULT, without_jumps
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.emission import Rewritten
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.source import FunctionSource
 
@@ -151,8 +151,8 @@ class _Builder(Construct):
         self._block(without_jumps(tree.body))
         self._frames.pop()
 
-    def _refuse(self, node: Any, message: str) -> NoReturn:
-        raise self._frames[-1].source.error(node, message, KernelUnsupportedError)
+    def _refused(self, node: Any, message: str) -> KernelError:
+        return self._frames[-1].source.error(node, message, KernelUnsupportedError)
 
     # Statements
 
@@ -189,7 +189,7 @@ class _Builder(Construct):
             case ast.Pass() | ast.AnnAssign():
                 pass
             case _:
-                self._refuse(node, f"this statement ({type(node).__name__}) has no derivative; use simpler ones")
+                raise self._refused(node, f"this statement ({type(node).__name__}) has no derivative; use simpler ones")
 
     def _assign(self, target: ast.expr, value: Binding) -> None:
         match target:
@@ -197,20 +197,22 @@ class _Builder(Construct):
                 self._env[target.id] = value
             case ast.Tuple():
                 if not isinstance(value, tuple) or len(value) != len(target.elts):
-                    self._refuse(target, "only a tuple of as many values can be unpacked here; assign them one by one")
+                    raise self._refused(
+                        target, "only a tuple of as many values can be unpacked here; assign them one by one"
+                    )
                 for element, part in zip(target.elts, value, strict=True):
                     self._assign(element, part)
             case ast.Subscript():
                 view = self._element(target)
                 self._store(target, view, value)
             case _:
-                self._refuse(target, "gradients do not follow this assignment; assign to a name or an element")
+                raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
 
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
-            self._refuse(target, "only a number can be stored into an element of an array")
+            raise self._refused(target, "only a number can be stored into an element of an array")
         if view.array.kind == "constant":
-            self._refuse(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
+            raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 
     def _augment(self, node: ast.AugAssign) -> None:
@@ -221,10 +223,12 @@ class _Builder(Construct):
         elif isinstance(node.target, ast.Name):
             held = self._name(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
             if not isinstance(held, Value):
-                self._refuse(node, "an augmented assignment needs a number here; assign to the elements one by one")
+                raise self._refused(
+                    node, "an augmented assignment needs a number here; assign to the elements one by one"
+                )
             self._env[node.target.id] = self._binary(node, node.op, held, self._scalar(node.value))
         else:
-            self._refuse(node, "gradients do not follow this assignment; assign to a name or an element")
+            raise self._refused(node, "gradients do not follow this assignment; assign to a name or an element")
 
     # Branches
 
@@ -292,7 +296,7 @@ class _Builder(Construct):
         merges: list[Merge] = []
         made = self._merged("value", sides[0], sides[1], *regions, merges)
         if isinstance(made, Missing):
-            self._refuse(node, f"the value of this expression {made.why}; use an if statement")
+            raise self._refused(node, f"the value of this expression {made.why}; use an if statement")
         self.add(If(condition, *regions, merges))
         return made
 
@@ -314,12 +318,12 @@ class _Builder(Construct):
     def _bounds(self, node: ast.For) -> list[Value]:
         call = node.iter
         if not isinstance(call, ast.Call) or self._static(call.func) is not range or call.keywords:
-            self._refuse(node.iter, "only loops over range(...) have a derivative; loop over the indices")
+            raise self._refused(node.iter, "only loops over range(...) have a derivative; loop over the indices")
         if not isinstance(node.target, ast.Name):
-            self._refuse(node.target, "the variable of a loop over range(...) is a name")
+            raise self._refused(node.target, "the variable of a loop over range(...) is a name")
         bounds = [self._scalar(argument) for argument in call.args]
         if not all(isinstance(bound.type, types.Integer) for bound in bounds):
-            self._refuse(node.iter, "the bounds of range(...) are integers; convert with int(...)")
+            raise self._refused(node.iter, "the bounds of range(...) are integers; convert with int(...)")
         return bounds
 
     def _trip(
@@ -334,14 +338,16 @@ class _Builder(Construct):
         for name in assigned:
             self._env[name] = carried.get(name, _lost(before.get(name, _UNASSIGNED)))
         if isinstance(node, ast.For):
-            index = self.value(node.target.id, inference.range_type(bounds))
+            index = self.value(_loop_variable(node), inference.range_type(bounds))
             self.type_name(index.type)
             bounds = [self._cast_in(self.region, bound, types.int64) for bound in _three(bounds, self.constant)]
-            self._env[node.target.id] = index
+            self._env[_loop_variable(node)] = index
         outer = self.region
         if index is None:
             if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test)):
-                self._refuse(node.test, "a while condition that assigns (:=) has no derivative; assign in the body")
+                raise self._refused(
+                    node.test, "a while condition that assigns (:=) has no derivative; assign in the body"
+                )
             self.region = test
             condition = self._scalar(node.test)
         self.region = body
@@ -378,7 +384,9 @@ class _Builder(Construct):
                 initial = self.cast(start, kinds[name]) if isinstance(start, Value) else self.zero(kinds[name])
                 following = after[name]
                 if not isinstance(following, Value):
-                    self._refuse(node, f"{name} is a number at first and something else later in this loop; rename one")
+                    raise self._refused(
+                        node, f"{name} is a number at first and something else later in this loop; rename one"
+                    )
                 variable = Carried(
                     carried[name],
                     initial,
@@ -397,7 +405,7 @@ class _Builder(Construct):
     def _scalar(self, node: ast.expr) -> Value:
         value = self._expression(node)
         if not isinstance(value, Value):
-            self._refuse(node, "a number is needed here, and this is none; take an element of it")
+            raise self._refused(node, "a number is needed here, and this is none; take an element of it")
         return value
 
     def _expression(self, node: ast.expr) -> Binding:
@@ -426,15 +434,15 @@ class _Builder(Construct):
                 return self._choice(node, condition, lambda: self._expression(then), lambda: self._expression(orelse))
             case ast.NamedExpr():
                 value = self._expression(node.value)
-                self._assign(node.target, value)
+                self._env[node.target.id] = value
                 return value
             case ast.Call():
                 return self._call(node)
-        self._refuse(node, f"this expression ({type(node).__name__}) has no derivative; write it with numbers")
+        raise self._refused(node, f"this expression ({type(node).__name__}) has no derivative; write it with numbers")
 
     def _constant(self, node: ast.Constant) -> Value:
         if type(node.value) not in (bool, int, float):
-            self._refuse(node, f"{node.value!r} cannot be used in a kernel that is differentiated; use numbers")
+            raise self._refused(node, f"{node.value!r} cannot be used in a kernel that is differentiated; use numbers")
         return self.constant(node.value, literal=True)
 
     def _name(self, node: ast.Name) -> Binding:
@@ -442,7 +450,7 @@ class _Builder(Construct):
         if found is None:
             return self._global(node)
         if isinstance(found, Missing):
-            self._refuse(node, f"{node.id} {found.why}; assign it on every path before this")
+            raise self._refused(node, f"{node.id} {found.why}; assign it on every path before this")
         if isinstance(found, Value) and found.literal and self._frames[-1].assignments.get(node.id, 0) > 1:
             # Numba takes a variable for a constant only where it is assigned once.
             return Value(found.name, found.type, found.constant)
@@ -453,7 +461,7 @@ class _Builder(Construct):
         local = node.id in self._frames[-1].assignments
         if not local and (node.id in self._functions or not isinstance(value, Missing)):
             return self._known(value, node.id)
-        self._refuse(node, f"{node.id} may not have been assigned here; assign it on every path before this")
+        raise self._refused(node, f"{node.id} may not have been assigned here; assign it on every path before this")
 
     def _known(self, value: Any, text: str) -> Binding:
         if isinstance(value, np.ndarray):
@@ -477,7 +485,7 @@ class _Builder(Construct):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, View):
             return self._property(node, base)
-        self._refuse(node, f"gradients do not follow .{node.attr}; pass it as an argument")
+        raise self._refused(node, f"gradients do not follow .{node.attr}; pass it as an argument")
 
     def _property(self, node: ast.Attribute, view: View) -> Binding:
         rest = range(len(view.index), view.array.ndim)
@@ -490,7 +498,9 @@ class _Builder(Construct):
             for axis in rest:
                 size = self.apply("mul", size, self._extent(view.array, axis))
             return size
-        self._refuse(node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size")
+        raise self._refused(
+            node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
+        )
 
     def _extent(self, array: Array, axis: int) -> Value:
         if array.kind == "local":
@@ -505,31 +515,39 @@ class _Builder(Construct):
             place = self._expression(node.slice)
             if isinstance(place, Value) and type(place.constant) is int and -len(base) <= place.constant < len(base):
                 return base[place.constant]
-            self._refuse(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+            raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
         view = self._indexed(node, base)
         return self._load(view) if len(view.index) == view.array.ndim else view
 
     def _element(self, node: ast.Subscript) -> View:
         view = self._indexed(node, self._expression(node.value))
         if len(view.index) != view.array.ndim:
-            self._refuse(node, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop")
+            raise self._refused(
+                node, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
+            )
         return view
 
     def _indexed(self, node: ast.Subscript, base: Binding) -> View:
         if not isinstance(base, View):
-            self._refuse(node, "only arrays and tuples have elements here")
+            raise self._refused(node, "only arrays and tuples have elements here")
         index = []
         for part in self._index_parts(node.slice):
             if not isinstance(part, Value) or not isinstance(part.type, types.Integer | types.Boolean):
-                self._refuse(node, "an index is an integer in a kernel that is differentiated; write a loop for slices")
+                raise self._refused(
+                    node, "an index is an integer in a kernel that is differentiated; write a loop for slices"
+                )
             index.append(part)
         if len(base.index) + len(index) > base.array.ndim:
-            self._refuse(node, f"{base.array.name} has {base.array.ndim} dimension(s), and more indices are given")
+            raise self._refused(
+                node, f"{base.array.name} has {base.array.ndim} dimension(s), and more indices are given"
+            )
         return View(base.array, (*base.index, *index))
 
     def _index_parts(self, node: ast.expr) -> list[Binding]:
-        if isinstance(node, ast.Slice) or (isinstance(node, ast.Tuple) and any(isinstance(e, ast.Slice) for e in node.elts)):
-            self._refuse(node, "slices have no derivative; write a loop over the elements")
+        if isinstance(node, ast.Slice) or (
+            isinstance(node, ast.Tuple) and any(isinstance(e, ast.Slice) for e in node.elts)
+        ):
+            raise self._refused(node, "slices have no derivative; write a loop over the elements")
         found = self._expression(node)
         return list(found) if isinstance(found, tuple) else [found]
 
@@ -546,14 +564,14 @@ class _Builder(Construct):
             symbol, primitive = _INTEGER[type(op)]
             function = Function("integer", f"{{0}} {symbol} {{1}}", primitive)
         else:
-            self._refuse(node, "this operator has no derivative")
+            raise self._refused(node, "this operator has no derivative")
         return self._checked(node, function, [left, right])
 
     def _checked(self, node: Any, function: Function, arguments: Sequence[Value], base: str = "value") -> Value:
         made = self.compute(function, arguments, base)
         if made is None:
             listed = ", ".join(str(argument.type) for argument in arguments)
-            self._refuse(node, f"Numba has no such operation for ({listed})")
+            raise self._refused(node, f"Numba has no such operation for ({listed})")
         return made
 
     def _unary(self, node: ast.UnaryOp) -> Value:
@@ -577,7 +595,9 @@ class _Builder(Construct):
     def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
         (op, right_node), *more = rest
         if type(op) not in _COMPARISON:
-            self._refuse(node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated")
+            raise self._refused(
+                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
+            )
         right = self._scalar(right_node)
         made = self._checked(node, ARITHMETIC[_COMPARISON[type(op)]], [left, right])
         if not more:
@@ -608,16 +628,18 @@ class _Builder(Construct):
                 return self._inline(node, self._functions[name])
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
-            self._refuse(node, "only functions can be called")
+            raise self._refused(node, "only functions can be called")
         if any(keyword for keyword in node.keywords):
-            self._refuse(node, f"{callee.text} is called with named arguments; pass them by position")
+            raise self._refused(node, f"{callee.text} is called with named arguments; pass them by position")
         return self._apply(node, callee, [self._expression(argument) for argument in node.args])
 
     def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
         if callee.value is len and len(arguments) == 1:
             return self._length(node, arguments[0])
         if not all(isinstance(argument, Value) for argument in arguments):
-            self._refuse(node, f"{callee.text} is given an array, through which gradients do not pass; use a loop")
+            raise self._refused(
+                node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"
+            )
         kind = inference.dtype_of(callee.value)
         if kind is not None and len(arguments) == 1:
             return self.cast(arguments[0], kind)
@@ -627,22 +649,24 @@ class _Builder(Construct):
         if callee.value is round:
             key = "round2" if len(arguments) == 2 else "round"
             return self._checked(node, Function(key, _call_text(callee, arguments), round), arguments)
-        key = KEYS.get(callee.value) if _hashable(callee.value) else None
-        if key is None:
-            self._refuse(
+        rule = KEYS.get(callee.value) if _hashable(callee.value) else None
+        if rule is None:
+            raise self._refused(
                 node,
                 f"{callee.text} has no derivative here; write it as a function decorated with @nb.func, or give its "
                 "derivative with @nb.func_grad",
             )
-        if key in ("min", "max") and len(arguments) > 2:
-            return self._fold(node, callee, key, arguments)
-        return self._checked(node, Function(key, _call_text(callee, arguments), callee.value), arguments, key)
+        if rule in ("min", "max") and len(arguments) > 2:
+            return self._fold(node, callee, rule, arguments)
+        return self._checked(node, Function(rule, _call_text(callee, arguments), callee.value), arguments, rule)
 
     def _fold(self, node: ast.Call, callee: Static, key: str, arguments: list[Value]) -> Value:
         kind = inference.unified([argument.type for argument in arguments])
         first, *rest = (self.cast(argument, kind) for argument in arguments)
         for other in rest:
-            first = self._checked(node, Function(key, f"{callee.text}({{0}}, {{1}})", callee.value), [first, other], key)
+            first = self._checked(
+                node, Function(key, f"{callee.text}({{0}}, {{1}})", callee.value), [first, other], key
+            )
         return first
 
     def _length(self, node: ast.Call, argument: Binding) -> Value:
@@ -650,18 +674,16 @@ class _Builder(Construct):
             return self.constant(len(argument))
         if isinstance(argument, View) and len(argument.index) < argument.array.ndim:
             return self._extent(argument.array, len(argument.index))
-        self._refuse(node, "len() needs an array or a tuple")
+        raise self._refused(node, "len() needs an array or a tuple")
 
     def _atomic(self, node: ast.Call, operation: str) -> Value:
         count = 2 if operation == "cas" else 1
         array = self._expression(node.args[0])
         if not isinstance(array, View):
-            self._refuse(node, "an atomic operation needs an array")
-        view = self._indexed(
-            ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array
-        )
+            raise self._refused(node, "an atomic operation needs an array")
+        view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
         if len(view.index) != view.array.ndim:
-            self._refuse(node, "an atomic operation needs one index for each dimension")
+            raise self._refused(node, "an atomic operation needs one index for each dimension")
         values = [self.cast(self._scalar(argument), view.array.dtype) for argument in node.args[-count:]]
         made = self.value(view.array.name, view.array.dtype)
         self.add(Atomic(made, operation, view.array, list(view.index), values, place=(self._frames[-1].source, node)))
@@ -672,26 +694,77 @@ class _Builder(Construct):
         extents = shape if isinstance(shape, tuple) else (shape,)
         kind = inference.dtype_of(self._static(node.args[1]))
         if kind is None:
-            self._refuse(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+            raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
         array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
         self.locals.append(array)
         return View(array)
 
     def _inline(self, node: ast.Call, source: FunctionSource) -> Binding:
         if any(frame.source is source for frame in self._frames):
-            self._refuse(node, f"{source.name} calls itself, and has no derivative therefore; write a loop")
+            raise self._refused(node, f"{source.name} calls itself, and has no derivative therefore; write a loop")
         if len(self._frames) >= _MAX_INLINED:
-            self._refuse(node, "device functions are nested too deeply to be differentiated")
-        tree = self._rewritten.trees[id(source)]
-        given = self._bind(node, source, tree)
+            raise self._refused(node, "device functions are nested too deeply to be differentiated")
+        if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
+            return self._custom(node, source, source.gradient)
+        return self._run_function(node, source, self._bind(node, source, self._rewritten.trees[id(source)]))
+
+    def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
-        self._env = given
-        self._read(source, tree)
+        self._env = dict(given)
+        self._read(source, self._rewritten.trees[id(source)])
         result = self._env.get(RESULT)
         self._env, self.place = outer, place
         if isinstance(result, Missing):
-            self._refuse(node, f"{source.name} does not return the same kind of thing on every path")
+            raise self._refused(node, f"{source.name} does not return the same kind of thing on every path")
         return () if result is None else result
+
+    def _custom(self, node: ast.Call, source: FunctionSource, gradient: FunctionSource) -> Binding:
+        """Call a function whose derivative is written by hand."""
+        given = self._bind(node, source, self._rewritten.trees[id(source)])
+        arguments = list(given.values())
+        if not all(isinstance(argument, Value) for argument in arguments):
+            raise self._refused(node, f"{source.name} has a derivative by hand, and such functions take numbers only")
+        body: Region = []
+        pullback: Region = []
+        with self._into(body):
+            inner = self._run_function(node, source, given)
+        results = inner if isinstance(inner, tuple) else (inner,)
+        if not results or not all(isinstance(result, Value) for result in results):
+            raise self._refused(node, f"{source.name} has a derivative by hand, and such functions return numbers only")
+        made = [self.value(source.name, result.type) for result in results]
+        cotangents = [self.value("cotangent", r.type) for r in results if inference.is_float_type(r.type)]
+        with self._into(pullback):
+            gradients = self._gradients(node, source, gradient, arguments, cotangents)
+        custom = Custom(arguments, made, body, list(results), cotangents, pullback, gradients, source.name)
+        self.add(custom)
+        return tuple(made) if isinstance(inner, tuple) else made[0]
+
+    def _gradients(
+        self,
+        node: ast.Call,
+        source: FunctionSource,
+        gradient: FunctionSource,
+        arguments: list[Value],
+        cotangents: list[Value],
+    ) -> list[Value | None]:
+        names, given = gradient.parameters, [*arguments, *cotangents]
+        if len(names) != len(given):
+            raise self._refused(
+                node,
+                f"{gradient.name}, the derivative of {source.name}, takes {len(names)} arguments, and gets {len(given)}: "
+                "those of the function, then one cotangent for each floating result",
+            )
+        found = self._run_function(node, gradient, dict(zip(names, given, strict=True)))
+        parts = found if isinstance(found, tuple) else (found,)
+        if len(parts) != len(arguments) or not all(isinstance(part, Value) for part in parts):
+            raise self._refused(
+                node,
+                f"{gradient.name} must return one number for each of the {len(arguments)} arguments of {source.name}",
+            )
+        return [
+            self.cast(part, argument.type) if inference.is_float_type(argument.type) else None
+            for part, argument in zip(parts, arguments, strict=True)
+        ]
 
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
         names = [argument.arg for argument in tree.args.args]
@@ -701,7 +774,7 @@ class _Builder(Construct):
             if name not in given:
                 given[name] = self._expression(default)
         if set(given) != set(names):
-            self._refuse(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
+            raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
         return {name: _as_argument(value) for name, value in given.items()}
 
 
@@ -735,6 +808,11 @@ def _assigned(loop: Any) -> list[str]:
     if isinstance(loop, ast.For):
         names += [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
     return list(dict.fromkeys(names))
+
+
+def _loop_variable(node: ast.For) -> str:
+    name: str = node.target.id  # type: ignore[attr-defined]
+    return name
 
 
 def _lost(binding: Binding) -> Missing:

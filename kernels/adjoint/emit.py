@@ -123,10 +123,12 @@ def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]], temporary: str) ->
             lines.add(f"{target.name} = {source.name}")
 
 
-def local_array(name: str, array: Array) -> str:
-    """Return the line that makes an array on the stack."""
+def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
+    """Write what makes an array on the stack, filled with `zero` if that is given."""
     extents = array.extents[0] if len(array.extents) == 1 else array.extents
-    return f"{name} = _nb_local_array({extents}, {array.dtype_text})"
+    lines.add(f"{name} = _nb_local_array({extents}, {array.dtype_text})")
+    if zero or array.zeroed:
+        lines.add(f"{name}[...] = {zero or 0}")
 
 
 class Primal:
@@ -189,7 +191,7 @@ def program_text(program: Program, name: str) -> str:
     """Return a program as a function."""
     lines = Lines()
     for array in program.locals:
-        lines.add(local_array(array.name, array))
+        local_array(lines, array.name, array)
     Primal(program, lines).region(program.body)
     lines.add("pass")
     parameters = [v.name for v in program.hidden] + [p.name for p in program.parameters]
@@ -199,5 +201,3 @@ def program_text(program: Program, name: str) -> str:
 def computes(region: Region, values: Values) -> bool:
     """Tell whether a region, with what it holds, defines one of some values."""
     return any(value in values for op in walk(region) for value in defined_by(op))
-
-

@@ -19,7 +19,16 @@ from numba.np.numpy_support import from_dtype
 from numbridge.kernels.adjoint.ir import Value
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["FLOAT_NAMES", "constant_type", "dtype_of", "is_float_type", "range_type", "result_type", "scalar_type", "unified"]
+__all__ = [
+    "FLOAT_NAMES",
+    "constant_type",
+    "dtype_of",
+    "is_float_type",
+    "range_type",
+    "result_type",
+    "scalar_type",
+    "unified",
+]
 
 FLOAT_NAMES = ("float16", "float32", "float64")
 
@@ -66,14 +75,18 @@ def unified(kinds: Sequence[Any]) -> Any:
 
 def result_type(primitive: Any, arguments: Sequence[Value]) -> tuple[Any, tuple[Any, ...]] | None:
     """Return the type of an operation's result and those that its arguments are converted to, or None."""
-    kinds = tuple(types.literal(a.constant) if a.literal and _literal(a) else a.type for a in arguments)
+    return _resolved(primitive, tuple(types.literal(a.constant) if _is_literal(a) else a.type for a in arguments))
+
+
+@functools.cache
+def _resolved(primitive: Any, kinds: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
     context = _context()
     function: Any = primitive
     try:
         if not isinstance(primitive, types.Type) and getattr(primitive, "__module__", "") != "_operator":
             function = context.resolve_value_type(primitive)
         signature = context.resolve_function_type(function, kinds, {})
-    except NumbaError:
+    except (NumbaError, ValueError):  # the latter for functions of which Numba knows nothing
         return None
     if signature is None or not isinstance(signature.return_type, types.Number | types.Boolean):
         return None
@@ -92,5 +105,5 @@ def range_type(bounds: Sequence[Value]) -> Any:
     return signature.return_type.dtype
 
 
-def _literal(value: Value) -> bool:
-    return type(value.constant) in (int, bool)
+def _is_literal(value: Value) -> bool:
+    return value.literal and type(value.constant) in (int, bool)

@@ -69,7 +69,7 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Array:
-    """Memory: a parameter, an array on the thread's stack (`extents`), or a constant of the program."""
+    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant."""
 
     name: str
     dtype: Any
@@ -77,6 +77,7 @@ class Array:
     kind: str = "parameter"
     extents: tuple[int, ...] = ()
     dtype_text: str = ""
+    zeroed: bool = False
 
     def __repr__(self) -> str:
         """Return name, dtype and rank."""

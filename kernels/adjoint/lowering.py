@@ -52,11 +52,10 @@ class _Lowering:
             if isinstance(statement, ast.If):
                 if _may_jump([statement]):
                     return made + self._branch(statement, rest, scope)
-                statement = _like(
-                    ast.If(statement.test, self.block(statement.body, scope), self.block(statement.orelse, scope)),
-                    statement,
-                )
-            elif isinstance(statement, ast.For | ast.While):
+                then, orelse = self.block(statement.body, scope), self.block(statement.orelse, scope)
+                made.append(_like(ast.If(statement.test, then, orelse), statement))
+                continue
+            if isinstance(statement, ast.For | ast.While):
                 before, loop, after = self._loop(statement)
                 made += [*before, loop]
                 if after:
@@ -127,7 +126,8 @@ def _name(name: str) -> ast.expr:
 
 
 def _assign(name: str, value: ast.expr, at: ast.stmt) -> ast.stmt:
-    return _like(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    made: ast.stmt = _like(ast.Assign([ast.Name(name, ast.Store())], value), at)
+    return made
 
 
 def _like(made: Any, at: ast.stmt) -> Any:

@@ -46,11 +46,11 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
+from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import Partial
 
-__all__ = ["ADJOINT", "Reversed", "reverse"]
+__all__ = ["Reversed", "reverse"]
 
-ADJOINT = "_nb_adj_"
 STACK = "_nb_stack"
 
 
@@ -94,7 +94,7 @@ class Reversed:
     has_loop: bool
 
 
-def reverse(program: Program, wanted: Collection[str], name: str) -> Reversed:
+def reverse(program: Program, wanted: Collection[str], name: str, *, apart: bool = True) -> Reversed:
     """Return the adjoint of a program.
 
     Parameters
@@ -105,17 +105,19 @@ def reverse(program: Program, wanted: Collection[str], name: str) -> Reversed:
         The floating parameters whose adjoints are passed.
     name : str
         What to call the function.
+    apart : bool
+        Whether no two adjoints share memory.
 
     Raises
     ------
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    return _Reverse(program, wanted).run(name)
+    return _Reverse(program, wanted, apart).run(name)
 
 
 class _Reverse:
-    def __init__(self, program: Program, wanted: Collection[str]) -> None:
+    def __init__(self, program: Program, wanted: Collection[str], apart: bool) -> None:
         self.program = program
         self.activity = Activity(program, wanted)
         self.needs = Needs(self.activity)
@@ -126,13 +128,13 @@ class _Reverse:
         self._inside: dict[Op, set[Value]] = {}
         self._started: set[Value] = set()
         self._plans = self._plan()
-        self._own = _own_arrays(program)
+        self._own = _own_arrays(program) if apart else set()
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
         self._shared = False
 
     def _plan(self) -> dict[Loop, Checkpoints]:
-        loops = {op: needs for op, needs in self.needs.loops.items() if isinstance(op, Loop)}
+        loops = self.needs.loops
         sizes = [sum(map(itemsize, needs.saved)) for needs in loops.values() if not needs.stacked]
         slots = slots_for(sizes)
         made: dict[Loop, Checkpoints] = {}
@@ -148,7 +150,8 @@ class _Reverse:
         self._forward(body, self.needs.values, save=True)
         scalars = [p for p in self._wanted if isinstance(p.item, Value)]
         for parameter in scalars:
-            self._begin(parameter.item)
+            if isinstance(parameter.item, Value):
+                self._begin(parameter.item)
         self._reverse(body)
         self._release()
         returned = "".join(f"{ADJOINT}{p.name}, " for p in scalars)
@@ -202,10 +205,9 @@ class _Reverse:
     def _declarations(self) -> Lines:
         lines = Lines()
         for array in self.program.locals:
-            lines.add(local_array(array.name, array))
+            local_array(lines, array.name, array)
             if array in self.activity.arrays:
-                lines.add(local_array(ADJOINT + array.name, array))
-                lines.add(f"{ADJOINT}{array.name}[...] = {self.construct.zero(array.dtype).name}")
+                local_array(lines, ADJOINT + array.name, array, self.construct.zero(array.dtype).name)
         for plan in self._plans.values():
             plan.declare(lines, [self._kind(c.phi) for c in plan.needs.saved])
         for stack in self._stacks:
@@ -311,7 +313,7 @@ class _Reverse:
         for carried in plan.needs.saved:
             self.lines.add(f"_nb_stack_push({STACK}, {carried.phi.name})")
         for array in self._logged_in(plan.op):
-            self.lines.add(f"_nb_stack_push({STACK}, {_log(array)}[2])")
+            self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({_log(array)}))")
 
     def _logged_in(self, op: Loop) -> list[Array]:
         stores = [inner for inner in walk(op.body) if inner in self.needs.replayed]
@@ -582,5 +584,3 @@ def _own_arrays(program: Program) -> set[Array]:
             found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
             places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
-
-

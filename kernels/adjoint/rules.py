@@ -253,22 +253,45 @@ _MATH = (
     *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "hypot", "copysign", "erf", "erfc", "degrees"),
     *("radians", "pow", "fmod", "floor", "ceil", "trunc", "exp2", "cbrt", "gamma", "lgamma"),
 )
-# What a kernel may call: the function itself → the key of its rule. Functions without a rule may be called on what no
-# gradient is asked of.
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "test": (
+        *(math.isnan, math.isinf, math.isfinite, np.isnan, np.isinf, np.isfinite, np.less, np.less_equal),
+        *(np.greater, np.greater_equal, np.equal, np.not_equal),
+    ),
+    "integer": (math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
+    "asin": (np.arcsin,),
+    "acos": (np.arccos,),
+    "atan": (np.arctan,),
+    "atan2": (np.arctan2,),
+    "asinh": (np.arcsinh,),
+    "acosh": (np.arccosh,),
+    "atanh": (np.arctanh,),
+    "radians": (np.deg2rad,),
+    "degrees": (np.rad2deg,),
+    "pow": (np.power, pow),
+    "abs": (np.absolute, np.fabs, math.fabs, abs),
+    "neg": (np.negative,),
+    "pos": (np.positive,),
+    "add": (np.add,),
+    "sub": (np.subtract,),
+    "mul": (np.multiply,),
+    "div": (np.true_divide,),
+    "floordiv": (np.floor_divide,),
+    "mod": (np.remainder,),
+    "min": (min,),
+    "max": (max,),
+}
 KEYS: dict[Any, str] = {
     **{getattr(math, name): name for name in _MATH if hasattr(math, name)},
-    **{f: "test" for f in (math.isnan, math.isinf, math.isfinite, np.isnan, np.isinf, np.isfinite)},
-    **{f: "integer" for f in (math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert)},
     **_numpy("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
     **_numpy("sqrt", "cbrt", "square", "reciprocal", "hypot", "copysign", "floor", "ceil", "trunc", "rint", "sign"),
     **_numpy("minimum", "maximum", "fmod", "degrees", "radians"),
-    **{np.arcsin: "asin", np.arccos: "acos", np.arctan: "atan", np.arctan2: "atan2", np.arcsinh: "asinh"},
-    **{np.arccosh: "acosh", np.arctanh: "atanh", np.deg2rad: "radians", np.rad2deg: "degrees", np.power: "pow"},
-    **{np.absolute: "abs", np.fabs: "abs", math.fabs: "abs", abs: "abs", np.negative: "neg", np.positive: "pos"},
-    **{np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "div", np.floor_divide: "floordiv"},
-    **{np.remainder: "mod", pow: "pow", min: "min", max: "max"},
-    **{f: "test" for f in (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)},
+    **{function: key for key, functions in _OTHERS.items() for function in functions},
 }
+"""What a kernel may call: the function itself → the key of its rule.
+
+Functions without a rule may be called on what no gradient is asked of.
+"""
 
 
 def partials(construct: Construct, op: Compute) -> list[Partial | None]:
