@@ -253,7 +253,7 @@ class Derivative(Kernel):
             self._check_shape(name, items[name], items[adjoint])
         ranks = {p.name: items[p.name].ndim for p in self.base.parameters if items[p.name].is_array}
         count = len(self.base.parameters)
-        written = self.source.written(ranks) if not isinstance(self.base, Derivative) else frozenset(names[:count])
+        written = _written(self.base, ranks)
         return check_overlaps(self.name, names[:count], written, names[count:], items)
 
     def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
@@ -345,6 +345,14 @@ class _DerivativeVariants(Variants):
     def _compile(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
         base = parameters[: len(self.kernel.base.parameters)]
         return compiled_variant(self.kernel, self.kernel.emitted(base, weak), parameters, weak)
+
+
+def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
+    """Return the parameters that a kernel or a tangent writes."""
+    if not isinstance(kernel, Derivative):
+        return kernel.source.written(ranks)
+    primal = _written(kernel.base, ranks)
+    return primal | {f"{TANGENT}{name}" for name in kernel.wanted if name in primal}
 
 
 def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:

@@ -79,7 +79,8 @@ def check_overlaps(
     derivatives = [a for a in adjoints if found[a].is_array]
     for adjoint in derivatives:
         for argument in arrays:
-            if share_memory(found[adjoint], found[argument]):
+            changed = adjoint.startswith(ADJOINT) or argument in written or adjoint.removeprefix(TANGENT) in written
+            if changed and share_memory(found[adjoint], found[argument]):
                 raise BufferAccessError(
                     f"the {name}: {adjoint!r} shares memory with the argument {argument!r}; pass an array of its own"
                 )
