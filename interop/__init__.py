@@ -90,7 +90,7 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
-from numbridge.kernels.kernel import Kernel, func, kernel
+from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
     bfloat16,
@@ -167,6 +167,7 @@ __all__ = [
     "DeviceError",
     "Event",
     "Graph",
+    "GraphMode",
     "Kernel",
     "KernelError",
     "KernelUnsupportedError",
@@ -248,6 +249,7 @@ __all__ = [
     "full",
     "full_like",
     "func",
+    "func_grad",
     "get_device",
     "get_devices",
     "get_event_elapsed_time",

@@ -11,7 +11,7 @@ import ast
 import copy
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from numbridge.kernels.source import (
     is_dispatcher,
 )
 
-__all__ = ["CUDA_MODULE", "Emitted", "Target", "emit"]
+__all__ = ["CUDA_MODULE", "Emitted", "Rewritten", "Target", "describe_namespace", "emit", "rewrite"]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
@@ -54,7 +54,7 @@ class Emitted:
         The name of that last function.
     hidden : tuple of str
         Its leading parameters: thread indices, then the block and grid dimensions that are used.
-    namespace : dict
+    namespace : mapping
         The globals of the text. The back end adds `_nb_device`, `_nb_atomic_*` and `_nb_local_array`.
     fingerprint : bytes
         Determines the compiled code together with the text; equal in every process for equal programs.
@@ -64,19 +64,57 @@ class Emitted:
         Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
     asks_for_block : bool
         Whether it asks for its place in a block or a grid, or works with the other threads of its block.
+    sums : tuple of (str, str)
+        For derivatives: parameters that the function does not take, and the index of the element to which the sum of
+        what the threads return is added; see `range_source`.
     """
 
     text: str
     entry: str
     hidden: tuple[str, ...]
-    namespace: dict[str, Any]
+    namespace: Mapping[str, Any]
     fingerprint: bytes
     may_raise: bool
     has_loop: bool
-    asks_for_block: bool
+    asks_for_block: bool = False
+    sums: tuple[tuple[str, str], ...] = ()
 
 
-def emit(source: FunctionSource, weak_float: str, target: Target = "cpu") -> Emitted:
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A kernel and its device functions as syntax trees, rewritten for one floating type.
+
+    What is compiled is the text of these trees; whoever needs the program itself, such as the derivatives, reads the
+    same trees, whose nodes have the positions of the original source.
+
+    Attributes
+    ----------
+    program : Program
+        Where the functions come from.
+    trees : dict of int to ast.FunctionDef
+        The functions, by the identity of their `FunctionSource`, callee before caller.
+    names : dict of int to str
+        What each is called in the text, by the same identity.
+    hidden, namespace
+        As in `Emitted`.
+    """
+
+    program: Program
+    trees: dict[int, ast.FunctionDef]
+    names: dict[int, str]
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+
+
+def rewrite(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`."""
+    program = Program(source, gradients=gradients)
+    writer = _Writer(program, weak_float, target)
+    trees = {id(part): writer.tree(part) for part in program.sources}
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
+
+
+def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Emitted:
     """Return the text of a kernel for one floating type.
 
     Parameters
@@ -87,22 +125,27 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu") -> Emi
         What float literals, Python floats in globals, and ``float(x)`` become.
     target : {'cpu', 'cuda'}
         For which back end. The text for CUDA names the module numba.cuda as `CUDA_MODULE`.
+    gradients : bool
+        Whether the derivatives by hand of device functions are written too.
 
     Raises
     ------
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    program = Program(source)
-    writer = _Writer(program, weak_float, target)
-    parts = [writer.function(part) for part in program.sources]
+    rewritten = rewrite(source, weak_float, target, gradients=gradients)
+    program = rewritten.program
+    parts = [
+        f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"
+        for part in program.sources
+    ]
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(
         "\n\n\n".join(parts),
-        writer.names[id(source)],
-        writer.hidden,
-        writer.namespace,
-        "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
+        rewritten.names[id(source)],
+        rewritten.hidden,
+        rewritten.namespace,
+        describe_namespace(rewritten.namespace, program),
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
         source.asks_for_block,
@@ -195,16 +238,15 @@ class _Writer:
             return np.complex128 if wide else np.complex64
         return np.float64 if wide else np.float32
 
-    def function(self, source: FunctionSource) -> str:
-        """Return one function's text."""
+    def tree(self, source: FunctionSource) -> ast.FunctionDef:
+        """Return one function's syntax tree."""
         tree = copy.deepcopy(source.tree)
         body = _Rewriter(self, source).rewrite(tree)
         body.name = self.names[id(source)]
         body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
         body.args.posonlyargs = []
         body.decorator_list = [ast.Name("_nb_device", ast.Load())]
-        text = ast.unparse(ast.fix_missing_locations(body))
-        return f"# {source.name}, {source.filename}:{source.tree.lineno}\n{text}"
+        return ast.fix_missing_locations(body)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -219,6 +261,13 @@ class _Rewriter(ast.NodeTransformer):
         tree.body = [self.visit(statement) for statement in tree.body]
         tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
         return tree
+
+    def visit(self, node: ast.AST) -> Any:
+        """Rewrite a node; what takes its place is at the same position of the source."""
+        made = super().visit(node)
+        if made is not node and isinstance(made, ast.expr | ast.stmt) and not hasattr(made, "lineno"):
+            ast.copy_location(made, node)
+        return made
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Drop a statement that only gives a function a local name."""
@@ -372,6 +421,11 @@ class _Rewriter(ast.NodeTransformer):
 def _tuple(expressions: list[str]) -> ast.expr:
     text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
     return ast.parse(text, mode="eval").body
+
+
+def describe_namespace(namespace: dict[str, Any], program: Program) -> bytes:
+    """Return what determines the values of a text's globals; equal in every process for equal programs."""
+    return "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(namespace.items())).encode()
 
 
 def _describe(value: Any, program: Program) -> str:

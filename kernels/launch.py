@@ -277,9 +277,12 @@ def launch(
     dim: Any,
     inputs: Sequence[Any] = (),
     outputs: Sequence[Any] = (),
+    adj_inputs: Sequence[Any] = (),
+    adj_outputs: Sequence[Any] = (),
     *,
     device: Any = None,
     stream: Any = None,
+    adjoint: bool = False,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -295,12 +298,19 @@ def launch(
     inputs, outputs : sequence
         The kernel's arguments, in order: inputs, then outputs. Arrays of any framework go straight in, share their memory
         with the kernel, and are kept alive until it ends.
+    adj_inputs, adj_outputs : sequence
+        With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
+        floating scalar), or None where no gradient is wanted. Gradients are added; the adjoint of an element that the
+        kernel overwrites ends as that of what it held before.
     device : Device or str, optional
         Where to run; by default where the arguments lie, and without arrays the current device.
     stream : Stream, int or another library's stream, optional
         The CUDA stream to launch on, whatever streams the arguments are used on: their order is then the caller's business,
         as is keeping them alive until the kernel has run. By default see `Stream`. On the CPU a launch has ended when it
         returns.
+    adjoint : bool
+        Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
+        hold what they held before the kernel ran; they end as they were.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
@@ -320,6 +330,9 @@ def launch(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if adjoint or adj_inputs or adj_outputs:
+        _launch_adjoint(kernel, dim, (inputs, outputs, adj_inputs, adj_outputs), adjoint and not record_cmd)
+        return None
     if device is not None or stream is not None or max_blocks:
         where = None if device is None else get_device(device)
         handle = None if stream is None else _stream_handle(kernel, stream)
@@ -340,6 +353,16 @@ def launch(
             kernel.launchers[quick] = known
     known(*inputs, *outputs)
     return None
+
+
+def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
+    from numbridge.kernels.adjoint.derive import launch_adjoint
+
+    if not possible:
+        raise NumbridgeValueError(
+            f"launch of kernel {kernel.name!r}: adj_inputs and adj_outputs go with adjoint=True, and not with record_cmd"
+        )
+    launch_adjoint(kernel, dim, *arguments)
 
 
 class Launch:

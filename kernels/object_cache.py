@@ -92,7 +92,10 @@ def machine_fingerprint() -> str:
 
 def _native_sources() -> str:
     folder = Path(__file__).parent
-    files = [*sorted((folder / "native").glob("*.py")), folder / "cpu.py", folder / "cpu_intrinsics.py"]
+    files = [
+        *sorted((folder / "native").glob("*.py")),
+        *(folder / f"cpu{part}.py" for part in ("", "_intrinsics", "_stack")),
+    ]
     return digest(*(path.read_bytes() for path in files))
 
 

@@ -8,7 +8,7 @@ compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from numbridge.kernels.native import table_layout as nb
 
@@ -18,7 +18,15 @@ RUN = "_nb_run"
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
 
 
-def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, may_raise: bool) -> str:
+def range_source(
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    *,
+    may_raise: bool,
+    sums: Mapping[str, str] | None = None,
+) -> str:
     """Return the source of the loop around a kernel's body.
 
     Parameters
@@ -33,7 +41,11 @@ def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         What the body takes before its parameters: indices, then block and grid dimensions.
     may_raise : bool
         Whether the body has ``raise`` or ``assert``: the loop then stops and returns 1.
+    sums : mapping of str to str, optional
+        Parameters that the body does not get, and the index of an element of each: the body returns a tuple of numbers,
+        one for each of them, whose sums over all threads are added there.
     """
+    sums = sums or {}
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
     for name in hidden:
@@ -41,22 +53,30 @@ def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
-    loop = _loop(entry, names, rank, hidden)
+    passed = [name for name in names if name not in sums]
+    loop = _loop(entry, passed, rank, hidden, len(sums))
+    loop = [
+        *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
+        *loop,
+        *(f"    _nb_atomic_add({name}, {index}, _nb_sum{k})" for k, (name, index) in enumerate(sums.items())),
+    ]
     if may_raise:
         loop = ["    try:", *(f"    {line}" for line in loop), "    except Exception:", "        return 1"]
     return "\n".join([*lines, *loop, "    return 0", ""])
 
 
-def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
-    def call(last: str) -> str:
+def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int) -> list[str]:
+    def call(last: str) -> list[str]:
         passed = [
             f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
             for name in hidden
         ]
-        return f"{entry}({', '.join([*passed, *names])})"
+        text = f"{entry}({', '.join([*passed, *names])})"
+        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, _nb_result[{k}])" for k in range(sums)]
+        return [f"_nb_result = {text}", *added] if sums else [text]
 
     if rank < 2:
-        return ["    for _nb_k in range(_nb_first, _nb_last):", f"        {call('_nb_k')}"]
+        return ["    for _nb_k in range(_nb_first, _nb_last):", *(f"        {line}" for line in call("_nb_k"))]
     lines = ["    _nb_rest = _nb_first"]
     for k in range(rank - 1, 0, -1):
         lines += [f"    _nb_i{k} = _nb_rest % _nb_n{k}", f"    _nb_rest //= _nb_n{k}"]
@@ -65,7 +85,7 @@ def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) ->
     lines += [
         f"        _nb_end = min({bound}, {inner} + _nb_last - _nb_first)",
         f"        for _nb_k in range({inner}, _nb_end):",
-        f"            {call('_nb_k')}",
+        *(f"            {line}" for line in call("_nb_k")),
         f"        _nb_first += _nb_end - {inner}",
         f"        {inner} = 0",
     ]

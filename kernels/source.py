@@ -288,6 +288,8 @@ class FunctionSource:
         self.function = function
         self.role: Role = role
         self.name = function.__name__ if name is None else name
+        # A device function's derivative by hand, which `nb.func_grad` enters here.
+        self.gradient: FunctionSource | None = None
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
@@ -575,11 +577,12 @@ class Program:
     """A function and every device function that it reaches, callee before caller.
 
     Device functions are those that numbridge emits as text: `@nb.func` and `@cuda.jit(device=True)`. Functions
-    compiled by `numba.njit` stay Numba's.
+    compiled by `numba.njit` stay Numba's. With `gradients`, the derivatives by hand of those functions are among them.
     """
 
-    def __init__(self, root: FunctionSource) -> None:
+    def __init__(self, root: FunctionSource, *, gradients: bool = False) -> None:
         self.root = root
+        self._gradients = gradients
         self.sources: list[FunctionSource] = []
         self._known: dict[int, FunctionSource] = {id(root.function): root}
         self._opaque: dict[int, FunctionSource | None] = {}
@@ -634,6 +637,8 @@ class Program:
         for _, callee in self.calls(source):
             if id(callee) not in seen:
                 self._visit(callee, seen)
+        if self._gradients and source.gradient is not None and id(source.gradient) not in seen:
+            self._visit(source.gradient, seen)
         self.sources.append(source)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import numpy as np
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.emission import Emitted, emit
+from numbridge.kernels.emission import Emitted, Target, emit
 from numbridge.kernels.errors import (
     BufferAccessError,
     ConversionError,
@@ -47,7 +47,17 @@ from numbridge.kernels.readers import Description, describe, reader_of, unreadab
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["MASKED", "Place", "Variant", "Variants", "compile_for", "variants_of"]
+__all__ = [
+    "MASKED",
+    "Place",
+    "Variant",
+    "Variants",
+    "bound_types",
+    "check_array",
+    "check_writable",
+    "compile_for",
+    "variants_of",
+]
 
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
@@ -146,6 +156,7 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
     def table(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the table of specialisations for launches in a place."""
@@ -169,7 +180,7 @@ class Variants:
         found = [describe(argument) for argument in arguments]
         with self._lock:
             self._forget_old_globals()
-            types = self.types(arguments, found)
+            types = self.last = self.types(arguments, found)
             device = _device(kernel, arguments, found, place.device)
             variant = self._variant(types, device, place.form)
             if device.is_cuda:
@@ -181,7 +192,7 @@ class Variants:
         """Return the variant for parameter types that are known without arguments; `weak` is the kernel's floating type."""
         with self._lock:
             self._forget_old_globals()
-            return self._variant((parameters, weak))
+            return self._variant((parameters, weak), CPU, MASKED.form)
 
     def _forget_old_globals(self) -> None:
         now = self.kernel.source.dependencies()
@@ -195,30 +206,21 @@ class Variants:
 
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
         """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
-        kernel = self.kernel
-        ranks = {p.name: d.ndim for p, d in zip(kernel.parameters, found, strict=True) if d.is_array}
-        written = kernel.source.written(ranks)
-        checked = [
-            _check(kernel.name, parameter, argument, description, written=parameter.name in written)
-            for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
-        ]
-        weak = _weak_float(checked, found)
-        contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
-        types = [
-            ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
-            if d.is_array
-            else ScalarType(p.name, row or _weak_scalar(d, weak))
-            for p, row, d in zip(kernel.parameters, checked, found, strict=True)
-        ]
-        return tuple(types), weak
+        ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
+        return bound_types(self.kernel, arguments, found, self.kernel.source.written(ranks))
+
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
+        """Return the text that a variant is compiled from."""
+        return emit(self.kernel.source, weak, target)
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
         key = (*types, device, form if device.is_cuda else None)
         if key not in self._variants:
             if device.is_cuda:
-                self._variants[key] = _cuda_variant(self.kernel, *types, device, form)
+                emitted = self.emitted(*types, "cuda")
+                self._variants[key] = _cuda_variant(self.kernel, emitted, *types, device, form)
             else:
-                self._variants[key] = _cpu_variant(self.kernel, *types)
+                self._variants[key] = _cpu_variant(self.kernel, self.emitted(*types, "cpu"), *types)
         return self._variants[key]
 
     def _install(
@@ -237,10 +239,35 @@ class Variants:
         table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
 
 
+def bound_types(
+    kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], written: Collection[str]
+) -> tuple[tuple[ParameterType, ...], str]:
+    """Return the types that a kernel's arguments are bound to, and its floating type.
+
+    Raises
+    ------
+    NumbridgeError
+        If an argument does not fit its parameter, or one that is `written` may not be.
+    """
+    checked = [
+        _check(kernel.name, parameter, argument, description, written=parameter.name in written)
+        for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
+    ]
+    weak = _weak_float(checked, found)
+    contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
+    types = [
+        ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
+        if d.is_array
+        else ScalarType(p.name, row or _weak_scalar(d, weak))
+        for p, row, d in zip(kernel.parameters, checked, found, strict=True)
+    ]
+    return tuple(types), weak
+
+
 def variants_of(kernel: Kernel) -> Variants:
     """Return a kernel's variants, which live as long as it does."""
     if kernel.variants is None:
-        kernel.variants = Variants(kernel)
+        kernel.variants = kernel.new_variants()
     found: Variants = kernel.variants
     return found
 
@@ -334,9 +361,9 @@ def _check(
             f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {_array_text(found)} "
             f"({_kind_text(argument)}); pass a number, such as array.item()"
         )
-    row = _check_array(where, parameter.annotation, argument, found)
+    row = check_array(where, parameter.annotation, argument, found)
     if written:
-        _check_writable(where, argument, found)
+        check_writable(where, argument, found)
     return row
 
 
@@ -354,7 +381,8 @@ def _array_text(found: Description) -> str:
     return f"a {found.ndim}-d array of {name} with shape {found.shape}"
 
 
-def _check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+def check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+    """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
     got = f"{_array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
         raise ConversionError(
@@ -384,7 +412,8 @@ def _check_array(where: str, annotation: Any, argument: Any, found: Description)
     return found.scalar
 
 
-def _check_writable(where: str, argument: Any, found: Description) -> None:
+def check_writable(where: str, argument: Any, found: Description) -> None:
+    """Raise if an array may not be written to."""
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
             f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable; pass a copy in an array that may be "
@@ -466,15 +495,15 @@ def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
     return scalars.by_name(names[found.kind])
 
 
-def _cpu_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
-    """Return native code for a kernel, from disk or from Numba."""
-    emitted = emit(kernel.source, weak)
+def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code for a kernel's emitted text, from disk or from Numba."""
     loop = range_source(
         emitted.entry,
         [p.name for p in parameters],
         kernel.source.index_rank,
         emitted.hidden,
         may_raise=emitted.may_raise,
+        sums=dict(emitted.sums),
     )
     text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
     fastmath = bool(kernel.options.get("fastmath"))
@@ -506,10 +535,14 @@ class CudaCode:
 
 
 def _cuda_code(
-    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, capability: tuple[int, int], form: Form
+    kernel: Kernel,
+    emitted: Emitted,
+    parameters: tuple[ParameterType, ...],
+    capability: tuple[int, int],
+    form: Form,
 ) -> CudaCode:
-    """Return a cubin for a kernel, from disk or from numba.cuda; needs no GPU."""
-    emitted, rank = emit(kernel.source, weak, "cuda"), kernel.source.index_rank
+    """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
+    rank = kernel.source.index_rank
     names = [p.name for p in parameters]
     around = grid_source(emitted.entry, names, rank, emitted.hidden, form, first_along_x=emitted.asks_for_block)
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
@@ -537,12 +570,12 @@ def _cuda_code(
 
 
 def _cuda_variant(
-    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, device: Device, form: Form
+    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str, device: Device, form: Form
 ) -> Variant:
     """Return a kernel that is loaded for a CUDA device."""
     there = cuda_driver.devices()
     there.prepare(device.ordinal)
-    code = _cuda_code(kernel, parameters, weak, there.capability(device.ordinal), form)
+    code = _cuda_code(kernel, emitted, parameters, there.capability(device.ordinal), form)
     compiled = code.compiled
     return Variant(
         parameters,
@@ -575,7 +608,9 @@ def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form:
     if capability is None:
         capability = cuda_driver.devices().capability(get_device("cuda").ordinal)
     found = [describe(argument) for argument in arguments]
-    return _cuda_code(kernel, *variants_of(kernel).types(arguments, found), tuple(capability), form)
+    variants = variants_of(kernel)
+    types, weak = variants.types(arguments, found)
+    return _cuda_code(kernel, variants.emitted(types, weak, "cuda"), types, tuple(capability), form)
 
 
 def _key(

@@ -112,7 +112,9 @@ def jax_callable(
     name = getattr(func, "__name__", type(func).__name__)
     what = f"function {name!r}"
     if enable_backward:
-        raise KernelUnsupportedError(f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp")
+        raise KernelUnsupportedError(
+            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
+        )
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
@@ -126,7 +128,9 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
     made = []
     for name, parameter in inspect.signature(func).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise NumbridgeTypeError(f"{what}: parameter {name!r} cannot be passed by position; write it without * and **")
+            raise NumbridgeTypeError(
+                f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
+            )
         made.append(Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name} of {what}")))
     return tuple(made)
 
@@ -243,7 +247,9 @@ class _Called(JaxCallable):
 
         found, described = self._signature, self._described(arguments)
         results = self._results(options, described)
-        given = [(p, a, d) for p, a, d in zip(found.inputs, arguments, described, strict=True) if isinstance(d, Operand)]
+        given = [
+            (p, a, d) for p, a, d in zip(found.inputs, arguments, described, strict=True) if isinstance(d, Operand)
+        ]
         values = [jax.numpy.asarray(argument) for _, argument, _ in given]
         in_out = [k for k, (parameter, *_) in enumerate(given) if parameter.name in found.in_out]
         shapes = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in in_out]

@@ -417,7 +417,7 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
 
 def _weak_row(argument: Operand | Number, weak: str) -> Scalar:
     kind = argument.kind if isinstance(argument, Number) else None
-    if isinstance(argument, Operand) and _class_of(argument.dtype) == 3 or kind is complex:
+    if (isinstance(argument, Operand) and _class_of(argument.dtype) == 3) or kind is complex:
         return scalars.by_name("complex128" if weak == "float64" else "complex64")
     return scalars.by_name(weak)
 

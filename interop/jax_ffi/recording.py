@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from numbridge.array import Array, adopt
+from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
-from numbridge.jax_ffi import words_layout as nb
 from numbridge.kernels.devices import CPU, Device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
@@ -138,7 +138,9 @@ class TracedArray:
 
     def _change(self, new: Any) -> TracedArray:
         if not self._writable:
-            raise BufferAccessError(f"{self!r} is an input of the function and cannot be written; name it in in_out_argnames")
+            raise BufferAccessError(
+                f"{self!r} is an input of the function and cannot be written; name it in in_out_argnames"
+            )
         self.store(new)
         return self
 
@@ -177,7 +179,9 @@ class TracedArray:
             "a function that looks at values"
         )
 
-    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
+    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = __float__ = __int__ = __bool__ = __complex__ = (
+        __index__
+    ) = _no_memory
 
     @staticmethod
     def __record_launch__(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any]) -> None:
@@ -201,7 +205,9 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
     order = [name for name, _ in targets]
     found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)
     if geometry.block[1:] != (1, 1):
-        raise NumbridgeError(f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch")
+        raise NumbridgeError(
+            f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch"
+        )
     chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=geometry.block[0])
     call = plan_call(kernel, found, chosen, described)
     operands = [value for value in values if not isinstance(value, Number)]
@@ -236,7 +242,9 @@ def _described(value: Any) -> Operand:
 
 def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
     if not targets:
-        raise NumbridgeTypeError(f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing")
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing"
+        )
     roots = []
     for name, target in targets:
         where = f"kernel {kernel.name!r}, parameter {name!r}"
@@ -250,7 +258,9 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
                 f"{where}: the kernel writes to it, and {target!r} is an input of the function; name it in in_out_argnames"
             )
         if any(target.root is other for other in roots):
-            raise BufferAccessError(f"{where}: {target!r} is passed for two parameters that the kernel writes; pass it once")
+            raise BufferAccessError(
+                f"{where}: {target!r} is passed for two parameters that the kernel writes; pass it once"
+            )
         roots.append(target.root)
 
 
