@@ -154,6 +154,7 @@ from numbridge.torch_bridge import (
     stream_to_torch,
     to_torch,
 )
+from numbridge.torch_op import TorchOp, torch_op
 
 # The class and the annotation are one: nb.array(data), nb.array(dtype=float), nb.array[float].
 array = Array
@@ -182,6 +183,7 @@ __all__ = [
     "ScopedStream",
     "ScopedTimer",
     "Stream",
+    "TorchOp",
     "acos",
     "array",
     "array1d",
@@ -294,6 +296,7 @@ __all__ = [
     "to_numpy",
     "to_paddle",
     "to_torch",
+    "torch_op",
     "uint8",
     "uint16",
     "uint32",

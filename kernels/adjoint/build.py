@@ -39,7 +39,7 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
 )
-from numbridge.kernels.adjoint.lowering import RESULT, without_jumps
+from numbridge.kernels.adjoint.lowering import ANSWER, without_jumps
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
@@ -712,7 +712,7 @@ class _Builder(Construct):
         outer, place = self._env, self.place
         self._env = dict(given)
         self._read(source, self._rewritten.trees[id(source)])
-        result = self._env.get(RESULT)
+        result = self._env.get(ANSWER)
         self._env, self.place = outer, place
         if isinstance(result, Missing):
             raise self._refused(node, f"{source.name} does not return the same kind of thing on every path")
