@@ -128,6 +128,7 @@ from numbridge.paddle_bridge import (
     stream_to_paddle,
     to_paddle,
 )
+from numbridge.tape import Tape
 from numbridge.torch_bridge import (
     device_from_torch,
     device_to_torch,
@@ -162,6 +163,7 @@ __all__ = [
     "ScopedDevice",
     "ScopedStream",
     "Stream",
+    "Tape",
     "acos",
     "array",
     "array1d",

@@ -23,6 +23,7 @@ from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTy
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.watching import is_watched, watchers
 from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -335,14 +336,17 @@ class Array:
             raise NumbridgeTypeError(f"only a 0-d array of integers is an index; this is {self!r}")
         return int(self.item())
 
-    def _writable_numpy(self, operation: str) -> NDArray[Any]:
+    def _writable_numpy(self, operation: str, source: Any = None) -> NDArray[Any]:
         if self.read_only:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
+        if is_watched():
+            for watcher in watchers():
+                watcher.changing(self, operation, source)
         return self.numpy()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write values, broadcast as in NumPy; on the CPU any NumPy index will do."""
-        self._writable_numpy("array[...] = value")[key] = as_values(value)
+        self._writable_numpy("array[...] = value", value)[key] = as_values(value)
 
     def fill_(self, value: Any) -> Array:
         """Set every element, and return this array."""
@@ -356,7 +360,7 @@ class Array:
 
     def assign(self, values: Any) -> Array:
         """Copy values of the same shape into this array, converted to its dtype, and return this array."""
-        target, given = self._writable_numpy("assign"), np.asarray(as_values(values))
+        target, given = self._writable_numpy("assign", values), np.asarray(as_values(values))
         if target.shape != given.shape:
             raise NumbridgeValueError(f"assign got values of shape {given.shape} for an array of shape {target.shape}")
         target[...] = given
@@ -367,6 +371,9 @@ class Array:
         made = filled(self.numpy(), row_of(self))
         if self.requires_grad:
             made.requires_grad = True
+        if is_watched():
+            for watcher in watchers():
+                watcher.copied(self, made)
         return made
 
     def contiguous(self) -> Array:

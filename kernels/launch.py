@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels import watching
 from numbridge.kernels.errors import DeviceError, KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import builtin, machine
@@ -50,6 +51,7 @@ class _Road:
 
     def __init__(self, kernel: Kernel, geometry: Geometry) -> None:
         self.kernel = kernel
+        self.geometry = geometry
         self.variants = variants_of(kernel)
         self.plan = _plan(self.variants.table, geometry, 0)
         self.again_plan = _plan(self.variants.table, geometry, nb.PLAN_GUARDS_PASSED)
@@ -62,11 +64,15 @@ class _Road:
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
         start_threads()
+        types, weak = self.variants.specialise(arguments)
+        afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
-            self.variants.specialise(arguments)
             if self.again(*arguments) is not _missed:
+                for action in afterwards:
+                    action()
                 return
+            self.variants.specialise(arguments)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
 
     def failed(self, *arguments: Any) -> None:
@@ -199,6 +205,7 @@ def launch(
     device: Any = None,
     stream: Any = None,
     adjoint: bool = False,
+    record_tape: bool = True,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -225,6 +232,9 @@ def launch(
     adjoint : bool
         Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
         hold what they held before the kernel ran; they end as they were.
+    record_tape : bool
+        Whether a `Tape` that is recording records this launch. Without it, no gradient passes through what it writes; a
+        tape that would have to carry one there raises.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
@@ -263,7 +273,11 @@ def launch(
             if len(kernel.launchers) >= _MAX_LAUNCHERS:
                 kernel.launchers.clear()
             kernel.launchers[quick] = known
-    known(*inputs, *outputs)
+    if record_tape:
+        known(*inputs, *outputs)
+    else:
+        with watching.unrecorded():
+            known(*inputs, *outputs)
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -98,14 +98,15 @@ class Variants:
         self._lock = threading.RLock()
         self._variants: dict[tuple[tuple[ParameterType, ...], str], Variant] = {}
         self._specialisations: dict[tuple[int, ...], Any] = {}
-        self._dependencies: tuple[Any, ...] = ()
+        self._dependencies: tuple[Any, ...] | None = None
+        self._written: dict[tuple[Any, ...], frozenset[str]] = {}
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
         self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
-    def specialise(self, arguments: Sequence[Any]) -> None:
-        """Make the compiled entry recognise these arguments.
+    def specialise(self, arguments: Sequence[Any]) -> tuple[tuple[ParameterType, ...], str]:
+        """Make the compiled entry recognise these arguments; return their types and the floating type.
 
         Raises
         ------
@@ -120,9 +121,10 @@ class Variants:
             )
         found = [describe(argument) for argument in arguments]
         with self._lock:
-            self._forget_old_globals()
-            self.last = self._types(arguments, found)
-            self._install(self._variant(self.last), found)
+            dependencies = self._forget_old_globals()
+            self.last = types = self._types(arguments, found)
+            self._install(self._variant(types), found, dependencies)
+        return types
 
     def variant_for(self, arguments: Sequence[Any]) -> Variant:
         """Return the variant that these arguments run."""
@@ -130,19 +132,27 @@ class Variants:
         with self._lock:
             return self._variant(self._types(arguments, [describe(argument) for argument in arguments]))
 
-    def _forget_old_globals(self) -> None:
-        now = self.kernel.source.dependencies()
-        same = len(now) == len(self._dependencies) and all(
-            a.container is b.container and a.name == b.name and a.value is b.value
-            for a, b in zip(now, self._dependencies, strict=True)
-        )
-        if not same:
-            self._kept.extend((self._specialisations, self._variants, self._dependencies))
-            self._variants, self._specialisations, self._dependencies = {}, {}, now
+    def _forget_old_globals(self) -> tuple[Any, ...]:
+        """Start anew if a global value that the kernel read has changed; return those that it reads."""
+        known = self._dependencies
+        if known is None or not all(dependency.holds() for dependency in known):
+            self._kept.extend((self._specialisations, self._variants, known))
+            self._variants, self._specialisations, self._written = {}, {}, {}
+            self._dependencies = known = self.kernel.dependencies()
+        return known
+
+    def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
+        """Return the parameters that the kernel may write, given the ranks of its arrays."""
+        key = tuple(ranks.items())
+        with self._lock:
+            self._forget_old_globals()
+            if key not in self._written:
+                self._written[key] = self.kernel.source.written(ranks)
+            return self._written[key]
 
     def _types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
         ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
-        return bound_types(self.kernel, arguments, found, self.kernel.source.written(ranks))
+        return bound_types(self.kernel, arguments, found, self.written(ranks))
 
     def _variant(self, key: tuple[tuple[ParameterType, ...], str]) -> Variant:
         if key not in self._variants:
@@ -152,12 +162,12 @@ class Variants:
     def _compile(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
         return compiled_variant(self.kernel, emit(self.kernel.source, weak), parameters, weak)
 
-    def _install(self, variant: Variant, found: Sequence[Description]) -> None:
+    def _install(self, variant: Variant, found: Sequence[Description], dependencies: Sequence[Any]) -> None:
         words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
         key = (*words, variant.address)
         spec = self._specialisations.get(key)
         if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
+            spec = self._specialisations[key] = _specialisation(variant, found, dependencies)
             self._kept.append(spec)
         address = spec[0].ctypes.data
         others = [other for other in self.table[: nb.MAX_VARIANTS].tolist() if other and other != address]

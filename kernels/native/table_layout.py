@@ -17,6 +17,8 @@ STATE_TABLE, STATE_TABLE_MASK, STATE_PARALLEL_FOR, STATE_THREAD_COUNT, STATE_LOC
     40,
 )
 STATE_NUMPY_TAG_COUNT, STATE_ARRAY_TYPE, STATE_ARRAY_RECORD, STATE_ARRAY_SOURCE, STATE_ARRAY_EXTRA = 48, 56, 64, 72, 80
+# Not 0 while somebody must be told of every launch, which then goes over the slow road.
+STATE_WATCHED = 88
 STATE_SIZE = 128
 
 # Reader table: open addressing on the type's address

@@ -1,6 +1,6 @@
 """Reverse mode against central differences: every construct, every rule, random programs; run as plain Python."""
 
-# ruff: noqa: B007, F841 - kernels as users write them, with loop variables and locals that nothing reads
+# ruff: noqa: B007 - kernels as users write them, with loop variables and locals that nothing reads
 
 from __future__ import annotations
 
