@@ -143,6 +143,7 @@ from numbridge.streams import (
     wait_event,
     wait_stream,
 )
+from numbridge.tape import Tape
 from numbridge.timer import ScopedTimer
 from numbridge.torch_bridge import (
     device_from_torch,
@@ -183,6 +184,7 @@ __all__ = [
     "ScopedStream",
     "ScopedTimer",
     "Stream",
+    "Tape",
     "TorchOp",
     "acos",
     "array",

@@ -23,6 +23,7 @@ from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTy
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.watching import is_watched, watchers
 from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -345,10 +346,16 @@ class Array:
             raise NumbridgeTypeError(f"only a 0-d array of integers is an index; this is {self!r}")
         return int(self.item())
 
-    def _write(self, operation: str, key: Any, values: Any) -> Array:
-        """Write values into part of the array, converted to its dtype and broadcast, and return the array."""
+    def _write(self, operation: str, key: Any, values: Any, source: Any = None) -> Array:
+        """Write values into part of the array, converted to its dtype and broadcast, and return the array.
+
+        `source` is what whoever watches is told that the values come from.
+        """
         if self.read_only:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
+        if is_watched():
+            for watcher in watchers():
+                watcher.changing(self, operation, source)
         if self.device.is_cuda:
             cupy_memory.assign(self, key, as_source(values))
         else:
@@ -357,7 +364,7 @@ class Array:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write values, broadcast as in NumPy; any NumPy index will do on the CPU, and CuPy's on CUDA."""
-        self._write("array[...] = value", key, value)
+        self._write("array[...] = value", key, value, value)
 
     def fill_(self, value: Any) -> Array:
         """Set every element, and return this array."""
@@ -373,11 +380,15 @@ class Array:
         shape = given.shape if isinstance(given, Array | np.ndarray) else np.shape(given)
         if shape != self.shape:
             raise NumbridgeValueError(f"assign got values of shape {shape} for an array of shape {self.shape}")
-        return self._write("assign", ..., given)
+        return self._write("assign", ..., given, values)
 
     def clone(self) -> Array:
         """Return a contiguous copy on the same device, with memory of its own; it requires a gradient if this one does."""
-        return self.to(self.device, copy=True)
+        made = self.to(self.device, copy=True)
+        if is_watched():
+            for watcher in watchers():
+                watcher.copied(self, made)
+        return made
 
     def contiguous(self) -> Array:
         """Return this array if it is C-contiguous, else a contiguous copy."""

@@ -238,7 +238,10 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     guard = readers.reader_of(dest).guard
     if guard is not None:
         guard(dest)
-    source = copied(src, device=target.device) if is_literal(src) else adopt(src)
+    if is_literal(src):
+        source = copied(src, device=target.device)
+    else:
+        source = src if isinstance(src, Array) else adopt(src)
     if dest_offset or src_offset or count:
         target, source = _parts(target, source, dest_offset, src_offset, count)
     if target.shape != source.shape:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, overload
 
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation, annotation_of
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
-from numbridge.kernels.source import Role, Sourced, is_cuda_dispatcher
+from numbridge.kernels.source import Dependency, Role, Sourced, is_cuda_dispatcher
 
 __all__ = ["Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 
@@ -61,6 +61,10 @@ class Kernel(Sourced):
         from numbridge.kernels.variant import Variants
 
         return Variants(self)
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return every global and closure value that the compiled code depends on."""
+        return self.source.dependencies()
 
     def adjoint(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries adjoints back through this one.

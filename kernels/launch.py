@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver
+from numbridge.kernels import cuda_driver, watching
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
@@ -90,12 +90,18 @@ class _Road:
             here = replace(self.place, device=get_device())
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
+        variant = self.variants.specialise(arguments, self.place)
+        if variant.device.is_cpu:
+            start_threads()
+        types, weak = variant.parameters, variant.weak_float
+        afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
-            if self.variants.specialise(arguments, self.place).device.is_cpu:
-                start_threads()
             if self.again(*arguments) is not _missed:
+                for action in afterwards:
+                    action()
                 return
+            self.variants.specialise(arguments, self.place)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
 
     def failed(self, *arguments: Any) -> None:
@@ -283,6 +289,7 @@ def launch(
     device: Any = None,
     stream: Any = None,
     adjoint: bool = False,
+    record_tape: bool = True,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -311,6 +318,9 @@ def launch(
     adjoint : bool
         Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
         hold what they held before the kernel ran; they end as they were.
+    record_tape : bool
+        Whether a `Tape` that is recording records this launch. Without it, no gradient passes through what it writes; a
+        tape that would have to carry one there raises.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
@@ -351,7 +361,11 @@ def launch(
             if len(kernel.launchers) >= _MAX_LAUNCHERS:
                 kernel.launchers.clear()
             kernel.launchers[quick] = known
-    known(*inputs, *outputs)
+    if record_tape:
+        known(*inputs, *outputs)
+    else:
+        with watching.unrecorded():
+            known(*inputs, *outputs)
     return None
 
 

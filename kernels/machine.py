@@ -142,6 +142,10 @@ class Machine:
         _keep.append(block)
         self._set(nb.STATE_DRIVER, block.ctypes.data)
 
+    def set_watched(self, watched: bool) -> None:
+        """Say whether somebody must be told of every launch."""
+        self._set(nb.STATE_WATCHED, int(watched))
+
     def start_threads(self, parallel_for: int, thread_count: int, lock: int) -> None:
         """Tell the compiled code where the threading layer's functions are; `lock` is 0 if it allows concurrent use."""
         self._set(nb.STATE_THREAD_COUNT, thread_count)

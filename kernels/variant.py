@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,8 @@ class Variants:
         self._lock = threading.RLock()
         self._variants: dict[Any, Variant] = {}
         self._specialisations: dict[Any, Any] = {}
-        self._dependencies: tuple[Any, ...] = ()
+        self._dependencies: tuple[Any, ...] | None = None
+        self._written: dict[tuple[Any, ...], frozenset[str]] = {}
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
@@ -179,13 +180,13 @@ class Variants:
             )
         found = [describe(argument) for argument in arguments]
         with self._lock:
-            self._forget_old_globals()
+            dependencies = self._forget_old_globals()
             types = self.last = self.types(arguments, found)
             device = _device(kernel, arguments, found, place.device)
             variant = self._variant(types, device, place.form)
             if device.is_cuda:
                 cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
-            self._install(variant, found, self.table(place))
+            self._install(variant, found, self.table(place), dependencies)
             return variant
 
     def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
@@ -194,20 +195,28 @@ class Variants:
             self._forget_old_globals()
             return self._variant((parameters, weak), CPU, MASKED.form)
 
-    def _forget_old_globals(self) -> None:
-        now = self.kernel.source.dependencies()
-        same = len(now) == len(self._dependencies) and all(
-            a.container is b.container and a.name == b.name and a.value is b.value
-            for a, b in zip(now, self._dependencies, strict=True)
-        )
-        if not same:
-            self._kept.extend((self._specialisations, self._variants, self._dependencies))
-            self._variants, self._specialisations, self._dependencies = {}, {}, now
+    def _forget_old_globals(self) -> tuple[Any, ...]:
+        """Start anew if a global value that the kernel read has changed; return those that it reads."""
+        known = self._dependencies
+        if known is None or not all(dependency.holds() for dependency in known):
+            self._kept.extend((self._specialisations, self._variants, known))
+            self._variants, self._specialisations, self._written = {}, {}, {}
+            self._dependencies = known = self.kernel.dependencies()
+        return known
+
+    def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
+        """Return the parameters that the kernel may write, given the ranks of its arrays."""
+        key = tuple(ranks.items())
+        with self._lock:
+            self._forget_old_globals()
+            if key not in self._written:
+                self._written[key] = self.kernel.source.written(ranks)
+            return self._written[key]
 
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
         """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
         ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
-        return bound_types(self.kernel, arguments, found, self.kernel.source.written(ranks))
+        return bound_types(self.kernel, arguments, found, self.written(ranks))
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the text that a variant is compiled from."""
@@ -224,13 +233,17 @@ class Variants:
         return self._variants[key]
 
     def _install(
-        self, variant: Variant, found: Sequence[Description], table: np.ndarray[Any, np.dtype[np.int64]]
+        self,
+        variant: Variant,
+        found: Sequence[Description],
+        table: np.ndarray[Any, np.dtype[np.int64]],
+        dependencies: Sequence[Any],
     ) -> None:
         words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
         key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
+            spec = self._specialisations[key] = _specialisation(variant, found, dependencies)
             self._kept.append(spec)
         address = spec[0].ctypes.data
         others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]

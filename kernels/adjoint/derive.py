@@ -21,7 +21,7 @@ from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.launch import forall
+from numbridge.kernels.launch import Geometry, forall, launcher
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -114,7 +114,7 @@ class Derivative(Kernel):
         )
         known = self._plans.get((bare, weak))
         if known is None or not all(dependency.holds() for dependency in known[1]):
-            known = self._plans[bare, weak] = (self._stored_plan(bare, weak), self._dependencies())
+            known = self._plans[bare, weak] = (self._stored_plan(bare, weak), self.dependencies())
         return known[0]
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
@@ -135,7 +135,7 @@ class Derivative(Kernel):
         compiled, _ = compiled_or_stored(key, generate)
         return Plan(**compiled.facts["plan"])
 
-    def _dependencies(self) -> tuple[Dependency, ...]:
+    def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that decides what this is."""
         sources = SourceProgram(self.source, gradients=True).sources
         return tuple(dependency for source in sources for dependency in source.read())
@@ -224,8 +224,14 @@ class Derivative(Kernel):
     def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
         """Return a function of the derivative's arguments that checks them and runs it over `dim` threads."""
         run = forall(self, dim)
-        together = forall(self._together(), dim) if self.mode == "adjoint" else run
+        return self._checked(run, forall(self._together(), dim) if self.mode == "adjoint" else run)
 
+    def over(self, geometry: Geometry) -> Callable[..., None]:
+        """Return the same for the geometry of a launch of the base."""
+        run = launcher(self, geometry)
+        return self._checked(run, launcher(self._together(), geometry) if self.mode == "adjoint" else run)
+
+    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
         def checked(*arguments: Any) -> None:
             found = [describe(argument) for argument in arguments]
             (run if self.check(arguments, found) else together)(*arguments)
@@ -360,7 +366,8 @@ class _DerivativeVariants(Variants):
 def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
     """Return the parameters that a kernel or a tangent writes."""
     if not isinstance(kernel, Derivative):
-        return kernel.source.written(ranks)
+        found: frozenset[str] = variants_of(kernel).written(ranks)
+        return found
     primal = _written(kernel.base, ranks)
     return primal | {f"{TANGENT}{name}" for name in kernel.wanted if name in primal}
 

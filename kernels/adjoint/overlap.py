@@ -18,7 +18,7 @@ from numbridge.kernels.readers import Description
 
 __all__ = ["check_overlaps", "extent", "share_memory"]
 
-_WORK = 10_000
+_WORK: Any = 10_000
 
 
 def extent(found: Description) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def share_memory(a: Description, b: Description) -> bool:
     if a.data == b.data:
         return True
     try:
-        return np.shares_memory(_values(a), _values(b), max_work=_WORK)  # type: ignore[arg-type] - NumPy's stubs know two of its values
+        return np.shares_memory(_values(a), _values(b), max_work=_WORK)
     except np.exceptions.TooHardError:
         return True
 
@@ -49,7 +49,7 @@ def _values(found: Description) -> Any:
     """Return a NumPy array on an array's memory, which must not outlive it."""
     low, high = extent(found)
     itemsize = (found.word >> 8 & 0xFF) >> 3
-    block = (ctypes.c_char * (high - low)).from_address(low)
+    block: Any = (ctypes.c_char * (high - low)).from_address(low)
     whole = np.frombuffer(block, np.uint8)
     return np.ndarray(found.shape, np.dtype(f"V{itemsize}"), whole, found.data - low, found.strides)
 

@@ -293,10 +293,18 @@ def threads_missing(spec, plan):
 
 
 @inlined
+def is_announced(plan):
+    """Tell whether nobody watches launches, or this one has been told of."""
+    return load_i64(state(), nb.STATE_WATCHED) == 0 or load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED != 0
+
+
+@inlined
 def launch_readings(plan, arguments, readings, count):
     """Launch on arguments that have been read; return LAUNCHED, MISSED, RAISED, or DRIVER_FAILED plus the CUresult."""
     spec = find_variant(plan, readings, count)
-    if spec == 0 or threads_missing(spec, plan) or not writes_allowed(spec, plan, readings, count, arguments):
+    if spec == 0 or threads_missing(spec, plan) or not is_announced(plan):
+        return nb.MISSED
+    if not writes_allowed(spec, plan, readings, count, arguments):
         return nb.MISSED
     block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
     if not lay_out(spec, readings, count, block):

@@ -17,7 +17,8 @@ STATE_TABLE, STATE_TABLE_MASK, STATE_PARALLEL_FOR, STATE_THREAD_COUNT, STATE_LOC
     40,
 )
 STATE_NUMPY_TAG_COUNT, STATE_ARRAY_TYPE, STATE_ARRAY_RECORD, STATE_ARRAY_SOURCE, STATE_ARRAY_EXTRA = 48, 56, 64, 72, 80
-STATE_DRIVER, STATE_SIZE = 88, 128
+# STATE_WATCHED is not 0 while somebody must be told of every launch, which then goes over the slow road.
+STATE_DRIVER, STATE_WATCHED, STATE_SIZE = 88, 96, 128
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
