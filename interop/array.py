@@ -384,11 +384,7 @@ class Array:
 
     def clone(self) -> Array:
         """Return a contiguous copy on the same device, with memory of its own; it requires a gradient if this one does."""
-        made = self.to(self.device, copy=True)
-        if is_watched():
-            for watcher in watchers():
-                watcher.copied(self, made)
-        return made
+        return self.to(self.device, copy=True)
 
     def contiguous(self) -> Array:
         """Return this array if it is C-contiguous, else a contiguous copy."""
@@ -409,6 +405,9 @@ class Array:
             made = filled(self.numpy(), row_of(self), target)
         if self.requires_grad:
             made.requires_grad = True
+        if is_watched():
+            for watcher in watchers():
+                watcher.copied(self, made)
         return made
 
     def __copy__(self) -> Array:
