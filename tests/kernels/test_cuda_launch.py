@@ -302,6 +302,8 @@ class _Table:
 def _tensor_class(table):
     class Tensor:
         __dlpack_c_exchange_api__ = table.capsule
+        # The reader table keeps the class, and with it the callbacks, for good.
+        functions = table
 
         def __init__(self, extent, ordinal=0, address=X):
             self.extent, self.ordinal, self.address = extent, ordinal, address
