@@ -274,5 +274,7 @@ def can_be_cut(call: Call) -> bool:
     """Tell whether a call may be cut up over the devices of this program at all."""
     import jax
 
-    symbolic = any(is_symbolic(extent) for shape in (call.dims, call.batch, *(s for s, _ in call.results)) for extent in shape)
-    return jax.device_count() > 1 and not symbolic and not call.options.has_side_effect and bool(factors_of(call))
+    if jax.device_count() == 1 or call.options.has_side_effect:
+        return False
+    shapes = (call.dims, call.batch, *(shape for shape, _ in call.results))
+    return not any(is_symbolic(extent) for shape in shapes for extent in shape) and bool(factors_of(call))
