@@ -123,8 +123,9 @@ class _Reading:
         """Note what a use of ``name.shape`` stands for."""
         parent = self.parents[id(shape)]
         if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            above, axis = self.parents[id(parent)], parent.slice.value
-            if not (isinstance(above, ast.Assign) and self._named(above.targets, [(name, axis)])):
+            axis = parent.slice.value
+            target = self._name_of(parent)
+            if target is None or not self._named([target], [(name, axis)]):
                 self.shapes.append((parent, name, axis))
         elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Tuple):
             targets = list(parent.targets[0].elts)
@@ -132,6 +133,17 @@ class _Reading:
                 self.escaped.add(name)
         else:
             self.escaped.add(name)
+
+    def _name_of(self, value: ast.expr) -> ast.expr | None:
+        """Return what a value is assigned to: ``n = value``, or ``n, m = value, other``."""
+        above: Any = self.parents[id(value)]
+        if isinstance(above, ast.Tuple):
+            assignment = self.parents[id(above)]
+            targets = getattr(assignment, "targets", [None])
+            whole = isinstance(assignment, ast.Assign) and len(targets) == 1 and isinstance(targets[0], ast.Tuple)
+            parts = targets[0].elts if whole else []
+            return parts[above.elts.index(value)] if len(parts) == len(above.elts) else None
+        return above.targets[0] if isinstance(above, ast.Assign) and len(above.targets) == 1 else None
 
     def _named(self, targets: list[ast.expr], axes: list[tuple[str, int]]) -> bool:
         """Remember names that stand for extents; return False if one of them is assigned elsewhere too."""

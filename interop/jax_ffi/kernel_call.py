@@ -18,6 +18,7 @@ import numpy as np
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, packed, plan_call
 from numbridge.jax_ffi.primitive import bind_call
+from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
@@ -38,6 +39,7 @@ def jax_kernel(
     enable_backward: bool = False,
     has_side_effect: bool = False,
     block_dim: int | None = None,
+    sharding_rule: str | None = None,
 ) -> JaxKernel:
     """Return a kernel as a function of JAX arrays, for `jax.jit` and the other transformations.
 
@@ -66,6 +68,11 @@ def jax_kernel(
         Whether to run the kernel even if nobody uses its outputs.
     block_dim : int, optional
         Threads per block, as the kernel sees it; 256 by default.
+    sharding_rule : str, optional
+        How a call may be cut up over devices, where the kernel's source does not show it: names for the axes of each array input
+        and each output, such as ``"i k, k j -> i j"``. Axes that some output has are cut alike everywhere; others are gathered. The
+        launch dimensions are the first output's axes, or are named at the end: ``"i k -> i; i"``. The kernel must compute the same
+        from shards, and use neither its thread index nor an extent along a cut axis for anything but selecting elements.
 
     Returns
     -------
@@ -81,6 +88,9 @@ def jax_kernel(
     -----
     Numbers may be Python or NumPy numbers, which a jitted function holds as attributes, or JAX values without dimensions. Arrays
     arrive in C order; they are neither copied nor converted. The kernel's globals are those of the time when JAX traces it.
+
+    Over several devices a call is cut up without moving data along batch axes, and along thread indices that the kernel uses only to
+    select elements, as elementwise kernels do. What else the kernel reads is gathered first.
 
     Examples
     --------
@@ -103,7 +113,10 @@ def jax_kernel(
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     block = 256 if block_dim is None else operator.index(block_dim)
-    options = Options(frozen_dims(launch_dims), frozen_dims(output_dims), method, block, bool(has_side_effect))
+    if sharding_rule is not None:
+        parse_rule(sharding_rule, found)
+    dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
+    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule)
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)

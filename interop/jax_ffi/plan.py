@@ -109,31 +109,36 @@ class Call:
 
     Attributes
     ----------
-    kernel, key, types, weak
-        What runs: the kernel, its key, its parameter types and floating type.
+    kernel, signature, key, types, weak
+        What runs: the kernel, which of its parameters are outputs, its key, its parameter types and floating type.
     slots : tuple of Slot
         Where each parameter comes from.
     dims : tuple
         Launch dimensions, ints or symbolic.
     results : tuple
         Shape and dtype of each result.
-    casts : tuple
-        The dtype that each operand is converted to, or None.
+    shapes, casts : tuple
+        Shape of each operand, without batch axes, and the dtype that it is converted to, or None.
     batch : tuple
-        Extents of the batch axes, outermost first, which results have in front, and operands too, where 1 means unbatched.
+        Extents of the batch axes, outermost first, which results have in front.
+    spread : tuple
+        For each operand, whether it has the extent of each batch axis, or 1; None if it has no batch axes at all.
     options : Options
         What the user said.
     """
 
     kernel: Kernel
+    signature: Signature
     key: Key
     types: tuple[ParameterType, ...]
     weak: str
     slots: tuple[Slot, ...]
     dims: Dims
     results: tuple[tuple[Dims, Any], ...]
+    shapes: tuple[Dims, ...]
     casts: tuple[Any, ...]
     batch: Dims
+    spread: tuple[tuple[bool, ...] | None, ...]
     options: Options
 
     @property
@@ -188,8 +193,22 @@ class _Planner:
         types = targets.types_of(self.kernel, [*rows, *outputs])
         self._check_written(types)
         key = targets.enter(self.kernel, types, self.weak)
-        slots, casts, results = self._slots(types, dims, shapes)
-        return Call(self.kernel, key, types, self.weak, slots, dims, results, casts, (), self.options)
+        slots, operands, results = self._slots(types, dims, shapes)
+        return Call(
+            self.kernel,
+            self.signature,
+            key,
+            types,
+            self.weak,
+            slots,
+            dims,
+            results,
+            tuple(shape for shape, _ in operands),
+            tuple(cast for _, cast in operands),
+            (),
+            tuple(None if shape is None else () for shape, _ in operands),
+            self.options,
+        )
 
     # Types
 
@@ -253,11 +272,13 @@ class _Planner:
 
     def _slots(
         self, types: Sequence[ParameterType], dims: Dims, shapes: Sequence[Dims]
-    ) -> tuple[tuple[Slot, ...], tuple[Any, ...], tuple[tuple[Dims, Any], ...]]:
+    ) -> tuple[tuple[Slot, ...], list[tuple[Any, Any]], tuple[tuple[Dims, Any], ...]]:
+        """Return where parameters come from, shape and cast of each operand, and shape and dtype of each result."""
         slots: list[Slot] = []
         numbers = 0
         has_packed = any(isinstance(argument, Number) and argument.packed for _, argument in self.given)
-        casts: list[Any] = [None] if has_packed else []
+        # The numbers of an eager call come first, in one operand that has no batch axes.
+        operands: list[tuple[Any, Any]] = [(None, None)] if has_packed else []
         results: list[tuple[Dims, Any]] = []
         for (parameter, argument), kind in zip(self.given, types[: len(self.given)], strict=True):
             if isinstance(argument, Number):
@@ -269,17 +290,18 @@ class _Planner:
                 continue
             is_array = isinstance(kind, ArrayType)
             if parameter.name in self.signature.in_out:
-                slots.append(Slot(nb.RESULT, len(results), len(casts)))
+                slots.append(Slot(nb.RESULT, len(results), len(operands)))
                 results.append((argument.shape, kind.scalar.numpy))
             else:
-                slots.append(Slot(nb.OPERAND if is_array else nb.TRACED, len(casts)))
-            casts.append(None if argument.dtype == kind.scalar.numpy else kind.scalar.numpy)
+                slots.append(Slot(nb.OPERAND if is_array else nb.TRACED, len(operands)))
+            cast = None if argument.dtype == kind.scalar.numpy else kind.scalar.numpy
+            operands.append((argument.shape, cast))
         covered = indexing_of(self.kernel).covered
         for parameter, kind, shape in zip(self.signature.pure, types[len(self.given) :], shapes, strict=True):
             fill = parameter.name not in covered or shape != dims
             slots.append(Slot(nb.RESULT, len(results), fill=fill))
             results.append((shape, kind.scalar.numpy))
-        return tuple(slots), tuple(casts), tuple(results)
+        return tuple(slots), operands, tuple(results)
 
 
 def where_of(signature: Signature, parameter: Parameter) -> str:

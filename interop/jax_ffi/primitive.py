@@ -14,6 +14,7 @@ from typing import Any
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, words
+from numbridge.jax_ffi.sharding import can_be_cut, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -45,7 +46,7 @@ def _runner(call: Call) -> Any:
     targets.register()
 
     def numbridge_launch(*operands: Any) -> list[Any]:
-        return custom_call(call, operands)
+        return partitioned(call, custom_call)(*operands) if can_be_cut(call) else custom_call(call, operands)
 
     return jax.jit(numbridge_launch)
 
@@ -139,12 +140,10 @@ def _all_at_once(call: Call, operands: Sequence[Any], batched: Sequence[bool], s
     import jax
 
     # An operand that a result takes over must have room for the whole batch.
-    taken = set(call.aliases)
+    whole = [is_batched or k in call.aliases for k, is_batched in enumerate(batched)]
     values = [
-        x if is_batched else jax.lax.broadcast(x, (size if k in taken else 1,))
-        for k, (x, is_batched) in enumerate(zip(operands, batched, strict=True))
+        x if is_batched or flags is None else jax.lax.broadcast(x, (size if is_whole else 1,))
+        for x, is_batched, is_whole, flags in zip(operands, batched, whole, call.spread, strict=True)
     ]
-    packed = [k for k, slot in enumerate(call.slots) if slot.kind == nb.PACKED]
-    if packed:
-        values[0] = operands[0]
-    return list(_bind(replace(call, batch=(size, *call.batch)), values))
+    spread = tuple(flags if flags is None else (w, *flags) for w, flags in zip(whole, call.spread, strict=True))
+    return list(_bind(replace(call, batch=(size, *call.batch), spread=spread), values))

@@ -280,5 +280,6 @@ def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Se
         else replace(slot, index=places.get(slot.index, slot.index))
         for slot in call.slots
     ]
-    changed = replace(call, slots=tuple(slots), casts=tuple(call.casts[k] for k in kept))
+    shapes, casts, spread = (tuple(row[k] for k in kept) for row in (call.shapes, call.casts, call.spread))
+    changed = replace(call, slots=tuple(slots), shapes=shapes, casts=casts, spread=spread)
     return changed, [operands[k] for k in kept]

@@ -1,0 +1,280 @@
+"""How a call is cut up over devices: which axes belong together, and what one device computes of it.
+
+Batch axes may always be cut. Of the others those that a free thread index selects along (`numbridge.kernels.indexing`), so that
+elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is gathered,
+unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.plan import Call
+from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
+from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.parameter_types import ArrayType
+
+__all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitioned"]
+
+Axes = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Names for the axes of a call; axes of one name are cut together, and those without a name are not cut.
+
+    Attributes
+    ----------
+    operands, results : tuple of tuple
+        The axes of each, batch axes included.
+    launch, batch : tuple
+        The launch dimensions and the batch axes.
+    """
+
+    operands: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+    launch: Axes
+    batch: Axes
+
+    def __bool__(self) -> bool:
+        """Tell whether anything may be cut."""
+        return any(name is not None for axes in self.results for name in axes)
+
+
+def factors_of(call: Call) -> Factors:
+    """Return the names of a call's axes."""
+    batch = tuple(f"batch{level}" for level in range(len(call.batch)))
+    launch, inner = _inner(call)
+    operands: list[Axes] = [(None,)] * call.operands
+    results: list[Axes] = [()] * len(call.results)
+    for slot, kind in zip(call.slots, call.types, strict=True):
+        if slot.kind in (nb.STATIC, nb.PACKED):
+            continue
+        axes = inner[kind.name]
+        if slot.kind == nb.RESULT:
+            results[slot.index] = (*batch, *axes)
+        if slot.kind != nb.RESULT or slot.alias >= 0:
+            k = slot.alias if slot.kind == nb.RESULT else slot.index
+            # A batch axis of extent 1 stays where it is when its batch is cut.
+            flags = call.spread[k] or ()
+            operands[k] = (*(name if flag else None for name, flag in zip(batch, flags, strict=True)), *axes)
+    return Factors(tuple(operands), tuple(results), launch, batch)
+
+
+def _inner(call: Call) -> tuple[Axes, Mapping[str, Axes]]:
+    """Return the names of the launch dimensions and of each parameter's axes, without the batch."""
+    shapes = _shapes(call)
+    if call.options.sharding_rule is not None:
+        return _ruled(call, shapes)
+    indexing = indexing_of(call.kernel)
+    # An index may be cut only if all axes that it selects along have the launch's extent, so that shards fit together.
+    free = {
+        number
+        for number in indexing.free
+        if number < len(call.dims)
+        and all(
+            shape[axis] == call.dims[number]
+            for name, shape in shapes.items()
+            for axis, bound in enumerate(indexing.bound.get(name, ()))
+            if bound == number and axis < len(shape)
+        )
+    }
+    launch = tuple(f"index{number}" if number in free else None for number in range(len(call.dims)))
+    named = {}
+    for name, shape in shapes.items():
+        bound = indexing.bound.get(name, ())
+        numbers = [bound[axis] if axis < len(bound) else None for axis in range(len(shape))]
+        named[name] = tuple(None if number is None else launch[number] for number in numbers)
+    return launch, named
+
+
+def _shapes(call: Call) -> dict[str, Dims]:
+    """Return the shape of each parameter that comes from a buffer, without the batch."""
+    return {
+        kind.name: call.results[slot.index][0] if slot.kind == nb.RESULT else call.shapes[slot.index]
+        for slot, kind in zip(call.slots, call.types, strict=True)
+        if slot.kind not in (nb.STATIC, nb.PACKED)
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A user's rule
+
+
+def parse_rule(rule: str, signature: Signature) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """Return a rule such as ``"i k, k j -> i j"`` as lists of names.
+
+    Parameters
+    ----------
+    rule : str
+        One entry for each array input, and one for each output; ``; i j`` at the end names the launch dimensions, which are those
+        of the first output otherwise.
+    signature : Signature
+        What the rule is for.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If it cannot be read.
+    """
+    body, _, launch = rule.partition(";")
+    left, arrow, right = body.partition("->")
+    if not arrow:
+        raise NumbridgeValueError(f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"')
+    inputs, outputs = (tuple(tuple(entry.split()) for entry in side.split(",")) for side in (left, right))
+    if len(outputs) != len(signature.outputs):
+        raise NumbridgeValueError(
+            f"{signature.what}: sharding_rule {rule!r} names {len(outputs)} output(s), and there are {len(signature.outputs)}"
+        )
+    return tuple(launch.split()) or outputs[0], inputs, outputs
+
+
+def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, Axes]]:
+    launch, inputs, outputs = parse_rule(call.options.sharding_rule or "", call.signature)
+    arrays = [k.name for k in call.types if isinstance(k, ArrayType)]
+    results = [parameter.name for parameter in call.signature.outputs]
+    given = [name for name in arrays if name not in [p.name for p in call.signature.pure]]
+    if len(inputs) != len(given) and not (inputs == ((),) and not given):
+        raise NumbridgeValueError(_rule_error(call, f"names {len(inputs)} array input(s), and there are {len(given)}"))
+    entries = {**dict(zip(given, inputs, strict=False)), **dict(zip(results, outputs, strict=True))}
+    # What no output has is summed over or looked up, so each device needs all of it.
+    kept = {name for entry in outputs for name in entry}
+    extents: dict[str, Any] = dict(zip(launch, call.dims, strict=False))
+    if len(launch) != len(call.dims):
+        raise NumbridgeValueError(_rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}"))
+    named: dict[str, Axes] = {name: () for name in shapes}
+    for name, entry in entries.items():
+        if len(entry) != len(shapes[name]):
+            raise NumbridgeValueError(_rule_error(call, f"gives {name!r} {len(entry)} axes, and it has {len(shapes[name])}"))
+        for axis, extent in zip(entry, shapes[name], strict=True):
+            if extents.setdefault(axis, extent) != extent:
+                raise NumbridgeValueError(
+                    _rule_error(call, f"gives {axis!r} to axes of {extents[axis]} and {extent} elements ({name!r})")
+                )
+        named[name] = tuple(axis if axis in kept else None for axis in entry)
+    return tuple(axis if axis in kept else None for axis in launch), named
+
+
+def _rule_error(call: Call, complaint: str) -> str:
+    return f"{call.signature.what}: sharding_rule {call.options.sharding_rule!r} {complaint}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# JAX's partitioner
+
+
+def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> Callable[..., list[Any]]:
+    """Return ``run(call, operands)`` as a function of the operands that JAX's partitioner can cut up.
+
+    Parameters
+    ----------
+    call : Call
+        The call, without symbolic dimensions.
+    run : callable
+        Adds a call to the program.
+    """
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    factors = factors_of(call)
+
+    def numbridge_partitioned(*operands: Any) -> list[Any]:
+        return run(call, operands)
+
+    def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        specs = _specs(factors, operands, results)
+        shards = {name: _shards(mesh, spec) for name, spec in specs.items()}
+        local = _local(call, factors, shards)
+        return (
+            mesh,
+            lambda *values: run(local, values),
+            [_sharding(mesh, specs, axes) for axes in factors.results],
+            tuple(_sharding(mesh, specs, axes) for axes in factors.operands),
+        )
+
+    def infer(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+        specs = _specs(factors, operands, ())
+        return [_sharding(mesh, specs, axes) for axes in factors.results]
+
+    made = custom_partitioning(numbridge_partitioned)
+    made.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(call, factors))
+    cut: Callable[..., list[Any]] = made
+    return cut
+
+
+def _specs(factors: Factors, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
+    """Return how each name is cut: as the first array says that has it, outputs before inputs, no mesh axis twice."""
+    found: dict[str, Any] = {}
+    taken: set[str] = set()
+    for axes, value in [*zip(factors.results, results, strict=False), *zip(factors.operands, operands, strict=True)]:
+        spec = getattr(value.sharding, "spec", ())
+        for name, part in zip(axes, spec, strict=False):
+            parts = part if isinstance(part, tuple) else (part,)
+            if name is None or part is None or name in found or taken & set(parts):
+                continue
+            found[name] = part
+            taken |= set(parts)
+    return found
+
+
+def _shards(mesh: Any, part: Any) -> int:
+    count = 1
+    for axis in part if isinstance(part, tuple) else (part,):
+        count *= mesh.shape[axis]
+    return count
+
+
+def _sharding(mesh: Any, specs: Mapping[str, Any], axes: Axes) -> Any:
+    import jax
+
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(specs.get(name or "") for name in axes)))
+
+
+def _local(call: Call, factors: Factors, shards: Mapping[str, int]) -> Call:
+    """Return what one device computes."""
+
+    def cut(extents: Dims, axes: Axes) -> Dims:
+        return tuple(-(-extent // shards.get(name or "", 1)) for extent, name in zip(extents, axes, strict=True))
+
+    levels = len(call.batch)
+    results = tuple(
+        (cut(shape, axes[levels:]), dtype) for (shape, dtype), axes in zip(call.results, factors.results, strict=True)
+    )
+    shapes = tuple(
+        shape if flags is None else cut(shape, axes[levels:])
+        for shape, flags, axes in zip(call.shapes, call.spread, factors.operands, strict=True)
+    )
+    dims, batch = cut(call.dims, factors.launch), cut(call.batch, factors.batch)
+    return replace(call, dims=dims, batch=batch, results=results, shapes=shapes)
+
+
+def _rule(call: Call, factors: Factors) -> Any:
+    """Return the names as Shardy's rule; an axis without a name gets one of its own, which is replicated."""
+    from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
+
+    whole: list[str] = []
+
+    def mapping(axes: Axes) -> Any:
+        names = []
+        for name in axes:
+            if name is None:
+                whole.append(name := f"whole{len(whole)}")
+            names.append(name)
+        return ArrayMapping(*names)
+
+    operands = tuple(mapping(axes) for axes in factors.operands)
+    results = tuple(mapping(axes) for axes in factors.results)
+    return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))
+
+
+def can_be_cut(call: Call) -> bool:
+    """Tell whether a call may be cut up over the devices of this program at all."""
+    import jax
+
+    if jax.device_count() == 1 or call.options.has_side_effect:
+        return False
+    shapes = (call.dims, call.batch, *(shape for shape, _ in call.results))
+    return not any(is_symbolic(extent) for shape in shapes for extent in shape) and bool(factors_of(call))

@@ -1,0 +1,289 @@
+"""Checks of kernels on eight host devices, run by `test_jax_devices` in a process of their own: ``eight_devices.py shardy|gspmd``.
+
+Prints ``ok NAME`` after each check that holds, and the traceback of each that does not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from functools import partial
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import numbridge as nb
+from numbridge.jax_ffi.targets import TARGET
+
+COLLECTIVES = ("all-gather", "all-to-all", "all-reduce", "collective-permute", "dynamic-slice")
+
+
+@nb.kernel
+def double(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = 2.0 * x[i]
+
+
+@nb.kernel
+def add2(a: nb.array2d[float], b: nb.array2d[float], s: float, out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = a[i, j] + s * b[i, j]
+
+
+@nb.kernel
+def matmul(a: nb.array2d[float], b: nb.array2d[float], c: nb.array2d[float]):
+    i, j = nb.tid()
+    n = a.shape[0]
+    m = b.shape[1]
+    if i < n and j < m:
+        s = nb.float32(0)
+        for k in range(a.shape[1]):
+            s += a[i, k] * b[k, j]
+        c[i, j] = s
+
+
+@nb.kernel
+def lookup(table: nb.array[float], indices: nb.array[int], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = table[indices[i]]
+
+
+@nb.kernel
+def differences(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    if i > 0:
+        out[i] = x[i] - x[i - 1]
+
+
+@nb.kernel
+def numbered(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] + i
+
+
+@nb.kernel
+def row_sums(m: nb.array2d[float], sums: nb.array[float]):
+    i, j = nb.tid()
+    nb.atomic_add(sums, i, m[i, j])
+
+
+@nb.kernel
+def column_of_rows(m: nb.array2d[float], out: nb.array[float]):
+    i = nb.tid()
+    for k in range(m.shape[1]):
+        out[i + 0] += m[i + 0, k]
+
+
+LINE = Mesh(np.array(jax.devices()), "x")
+GRID = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+
+
+def values(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def put(x, *spec, mesh=GRID):
+    return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+def moved(f, *arguments):
+    """Return which collectives a jitted function's program has."""
+    text = f.lower(*arguments).compile().as_text()
+    return [name for name in COLLECTIVES if f"{name}(" in text or f"{name}-start(" in text]
+
+
+def check_elementwise_launches_follow_their_arguments():
+    f = jax.jit(lambda x: nb.jax_kernel(double)(x)[0])
+    x = values(40)
+    for spec in ((("x", "y"),), ("x",), ("y",), ()):
+        given = put(x, *spec)
+        out = f(given)
+        np.testing.assert_array_equal(out, 2 * x)
+        assert moved(f, given) == []
+        assert out.sharding.is_equivalent_to(given.sharding, 1)
+
+
+def check_two_dimensions_and_a_traced_number():
+    f = jax.jit(lambda a, b, s: nb.jax_kernel(add2)(a, b, s)[0])
+    a, b = values(8, 6), values(8, 6)
+    for spec in (("x", "y"), ("x",), (None, "y"), (("x", "y"),)):
+        given = (put(a, *spec), put(b, *spec), put(np.float32(3)))
+        np.testing.assert_allclose(f(*given), a + 3 * b, rtol=1e-6)
+        assert moved(f, *given) == []
+
+
+def check_arguments_that_are_cut_differently():
+    f = jax.jit(lambda a, b: nb.jax_kernel(add2)(a, b, 1.0)[0])
+    a, b = values(8, 8), values(8, 8)
+    for one, two in ((("x",), (None, "x")), (("x", "y"), ()), ((), ("y", "x"))):
+        np.testing.assert_allclose(f(put(a, *one), put(b, *two)), a + b, rtol=1e-6)
+
+
+def check_a_matrix_product_is_cut_along_rows_and_columns():
+    f = jax.jit(lambda a, b: nb.jax_kernel(matmul)(a, b, launch_dims=(8, 4))[0])
+    a, b = values(8, 8), values(8, 4)
+    for one, two, free in ((("x",), (), True), (("x",), (None, "y"), True), ((), (None, "x"), True), ((None, "x"), (), False)):
+        given = put(a, *one), put(b, *two)
+        np.testing.assert_allclose(f(*given), a @ b, rtol=1e-4, atol=1e-5)
+        assert (moved(f, *given) == []) == free
+
+
+def check_a_table_is_whole_everywhere():
+    f = jax.jit(lambda t, i: nb.jax_kernel(lookup, launch_dims=16)(t, i)[0])
+    table, indices = values(64), np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)
+    for one, two, free in (((), ("x",), True), (("x",), ("x",), False), (("x",), (), False)):
+        given = put(table, *one), put(indices, *two)
+        np.testing.assert_array_equal(f(*given), table[indices])
+        assert (moved(f, *given) == []) == free
+
+
+def check_kernels_that_look_around_see_everything():
+    x = values(16)
+    for kernel, want in ((differences, np.append(0, np.diff(x))), (numbered, x + np.arange(16))):
+        f = jax.jit(lambda x, kernel=kernel: nb.jax_kernel(kernel)(x)[0])
+        np.testing.assert_allclose(f(put(x, "x")), want, rtol=1e-5, atol=1e-6)
+
+
+def check_atomics_along_rows():
+    f = jax.jit(lambda m, s: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(m, s)[0])
+    m = values(8, 6)
+    for spec, free in ((("x",), True), ((None, "y"), False)):
+        given = put(m, *spec), put(np.ones(8, np.float32), *spec[:1])
+        np.testing.assert_allclose(f(*given), m.sum(1) + 1, rtol=1e-5)
+        assert (moved(f, *given) == []) == free
+
+
+def check_a_rule_of_the_users():
+    m = values(8, 6)
+    plain = jax.jit(lambda m: nb.jax_kernel(column_of_rows, launch_dims=8)(m)[0])
+    ruled = jax.jit(lambda m: nb.jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i")(m)[0])
+    for f, free in ((plain, False), (ruled, True)):
+        np.testing.assert_allclose(f(put(m, "x")), m.sum(1), rtol=1e-5)
+        assert (moved(f, put(m, "x")) == []) == free
+    np.testing.assert_allclose(ruled(put(m, None, "y")), m.sum(1), rtol=1e-5)
+
+
+def check_batches_are_cut():
+    f = jax.jit(jax.vmap(partial(nb.jax_kernel(lookup), launch_dims=5), in_axes=(None, 0)))
+    table, indices = values(64), np.random.default_rng(0).integers(0, 64, (16, 5)).astype(np.int32)
+    given = put(table), put(indices, ("x", "y"))
+    (out,) = f(*given)
+    np.testing.assert_array_equal(out, table[indices])
+    assert moved(f, *given) == []
+    g = jax.jit(jax.vmap(jax.vmap(nb.jax_kernel(differences))))
+    x = values(4, 2, 9)
+    np.testing.assert_allclose(g(put(x, "x", "y"))[0][..., 1:], np.diff(x), rtol=1e-5, atol=1e-6)
+    assert moved(g, put(x, "x", "y")) == []
+
+
+def check_donated_shards_are_used_in_place():
+    f = jax.jit(nb.jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
+    # Memory that JAX shares with NumPy cannot be donated, so these zeros are made where they lie.
+    zeros = jax.jit(lambda: jnp.zeros(8), out_shardings=NamedSharding(GRID, P("x")))
+    m, sums = put(values(8, 6), "x"), zeros()
+    jax.block_until_ready((m, sums))
+    if not jax.config.jax_use_shardy_partitioner:
+        return  # the old partitioner copies what it has cut
+    where = {s.device: s.data.unsafe_buffer_pointer() for s in sums.addressable_shards}
+    (out,) = f(m, sums)
+    np.testing.assert_allclose(out, m.sum(1), rtol=1e-5)
+    assert {s.device: s.data.unsafe_buffer_pointer() for s in out.addressable_shards} == where
+
+
+def check_shard_map():
+    a, b = values(8, 8), values(8, 4)
+    one = nb.jax_kernel(matmul, launch_dims=(2, 4))
+    for check in (True, False):
+        f = jax.jit(
+            jax.shard_map(
+                lambda a, b: one(a, b)[0], mesh=GRID, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=check
+            )
+        )
+        np.testing.assert_allclose(f(put(a, "x"), put(b)), a @ b, rtol=1e-4, atol=1e-5)
+        assert moved(f, put(a, "x"), put(b)) == []
+    if not jax.config.jax_use_shardy_partitioner:
+        return  # the old partitioner ends the process on any custom call where only some axes are manual
+    partly = jax.shard_map(
+        lambda x: nb.jax_kernel(double)(x)[0], mesh=GRID, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    np.testing.assert_array_equal(jax.jit(partly)(put(a[:, 0], "x")), 2 * a[:, 0])
+
+
+def check_pmap():
+    x = values(8, 5)
+    np.testing.assert_array_equal(jax.pmap(nb.jax_kernel(double))(x)[0], 2 * x)
+
+
+def check_explicit_axes():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(values(16), P("x"))
+        out = jax.jit(lambda x: nb.jax_kernel(double)(x + 1)[0])(x)
+        np.testing.assert_allclose(out, 2 * (values(16) + 1), rtol=1e-6)
+
+
+def check_callables_are_cut():
+    def function(x: nb.array[float], out: nb.array[float]):
+        half = nb.zeros(x.shape)
+        nb.launch(double, x.shape, [x], [half])
+        nb.launch(double, x.shape, [half], [out])
+
+    f = jax.jit(nb.jax_callable(function))
+    np.testing.assert_array_equal(f(put(values(16), "x"))[0], 4 * values(16))
+    assert moved(f, put(values(16), "x")) == []
+
+
+def check_side_effects_of_each_shard():
+    one = nb.jax_kernel(double, has_side_effect=True)
+    f = jax.jit(jax.shard_map(lambda x: one(x)[0], mesh=LINE, in_specs=P("x"), out_specs=P("x")))
+    np.testing.assert_array_equal(f(put(values(16), "x", mesh=LINE)), 2 * values(16))
+
+
+def check_exports():
+    checks = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
+    made = jax.export.export(jax.jit(nb.jax_kernel(double)), disabled_checks=checks)(jnp.zeros(16))
+    np.testing.assert_array_equal(made.call(values(16))[0], 2 * values(16))
+
+
+def check_rules_that_do_not_fit_are_refused():
+    def call(rule, kernel=add2, **options):
+        f = nb.jax_kernel(kernel, sharding_rule=rule, **options)
+        jax.jit(lambda a: f(a, a, 1.0)).lower(jnp.zeros((8, 6)))
+
+    wrong = {
+        "i j": 'has no "->"',
+        "i j, i j -> i j, i": "names 2 output(s), and there are 1",
+        "i j -> i j": "names 1 array input(s), and there are 2",
+        "i, i j -> i j": "gives 'a' 1 axes, and it has 2",
+        "j i, i j -> i j": "gives 'j' to axes of",
+        "i j, i j -> i j; i": "names 1 launch dimension(s), and there are 2",
+    }
+    for rule, message in wrong.items():
+        try:
+            call(rule)
+        except nb.NumbridgeValueError as error:
+            assert message in str(error) and repr(rule) in str(error), error
+        else:
+            raise AssertionError(f"{rule} was accepted")
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_use_shardy_partitioner", sys.argv[1] == "shardy")
+    for name, check in CHECKS.items():
+        try:
+            check()
+        except Exception:  # noqa: BLE001 - the next check runs all the same
+            print(f"failed {name}\n{traceback.format_exc()}", flush=True)
+        else:
+            print(f"ok {name}", flush=True)
