@@ -128,6 +128,7 @@ from numbridge.paddle_bridge import (
     stream_to_paddle,
     to_paddle,
 )
+from numbridge.paddle_op import PaddleOp, paddle_op
 from numbridge.streams import (
     Event,
     ScopedStream,
@@ -179,6 +180,7 @@ __all__ = [
     "NumbridgeTypeError",
     "NumbridgeValueError",
     "NumbridgeWarning",
+    "PaddleOp",
     "ScopedCapture",
     "ScopedDevice",
     "ScopedStream",
@@ -271,6 +273,7 @@ __all__ = [
     "log10",
     "ones",
     "ones_like",
+    "paddle_op",
     "pow",
     "record_event",
     "register_ffi_callback",

@@ -60,7 +60,8 @@ class OperatorPlan:
         unknown = [name for name in given if name not in names]
         if unknown or len(set(given)) != len(given):
             raise NumbridgeValueError(
-                f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got {outputs!r}"
+                f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got "
+                f"{outputs!r}"
             )
         used = _arrays(kernel.source)
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}

@@ -105,7 +105,9 @@ def _shapes(call: Call) -> dict[str, Dims]:
 # A user's rule
 
 
-def parse_rule(rule: str, signature: Signature) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+def parse_rule(
+    rule: str, signature: Signature
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
     """Return a rule such as ``"i k, k j -> i j"`` as lists of names.
 
     Parameters
@@ -124,7 +126,9 @@ def parse_rule(rule: str, signature: Signature) -> tuple[tuple[str, ...], tuple[
     body, _, launch = rule.partition(";")
     left, arrow, right = body.partition("->")
     if not arrow:
-        raise NumbridgeValueError(f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"')
+        raise NumbridgeValueError(
+            f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"'
+        )
     inputs, outputs = (tuple(tuple(entry.split()) for entry in side.split(",")) for side in (left, right))
     if len(outputs) != len(signature.outputs):
         raise NumbridgeValueError(
@@ -145,11 +149,15 @@ def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, A
     kept = {name for entry in outputs for name in entry}
     extents: dict[str, Any] = dict(zip(launch, call.dims, strict=False))
     if len(launch) != len(call.dims):
-        raise NumbridgeValueError(_rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}"))
-    named: dict[str, Axes] = {name: () for name in shapes}
+        raise NumbridgeValueError(
+            _rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}")
+        )
+    named: dict[str, Axes] = dict.fromkeys(shapes, ())
     for name, entry in entries.items():
         if len(entry) != len(shapes[name]):
-            raise NumbridgeValueError(_rule_error(call, f"gives {name!r} {len(entry)} axes, and it has {len(shapes[name])}"))
+            raise NumbridgeValueError(
+                _rule_error(call, f"gives {name!r} {len(entry)} axes, and it has {len(shapes[name])}")
+            )
         for axis, extent in zip(entry, shapes[name], strict=True):
             if extents.setdefault(axis, extent) != extent:
                 raise NumbridgeValueError(
