@@ -1,7 +1,8 @@
 """A kernel as a Paddle operator: a PyLayer with its gradient, and that gradient's own.
 
 The derivatives are those of `torch_op`: the kernel's adjoint, which has by its cotangents the tangent, and by the inputs the
-adjoint of the tangent.
+adjoint of the tangent. Paddle 3.3 refuses a second `paddle.grad` by only some of what a PyLayer got ("should return None at ...
+position"), whatever the layer does; ``backward()`` gives the same derivatives.
 """
 
 from __future__ import annotations
