@@ -130,7 +130,12 @@ def check_arguments_that_are_cut_differently():
 def check_a_matrix_product_is_cut_along_rows_and_columns():
     f = jax.jit(lambda a, b: nb.jax_kernel(matmul)(a, b, launch_dims=(8, 4))[0])
     a, b = values(8, 8), values(8, 4)
-    for one, two, free in ((("x",), (), True), (("x",), (None, "y"), True), ((), (None, "x"), True), ((None, "x"), (), False)):
+    for one, two, free in (
+        (("x",), (), True),
+        (("x",), (None, "y"), True),
+        ((), (None, "x"), True),
+        ((None, "x"), (), False),
+    ):
         given = put(a, *one), put(b, *two)
         np.testing.assert_allclose(f(*given), a @ b, rtol=1e-4, atol=1e-5)
         assert (moved(f, *given) == []) == free

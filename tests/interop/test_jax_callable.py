@@ -66,7 +66,9 @@ def test_several_kernels(mode, wrap):
 
     c, d = wrap(run)(a10, b)
     assert isinstance(c, jax.Array) and (c == 2 * a10).all() and (d == 2 * b).all()
-    c, d = wrap(functools.partial(nb.jax_callable(two, 2, mode, output_dims={"c": 10, "d": (5, 2)})))(a10, b, jnp.float32(3))
+    c, d = wrap(functools.partial(nb.jax_callable(two, 2, mode, output_dims={"c": 10, "d": (5, 2)})))(
+        a10, b, jnp.float32(3)
+    )
     assert (c == 3 * a10).all() and (d == 3 * b).all()
 
 
@@ -181,7 +183,9 @@ def test_values_may_be_looked_at_in_mode_none_alone():
         nb.launch(scale, x.shape, [x, float(x.numpy().max())], [out])
 
     assert (jax.jit(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE))(a10)[0] == 9 * a10).all()
-    with pytest.raises(nb.BufferAccessError, match=r"<traced array 'x': float32\[10\]> has no memory: .*GraphMode\.NONE"):
+    with pytest.raises(
+        nb.BufferAccessError, match=r"<traced array 'x': float32\[10\]> has no memory: .*GraphMode\.NONE"
+    ):
         nb.jax_callable(function)(a10)
     for look in (np.asarray, float, torch.from_dlpack, lambda x: x.item(), bool):
         with pytest.raises((nb.BufferAccessError, TypeError), match=r"has no memory"):
@@ -220,17 +224,35 @@ def swap(a: nb.array[float], b: nb.array[float]):
 
 
 WRONG = {
-    "input": (lambda x, out: nb.launch(increase, 10, [x]), r"parameter 'x': the kernel writes to it, and <traced array 'x'.*in_out"),
-    "fill input": (lambda x, out: x.fill_(1), r"<traced array 'x': float32\[10\]> is an input of the function .*in_out_argnames"),
+    "input": (
+        lambda x, out: nb.launch(increase, 10, [x]),
+        r"parameter 'x': the kernel writes to it, and <traced array 'x'.*in_out",
+    ),
+    "fill input": (
+        lambda x, out: x.fill_(1),
+        r"<traced array 'x': float32\[10\]> is an input of the function .*in_out_argnames",
+    ),
     "outside": (
         lambda x, out: nb.launch(scale, 10, [x, 1.0], [np.zeros(10, np.float32)]),
         r"parameter 'out': .*a ndarray from outside the traced function would be written only once",
     ),
-    "twice": (lambda x, out: nb.launch(swap, 5, [out[:5], out[5:]]), r"'b': .* is passed for two parameters that the kernel writes"),
+    "twice": (
+        lambda x, out: nb.launch(swap, 5, [out[:5], out[5:]]),
+        r"'b': .* is passed for two parameters that the kernel writes",
+    ),
     "returned": (lambda x, out: 3, r"function '<lambda>' returned 3; it must write its outputs by launching kernels"),
-    "count": (lambda x, out: nb.launch(scale, 10, [x], [out]), r"kernel 'scale' takes 3 arguments \(x, s, out\), got 2"),
-    "dtype": (lambda x, out: nb.launch(scale, 10, [x, 1.0], [nb.zeros(10, int)]), r"'out': wanted array1d\[float32\], got int32"),
-    "blocks": (lambda x, out: scale2[(1, 1), (2, 5)](x.reshape(2, 5), 1.0, out.reshape(2, 5)), r"blocks of more than one dimension"),
+    "count": (
+        lambda x, out: nb.launch(scale, 10, [x], [out]),
+        r"kernel 'scale' takes 3 arguments \(x, s, out\), got 2",
+    ),
+    "dtype": (
+        lambda x, out: nb.launch(scale, 10, [x, 1.0], [nb.zeros(10, int)]),
+        r"'out': wanted array1d\[float32\], got int32",
+    ),
+    "blocks": (
+        lambda x, out: scale2[(1, 1), (2, 5)](x.reshape(2, 5), 1.0, out.reshape(2, 5)),
+        r"blocks of more than one dimension",
+    ),
     "index": (lambda x, out: x[np.array([1])], r"is indexed with array\(\[1\]\); a view takes ints"),
     "nothing": (lambda x, out: nb.launch(reads, 10, [x]), r"kernel 'reads' writes to none of its arguments"),
 }
@@ -259,7 +281,10 @@ def test_arguments_are_checked(mode):
         ((a10, a10.reshape(5, 2), a10), r"argument 's': wanted a scalar float32, got float32\[10\]"),
         ((a10, [1.0], 1.0), r"argument 'b': wanted a JAX array or a number, got list"),
         ((a10,), r"takes 3 argument\(s\) \(a, b, s\), got 1"),
-        ((a10, a10.reshape(5, 2), 1.0), r"output 'd': it is annotated as array2d\[float32\].*shape \(10,\); pass output_dims"),
+        (
+            (a10, a10.reshape(5, 2), 1.0),
+            r"output 'd': it is annotated as array2d\[float32\].*shape \(10,\); pass output_dims",
+        ),
     ):
         with pytest.raises(nb.NumbridgeError, match=message):
             f(*arguments)
