@@ -24,7 +24,9 @@ def add(a: nb.array[int], b: nb.array[int], out: nb.array[int]):
 
 
 @nb.kernel
-def sums_of_neighbours(a: nb.array[float], b: nb.array[float], c: nb.array[float], ab: nb.array[float], bc: nb.array[float]):
+def sums_of_neighbours(
+    a: nb.array[float], b: nb.array[float], c: nb.array[float], ab: nb.array[float], bc: nb.array[float]
+):
     i = nb.tid()
     ab[i] = a[i] + b[i]
     bc[i] = b[i] + c[i]

@@ -1,7 +1,7 @@
 """Functions that launch several kernels, inside JAX: traced into one program, or called each time.
 
-`nb.jax_callable` runs an annotated function once on stand-ins for its arrays, and what it launches becomes part of JAX's program. With
-`GraphMode.NONE` the function is called each time, and may look at values.
+`nb.jax_callable` runs an annotated function once on stand-ins for its arrays, and what it launches becomes part of JAX's program.
+With `GraphMode.NONE` the function is called each time, and may look at values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main() -> None:
         np.testing.assert_array_equal(c, 2 * a)
         np.testing.assert_array_equal(d, 2 * b)
         print(mode, c, d.tolist())
-    batch = jax.vmap(nb.jax_callable(scale_both, num_outputs=2, output_dims={"c": 10, "d": (5, 2)}), in_axes=(None, None, 0))
+    batch = jax.vmap(
+        nb.jax_callable(scale_both, num_outputs=2, output_dims={"c": 10, "d": (5, 2)}), in_axes=(None, None, 0)
+    )
     print("for three factors:", [out.shape for out in jax.jit(batch)(a, b, jnp.arange(3.0))])
 
     g = jax.jit(nb.jax_callable(normalise, graph_mode=nb.GraphMode.NONE))

@@ -1,7 +1,7 @@
 """Multiplies matrices, each device some rows: the first one is cut along its rows, the second one is whole on each device.
 
-Alone, on eight devices that JAX makes of this machine's cores: ``python jax_sharded_matmul.py``. On several processes, each with a
-number of its own: ``python jax_sharded_matmul.py localhost:1234 2 0`` and ``... 2 1``.
+Alone, on eight devices that JAX makes of this machine's cores: ``python jax_sharded_matmul.py``. On several processes,
+each with a number of its own: ``python jax_sharded_matmul.py localhost:1234 2 0`` and ``... 2 1``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def main() -> None:
     # In shard_map the kernel sees one shard, so the launch has the shard's rows.
     one = nb.jax_kernel(matmul, launch_dims=(rows // devices, COLUMNS))
     in_specs = (P("x", None), P(None, None))
-    product = jax.jit(
-        jax.shard_map(lambda a, b: one(a, b)[0], mesh=mesh, in_specs=in_specs, out_specs=P("x", None))
-    )(cut, whole)
+    product = jax.jit(jax.shard_map(lambda a, b: one(a, b)[0], mesh=mesh, in_specs=in_specs, out_specs=P("x", None)))(
+        cut, whole
+    )
     say("product:", product.shape, "of which each device has", product.addressable_shards[0].data.shape)
 
     # Left to itself JAX cuts the whole launch up along the rows that are there, and moves nothing.

@@ -153,6 +153,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Event",
+    "GraphMode",
     "Kernel",
     "KernelError",
     "KernelUnsupportedError",

@@ -34,7 +34,9 @@ __all__ = [
 
 _DeviceLike = Device | str | None
 # Inside a function that is traced, new arrays stand for values of the tracer's: ``maker(shape, dtype)``.
-_maker: contextvars.ContextVar[Callable[[Any, Any], Any] | None] = contextvars.ContextVar("numbridge_maker", default=None)
+_maker: contextvars.ContextVar[Callable[[Any, Any], Any] | None] = contextvars.ContextVar(
+    "numbridge_maker", default=None
+)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
 from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
-from numbridge.kernels.annotations import annotation_of
+from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
@@ -88,7 +88,7 @@ def jax_callable(
 
     Notes
     -----
-    Outputs and temporaries start as zeros. A traced function sees numbers that are static as Python numbers, and others as JAX values
+    Outputs and temporaries start as zeros. A traced function sees static numbers as Python numbers, and others as JAX values
     without dimensions, which it may compute with and pass on. A launch that reads an array under one name and writes it under
     another one reads what was there before the launch.
 
@@ -112,7 +112,9 @@ def jax_callable(
     name = getattr(func, "__name__", type(func).__name__)
     what = f"function {name!r}"
     if enable_backward:
-        raise KernelUnsupportedError(f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp")
+        raise KernelUnsupportedError(
+            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
+        )
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
@@ -126,7 +128,9 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
     made = []
     for name, parameter in inspect.signature(func).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            raise NumbridgeTypeError(f"{what}: parameter {name!r} cannot be passed by position; write it without * and **")
+            raise NumbridgeTypeError(
+                f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
+            )
         made.append(Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name} of {what}")))
     return tuple(made)
 
@@ -243,7 +247,9 @@ class _Called(JaxCallable):
 
         found, described = self._signature, self._described(arguments)
         results = self._results(options, described)
-        given = [(p, a, d) for p, a, d in zip(found.inputs, arguments, described, strict=True) if isinstance(d, Operand)]
+        given = [
+            (p, a, d) for p, a, d in zip(found.inputs, arguments, described, strict=True) if isinstance(d, Operand)
+        ]
         values = [jax.numpy.asarray(argument) for _, argument, _ in given]
         in_out = [k for k, (parameter, *_) in enumerate(given) if parameter.name in found.in_out]
         shapes = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in in_out]
@@ -283,7 +289,8 @@ class _Called(JaxCallable):
             elif is_array(parameter, Operand(value.shape, value.dtype, False)):
                 passed.append(value)
             else:
-                wanted = parameter.annotation.scalar.numpy if parameter.annotation is not None else value.dtype
+                annotation = parameter.annotation
+                wanted = annotation.scalar.numpy if isinstance(annotation, ScalarAnnotation) else value.dtype
                 passed.append(value.numpy().astype(wanted)[()])
         self._finish(self._func(*passed, *written))
 

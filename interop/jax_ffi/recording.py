@@ -1,7 +1,7 @@
 """Arrays that stand for JAX values while a function that launches kernels is traced.
 
-A launch on such an array is not run: it becomes a call in JAX's program, and the array then stands for the call's result. So a plan
-of launches is a JAX program, in which XLA decides about temporaries and memory, and which transforms like any other.
+A launch on such an array is not run: it becomes a call in JAX's program, and the array then stands for the call's result. So a
+plan of launches is a JAX program, in which XLA decides about temporaries and memory, and which transforms like any other.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from numbridge.array import Array, adopt
+from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
-from numbridge.jax_ffi import words_layout as nb
 from numbridge.kernels.devices import CPU, Device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
@@ -69,7 +69,8 @@ class TracedArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type."""
-        return np.dtype(self.value.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.value.dtype)
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -138,7 +139,9 @@ class TracedArray:
 
     def _change(self, new: Any) -> TracedArray:
         if not self._writable:
-            raise BufferAccessError(f"{self!r} is an input of the function and cannot be written; name it in in_out_argnames")
+            raise BufferAccessError(
+                f"{self!r} is an input of the function and cannot be written; name it in in_out_argnames"
+            )
         self.store(new)
         return self
 
@@ -177,7 +180,8 @@ class TracedArray:
             "a function that looks at values"
         )
 
-    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
+    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = _no_memory
+    __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
 
     @staticmethod
     def __record_launch__(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any]) -> None:
@@ -201,7 +205,9 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
     order = [name for name, _ in targets]
     found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)
     if geometry.block[1:] != (1, 1):
-        raise NumbridgeError(f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch")
+        raise NumbridgeError(
+            f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch"
+        )
     chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=geometry.block[0])
     call = plan_call(kernel, found, chosen, described)
     operands = [value for value in values if not isinstance(value, Number)]
@@ -236,8 +242,10 @@ def _described(value: Any) -> Operand:
 
 def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
     if not targets:
-        raise NumbridgeTypeError(f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing")
-    roots = []
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing"
+        )
+    roots: list[TracedArray] = []
     for name, target in targets:
         where = f"kernel {kernel.name!r}, parameter {name!r}"
         if not isinstance(target, TracedArray):
@@ -250,7 +258,9 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
                 f"{where}: the kernel writes to it, and {target!r} is an input of the function; name it in in_out_argnames"
             )
         if any(target.root is other for other in roots):
-            raise BufferAccessError(f"{where}: {target!r} is passed for two parameters that the kernel writes; pass it once")
+            raise BufferAccessError(
+                f"{where}: {target!r} is passed for two parameters that the kernel writes; pass it once"
+            )
         roots.append(target.root)
 
 
@@ -270,6 +280,11 @@ def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Se
         else replace(slot, index=places.get(slot.index, slot.index))
         for slot in call.slots
     ]
-    shapes, casts, spread = (tuple(row[k] for k in kept) for row in (call.shapes, call.casts, call.spread))
-    changed = replace(call, slots=tuple(slots), shapes=shapes, casts=casts, spread=spread)
+    changed = replace(
+        call,
+        slots=tuple(slots),
+        shapes=tuple(call.shapes[k] for k in kept),
+        casts=tuple(call.casts[k] for k in kept),
+        spread=tuple(call.spread[k] for k in kept),
+    )
     return changed, [operands[k] for k in kept]

@@ -1,8 +1,8 @@
 """How a call is cut up over devices: which axes belong together, and what one device computes of it.
 
 Batch axes may always be cut. Of the others those that a free thread index selects along (`numbridge.kernels.indexing`), so that
-elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is gathered,
-unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
+elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is
+gathered, unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numbridge.kernels.parameter_types import ArrayType
 __all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitioned"]
 
 Axes = tuple[str | None, ...]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _shapes(call: Call) -> dict[str, Dims]:
 # A user's rule
 
 
-def parse_rule(rule: str, signature: Signature) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...], tuple[Names, ...]]:
     """Return a rule such as ``"i k, k j -> i j"`` as lists of names.
 
     Parameters
@@ -124,7 +125,9 @@ def parse_rule(rule: str, signature: Signature) -> tuple[tuple[str, ...], tuple[
     body, _, launch = rule.partition(";")
     left, arrow, right = body.partition("->")
     if not arrow:
-        raise NumbridgeValueError(f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"')
+        raise NumbridgeValueError(
+            f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"'
+        )
     inputs, outputs = (tuple(tuple(entry.split()) for entry in side.split(",")) for side in (left, right))
     if len(outputs) != len(signature.outputs):
         raise NumbridgeValueError(
@@ -145,11 +148,15 @@ def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, A
     kept = {name for entry in outputs for name in entry}
     extents: dict[str, Any] = dict(zip(launch, call.dims, strict=False))
     if len(launch) != len(call.dims):
-        raise NumbridgeValueError(_rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}"))
-    named: dict[str, Axes] = {name: () for name in shapes}
+        raise NumbridgeValueError(
+            _rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}")
+        )
+    named: dict[str, Axes] = dict.fromkeys(shapes, ())
     for name, entry in entries.items():
         if len(entry) != len(shapes[name]):
-            raise NumbridgeValueError(_rule_error(call, f"gives {name!r} {len(entry)} axes, and it has {len(shapes[name])}"))
+            raise NumbridgeValueError(
+                _rule_error(call, f"gives {name!r} {len(entry)} axes, and it has {len(shapes[name])}")
+            )
         for axis, extent in zip(entry, shapes[name], strict=True):
             if extents.setdefault(axis, extent) != extent:
                 raise NumbridgeValueError(
