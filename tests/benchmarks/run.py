@@ -226,7 +226,6 @@ def inside_jax(bench: Bench) -> None:
     """Kernels inside JAX, against Warp's and XLA's own operations."""
     import jax
     import jax.numpy as jnp
-    import warp as wp
     import warp_kernels
 
     ours, theirs = nb.jax_kernel(jax_add), warp_kernels.jax_add()
