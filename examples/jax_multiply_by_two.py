@@ -1,7 +1,7 @@
 """Multiplies a sharded array by two, each device its own shard, with a kernel inside `jax.shard_map`.
 
-Alone, on eight devices that JAX makes of this machine's cores: ``python jax_multiply_by_two.py``. On several processes, each with a
-number of its own: ``python jax_multiply_by_two.py localhost:1234 2 0`` and ``... 2 1``.
+Alone, on eight devices that JAX makes of this machine's cores: ``python jax_multiply_by_two.py``. On several processes,
+each with a number of its own: ``python jax_multiply_by_two.py localhost:1234 2 0`` and ``... 2 1``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Multiplies matrices, each device some rows: the first one is cut along its rows, the second one is whole on each device.
 
-Alone, on eight devices that JAX makes of this machine's cores: ``python jax_sharded_matmul.py``. On several processes, each with a
-number of its own: ``python jax_sharded_matmul.py localhost:1234 2 0`` and ``... 2 1``.
+Alone, on eight devices that JAX makes of this machine's cores: ``python jax_sharded_matmul.py``. On several processes,
+each with a number of its own: ``python jax_sharded_matmul.py localhost:1234 2 0`` and ``... 2 1``.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class _Reading:
         """Note what a use of ``name.shape`` stands for."""
         parent = self.parents[id(shape)]
         if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
-            axis = parent.slice.value
+            axis: Any = parent.slice.value
             target = self._name_of(parent)
             if target is None or not self._named([target], [(name, axis)]):
                 self.shapes.append((parent, name, axis))
@@ -204,7 +204,7 @@ class _Reading:
         places: list[Any] = [shape for shape, *_ in self.shapes] + [n for n in named if isinstance(n.ctx, ast.Load)]
         for node in places:
             number = self._bound_extent(node, bound)
-            parent = self.parents[id(node)]
+            parent: Any = self.parents[id(node)]
             guards = isinstance(parent, ast.Compare) and isinstance(parent.left, ast.Name)
             if number is not None and not (guards and self._is_guard(parent.left, bound)):
                 yield number, node

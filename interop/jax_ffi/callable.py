@@ -24,7 +24,7 @@ from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
 from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
-from numbridge.kernels.annotations import annotation_of
+from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
@@ -88,7 +88,7 @@ def jax_callable(
 
     Notes
     -----
-    Outputs and temporaries start as zeros. A traced function sees numbers that are static as Python numbers, and others as JAX values
+    Outputs and temporaries start as zeros. A traced function sees static numbers as Python numbers, and others as JAX values
     without dimensions, which it may compute with and pass on. A launch that reads an array under one name and writes it under
     another one reads what was there before the launch.
 
@@ -289,7 +289,8 @@ class _Called(JaxCallable):
             elif is_array(parameter, Operand(value.shape, value.dtype, False)):
                 passed.append(value)
             else:
-                wanted = parameter.annotation.scalar.numpy if parameter.annotation is not None else value.dtype
+                annotation = parameter.annotation
+                wanted = annotation.scalar.numpy if isinstance(annotation, ScalarAnnotation) else value.dtype
                 passed.append(value.numpy().astype(wanted)[()])
         self._finish(self._func(*passed, *written))
 

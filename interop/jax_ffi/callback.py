@@ -56,10 +56,10 @@ def register_ffi_callback(name: str, func: Function) -> None:
     name : str
         The target's name. Registering a name again replaces the function.
     func : callable
-        ``func(inputs, outputs, attrs, ctx)``: `inputs` and `outputs` are lists of Arrays on XLA's memory, inputs read-only, outputs
-        to be written; `attrs` is a dictionary of Python numbers, strings and NumPy arrays; `ctx` is a `CallContext`. The Arrays
-        have DLPack and ``__array_interface__``, and go into kernels as they are. They must not outlive the call: it is an
-        error if one, or a view of one, is still there afterwards. What an exception says becomes the text of XLA's error.
+        ``func(inputs, outputs, attrs, ctx)``: `inputs` and `outputs` are lists of Arrays on XLA's memory, inputs read-only,
+        outputs to be written; `attrs` is a dictionary of Python numbers, strings and NumPy arrays; `ctx` is a `CallContext`.
+        The Arrays have DLPack and ``__array_interface__``, and go into kernels as they are. They must not outlive the call: it
+        is an error if one, or a view of one, is still there afterwards. What an exception says becomes the text of XLA's error.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def register_ffi_callback(name: str, func: Function) -> None:
     >>> call(jnp.arange(3.0), factor=2.0).tolist()
     [0.0, 2.0, 4.0]
     """
-    if not isinstance(name, str) or not name:
+    if type(name) is not str:
         raise NumbridgeTypeError(f"register_ffi_callback: name is {name!r}; it must be a string")
     if not callable(func):
         raise NumbridgeTypeError(f"register_ffi_callback: func is {func!r}; it must be callable")

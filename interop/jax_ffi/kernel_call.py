@@ -1,7 +1,8 @@
 """`jax_kernel`: a kernel as a JAX function.
 
-A call goes one of two ways. With tracers it becomes part of the program that is being traced, and numbers are attributes. Without,
-it runs a jitted function that is kept for the types of its arguments; numbers are then data, so that a new value compiles nothing.
+A call goes one of two ways. With tracers it becomes part of the program that is being traced, and numbers are attributes.
+Without, it runs a jitted function that is kept for the types of its arguments; numbers are then data, so that a new value
+compiles nothing.
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ def jax_kernel(
     block_dim : int, optional
         Threads per block, as the kernel sees it; 256 by default.
     sharding_rule : str, optional
-        How a call may be cut up over devices, where the kernel's source does not show it: names for the axes of each array input
-        and each output, such as ``"i k, k j -> i j"``. Axes that some output has are cut alike everywhere; others are gathered. The
-        launch dimensions are the first output's axes, or are named at the end: ``"i k -> i; i"``. The kernel must compute the same
-        from shards, and use neither its thread index nor an extent along a cut axis for anything but selecting elements.
+        How a call may be cut up over devices, where the kernel's source does not show it: names for the axes of each array
+        input and each output, such as ``"i k, k j -> i j"``. Axes that some output has are cut alike everywhere; others are
+        gathered. The launch dimensions are the first output's axes, or are named at the end: ``"i k -> i; i"``. The kernel must
+        compute the same from shards, and use neither its thread index nor an extent along a cut axis for anything but selecting
+        elements.
 
     Returns
     -------
@@ -89,8 +91,8 @@ def jax_kernel(
     Numbers may be Python or NumPy numbers, which a jitted function holds as attributes, or JAX values without dimensions. Arrays
     arrive in C order; they are neither copied nor converted. The kernel's globals are those of the time when JAX traces it.
 
-    Over several devices a call is cut up without moving data along batch axes, and along thread indices that the kernel uses only to
-    select elements, as elementwise kernels do. What else the kernel reads is gathered first.
+    Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
+    only to select elements, as elementwise kernels do. What else the kernel reads is gathered first.
 
     Examples
     --------

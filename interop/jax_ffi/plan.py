@@ -263,8 +263,8 @@ class _Planner:
         rank = self.kernel.source.index_rank
         if rank not in (0, len(shape)) or not shape:
             raise NumbridgeValueError(
-                f"{where_of(self.signature, parameter)}: its shape {shape} would be the launch dimensions, and the kernel asks for {rank} "
-                "thread index(es); pass launch_dims"
+                f"{where_of(self.signature, parameter)}: its shape {shape} would be the launch dimensions, and the kernel "
+                f"asks for {rank} thread index(es); pass launch_dims"
             )
         return shape
 
@@ -517,7 +517,7 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
     for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
         ndim = kind.ndim if isinstance(kind, ArrayType) else 0
         row = [slot.kind, slot.index, _CODES[kind.scalar.name], ndim, kind.scalar.itemsize, slot.alias, slot.fill]
-        value = np.frombuffer(slot.value.ljust(_ROOM, b"\0"), np.int64)
+        number = np.frombuffer(slot.value.ljust(_ROOM, b"\0"), np.int64)
         start = nb.WORD_PARAMETERS // 8 + k * size
-        made[start : start + size] = [*row, *value]
+        made[start : start + size] = [*row, *number]
     return made

@@ -7,6 +7,7 @@ make a new body; so a rule for derivatives is a rule that makes other calls. Onl
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,13 +74,22 @@ def _grid(call: Call) -> tuple[list[Any], list[int]]:
     return [empty], [-1 - (call.operands << nb.REFERENCE_SHIFT | axis) for axis in range(len(call.dims))]
 
 
-@functools.cache
+_starting = threading.RLock()
+
+
 def primitive() -> Any:
     """Return the primitive, with its rules registered."""
-    import jax.extend.core
+    # The cache alone would let two threads that come first make two.
+    with _starting:
+        return _primitive()
+
+
+@functools.cache
+def _primitive() -> Any:
+    from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
-    made = jax.extend.core.Primitive("numbridge_launch")
+    made = Primitive("numbridge_launch")
     made.multiple_results = True
     made.def_impl(lambda *operands, call, body: _runner(call)(*operands))
     made.def_effectful_abstract_eval(lambda *avals, call, body: (body.out_avals, body.effects))
@@ -91,9 +101,9 @@ def primitive() -> Any:
 
 
 def _lowered(*operands: Any, call: Call, body: Any) -> Any:
-    import jax.extend.core
+    from jax.extend.core import jaxpr_as_fun
 
-    return jax.extend.core.jaxpr_as_fun(body)(*operands)
+    return jaxpr_as_fun(body)(*operands)
 
 
 def _no_derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, body: Any) -> Any:

@@ -1,7 +1,7 @@
 """Arrays that stand for JAX values while a function that launches kernels is traced.
 
-A launch on such an array is not run: it becomes a call in JAX's program, and the array then stands for the call's result. So a plan
-of launches is a JAX program, in which XLA decides about temporaries and memory, and which transforms like any other.
+A launch on such an array is not run: it becomes a call in JAX's program, and the array then stands for the call's result. So a
+plan of launches is a JAX program, in which XLA decides about temporaries and memory, and which transforms like any other.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class TracedArray:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type."""
-        return np.dtype(self.value.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.value.dtype)
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -179,9 +180,8 @@ class TracedArray:
             "a function that looks at values"
         )
 
-    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = __float__ = __int__ = __bool__ = __complex__ = (
-        __index__
-    ) = _no_memory
+    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = _no_memory
+    __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
 
     @staticmethod
     def __record_launch__(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any]) -> None:
@@ -245,7 +245,7 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
         raise NumbridgeTypeError(
             f"kernel {kernel.name!r} writes to none of its arguments, so a traced launch of it does nothing"
         )
-    roots = []
+    roots: list[TracedArray] = []
     for name, target in targets:
         where = f"kernel {kernel.name!r}, parameter {name!r}"
         if not isinstance(target, TracedArray):
@@ -280,6 +280,11 @@ def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Se
         else replace(slot, index=places.get(slot.index, slot.index))
         for slot in call.slots
     ]
-    shapes, casts, spread = (tuple(row[k] for k in kept) for row in (call.shapes, call.casts, call.spread))
-    changed = replace(call, slots=tuple(slots), shapes=shapes, casts=casts, spread=spread)
+    changed = replace(
+        call,
+        slots=tuple(slots),
+        shapes=tuple(call.shapes[k] for k in kept),
+        casts=tuple(call.casts[k] for k in kept),
+        spread=tuple(call.spread[k] for k in kept),
+    )
     return changed, [operands[k] for k in kept]

@@ -1,8 +1,8 @@
 """How a call is cut up over devices: which axes belong together, and what one device computes of it.
 
 Batch axes may always be cut. Of the others those that a free thread index selects along (`numbridge.kernels.indexing`), so that
-elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is gathered,
-unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
+elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is
+gathered, unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numbridge.kernels.parameter_types import ArrayType
 __all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitioned"]
 
 Axes = tuple[str | None, ...]
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,7 @@ def _shapes(call: Call) -> dict[str, Dims]:
 # A user's rule
 
 
-def parse_rule(
-    rule: str, signature: Signature
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...], tuple[Names, ...]]:
     """Return a rule such as ``"i k, k j -> i j"`` as lists of names.
 
     Parameters

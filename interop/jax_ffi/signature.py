@@ -87,7 +87,7 @@ class Signature:
         for name in dims:
             if name in self.in_out:
                 raise NumbridgeValueError(
-                    f"{self.what}: output_dims names {name!r}, an in-out argument, which has the shape that is passed; leave it out"
+                    f"{self.what}: output_dims names {name!r}, an in-out argument, which keeps its shape; leave it out"
                 )
             if name not in names:
                 raise NumbridgeValueError(

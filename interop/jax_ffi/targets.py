@@ -222,7 +222,8 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
             "its launch"
         )
     if outcome == nb.WRONG_COUNT:
-        return f"numbridge: {where}: XLA passed {len(frame.inputs)} operands and {len(frame.outputs)} results, which it does not take"
+        passed = f"{len(frame.inputs)} operands and {len(frame.outputs)} results"
+        return f"numbridge: {where}: XLA passed {passed}, which it does not take"
     return f"numbridge: {where}: {_wrong_buffer(frame, attributes['words'], outcome, place)}"
 
 

@@ -203,6 +203,88 @@ def conversions(bench: Bench) -> None:
     )
 
 
+def scaled_twice(x: nb.array[float], s: float, out: nb.array[float]):
+    once, twice = nb.empty_like(x), nb.empty_like(x)
+    nb.launch(jax_scale, x.shape, [x, s], [once])
+    nb.launch(jax_scale, x.shape, [once, s], [twice])
+    nb.launch(jax_add, x.shape, [once, twice], [out])
+
+
+@nb.kernel
+def jax_add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+@nb.kernel
+def jax_scale(x: nb.array[float], s: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * s
+
+
+def inside_jax(bench: Bench) -> None:
+    """Kernels inside JAX, against Warp's and XLA's own operations."""
+    import jax
+    import jax.numpy as jnp
+    import warp_kernels
+
+    ours, theirs = nb.jax_kernel(jax_add), warp_kernels.jax_add()
+    calls = {"ours": lambda a, b: ours(a, b)[0], "Warp": lambda a, b: theirs(a, b)[0], "XLA": lambda a, b: a + b}
+
+    def many(call: Callable[..., object], **options: object) -> Callable[..., object]:
+        def repeat(a: object, b: object) -> object:
+            for _ in range(200):
+                a = call(a, b)
+            return a
+
+        return jax.jit(repeat, **options)
+
+    def ready(call: Callable[..., object], *arguments: object, times: int = 1) -> Callable[[], object]:
+        def run() -> None:
+            for _ in range(times):
+                result = call(*arguments)
+            jax.block_until_ready(result)
+
+        return run
+
+    x = jnp.ones(16)
+    # Without fusion each add is an operation of its own, as ours are; with it, all 200 are one loop.
+    alone = {"xla_disable_hlo_passes": "fusion"}
+    bench.compare(
+        "200 calls in one jit, 16 elements",
+        ready(many(calls["ours"]), x, x),
+        {
+            "Warp jax_kernel": (ready(many(calls["Warp"]), x, x), 1 / 100),
+            "XLA add, not fused": (ready(many(calls["XLA"], compiler_options=alone), x, x), 1.5),
+        },
+    )
+    bench.compare(
+        "100 calls of a jitted function with one call, 16 elements",
+        ready(jax.jit(calls["ours"]), x, x, times=100),
+        {"the same with an XLA add": (ready(jax.jit(calls["XLA"]), x, x, times=100), 1.1)},
+    )
+    large = jnp.ones(1 << 20)
+    bench.compare(
+        "add of 1M elements in a jit",
+        ready(jax.jit(calls["ours"]), large, large),
+        {
+            "XLA": (ready(jax.jit(calls["XLA"]), large, large), 1.2),
+            "Warp jax_kernel": (ready(jax.jit(calls["Warp"]), large, large), 1 / 2),
+        },
+    )
+    bench.compare(
+        "100 eager jax_kernel calls, 16 elements",
+        ready(ours, x, x, times=100),
+        {"jnp.add, eager": (ready(jnp.add, x, x, times=100), 3.0)},
+    )
+    together, peer = nb.jax_callable(scaled_twice), warp_kernels.jax_scaled_twice()
+    bench.compare(
+        "200 jax_callables of 3 kernels in one jit",
+        ready(many(lambda a, b: together(a, 0.5)[0]), x, x),
+        {"Warp jax_callable": (ready(many(lambda a, b: peer(a, 0.5)[0]), x, x), 1 / 50)},
+    )
+
+
 PROCESSES = 7
 
 
@@ -363,7 +445,7 @@ def main() -> None:
         kernels_once(bench)
         print(json.dumps([(row.work, row.against, row.ours, row.theirs, row.limit) for row in bench.rows]))
         return
-    for group in (entries, conversions, kernels, processes):
+    for group in (entries, conversions, inside_jax, kernels, processes):
         group(bench)
     if not chosen.only:
         write(bench)

@@ -25,3 +25,32 @@ def stencil(a: wp.array2d(dtype=float), out: wp.array2d(dtype=float)):
     i, j = wp.tid()
     if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
         out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
+
+
+@wp.kernel
+def add(a: wp.array(dtype=float), b: wp.array(dtype=float), out: wp.array(dtype=float)):
+    i = wp.tid()
+    out[i] = a[i] + b[i]
+
+
+@wp.kernel
+def scale(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
+    i = wp.tid()
+    out[i] = x[i] * s
+
+
+def scaled_twice(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
+    once, twice = wp.empty_like(x), wp.empty_like(x)
+    wp.launch(scale, x.shape, [x, s], [once], device="cpu")
+    wp.launch(scale, x.shape, [once, s], [twice], device="cpu")
+    wp.launch(add, x.shape, [once, twice], [out], device="cpu")
+
+
+def jax_add():
+    """Return the kernel `add` as a JAX function."""
+    return wp.jax_kernel(add)
+
+
+def jax_scaled_twice():
+    """Return `scaled_twice` as a JAX function."""
+    return wp.jax_callable(scaled_twice)

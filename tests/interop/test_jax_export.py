@@ -1,4 +1,4 @@
-"""`jax.export`: a program that was made in one process runs in another one, and only what that one has declared; symbolic dims."""
+"""`jax.export`: a program that was made in one process runs in another one, on what that one has declared; symbolic dims."""
 
 from __future__ import annotations
 

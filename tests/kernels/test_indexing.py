@@ -23,7 +23,6 @@ def transposed(x, out):
 @nb.kernel
 def matmul(a, b, c):
     i, j = nb.tid()
-    n, m = a.shape[0], b.shape[1]
     s = 0.0
     for k in range(a.shape[1]):
         s += a[i, k] * b[k, j]
@@ -33,8 +32,8 @@ def matmul(a, b, c):
 @nb.kernel
 def guarded(a, b, c):
     i, j = nb.tid()
-    n = a.shape[0]
-    if i < n and j < b.shape[1]:
+    n, m = a.shape[0], b.shape[1]
+    if i < n and j < m and i < a.shape[0]:
         c[i, j] = a[i, 0] * b[0, j]
 
 
