@@ -441,6 +441,7 @@ def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitt
         emitted.hidden,
         may_raise=emitted.may_raise,
         sums=dict(emitted.sums),
+        private=emitted.private,
     )
     head = f"# Generated from kernel {kernel.name!r} for ({listed}) on the CPU.\n\n"
     return f"{head}{emitted.text}\n\n\n{loop}"
