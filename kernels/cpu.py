@@ -95,6 +95,7 @@ def compile_run(
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
     names["_nb_add"] = cpu_intrinsics.atomic_add
+    names["_nb_add_private"] = cpu_intrinsics.add
     names.update(STACK)
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):

@@ -28,6 +28,7 @@ from numba.np.arrayobj import fix_integer_index
 
 __all__ = [
     "accumulate",
+    "add",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -97,6 +98,20 @@ def accumulate(typing_context: Any, total: Any, value: Any) -> Any:
         return builder.fadd(*arguments, flags=("reassoc", "nsz"))
 
     return types.float64(types.float64, types.float64), generate
+
+
+@intrinsic
+def add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element that no other thread touches; index and value are as for the atomics."""
+    _check("add", typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _element(context, builder, signature, arguments)
+        plus = builder.fadd if isinstance(array.dtype, types.Float) else builder.add
+        builder.store(plus(builder.load(pointer), arguments[2]), pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, index, array.dtype), generate
 
 
 @intrinsic

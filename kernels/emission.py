@@ -20,6 +20,7 @@ import numpy as np
 
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.range_source import Private
 from numbridge.kernels.source import (
     MISSING,
     FunctionSource,
@@ -67,6 +68,8 @@ class Emitted:
     sums : tuple of (str, str)
         For derivatives: parameters that the function does not take, and the index of the element to which the sum of
         what the threads return is added; see `range_source`.
+    private : Private or None
+        For derivatives: another function of the text, for threads that share no elements with others.
     """
 
     text: str
@@ -78,6 +81,7 @@ class Emitted:
     has_loop: bool
     asks_for_block: bool = False
     sums: tuple[tuple[str, str], ...] = ()
+    private: Private | None = None
 
 
 @dataclass(frozen=True, eq=False)

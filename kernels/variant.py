@@ -517,6 +517,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         emitted.hidden,
         may_raise=emitted.may_raise,
         sums=dict(emitted.sums),
+        private=emitted.private,
     )
     text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
     fastmath = bool(kernel.options.get("fastmath"))

@@ -257,7 +257,23 @@ class _Builder(Construct):
         for name in {**after_then, **after_else}:
             a, b = after_then.get(name, _UNASSIGNED), after_else.get(name, _UNASSIGNED)
             self._env[name] = self._merged(name, a, b, then, orelse, merges)
+        stores = self._sunk_stores(then, orelse, merges)
         self.add(If(condition, then, orelse, merges))
+        for store in stores:
+            self.add(store)
+
+    def _sunk_stores(self, then: Region, orelse: Region, merges: list[Merge]) -> list[Store]:
+        """Take stores to one element out of the ends of both branches: one store of either value vectorises better."""
+        stores: list[Store] = []
+        while then and orelse:
+            a, b = then[-1], orelse[-1]
+            if not (isinstance(a, Store) and isinstance(b, Store) and a.array is b.array and a.index == b.index):
+                break
+            merge = Merge(self.value(a.array.name, a.array.dtype), a.value, b.value)
+            merges.append(merge)
+            stores.insert(0, Store(a.array, a.index, merge.result, place=then.pop().place))
+            orelse.pop()
+        return stores
 
     def _merged(self, name: str, a: Binding, b: Binding, then: Region, orelse: Region, merges: list[Merge]) -> Binding:
         """Return what a variable is after a branch that left it as `a` or as `b`."""

@@ -25,6 +25,7 @@ from numbridge.kernels.launch import Geometry, forall, launcher
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Dependency
 from numbridge.kernels.source import Program as SourceProgram
@@ -38,6 +39,7 @@ from numbridge.kernels.variant import (
 
 if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
+    from numbridge.kernels.adjoint.reverse import Reversed
 
 __all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
 
@@ -48,7 +50,7 @@ class Plan:
 
     Attributes
     ----------
-    text, entry, hidden, may_raise, has_loop, sums, fingerprint
+    text, entry, hidden, may_raise, has_loop, sums, private, fingerprint
         As in `Emitted`.
     reads : frozenset of str
         Arrays of the kernel whose contents the derivative reads.
@@ -64,6 +66,7 @@ class Plan:
     may_raise: bool
     has_loop: bool
     sums: tuple[tuple[str, str], ...]
+    private: tuple[Any, ...] | None
     fingerprint: bytes
     reads: frozenset[str]
     snapshot: frozenset[str]
@@ -169,15 +172,16 @@ class Derivative(Kernel):
 
         program, rewritten = self._base_program(parameters, weak)
         made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart)
-        ranks = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType)}
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
+        text, private = _with_private(made)
         plan = Plan(
-            made.text,
+            text,
             made.name,
             tuple(v.name for v in program.hidden),
             made.may_raise,
             made.has_loop,
-            tuple((f"{ADJOINT}{name}", "()") for name in made.scalars if name not in ranks),
+            tuple((f"{ADJOINT}{name}", "()") for name in made.scalars),
+            private,
             describe_namespace(program.namespace, rewritten.program),
             made.reads,
             made.snapshot,
@@ -199,6 +203,7 @@ class Derivative(Kernel):
             found.may_raise,
             found.has_loop,
             (),
+            None,
             describe_namespace(program.namespace, rewritten.program),
             found.reads,
             found.reads & found.writes,
@@ -219,6 +224,7 @@ class Derivative(Kernel):
             plan.may_raise,
             plan.has_loop,
             sums=plan.sums,
+            private=None if plan.private is None else Private(*plan.private),
         )
 
     def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
@@ -280,6 +286,16 @@ class Derivative(Kernel):
         if not derivative.is_array or derivative.shape != primal.shape:
             got = f"shape {derivative.shape}" if derivative.is_array else "no array"
             raise NumbridgeValueError(f"{where}: wanted shape {primal.shape}, got {got}")
+
+
+def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
+    """Return an adjoint's text, with a second body that adds without atomics, and for which threads that is right."""
+    if not made.shared:
+        return made.text, None
+    name = f"{made.name}_private"
+    second = made.text.replace(f"def {made.name}(", f"def {name}(").replace("_nb_add(", "_nb_add_private(")
+    distance, arrays = made.near or (None, ())
+    return f"{made.text}\n\n\n{second}", (name, distance, arrays)
 
 
 class _Later(Mapping[str, Any]):

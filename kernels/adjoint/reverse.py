@@ -6,7 +6,7 @@ begin with ``_nb_`` are the generator's; no program has such names of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,9 @@ class Reversed:
         Arrays whose adjoint is only read.
     shared : bool
         Whether threads may add to the same elements of an adjoint.
+    near : (int, tuple of str) or None
+        If each thread only touches rows of those shared adjoints that are at most so many away from its own index along
+        the first dimension: how many, and the arrays. None if that is not known.
     may_raise, has_loop : bool
         As in `Emitted`.
     """
@@ -90,6 +93,7 @@ class Reversed:
     writes: frozenset[str]
     untouched: frozenset[str]
     shared: bool
+    near: tuple[int, tuple[str, ...]] | None
     may_raise: bool
     has_loop: bool
 
@@ -129,9 +133,11 @@ class _Reverse:
         self._started: set[Value] = set()
         self._plans = self._plan()
         self._own = _own_arrays(program) if apart else set()
+        self._apart = apart
+        self._pending: dict[Array, list[Value]] = {}
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
-        self._shared = False
+        self._shared: set[Array] = set()
 
     def _plan(self) -> dict[Loop, Checkpoints]:
         loops = self.needs.loops
@@ -181,7 +187,8 @@ class _Reverse:
             snapshot=frozenset(a.name for a in self.needs.snapshot),
             writes=frozenset(a.name for a in replayed if a.kind == "parameter"),
             untouched=frozenset(set(arrays) - changed),
-            shared=self._shared,
+            shared=bool(self._shared),
+            near=_nearness(self.program, self._shared) if self._apart else None,
             may_raise=any(isinstance(op, Raise) for op in ops) or bool(self._stacks),
             has_loop=any(isinstance(op, Loop) for op in ops),
         )
@@ -355,10 +362,19 @@ class _Reverse:
             self.lines.add(operation(op))
         self._add(value, made.name)
 
+    def _flush(self, read: Array | None = None) -> None:
+        """Set the adjoints of overwritten elements to zero, where that was put off and now makes a difference."""
+        for array in list(self._pending):
+            if read is None or read is array or not self._apart:
+                adjoint = element(ADJOINT + array.name, self._pending.pop(array))
+                self.lines.add(f"{adjoint} = {self.construct.zero(array.dtype).name}")
+
     def _reverse(self, region: Region) -> None:
         for op in reversed(region):
             if op not in self.needs.live:
                 continue
+            if not isinstance(op, Compute | Load):
+                self._flush(op.array if isinstance(op, Store | Atomic) else None)
             match op:
                 case Compute():
                     self._reverse_compute(op)
@@ -375,6 +391,7 @@ class _Reverse:
                     self._reverse_loop(op)
                 case Custom():
                     self._reverse_custom(op)
+        self._flush()
 
     def _reverse_compute(self, op: Compute) -> None:
         if op.result not in self._started:
@@ -389,10 +406,16 @@ class _Reverse:
     def _add_to(self, array: Array, index: Sequence[Value], text: str) -> None:
         self._added.add(array)
         name = ADJOINT + array.name
-        if array in self._own or array.kind == "local":
+        private = array in self._own or array.kind == "local"
+        if private and self._pending.get(array) == list(index):
+            del self._pending[array]
+            self.lines.add(f"{element(name, index)} = {text}")
+            return
+        self._flush(array)
+        if private:
             self.lines.add(f"{element(name, index)} += {text}")
         else:
-            self._shared = True
+            self._shared.add(array)
             self.lines.add(f"_nb_add({name}, {index_text(index)}, {text})")
 
     def _reverse_store(self, op: Store) -> None:
@@ -400,7 +423,9 @@ class _Reverse:
             adjoint = element(ADJOINT + op.array.name, op.index)
             self._add(op.value, adjoint)
             self._stored.add(op.array)
-            self.lines.add(f"{adjoint} = {self.construct.zero(op.array.dtype).name}")
+            self._pending[op.array] = op.index
+            if not self._apart:
+                self._flush()
         if op in self.needs.replayed:
             self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
 
@@ -492,29 +517,28 @@ class _Reverse:
             self._set_index(op, counter, self.needs.loops[op].values)
             self._forward(op.body, self.needs.loops[op].values, save=True)
             outer = set(self._started)
-            self._start_trip_adjoints(op, active)
+            moved = self._start_trip_adjoints(op, active)
             self._reverse(op.body)
+            for c in moved:
+                self._begin(c.phi)
             self._started = outer
         self._started.update(c.phi for c in active)
         for c in active:
             self._add(c.initial, self._adjoint(c.phi))
 
-    def _start_trip_adjoints(self, op: Loop, active: list[Carried]) -> None:
-        """Hand the adjoints of the variables, as they are after the trip, to what computed them."""
+    def _start_trip_adjoints(self, op: Loop, active: list[Carried]) -> list[Carried]:
+        """Hand the adjoints of the variables, as they are after the trip, to what computed them; return those moved."""
         phis = {c.phi for c in op.carried}
-        crossing = any(c.following in phis and c.following is not c.phi for c in active)
         moving = [c for c in active if c.following is not c.phi]
-        self._started.update(c.phi for c in active)
-        if crossing:
-            for k, c in enumerate(moving):
-                self.lines.add(f"_nb_after_{k} = {self._adjoint(c.phi)}")
-                self.lines.add(f"{self._adjoint(c.phi)} = {self.construct.zero(c.phi.type).name}")
-            for k, c in enumerate(moving):
-                self._add(c.following, f"_nb_after_{k}")
-            return
-        for c in moving:
-            self._add(c.following, self._adjoint(c.phi))
-            self.lines.add(f"{self._adjoint(c.phi)} = {self.construct.zero(c.phi.type).name}")
+        self._started.update(c.phi for c in active if c.following is c.phi)
+        held = [self._adjoint(c.phi) for c in moving]
+        if any(c.following in phis for c in moving):
+            for k, name in enumerate(held):
+                self.lines.add(f"_nb_after_{k} = {name}")
+            held = [f"_nb_after_{k}" for k in range(len(moving))]
+        for c, name in zip(moving, held, strict=True):
+            self._add(c.following, name)
+        return moving
 
     def _set_index(self, op: Loop, trip: str, values: Values) -> None:
         if op.index is None or op.index not in values:
@@ -570,6 +594,35 @@ class _Reverse:
 
 def _log(array: Array) -> str:
     return f"_nb_log_{array.name}"
+
+
+def _nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:
+    """Return how far from its own row a thread touches shared arrays, and these, or None."""
+    definers = {value: op for op in walk(program.body) for value in defined_by(op)}
+    first = next((value for value in program.hidden if value.name == "_nb_i0"), None)
+    furthest = 0
+    for op in walk(program.body):
+        if isinstance(op, Load | Store | Atomic) and op.array in shared:
+            distance = _distance(op.index[0], first, definers) if op.index and first is not None else None
+            if distance is None:
+                return None
+            furthest = max(furthest, abs(distance))
+    return furthest, tuple(sorted(array.name for array in shared))
+
+
+def _distance(index: Value, first: Value | None, definers: Mapping[Value, Op]) -> int | None:
+    """Return how far an index is from the first thread index, or None if it is no constant."""
+    if index is first:
+        return 0
+    op = definers.get(index)
+    if not isinstance(op, Compute) or op.function.key not in ("add", "sub"):
+        return None
+    left, right = op.arguments
+    if op.function.key == "add" and right is first:
+        left, right = right, left
+    if left is not first or type(right.constant) is not int:
+        return None
+    return right.constant if op.function.key == "add" else -right.constant
 
 
 def _own_arrays(program: Program) -> set[Array]:

@@ -172,7 +172,7 @@ def test_derivatives_by_hand_in_loops():
 def test_derivatives_by_hand_are_checked():
     with pytest.raises(KernelError, match="cube has a derivative already: cube_grad"):
         func_grad(cube)(lambda x, c: c)
-    with pytest.raises(NumbridgeTypeError, match="wanted a function decorated with @nb.func"):
+    with pytest.raises(NumbridgeTypeError, match=r"wanted a function decorated with @nb\.func"):
         func_grad(math.sin)
 
     @func
