@@ -201,6 +201,6 @@ def test_a_hundred_thousand_conversions_leave_nothing_behind(name, way, growth):
     run(source)
     owner = source if way == "from" else source._record
     references = sys.getrefcount(owner)
-    # A leak of 84 bytes per call would show.
-    assert growth(lambda: run(source), 100_000) < 8 << 20
+    # XLA gives memory back in its own threads, which lag behind on a busy machine: a leak shows in every round.
+    assert min(growth(lambda: run(source), 50_000) for _ in range(2)) < 4 << 20
     assert sys.getrefcount(owner) == references
