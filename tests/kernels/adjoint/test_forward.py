@@ -172,14 +172,14 @@ def test_derivatives_by_hand_in_loops():
 def test_derivatives_by_hand_are_checked():
     with pytest.raises(KernelError, match="cube has a derivative already: cube_grad"):
         func_grad(cube)(lambda x, c: c)
-    with pytest.raises(NumbridgeTypeError, match="wanted a function decorated with @nb.func"):
+    with pytest.raises(NumbridgeTypeError, match=r"wanted a function decorated with @nb\.func"):
         func_grad(math.sin)
 
     @func
     def plain(x, y):
         return x * y
 
-    with pytest.raises(KernelError, match="must take the function's arguments and then one cotangent"):
+    with pytest.raises(KernelError, match="arguments and then one cotangent"):
 
         @func_grad(plain)
         def too_few(x, y):
