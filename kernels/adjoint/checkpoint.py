@@ -17,9 +17,9 @@ from numbridge.kernels.adjoint.activity import LoopNeeds
 from numbridge.kernels.adjoint.emit import Lines
 from numbridge.kernels.adjoint.ir import Carried, Loop
 
-__all__ = ["Checkpoints", "constant_trips", "slots_for", "trips_text"]
+__all__ = ["CUDA_SLOTS", "MOST_SLOTS", "Checkpoints", "constant_trips", "slots_for", "trips_text"]
 
-_MOST_SLOTS, _FEWEST_SLOTS = 1024, 32
+MOST_SLOTS, CUDA_SLOTS, _FEWEST_SLOTS = 1024, 32, 32
 _ROOM = 1 << 17  # bytes of a thread's stack for all loops of a kernel
 
 
@@ -47,7 +47,7 @@ def trips_text(op: Loop) -> str:
     return f"max(({extent} + ({rounding})) // ({step.constant}), 0)"
 
 
-def slots_for(kept: Sequence[int], most: int = _MOST_SLOTS) -> int:
+def slots_for(kept: Sequence[int], most: int) -> int:
     """Return how many trips each loop may keep, given the bytes per trip of every loop of a kernel."""
     slots = most
     while slots > _FEWEST_SLOTS and 2 * slots * sum(kept) > _ROOM:

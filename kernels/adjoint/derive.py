@@ -160,9 +160,12 @@ class Derivative(Kernel):
         if isinstance(self.base, Derivative):
             return self.base.program(parameters[: len(self.base.base.parameters)], weak)
         from numbridge.kernels.adjoint.build import build
+        from numbridge.kernels.adjoint.fence import check_races
 
         rewritten = rewrite(self.source, weak, gradients=True)
-        return build(rewritten, parameters), rewritten
+        program = build(rewritten, parameters)
+        check_races(program)
+        return program, rewritten
 
     def _generate(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
         """Return the plan and the globals of its text."""

@@ -27,7 +27,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 
-__all__ = ["EVERYTHING", "Lines", "Values", "element", "index_text", "moves", "operation", "program_text"]
+__all__ = ["EVERYTHING", "Lines", "Values", "element", "for_cuda", "index_text", "moves", "operation", "program_text"]
 
 
 class Values(Protocol):
@@ -129,6 +129,16 @@ def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
     lines.add(f"{name} = _nb_local_array({extents}, {array.dtype_text})")
     if zero or array.zeroed:
         lines.add(f"{name}[...] = {zero or 0}")
+
+
+def for_cuda(text: str) -> str:
+    """Return generated text with the operations of numba.cuda, by their full path, in place of the CPU's.
+
+    The prefix that is replaced is reserved, so nothing of a user's can be meant. The text needs `cuda` in its namespace.
+    """
+    for cpu, cuda in (("_nb_local_array(", "cuda.local.array("), ("_nb_add(", "cuda.atomic.add(")):
+        text = text.replace(cpu, cuda)
+    return text.replace("_nb_atomic_", "cuda.atomic.")
 
 
 class Primal:

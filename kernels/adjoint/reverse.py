@@ -6,14 +6,14 @@ begin with ``_nb_`` are the generator's; no program has such names of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import types
 
-from numbridge.kernels.adjoint.activity import Activity, Needs
-from numbridge.kernels.adjoint.checkpoint import Checkpoints, constant_trips, itemsize, slots_for
+from numbridge.kernels.adjoint.activity import Activity, Needs, refused
+from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints, constant_trips, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.emit import (
     Lines,
@@ -27,6 +27,7 @@ from numbridge.kernels.adjoint.emit import (
     operation,
     start_trip,
 )
+from numbridge.kernels.adjoint.fence import offset
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -98,7 +99,15 @@ class Reversed:
     has_loop: bool
 
 
-def reverse(program: Program, wanted: Collection[str], name: str, *, apart: bool = True) -> Reversed:
+def reverse(
+    program: Program,
+    wanted: Collection[str],
+    name: str,
+    *,
+    apart: bool = True,
+    slots: int = MOST_SLOTS,
+    stacks: bool = True,
+) -> Reversed:
     """Return the adjoint of a program.
 
     Parameters
@@ -111,17 +120,21 @@ def reverse(program: Program, wanted: Collection[str], name: str, *, apart: bool
         What to call the function.
     apart : bool
         Whether no two adjoints share memory.
+    slots : int
+        How many trips of a loop are kept at once, at most; a power of two.
+    stacks : bool
+        Whether the target has stacks that grow, for loops that store into arrays.
 
     Raises
     ------
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    return _Reverse(program, wanted, apart).run(name)
+    return _Reverse(program, wanted, apart, slots, stacks).run(name)
 
 
 class _Reverse:
-    def __init__(self, program: Program, wanted: Collection[str], apart: bool) -> None:
+    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, stacks: bool) -> None:
         self.program = program
         self.activity = Activity(program, wanted)
         self.needs = Needs(self.activity)
@@ -131,7 +144,9 @@ class _Reverse:
         self._wanted = [p for p in program.parameters if p.name in set(wanted)]
         self._inside: dict[Op, set[Value]] = {}
         self._started: set[Value] = set()
-        self._plans = self._plan()
+        self._plans = self._plan(slots)
+        if not stacks:
+            self._refuse_stacks()
         self._own = _own_arrays(program) if apart else set()
         self._apart = apart
         self._pending: dict[Array, list[Value]] = {}
@@ -139,10 +154,19 @@ class _Reverse:
         self._stored: set[Array] = set()
         self._shared: set[Array] = set()
 
-    def _plan(self) -> dict[Loop, Checkpoints]:
+    def _refuse_stacks(self) -> None:
+        for op in walk(self.program.body):
+            if op in self.needs.replayed and self._in_loop(op):
+                raise refused(
+                    op,
+                    "the adjoint on CUDA would have to remember every element that this loop overwrites, which it cannot yet; "
+                    "launch on CPU arrays, or store into another array than the loop reads",
+                )
+
+    def _plan(self, most: int) -> dict[Loop, Checkpoints]:
         loops = self.needs.loops
         sizes = [sum(map(itemsize, needs.saved)) for needs in loops.values() if not needs.stacked]
-        slots = slots_for(sizes)
+        slots = slots_for(sizes, most)
         made: dict[Loop, Checkpoints] = {}
         for number, op in enumerate(reversed(list(loops)), 1):
             trips = constant_trips(op)
@@ -603,26 +627,11 @@ def _nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[s
     furthest = 0
     for op in walk(program.body):
         if isinstance(op, Load | Store | Atomic) and op.array in shared:
-            distance = _distance(op.index[0], first, definers) if op.index and first is not None else None
+            distance = offset(op.index[0], first, definers) if op.index and first is not None else None
             if distance is None:
                 return None
             furthest = max(furthest, abs(distance))
     return furthest, tuple(sorted(array.name for array in shared))
-
-
-def _distance(index: Value, first: Value | None, definers: Mapping[Value, Op]) -> int | None:
-    """Return how far an index is from the first thread index, or None if it is no constant."""
-    if index is first:
-        return 0
-    op = definers.get(index)
-    if not isinstance(op, Compute) or op.function.key not in ("add", "sub"):
-        return None
-    left, right = op.arguments
-    if op.function.key == "add" and right is first:
-        left, right = right, left
-    if left is not first or type(right.constant) is not int:
-        return None
-    return right.constant if op.function.key == "add" else -right.constant
 
 
 def _own_arrays(program: Program) -> set[Array]:

@@ -19,7 +19,7 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
-from numbridge.kernels.intrinsics import atomic_add, tid
+from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import launch
 
@@ -308,15 +308,68 @@ def test_loss_by_atomic_addition_only_reads_its_adjoint():
     assert np.allclose(by_x, 2 * x)
 
 
-@kernel
-def counted(x, y, counter):
-    i = tid()
-    place = atomic_add(counter, 0, 1)
-    if x[i] > 0.5:
-        y[i] = x[i] * x[i] + place * 0
-
-
 def test_squares_where_there_are_no_threads():
     by_y = np.ones(0)
     launch(squares, 0, [np.ones(0)], adj_inputs=[by_y], adjoint=True)
     assert by_y.shape == (0,)
+
+
+@kernel
+def ring(x, y):
+    i = tid()
+    if i < y.shape[0]:
+        y[i] = x[i - 1] * 2.0 + x[i] * 3.0 + x[i - 2] * 5.0
+
+
+@pytest.mark.parametrize("extra", [-7, 0, 5])
+def test_neighbours_across_the_shares_of_threads(extra):
+    """Negative indices wrap, and the array may end before the threads do."""
+    n = 200_000
+    x, y = np.ones(n + extra), np.zeros(min(n, n + extra))
+    weight = np.random.default_rng(0).normal(size=y.shape)
+    by_x, expected = np.zeros(n + extra), np.zeros(n + extra)
+    for shift, factor in ((1, 2.0), (0, 3.0), (2, 5.0)):
+        np.add.at(expected, np.arange(len(y)) - shift, factor * weight)
+    launch(ring, n, [x, y], adj_inputs=[by_x, weight.copy()], adjoint=True)
+    assert np.allclose(by_x, expected)
+
+
+@kernel
+def five_points(a, out):
+    i, j = tid()
+    if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
+        out[i, j] = a[i, j] + a[i - 1, j] * 2.0 + a[i + 1, j] * 3.0 + a[i, j - 1] * 4.0 + a[i, j + 1] * 5.0
+
+
+@pytest.mark.parametrize("shape", [(700, 300), (3, 70_000), (70_000, 3)])
+def test_stencils(shape):
+    weight = np.random.default_rng(0).normal(size=shape)
+    inner = np.zeros(shape)
+    inner[1:-1, 1:-1] = weight[1:-1, 1:-1]
+    expected = inner + sum(
+        factor * np.roll(inner, shift, axis) for factor, shift, axis in ((2, -1, 0), (3, 1, 0), (4, -1, 1), (5, 1, 1))
+    )
+    by_a, by_out = np.zeros(shape), weight.copy()
+    launch(
+        five_points, shape, [np.ones(shape)], [np.zeros(shape)], adj_inputs=[by_a], adj_outputs=[by_out], adjoint=True
+    )
+    assert np.allclose(by_a, expected)
+    assert np.array_equal(by_out, weight - inner)
+
+
+@kernel
+def row_sums(a, out):
+    i = tid()
+    s = 0.0
+    for k in range(a.shape[1]):
+        s += a[i, k] * a[0, k]
+    out[i] = s
+
+
+def test_rows_that_all_threads_read():
+    a, out = np.random.default_rng(0).normal(size=(5000, 3)), np.zeros(5000)
+    by_a, weight = np.zeros_like(a), np.random.default_rng(1).normal(size=5000)
+    launch(row_sums, 5000, [a, out], adj_inputs=[by_a, weight.copy()], adjoint=True)
+    expected = weight[:, None] * a[0]
+    expected[0] += weight @ a
+    assert np.allclose(by_a, expected)

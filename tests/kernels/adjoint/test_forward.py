@@ -179,7 +179,7 @@ def test_derivatives_by_hand_are_checked():
     def plain(x, y):
         return x * y
 
-    with pytest.raises(KernelError, match="must take the function's arguments and then one cotangent"):
+    with pytest.raises(KernelError, match="arguments and then one cotangent"):
 
         @func_grad(plain)
         def too_few(x, y):
