@@ -23,6 +23,7 @@ from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTy
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
+from numbridge.leases import lend
 from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -473,6 +474,8 @@ class Array:
                 "not copy between devices"
             )
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
+            if not copy:
+                lend(self)
             return native().export_versioned(_marked_copy(self) if copy else self._record)
         if copy:
             return native().export_legacy(self.clone()._record)

@@ -6,6 +6,7 @@ the slow road, `_Road.slow`: it specialises the kernel for the arguments (or rai
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,11 +111,7 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {dim!r}")
     if min(dims) < 0:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} has a negative extent")
-    total = 1
-    for extent in dims:
-        total *= extent
-    if total > np.iinfo(np.int64).max:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} is more threads than 64 bits can count")
+    _count(kernel, dims)
     rank = kernel.source.index_rank
     if rank not in (0, len(dims)):
         raise NumbridgeValueError(
@@ -122,6 +119,14 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
             f"index(es); pass a tuple of {rank}"
         )
     return dims
+
+
+def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
+    """Return the number of threads, and raise if it is more than compiled code can count."""
+    total = math.prod(dims)
+    if max(total, *dims) > np.iinfo(np.int64).max:
+        raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
+    return total
 
 
 def launcher(kernel: Kernel, geometry: Geometry) -> Any:
@@ -153,7 +158,9 @@ def forall(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
         ``launcher(*arguments)``. It checks its arguments, runs the kernel to its end without the GIL and returns None.
     """
     dims = dimensions(kernel, dim)
-    block = (block_dim, 1, 1)
+    if not isinstance(block_dim, int | np.integer) or block_dim < 1:
+        raise NumbridgeValueError(f"block_dim of kernel {kernel.name!r}: wanted a positive int, got {block_dim!r}")
+    block = (int(block_dim), 1, 1)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
     return launcher(kernel, Geometry(dims, block, grid))
 
@@ -171,7 +178,13 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
         )
     grid, block = (_axes(kernel, item) for item in configuration[:2])
     threads = tuple(g * b for g, b in zip(grid, block, strict=True))
+    _count(kernel, threads)
     rank = kernel.source.index_rank
+    if rank > _AXES:
+        raise NumbridgeValueError(
+            f"kernel {kernel.name!r} asks for {rank} thread indices, and [blocks, threads] has {_AXES} axes; launch it with "
+            "nb.launch or forall"
+        )
     if any(extent != 1 for extent in threads[max(rank, 1) :]):
         raise NumbridgeValueError(
             f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{configuration!r}] has threads along more axes"
@@ -238,10 +251,10 @@ def launch(
         )
     if stream is not None:
         raise DeviceError(f"launch of kernel {kernel.name!r}: a stream needs CUDA, and kernels run on the CPU here")
-    if record_cmd:
-        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if record_cmd:
+        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     quick = (dim, block_dim)
     known = kernel.launchers.get(quick) if type(dim) is int or type(dim) is tuple else None
     if known is None:

@@ -534,6 +534,11 @@ class Sourced:
     function: Any  # a FunctionType, which a type checker would take for a method here
     name: str
 
+    def __reduce__(self) -> str:
+        """Pickle and copy by name, as Python does its own functions."""
+        name: str = self.function.__qualname__
+        return name
+
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
