@@ -24,6 +24,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
+from numbridge.leases import lend
 from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -550,6 +551,8 @@ class Array:
         if exported.device.is_cuda and stream != -1:
             stream_order.hand_over(exported, stream)
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
+            if not copy:
+                lend(exported)
             return native().export_versioned(_marked_copy(exported) if copy else exported._record)
         return native().export_legacy(exported._record) if copy else legacy_capsule(exported)
 

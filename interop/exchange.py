@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.leases import lend
 from numbridge.memory import native
 
 __all__ = ["ExchangeTable"]
@@ -30,6 +31,7 @@ class ExchangeTable:
 
 @functools.cache
 def _capsule() -> Any:
+    native().set_lender(lend)
     addresses = native().addresses
     fields = {
         dl.EXCHANGE_MAJOR: dl.MAJOR_VERSION | dl.MINOR_VERSION << 32,

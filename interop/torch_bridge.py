@@ -25,7 +25,8 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
-from numbridge.shared_memory import is_lent, is_own, keep_lent, lend, read_only
+from numbridge.leases import is_lent, lend
+from numbridge.shared_memory import is_own, keep_lent, read_only
 from numbridge.streams import Stream, get_stream
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
@@ -192,7 +193,7 @@ def _inspect(tensor: Any) -> None:
         raise ConversionError(
             f"torch dtype {tensor.dtype} has no counterpart; numbridge has {', '.join(row.name for row in ALL)}"
         )
-    if tensor.numel() and not tensor.data_ptr():
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
         raise BufferAccessError("a torch tensor whose storage was resized to 0 has no memory; resize it back first")
     probed = _probed()
     if probed is not None and _keys(tensor) & ~probed.allowed:
@@ -232,9 +233,14 @@ def _guard(tensor: Any) -> None:
 def _refusal(tensor: Any) -> str | None:
     """Return why a kernel may not write to a tensor now, or None if it may."""
     import torch
+    from torch.autograd import forward_ad
 
     if _is_immutable(tensor):
         return "this torch tensor shares the memory of an immutable JAX array; write to tensor.clone()"
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+        return (
+            "it is a dual tensor of forward-mode autograd, whose tangent would not follow; pass unpack_dual(x).primal"
+        )
     if not (tensor.requires_grad and torch.is_grad_enabled()):
         return None
     what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"

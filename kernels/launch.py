@@ -166,11 +166,7 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {dim!r}")
     if min(dims) < 0:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} has a negative extent")
-    total = 1
-    for extent in dims:
-        total *= extent
-    if total > np.iinfo(np.int64).max:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} is more threads than 64 bits can count")
+    _count(kernel, dims)
     rank = kernel.source.index_rank
     if rank not in (0, len(dims)):
         raise NumbridgeValueError(
@@ -178,6 +174,22 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
             f"index(es); pass a tuple of {rank}"
         )
     return dims
+
+
+def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
+    """Return the number of threads, and raise if it is more than compiled code can count."""
+    total = math.prod(dims)
+    if max(total, *dims) > np.iinfo(np.int64).max:
+        raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
+    return total
+
+
+def _block_size(kernel: Kernel, block_dim: Any) -> int:
+    if not isinstance(block_dim, int | np.integer) or not 1 <= block_dim <= _MAX_BLOCK:
+        raise NumbridgeValueError(
+            f"block_dim of kernel {kernel.name!r}: wanted an int from 1 to {_MAX_BLOCK}, got {block_dim!r}"
+        )
+    return int(block_dim)
 
 
 def launcher(kernel: Kernel, geometry: Geometry) -> Any:
@@ -224,11 +236,9 @@ def forall(
         GIL; on CUDA when it is queued.
     """
     dims = dimensions(kernel, dim)
-    if not 1 <= block_dim <= _MAX_BLOCK:
-        raise NumbridgeValueError(f"block_dim of kernel {kernel.name!r}: wanted 1 to {_MAX_BLOCK}, got {block_dim}")
     if max_blocks < 0:
         raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
-    block = (block_dim, 1, 1)
+    block = (_block_size(kernel, block_dim), 1, 1)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
     # Without thread indices the ids are only counted, along x.
     along_first = kernel.source.asks_for_block
@@ -252,7 +262,13 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
         )
     grid, block = (_axes(kernel, item) for item in configuration[:2])
     threads = tuple(g * b for g, b in zip(grid, block, strict=True))
+    _count(kernel, threads)
     rank = kernel.source.index_rank
+    if rank > _AXES:
+        raise NumbridgeValueError(
+            f"kernel {kernel.name!r} asks for {rank} thread indices, and [blocks, threads] has {_AXES} axes; launch it with "
+            "nb.launch or forall"
+        )
     if any(extent != 1 for extent in threads[max(rank, 1) :]):
         raise NumbridgeValueError(
             f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{configuration!r}] has threads along more axes"

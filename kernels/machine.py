@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ class Machine:
         self.state = np.zeros(nb.STATE_SIZE // 8, np.int64)
         self.table = np.zeros(self.TABLE_SLOTS * nb.ENTRY_SIZE // 8, np.int64)
         self.numpy_tags = _numpy_tags()
+        self._lent: Any = None
         self._set(nb.STATE_TABLE, self.table.ctypes.data)
         self._set(nb.STATE_TABLE_MASK, self.TABLE_SLOTS - 1)
         self._set(nb.STATE_NUMPY_TAGS, self.numpy_tags.ctypes.data)
@@ -145,6 +147,25 @@ class Machine:
     def set_watched(self, watched: bool) -> None:
         """Say whether somebody must be told of every launch."""
         self._set(nb.STATE_WATCHED, int(watched))
+
+    def set_lent(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Tell the compiled code which memory is read-only under any name.
+
+        Parameters
+        ----------
+        pieces : sequence of (int, int, int)
+            First address, address behind the last, and the bits of the word: READ_ONLY alone is for readings that
+            cannot tell by themselves, READ_ONLY and IMMUTABLE for all.
+        """
+        block = np.array([len(pieces), *(number for piece in pieces for number in piece)], np.int64)
+        # One store makes the new block valid; what compiled code read of the old one, it read under the GIL.
+        self._set(nb.STATE_LENT, block.ctypes.data if pieces else 0)
+        self._lent = block
+
+    def set_lender(self, lender: Callable[[Any], None]) -> None:
+        """Name the function that is told of each read-only array before compiled code hands it on."""
+        _keep.append(lender)
+        self._set(nb.STATE_LENDER, id(lender))
 
     def start_threads(self, parallel_for: int, thread_count: int, lock: int) -> None:
         """Tell the compiled code where the threading layer's functions are; `lock` is 0 if it allows concurrent use."""

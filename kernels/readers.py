@@ -8,6 +8,7 @@ framework knows (its key set, its autograd state, a better way in) comes from re
 from __future__ import annotations
 
 import ctypes
+import numbers
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -221,6 +222,9 @@ def ask_stream(function: int, ordinal: int) -> int:
 def unreadable(obj: Any) -> Exception:
     """Return the error that says why `obj` cannot be read as an array."""
     reader = reader_of(obj)
+    ndim = getattr(obj, "ndim", None)
+    if type(ndim) is int and ndim > nb.READ_MAX_RANK:
+        return BufferAccessError(f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it")
     try:
         if reader.inspect is not None:
             reader.inspect(obj)
@@ -242,6 +246,10 @@ def unreadable(obj: Any) -> Exception:
             f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
             "express; pass it to a kernel as it is, or make it contiguous first"
         )
+    if isinstance(obj, numbers.Number):
+        return NumbridgeTypeError(f"{_name(obj)} is a number that kernels do not know; pass float(x) or int(x)")
+    if description.word & nb.UNSURE:
+        return BufferAccessError(f"{_name(obj)} has elements and no memory: its storage was freed, or never made")
     return NumbridgeTypeError(
         f"{_name(obj)} is no array: it has none of __dlpack__, __array_interface__, __cuda_array_interface__, the buffer "
         "protocol and __array__; convert it to an array first"
@@ -363,12 +371,9 @@ def _by_protocol(kind: type, obj: Any) -> Reader:
         return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", stream=stream, adapter=adapter)
     if hasattr(kind, "__dlpack__") or _has_interface(obj):
         return Reader(nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else _BY_INTERFACE, adapter=adapter)
-    try:
-        memoryview(obj)
-    except TypeError:
-        pass  # this type has no buffer, which is an answer and not an error
-    else:
-        return Reader(nb.BUFFER, protocol="buffer")
+    # Whether the type has buffers, not whether this object can give one now.
+    if ctypes.pythonapi.PyObject_CheckBuffer(ctypes.py_object(obj)):
+        return Reader(nb.BUFFER, protocol="buffer", adapter=adapter)
     if kind.__name__ == "PyCapsule":
         return Reader(nb.CAPSULE, protocol="capsule")
     return Reader(nb.ADAPTER if adapter else nb.UNKNOWN, protocol="__array__" if adapter else "none", adapter=adapter)

@@ -336,6 +336,7 @@ class FunctionSource:
         ----------
         ranks : mapping of str to int, optional
             How many dimensions each array parameter has. With it, an element of an array is known not to be a view.
+            Without it, ``u = a[i]; u += 1`` counts as arithmetic on an element, which it is unless `a` has more dimensions.
         """
         return _Writes(self, ranks).run()
 
@@ -548,6 +549,11 @@ class Sourced:
     function: Any  # a FunctionType, which a type checker would take for a method here
     name: str
 
+    def __reduce__(self) -> str:
+        """Pickle and copy by name, as Python does its own functions."""
+        name: str = self.function.__qualname__
+        return name
+
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
@@ -755,9 +761,10 @@ _NUMPY_FRESH = frozenset(
     | {"vdot", "vstack", "where", "zeros", "zeros_like"}
 )
 _BUILTINS_READ = frozenset(
-    {"len", "min", "max", "abs", "round", "pow", "divmod", "sum", "print", "isinstance", "hash", "any", "all", "ord"}
+    {"len", "abs", "round", "pow", "divmod", "sum", "print", "isinstance", "hash", "any", "all", "ord"}
     | {"chr", "callable", "id", "repr", "hasattr"}
 )
+_BUILTINS_REACH = frozenset({"exec", "eval", "vars", "locals", "globals"})
 _NUMBA_READ = frozenset({"literal_unroll", "literally", "prange"})
 
 
@@ -1017,8 +1024,8 @@ class _BodyWrites:
             return self._static_call(static.value, arguments)
         if isinstance(node.func, ast.Attribute):
             return self._method(self._value(node.func.value), node.func.attr, arguments)
-        self._value(node.func)
-        return self._unknown(arguments)
+        # What is called may be a method that a variable holds, and so know its array.
+        return self._unknown(_Arguments(node, (self._value(node.func), *positional), named))
 
     def _static_call(self, function: Any, arguments: _Arguments) -> _Value:
         intrinsic = intrinsic_of(function)
@@ -1031,11 +1038,18 @@ class _BodyWrites:
             return self._construct(function, arguments)
         if isinstance(function, np.ufunc) or _instance_of(function, "numba.np.ufunc.dufunc", "DUFunc"):
             return self._ufunc(function, arguments)
+        if any(self._is_function(argument) for argument in arguments.call.args):
+            return self._unknown(arguments)
         by_library = {"numpy": self._numpy, "builtins": self._builtin, "operator": self._operator, "numba": self._numba}
         library = _root_package(function)
         if library in by_library:
             return by_library[library](function, arguments)
         return _NOTHING if library in _LIBRARIES and not is_dispatcher(function) else self._unknown(arguments)
+
+    def _is_function(self, node: ast.expr) -> bool:
+        """Return whether an argument is a function of the user's, which whatever takes it may call."""
+        static = self._source.resolve(node) if isinstance(node, ast.Name | ast.Attribute) else None
+        return static is not None and (isinstance(static.value, Sourced) or is_dispatcher(static.value))
 
     def _intrinsic_call(self, intrinsic: Intrinsic, arguments: _Arguments) -> _Value:
         if intrinsic.kind == "grid":
@@ -1103,6 +1117,10 @@ class _BodyWrites:
             return _wrapped(self._all.elements(arguments.first()))
         if name == "next":
             return self._all.elements(arguments.first())
+        if name in ("min", "max"):
+            return arguments.all() if len(arguments.positional) > 1 else self._all.elements(arguments.first())
+        if name in _BUILTINS_REACH:
+            return self._unknown(_Arguments(arguments.call, tuple(self._variables.values()), {}))
         return arguments.first() if name == "getattr" else self._unknown(arguments)
 
     def _operator(self, function: Any, arguments: _Arguments) -> _Value:

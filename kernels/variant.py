@@ -429,8 +429,8 @@ def check_writable(where: str, argument: Any, found: Description) -> None:
     """Raise if an array may not be written to."""
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
-            f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable; pass a copy in an array that may be "
-            "written, such as nb.clone(nb.asarray(x)) or np.array(x)"
+            f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable, or shares the memory of an array that "
+            "is; pass a copy in an array that may be written, such as nb.clone(nb.asarray(x)) or np.array(x)"
         )
     if found.has(nb.READ_ONLY):
         raise BufferAccessError(
@@ -456,7 +456,8 @@ def _check_scalar(where: str, annotation: Any, argument: Any, found: Description
             f"{where}: wanted {annotation!r}, got the {_SCALAR_NAMES[found.kind]} {argument!r}; pass an array"
         )
     if annotation is None:
-        if found.has(nb.TOO_BIG):
+        weak = not found.has(nb.STRONG)
+        if found.has(nb.TOO_BIG) or (weak and found.kind == nb.CLASS_INT and found.tag != scalars.tag_of("int64")):
             raise NumbridgeValueError(f"{where}: the integer {argument!r} does not fit into int64")
         return found.scalar if found.has(nb.STRONG) else None
     wanted: scalars.Scalar = annotation.scalar

@@ -172,7 +172,10 @@ def lay_out_scalar(reading, tag, target):
                 store_f64(target, 8, imaginary)
         return True
     value = load_i64(reading, nb.READ_INTEGER)
-    exact = word & nb.STRONG != 0 and word & 0xFFFFFFFF == tag
+    # Of unsigned readings, only those beyond int64 look negative.
+    if word & 0xFF == 1 and value < 0 and not (code == 1 and bits == 64):
+        return False
+    exact = word & 0xFFFFFFFF == tag
     if code != 6 and not exact and not fits(value, bits, code == 0):
         return False
     store_integer(target, value, bits)

@@ -48,6 +48,8 @@ capsule_is_valid = external("PyCapsule_IsValid", types.int32, intp, intp)
 capsule_pointer = external("PyCapsule_GetPointer", intp, intp, intp)
 call_with = external("PyObject_Vectorcall", intp, intp, intp, intp, intp)
 float_value = external("PyFloat_AsDouble", double, intp)
+unsigned_value = external("PyLong_AsUnsignedLongLong", types.uint64, intp)
+error_occurred = external("PyErr_Occurred", intp)
 int_value = external("PyLong_AsLongLongAndOverflow", intp, intp, intp)
 complex_real = external("PyComplex_RealAsDouble", double, intp)
 complex_imaginary = external("PyComplex_ImagAsDouble", double, intp)
@@ -76,9 +78,33 @@ def alignment(tag):
     return size >> 1 if tag & 0xFF == 5 else size
 
 
+@native
+def lent_bits(lent, data, wanted):
+    """Return the bits of the lent piece in which `data` lies, if it is `wanted` (READ_ONLY or IMMUTABLE), or 0."""
+    for k in range(load_i64(lent, 0)):
+        piece = lent + nb.LENT_PIECES + k * nb.LENT_SIZE
+        if load_i64(piece, nb.LENT_FIRST) <= data and data < load_i64(piece, nb.LENT_BEHIND):
+            bits = load_i64(piece, nb.LENT_BITS)
+            if bits & wanted != 0:
+                return bits
+    return 0
+
+
+@native
+def has_elements(out, ndim):
+    """Tell whether no extent of what was read is 0."""
+    shape, smallest = load_i64(out, nb.READ_SHAPE), 1
+    for k in range(ndim):
+        smallest = min(smallest, load_i64(shape, 8 * k))
+    return smallest > 0
+
+
 @inlined
 def array_word(out, tag, ndim, device, data, bits):
     """Store the word of an array whose shape and strides are already in `out`."""
+    if ndim < 0 or ndim > nb.READ_MAX_RANK:
+        store_i64(out, nb.READ_WORD, nb.UNSURE)
+        return
     shape, strides, unit = (
         load_i64(out, nb.READ_SHAPE),
         load_i64(out, nb.READ_STRIDES),
@@ -102,6 +128,12 @@ def array_word(out, tag, ndim, device, data, bits):
         word |= nb.REPEATED
     if positions & (alignment(tag) - 1) != 0 and not empty:
         word |= nb.MISALIGNED
+    # Freed memory has address 0, and a view of it an offset from there.
+    if data >= 0 and data < nb.LOWEST_ADDRESS and has_elements(out, ndim):
+        word = nb.UNSURE
+    lent = load_i64(state(), nb.STATE_LENT)
+    if lent != 0:
+        word |= lent_bits(lent, data, nb.IMMUTABLE)
     store_i64(out, nb.READ_DATA, data)
     store_i64(out, nb.READ_WORD, word)
 
@@ -149,6 +181,14 @@ def read_capsule(capsule, out):
 
 
 @inlined
+def mark_lent(out):
+    """Make a reading read-only if its memory was lent as such: what lies behind it may be unable to say so."""
+    lent, word = load_i64(state(), nb.STATE_LENT), load_i64(out, nb.READ_WORD)
+    if lent != 0 and word != 0:
+        store_i64(out, nb.READ_WORD, word | lent_bits(lent, load_i64(out, nb.READ_DATA), nb.READ_ONLY))
+
+
+@inlined
 def read_exchange(obj, entry, out, tensor):
     """Read through the framework's exchange function, after its key set says that the object is an ordinary one."""
     bits = load_i64(entry, nb.ENTRY_FLAGS)
@@ -168,6 +208,7 @@ def read_exchange(obj, entry, out, tensor):
         clear_error()
         return
     read_dltensor(tensor, out, bits)
+    mark_lent(out)
 
 
 @inlined
@@ -280,6 +321,7 @@ def read_adapted(obj, entry, out, arguments):
     store_i64(out, nb.READ_HOLD, nb.HOLD_OBJECT)
     store_i64(out, nb.READ_HELD, capsule)
     read_capsule(capsule, out)
+    mark_lent(out)
 
 
 @native
@@ -289,13 +331,28 @@ def number(out, kind, tag, bits):
 
 
 @native
+def read_large_int(obj, out):
+    """Read a Python int beyond int64."""
+    value = unsigned_value(obj)
+    too_big = error_occurred() != 0
+    if too_big:
+        clear_error()
+    store_i64(out, nb.READ_INTEGER, types.int64(value))
+    store_f64(out, nb.READ_REAL, double(value))
+    number(out, nb.CLASS_INT, 1 | 64 << 8 | 1 << 16, nb.TOO_BIG if too_big else 0)
+
+
+@native
 def read_python_int(obj, out, scratch):
-    """Read a Python int; one beyond 64 bits is marked."""
+    """Read a Python int as int64, as uint64 where only that holds it; one beyond 64 bits is marked."""
     value = int_value(obj, scratch)
-    overflow = load_i32(scratch, 0) != 0
+    overflow = load_i32(scratch, 0)
+    if overflow > 0:
+        read_large_int(obj, out)
+        return
     store_i64(out, nb.READ_INTEGER, value)
     store_f64(out, nb.READ_REAL, double(value))
-    number(out, nb.CLASS_INT, 0 | 64 << 8 | 1 << 16, nb.TOO_BIG if overflow else 0)
+    number(out, nb.CLASS_INT, 0 | 64 << 8 | 1 << 16, nb.TOO_BIG if overflow < 0 else 0)
 
 
 @native

@@ -33,6 +33,7 @@ from numbridge.kernels.native.memory import (
     text,
 )
 from numbridge.kernels.native.reading import (
+    call_with,
     capsule_is_valid,
     capsule_pointer,
     decrease,
@@ -699,10 +700,25 @@ def exchange_read_array(array, tensor):
 
 
 @native
+def announced(array, capsule):
+    """Tell the lender of a read-only Array, since its consumer may not heed the flag; False with an exception."""
+    lender = load_i64(state(), nb.STATE_LENDER)
+    if lender == 0 or not load_i64(record_at(capsule), dl.RECORD_FLAGS) & dl.FLAG_READ_ONLY:
+        return True
+    arguments = stack(16)
+    store_i64(arguments, 0, array)
+    answer = call_with(lender, arguments, 1, 0)
+    if answer == 0:
+        return False
+    decrease(answer)
+    return True
+
+
+@native
 def exchange_from_object(array, out):
     """``managed_tensor_from_py_object_no_sync``."""
     capsule = record_in(array)
-    if capsule == 0:
+    if capsule == 0 or not announced(array, capsule):
         return types.int32(-1)
     managed = managed_versioned(capsule, record_at(capsule))
     store_i64(out, 0, managed)

@@ -18,7 +18,14 @@ STATE_TABLE, STATE_TABLE_MASK, STATE_PARALLEL_FOR, STATE_THREAD_COUNT, STATE_LOC
 )
 STATE_NUMPY_TAG_COUNT, STATE_ARRAY_TYPE, STATE_ARRAY_RECORD, STATE_ARRAY_SOURCE, STATE_ARRAY_EXTRA = 48, 56, 64, 72, 80
 # STATE_WATCHED is not 0 while somebody must be told of every launch, which then goes over the slow road.
-STATE_DRIVER, STATE_WATCHED, STATE_SIZE = 88, 96, 128
+STATE_DRIVER, STATE_WATCHED = 88, 96
+# Memory that was lent (see `machine`), or 0: a count, then for each piece its first address, the address behind its last,
+# and READ_ONLY, with IMMUTABLE where nothing else may write to it either
+STATE_LENT = 104
+LENT_PIECES, LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_SIZE = 8, 0, 8, 16, 24
+# The Python function that is told of each read-only Array that compiled code is about to hand on, or 0
+STATE_LENDER = 112
+STATE_SIZE = 128
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
@@ -108,6 +115,9 @@ VALUE_COUNT, VALUE_ITEMSIZE, VALUE_DATA, VALUE_SHAPE = 16, 24, 32, 40
 
 # Work shared out to threads
 WORK_RUN, WORK_BLOCK, WORK_GEOMETRY, WORK_TOTAL, WORK_GRAIN, WORK_FAILED, WORK_SIZE = 0, 8, 16, 24, 32, 40, 48
+
+# Limits of what is read: no array has more dimensions, and none lies in the first pages of the address space
+READ_MAX_RANK, LOWEST_ADDRESS = 64, 1 << 16
 
 # How a native launch ended; from DRIVER_FAILED on, the rest is the CUresult
 LAUNCHED, MISSED, RAISED, DRIVER_FAILED = 0, 1, 2, 1 << 32

@@ -13,7 +13,7 @@ import paddle
 import pytest
 
 import numbridge as nb
-from numbridge import paddle_bridge, shared_memory
+from numbridge import leases, paddle_bridge
 from numbridge.kernels.scalars import ALL
 
 FALLBACK = "NUMBRIDGE_TEST_PADDLE_FALLBACK"
@@ -200,7 +200,7 @@ def test_immutable_memory_stays_read_only_under_other_names():
 
 def test_what_was_lent_is_forgotten_with_its_memory():
     gc.collect()
-    before = dict(shared_memory._lent)
+    before = dict(leases._lent)
     shared = nb.convert(jnp.arange(1000), "paddle")
     part = shared[7:]
     del shared
@@ -208,7 +208,7 @@ def test_what_was_lent_is_forgotten_with_its_memory():
     assert nb.from_paddle(part).read_only
     del part
     gc.collect()
-    assert shared_memory._lent == before
+    assert leases._lent == before
 
 
 def test_an_array_gives_its_tensor_back_as_long_as_it_is_the_same_memory():

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 import numbridge as nb
-from numbridge import shared_memory, torch_bridge
+from numbridge import leases, torch_bridge
 
 FALLBACK = "NUMBRIDGE_TEST_TORCH_FALLBACK"
 if FALLBACK in os.environ:
@@ -222,10 +222,52 @@ def test_immutable_memory_stays_read_only_under_other_names():
     assert written(shared.clone()) and not np.asarray(x).any()
 
 
+def freed(offset):
+    tensor = torch.ones(8)[offset:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_tensors_whose_storage_was_freed_are_refused(offset):
+    tensor, out = torch.ones(8), np.zeros(1, np.float32)
+    command = nb.launch(total, 4, [tensor], [out], record_cmd=True)
+    command.launch()
+    assert out[0] == 4
+    command.set_param_at_index(0, freed(offset))
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'x'.*resized to 0"):
+        command.launch()
+    with pytest.raises(nb.BufferAccessError, match="resized to 0"):
+        nb.from_torch(freed(offset))
+    assert out[0] == 4
+    empty = torch.ones(8)[:0]
+    empty.untyped_storage().resize_(0)
+    assert nb.from_torch(empty).shape == (0,)
+
+
+@pytest.mark.parametrize("rank", [65, 256, 300])
+def test_ranks_beyond_what_an_array_has_are_refused(rank):
+    tensor = torch.ones([1] * rank)
+    for use in (nb.explain, nb.from_torch, lambda t: nb.launch(fill, 1, [t])):
+        with pytest.raises(nb.BufferAccessError, match=f"{rank} dimensions; at most 64"):
+            use(tensor)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_dual_tensors_are_read_and_not_written():
+    out = np.zeros(1, np.float32)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(4), torch.ones(4))
+        refused(dual, "dual tensor of forward-mode autograd")
+        nb.launch(total, 4, [dual], [out])
+        assert written(torch.autograd.forward_ad.unpack_dual(dual).primal)
+    assert out[0] == 4
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.bfloat16])
 def test_what_was_lent_is_forgotten_with_its_memory(dtype):
     gc.collect()
-    before = dict(shared_memory._lent)
+    before = dict(leases._lent)
     shared = nb.convert(jnp.arange(1000, dtype=dtype), "torch")
     for _ in range(100):
         nb.to_torch(nb.from_torch(shared)[10:])
@@ -235,7 +277,7 @@ def test_what_was_lent_is_forgotten_with_its_memory(dtype):
     assert nb.from_torch(part).read_only
     del part
     gc.collect()
-    assert shared_memory._lent == before
+    assert leases._lent == before
 
 
 def test_an_array_gives_its_tensor_back_as_long_as_it_is_the_same_memory():

@@ -161,7 +161,7 @@ def test_block_dim_and_max_blocks(driver):
     nb.launch(write1, 1000, [cuda_array((1000,))], block_dim=64, max_blocks=3)
     assert [(d.grid, d.block) for d in driver.launches] == [((16, 1, 1), (64, 1, 1)), ((3, 1, 1), (64, 1, 1))]
     for bad in (0, 1025):
-        with pytest.raises(NumbridgeValueError, match="block_dim of kernel 'write1': wanted 1 to 1024"):
+        with pytest.raises(NumbridgeValueError, match="block_dim of kernel 'write1': wanted an int from 1 to 1024"):
             nb.launch(write1, 10, [cuda_array((10,))], block_dim=bad)
     with pytest.raises(NumbridgeValueError, match="max_blocks of kernel 'write1': wanted 0 or more, got -1"):
         nb.launch(write1, 10, [cuda_array((10,))], max_blocks=-1)

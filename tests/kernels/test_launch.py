@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
+from copy import copy as shallow
+from copy import deepcopy
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -550,6 +555,78 @@ def test_integers_beyond_64_bits():
     refused(NumbridgeValueError, "'a'.*does not fit into int64", lambda: launch(saxpy, 8, [x, y, 2**70]), y)
 
 
+@kernel
+def keep(out, value):
+    i = tid()
+    out[i] = value
+
+
+@kernel
+def keep_int32(out, value: np.int32):
+    i = tid()
+    out[i] = value
+
+
+@kernel
+def keep_int64(out, value: np.int64):
+    i = tid()
+    out[i] = value
+
+
+@kernel
+def keep_uint64(out, value: np.uint64):
+    i = tid()
+    out[i] = value
+
+
+@kernel
+def keep_float(out, value: float):
+    i = tid()
+    out[i] = value
+
+
+@pytest.mark.parametrize("large", [2**63, 2**64 - 5, np.uint64(2**63), np.uint64(2**64 - 5)])
+def test_integers_between_63_and_64_bits(large):
+    small = type(large)(5)
+    for taken in (keep_int32, keep_int64):
+        out = np.zeros(4, np.int64)
+        launch(taken, 4, [out, small])
+        assert out.tolist() == [5] * 4
+        for _ in range(2):  # the variant that took the small one must not take the large one
+            refused(
+                NumbridgeValueError,
+                "'value'.*does not fit into int",
+                lambda k=taken, o=out: launch(k, 4, [o, large]),
+                out,
+            )
+    for taken, dtype in ((keep_uint64, np.uint64), (keep_float, np.float32)):
+        out = np.zeros(4, dtype)
+        for value in (small, large, small, large):
+            launch(taken, 4, [out, value])
+            assert out.tolist() == [dtype(value)] * 4
+
+
+def test_integers_that_no_annotation_widens():
+    out = np.zeros(4, np.uint64)
+    refused(NumbridgeValueError, "'value'.*does not fit into int64", lambda: launch(keep, 4, [out, 2**63]), out)
+    launch(keep, 4, [out, np.uint64(2**63)])
+    assert out.tolist() == [2**63] * 4
+    for value in (-1, np.int64(-1)):
+        refused(NumbridgeValueError, "does not fit into uint64", lambda v=value: launch(keep_uint64, 4, [out, v]), out)
+
+
+@pytest.mark.parametrize("number", [Fraction(1, 2), Decimal("0.5")])
+def test_numbers_that_kernels_do_not_know(number):
+    out = np.zeros(4)
+    refused(NumbridgeTypeError, r"'value'.*pass float\(x\)", lambda: launch(keep, 4, [out, number]), out)
+
+
+def test_kernels_and_device_functions_are_pickled_by_name():
+    for thing in (saxpy, squared):
+        assert pickle.loads(pickle.dumps(thing)) is thing
+        assert deepcopy(thing) is thing and shallow(thing) is thing
+
+
 def test_dimensions_are_checked():
     x, y = ones()
     cases = [
@@ -564,8 +641,16 @@ def test_dimensions_are_checked():
         refused(error, text, lambda dim=dim: launch(saxpy, dim, [x, y, 2.0]), y)
     with pytest.raises(NumbridgeValueError, match="more threads than 64 bits"):
         launch(indices2, (2**40, 2**40), [np.zeros((1, 1))])
-    with pytest.raises(NumbridgeTypeError, match="wanted a kernel"):
-        launch(ones, 1, [])
+    with pytest.raises(NumbridgeValueError, match="more threads than 64 bits"):
+        saxpy[2**40, 2**40](x, y, 2.0)
+    for block_dim in (0, -5, "3"):
+        with pytest.raises(NumbridgeValueError, match=r"block_dim.*wanted an int from 1"):
+            launch(saxpy, 8, [x, y, 2.0], block_dim=block_dim)
+    with pytest.raises(NumbridgeValueError, match="asks for 4 thread indices"):
+        indices4[(1, 1, 1), (2, 2, 2)](np.zeros((2, 2, 2, 2)))
+    for record_cmd in (False, True):
+        with pytest.raises(NumbridgeTypeError, match="wanted a kernel"):
+            launch(ones, 1, [], record_cmd=record_cmd)
     with pytest.raises(DeviceError, match="needs CUDA"):
         launch(saxpy, 8, [x, y, 2.0], device="cuda:0")
     with pytest.raises(DeviceError, match="on a stream needs CUDA"):
