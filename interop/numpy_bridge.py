@@ -68,7 +68,7 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
     if found is None:
         found = _explained(arr)
     if dtype is not None:
-        same_dtype(found, dtype)
+        found = same_dtype(found, dtype)
     if requires_grad:
         found.requires_grad = True
     made: Array = found

@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_intrinsics
+from numbridge.kernels import cpu_intrinsics, numba_elements
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
@@ -26,8 +26,11 @@ __all__ = ["compile_run", "numba_type"]
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or parameter.scalar.numba == "float16":
+    if parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or dtype == types.float16:
         raise KernelError(
             f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
             "the CPU in this version; convert it to float32"
@@ -91,6 +94,8 @@ def compile_run(
     names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
+    names |= numba_elements.NAMES
+    numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):

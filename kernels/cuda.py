@@ -17,7 +17,7 @@ from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 
-from numbridge.kernels import cuda_intrinsics
+from numbridge.kernels import cuda_intrinsics, numba_elements
 from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
@@ -34,8 +34,11 @@ _compiling = threading.RLock()
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or (parameter.scalar.numba == "float16" and isinstance(parameter, ScalarType)):
+    if parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (dtype == types.float16 and isinstance(parameter, ScalarType)):
         raise KernelError(
             f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
             "CUDA in this version; convert it to float32"
@@ -105,6 +108,8 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
+    names |= numba_elements.NAMES
+    numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     exec(compile(text, filename, "exec"), names)

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numbridge.kernels.element_stores import StoreRewriter
+from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.source import (
@@ -177,7 +179,16 @@ class _Writer:
             parts = [self.literal(part) for part in value]
             if all(part is not None for part in parts):
                 return ast.Tuple([part for part in parts if part is not None], ast.Load())
+        if isinstance(value, Element):
+            return self._element(value)
         return None
+
+    def _element(self, value: Element) -> ast.expr:
+        """Return an element as a call of its type."""
+        kind = type(value)
+        parts = [self.literal(part) for part in value.numpy().reshape(-1).tolist()]
+        name = ast.Name(self.claim(kind.__name__, kind), ast.Load())
+        return ast.Call(name, [part for part in parts if part is not None], [])
 
     def _weak(self, value: float | complex) -> ast.expr:
         if self.weak_float == "float64" and np.isfinite(value):
@@ -213,16 +224,38 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, writer: _Writer, source: FunctionSource) -> None:
         self.writer = writer
         self.source = source
+        self._stores = StoreRewriter(self._is_array)
+
+    def _is_array(self, name: str) -> bool:
+        """Tell whether a name is one that is only ever indexed to write to an array."""
+        if name not in self.source.locals:
+            return True
+        if name in self.source.parameters:
+            return self.source.role == "kernel"
+        return name in self.source.memory
 
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
-        tree.body = [self.visit(statement) for statement in tree.body]
+        tree.body = list(self._visited(tree.body))
         tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
         return tree
 
+    def _visited(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in body:
+            found = self.visit(statement)
+            yield from found if isinstance(found, list) else [found]
+
     def visit_Assign(self, node: ast.Assign) -> Any:
-        """Drop a statement that only gives a function a local name."""
-        return ast.Pass() if self.source.is_alias(node) else self.generic_visit(node)
+        """Drop a statement that only gives a function a local name; let stores into elements replace them."""
+        if self.source.is_alias(node):
+            return ast.Pass()
+        self.generic_visit(node)
+        return self._stores.assign(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Let stores into elements replace them."""
+        self.generic_visit(node)
+        return self._stores.augment(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""

@@ -90,9 +90,13 @@ def machine_fingerprint() -> str:
     )
 
 
+_ELEMENT_SOURCES = ("element_operations.py", "numba_elements.py")
+
+
 def _native_sources() -> str:
     folder = Path(__file__).parent
-    files = [*sorted((folder / "native").glob("*.py")), folder / "cpu.py", folder / "cpu_intrinsics.py"]
+    files = [*sorted((folder / "native").glob("*.py")), *(folder / name for name in ("cpu.py", "cpu_intrinsics.py"))]
+    files += [folder / name for name in _ELEMENT_SOURCES]
     return digest(*(path.read_bytes() for path in files))
 
 
@@ -106,7 +110,7 @@ def cuda_fingerprint() -> str:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name}, not as a package")
     folder = Path(__file__).parent
-    sources = digest(*((folder / name).read_bytes() for name in ("cuda.py", "cuda_intrinsics.py")))
+    sources = digest(*((folder / name).read_bytes() for name in ("cuda.py", "cuda_intrinsics.py", *_ELEMENT_SOURCES)))
     return "\n".join([*found, sys.version, sources])
 
 
