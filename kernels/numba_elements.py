@@ -27,6 +27,8 @@ __all__ = ["NAMES", "NumbaElement", "declare", "numba_element"]
 
 # Elements with more components are indexed by a variable through the stack: comparing each place would take longer.
 _COMPARED = 16
+# What LLVM can load in one piece and take apart for several elements at once.
+_INTERLEAVED = 8
 _INLINED = {"forceinline": True}
 
 
@@ -94,9 +96,25 @@ class _ElementModel(models.DataModel):
         parts = [self._part.as_data(builder, builder.extract_value(value, k)) for k in range(self._count)]
         return _packed(builder, self.get_data_type(), parts)
 
+    def load_from_data_pointer(self, builder: Any, pointer: Any, align: Any = None) -> Any:
+        """Load from memory."""
+        if self._count > _INTERLEAVED and "nvptx" not in builder.module.triple:
+            pointer = _unknown(builder, pointer)
+        return self.from_data(builder, builder.load(pointer, align=align))
+
     def from_data(self, builder: Any, value: Any) -> Any:
         parts = [self._part.from_data(builder, builder.extract_value(value, k)) for k in range(self._count)]
         return _packed(builder, self.get_value_type(), parts)
+
+
+def _unknown(builder: Any, pointer: Any) -> Any:
+    """Return a pointer of which LLVM knows nothing; it takes no instruction.
+
+    LLVM would vectorise a loop over large elements by gathering the same component of several, which takes twice as long as
+    one element after the other. What goes through assembly it leaves in order, and vectorises within an element.
+    """
+    kind = ir.FunctionType(pointer.type, [pointer.type])
+    return builder.asm(kind, "", "=r,0", [pointer], side_effect=False)
 
 
 def _packed(builder: Any, kind: Any, parts: Any) -> Any:
