@@ -16,9 +16,10 @@ from numba.extending import intrinsic
 from numbridge.kernels import cpu_intrinsics, numba_elements
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
+from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.object_cache import Compiled
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
 
 __all__ = ["compile_run", "numba_type"]
@@ -29,11 +30,11 @@ def numba_type(parameter: ParameterType) -> Any:
     if parameter.element is not None:
         dtype = numba_elements.numba_element(parameter.element)
     else:
-        dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or dtype == types.float16:
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
         raise KernelError(
-            f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
-            "the CPU in this version; convert it to float32"
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous else "A"

@@ -16,11 +16,13 @@ from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
+from numba.cuda.extending import lower_cast
 
 from numbridge.kernels import cuda_intrinsics, numba_elements
 from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
+from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 
@@ -30,6 +32,7 @@ __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type
 _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _compiling = threading.RLock()
+register_casts(lower_cast)
 
 
 def numba_type(parameter: ParameterType) -> Any:
@@ -37,11 +40,11 @@ def numba_type(parameter: ParameterType) -> Any:
     if parameter.element is not None:
         dtype = numba_elements.numba_element(parameter.element)
     else:
-        dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or (dtype == types.float16 and isinstance(parameter, ScalarType)):
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
         raise KernelError(
-            f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
-            "CUDA in this version; convert it to float32"
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous else "A"

@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload, overload_attribute, register_mo
 from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation
 from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType, component, element_types, vector
+from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.scalars import Scalar
 
 __all__ = ["NAMES", "NumbaElement", "declare", "numba_element"]
@@ -53,7 +54,7 @@ class NumbaElement(types.Type):
 
 def numba_scalar(scalar: Scalar) -> Any:
     """Return the Numba type of an element's components."""
-    return getattr(types, scalar.numba or "")
+    return narrow_float(scalar) or getattr(types, scalar.numba or "")
 
 
 @functools.cache
@@ -87,10 +88,10 @@ class _ElementModel(models.DataModel):
         return _packed(builder, self.get_value_type(), parts)
 
     def as_return(self, builder: Any, value: Any) -> Any:
-        return self.as_data(builder, value)
+        return value
 
     def from_return(self, builder: Any, value: Any) -> Any:
-        return self.from_data(builder, value)
+        return value
 
     def as_data(self, builder: Any, value: Any) -> Any:
         parts = [self._part.as_data(builder, builder.extract_value(value, k)) for k in range(self._count)]
@@ -239,7 +240,9 @@ def _fits(kind: Any, scalar: Scalar) -> bool:
     """Tell whether an operand may take part: a number must not lose its fraction on the way to integers."""
     if isinstance(kind, NumbaElement):
         return True
-    return isinstance(kind, types.Integer | types.Boolean) or (isinstance(kind, types.Float) and scalar.is_float)
+    return isinstance(kind, types.Integer | types.Boolean) or (
+        isinstance(kind, types.Float | NarrowFloat) and scalar.is_float
+    )
 
 
 def _register(name: str, function: Any, arity: int) -> None:

@@ -90,7 +90,7 @@ def machine_fingerprint() -> str:
     )
 
 
-_ELEMENT_SOURCES = ("element_operations.py", "numba_elements.py")
+_ELEMENT_SOURCES = ("element_operations.py", "narrow_floats.py", "numba_elements.py")
 
 
 def _native_sources() -> str:
