@@ -481,6 +481,64 @@ def _part_setter(name: str) -> Any:
     return with_part
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Atomics: each component by itself
+
+
+@intrinsic
+def _scalars_of(typing_context: Any, array: Any) -> Any:
+    """Return an array of elements as one of their components, which are its last dimension, on the same memory."""
+    if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
+        return None
+    kind = array.dtype
+    scalars = types.Array(kind.dtype, array.ndim + 1, "A", readonly=not array.mutable)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.make_array(array)(context, builder, arguments[0])
+        made = context.make_array(scalars)(context, builder)
+        count, size = (context.get_constant(types.intp, n) for n in (kind.element.count, kind.element.scalar.itemsize))
+        made.meminfo, made.parent, made.itemsize = given.meminfo, given.parent, size
+        made.nitems = builder.mul(given.nitems, count)
+        made.data = builder.bitcast(given.data, context.get_data_type(kind.dtype).as_pointer())
+        for name, last in (("shape", count), ("strides", size)):
+            parts = cgutils.unpack_tuple(builder, getattr(given, name), array.ndim)
+            setattr(made, name, cgutils.pack_array(builder, [*parts, last]))
+        return made._getvalue()
+
+    return scalars(array), generate
+
+
+def component_atomic(name: str, scalar_atomic: Any) -> Any:
+    """Return an atomic operation that takes elements component by component, and scalars as `scalar_atomic` does.
+
+    Each component is updated atomically, and not the element as a whole: another thread may see some components of a sum.
+    """
+
+    def atomic(array: Any, index: Any, value: Any) -> Any:
+        raise NotImplementedError
+
+    def generated(array: Any, index: Any, value: Any) -> Any:
+        names = {"update": scalar_atomic, "at": at, "scalars_of": _scalars_of}
+        if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
+            return _made("def implementation(array, index, value): return update(array, index, value)", names)
+        if value != array.dtype:
+            return None
+        element = array.dtype.element
+        place = "index + " if isinstance(index, types.BaseTuple) else "(index,) + "
+        parts = ", ".join(f"update(whole, {place}({k},), at(value, {k}))" for k in range(element.count))
+        lines = [
+            "def implementation(array, index, value):",
+            "    whole = scalars_of(array)",
+            f"    return make({parts})",
+        ]
+        return _made("\n".join(lines), names | {"make": maker(element)})
+
+    atomic.__name__ = name
+    _overload(atomic)(generated)
+    return atomic
+
+
+COMPONENT_ATOMICS = ("add", "sub", "min", "max")
 # What generated source calls.
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,

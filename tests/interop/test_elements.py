@@ -173,3 +173,21 @@ def test_foreign_lanes_are_no_elements():
     ctypes.c_uint16.from_address(pointer + 22).value = nb.vec3.number
     with pytest.raises(nb.ConversionError):
         nb.from_dlpack(capsule)
+
+
+def test_structured_arrays_with_the_components_as_fields():
+    points = np.zeros(4, [("x", "f4"), ("y", "f4"), ("z", "f4")])
+    points["y"] = [1, 2, 3, 4]
+    a = nb.from_numpy(points, dtype=nb.vec3)
+    assert a.shape == (4,) and a.ptr == points.ctypes.data and a[2].item() == nb.vec3(0, 3, 0)
+    assert nb.from_numpy(points[::-2], dtype=nb.vec3).numpy().tolist() == [[0, 4, 0], [0, 2, 0]]
+    a[0] = nb.vec3(7, 8, 9)
+    assert points[0].tolist() == (7, 8, 9)
+    points.flags.writeable = False
+    assert nb.from_numpy(points, dtype=nb.vec3).read_only
+    for fields in ([("x", "f4"), ("y", "f4")], [("x", "f4"), ("y", "f8"), ("z", "f4")]):
+        with pytest.raises(nb.ConversionError, match="3 components of float32 without gaps"):
+            nb.from_numpy(np.zeros(4, fields), dtype=nb.vec3)
+    gaps = np.dtype({"names": ["x", "y", "z"], "formats": ["f4"] * 3, "offsets": [0, 8, 16]})
+    with pytest.raises(nb.ConversionError, match="without gaps"):
+        nb.from_numpy(np.zeros(4, gaps), dtype=nb.vec3)

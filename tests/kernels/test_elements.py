@@ -485,3 +485,27 @@ def test_large_matrices_stay_in_registers_on_cuda():
 
     text = product.ptx(np.zeros((4, 4, 4), "f4"), np.zeros((4, 6, 6), "f4"), capability=(9, 0))
     assert ".local" not in text and "call" not in text
+
+
+def test_atomics_on_elements_update_each_component():
+    @nb.kernel
+    def total(x: nb.array[nb.vec3], out: nb.array[nb.vec3], lowest: nb.array2d[nb.vec3]):
+        i = nb.tid()
+        nb.atomic_add(out, i % 2, x[i])
+        nb.atomic_sub(out, -1, x[i] * 0.5)
+        nb.atomic_min(lowest, 0, 1, x[i])
+
+    x = np.arange(3000, dtype=np.float32).reshape(1000, 3) % 7
+    out, lowest = np.zeros((2, 3), np.float32), np.full((1, 2, 3), 9, np.float32)
+    nb.launch(total, 1000, [x, out, lowest])
+    np.testing.assert_array_equal(out, [x[::2].sum(0), x[1::2].sum(0) - x.sum(0) / 2])
+    np.testing.assert_array_equal(lowest, [[[9, 9, 9], x.min(0)]])
+
+
+def test_atomics_on_elements_refuse_other_values():
+    @nb.kernel
+    def wrong(out: nb.array[nb.vec3]):
+        nb.atomic_add(out, 0, 1.0)
+
+    with pytest.raises(nb.KernelError, match="does not compile"):
+        nb.launch(wrong, 3, [np.zeros((2, 3), np.float32)])
