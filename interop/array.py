@@ -14,23 +14,44 @@ import numpy as np
 
 from numbridge import cupy_memory, gradients, stream_order, strided
 from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
+from numbridge.element_views import packed, regrouped, scalar_shape, unpacked
 from numbridge.exchange import ExchangeTable
 from numbridge.gradients import GradientState, existing_gradient
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device, get_devices
+from numbridge.kernels.elements import Element, ElementType, by_number, dtype_of
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.leases import lend
-from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
+from numbridge.memory import (
+    adopt,
+    allocate,
+    array_class,
+    element_flags,
+    element_of,
+    native,
+    row_of,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Array", "adopt", "allocate", "existing_gradient", "legacy_capsule", "native", "row_of", "wrap"]
+__all__ = [
+    "Array",
+    "adopt",
+    "allocate",
+    "element_of",
+    "existing_gradient",
+    "legacy_capsule",
+    "native",
+    "row_of",
+    "wrap",
+]
 
 _DEVICE_KINDS = {dl.CUDA: "cuda", dl.CUDA_MANAGED: "cuda"}
 
@@ -45,7 +66,8 @@ class Array:
     data : array_like, optional
         Nested lists, or anything that has DLPack, an array interface, the buffer protocol or ``__array__``.
     dtype : dtype_like, optional
-        `float` is float32 and `int` is int32. By default that of `data`, where Python's own numbers become float32,
+        `float` is float32 and `int` is int32; a vector or matrix type such as `vec3`, whose dimensions are the last ones of
+        `data`, and which `shape` and `strides` leave out. By default that of `data`, where Python's own numbers become float32,
         int32 and complex64; float32 where there is no data.
     shape : int or tuple of int, optional
         A new shape for `data`, or that of new memory, which is zero, or that of the memory at `ptr`.
@@ -102,7 +124,7 @@ class Array:
         """Return an array, or an annotation."""
         if data is None and shape is None and ptr is None:
             # As in Warp, an annotation that names no rank means one dimension.
-            return ArrayAnnotation(None if dtype is None else scalar_of(dtype), 1 if ndim is None else ndim)
+            return ArrayAnnotation(None if dtype is None else dtype_of(dtype), 1 if ndim is None else ndim)
         if strides is not None and ptr is None:
             raise NumbridgeValueError("strides come with ptr only; slice or transpose an array for a strided view")
         if ptr is not None:
@@ -128,7 +150,7 @@ class Array:
 
     def __class_getitem__(cls, dtype: Any) -> ArrayAnnotation:
         """Return the annotation of a one-dimensional array, as in ``nb.array[float]``."""
-        return ArrayAnnotation(scalar_of(dtype), 1)
+        return ArrayAnnotation(dtype_of(dtype), 1)
 
     # What it is
 
@@ -161,14 +183,15 @@ class Array:
         return math.prod(self.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The element type as a NumPy dtype, equal to the scalar type: ``a.dtype == nb.float32``."""
-        return row_of(self).numpy
+    def dtype(self) -> Any:
+        """The element type: a NumPy dtype, equal to the scalar type (``a.dtype == nb.float32``), or such as `vec3`."""
+        return element_of(self) or row_of(self).numpy
 
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return row_of(self).itemsize
+        element = element_of(self)
+        return row_of(self).itemsize if element is None else element.bytes
 
     @property
     def nbytes(self) -> int:
@@ -219,7 +242,8 @@ class Array:
         """Return values, shape, dtype and device."""
         here = self.device in get_devices()
         values = np.array2string(self.numpy(), separator=", ", prefix="array(") if here else f"<at {self.ptr:#x}>"
-        facts = [values, f"shape={self.shape}", f"dtype={row_of(self).name}", f"device='{self.device}'"]
+        dtype = element_of(self) or row_of(self)
+        facts = [values, f"shape={self.shape}", f"dtype={dtype.name}", f"device='{self.device}'"]
         if self.read_only:
             facts.append("read_only=True")
         if self.requires_grad:
@@ -267,9 +291,12 @@ class Array:
     def view(self, dtype: Any) -> Array:
         """Return the same bytes as elements of another type; the last axis takes up a difference in size.
 
-        Gradients do not follow: the view has none.
+        A vector or matrix type takes its components from the last dimensions, or from runs along the last one; a scalar
+        type shows such components as last dimensions. Gradients do not follow: the view has none.
         """
-        row, memory = scalar_of(dtype), _Memory(self)
+        if isinstance(dtype, ElementType):
+            return wrap(regrouped(self, dtype)._record)
+        row, memory = scalar_of(dtype), _Memory(unpacked(self))
         shape, strides = strided.retyped(memory.shape, memory.strides, memory.itemsize, row.itemsize)
         return wrap(memory.record(shape, strides, tag=row.tag))
 
@@ -297,6 +324,8 @@ class Array:
     def numpy(self) -> NDArray[Any]:
         """Return a NumPy array: on the same memory on the CPU, read-only where this array is; a copy from CUDA.
 
+        The components of vectors and matrices are its last dimensions.
+
         A copy waits for the stream that the array is used on, and for no other.
 
         Raises
@@ -320,10 +349,11 @@ class Array:
         return self.numpy().tolist()
 
     def item(self) -> Any:
-        """Return the only element as a Python number."""
+        """Return the only element as a Python number, or as a vector or matrix."""
         if self.size != 1:
             raise NumbridgeValueError(f"item() needs exactly one element, and the array has {self.size}")
-        return self.numpy().item()
+        element = element_of(self)
+        return self.numpy().item() if element is None else element(self.numpy().reshape(element.extents))
 
     def __float__(self) -> float:
         """Return the only element."""
@@ -378,8 +408,8 @@ class Array:
     def assign(self, values: Any) -> Array:
         """Copy values of the same shape, from any device, into this array, converted to its dtype; return this array."""
         given = as_source(values)
-        shape = given.shape if isinstance(given, Array | np.ndarray) else np.shape(given)
-        if shape != self.shape:
+        shape = scalar_shape(given) if isinstance(given, Array) else np.shape(given)
+        if shape != scalar_shape(self):
             raise NumbridgeValueError(f"assign got values of shape {shape} for an array of shape {self.shape}")
         return self._write("assign", ..., given, values)
 
@@ -404,6 +434,9 @@ class Array:
             made = moved(self, row_of(self), target)
         else:
             made = filled(self.numpy(), row_of(self), target)
+        element = element_of(self)
+        if element is not None:
+            made = packed(made, element)
         if self.requires_grad:
             made.requires_grad = True
         if is_watched():
@@ -423,7 +456,8 @@ class Array:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the values; what the array was adopted from, and its gradient, stay behind."""
-        return _restored, (np.array(self.numpy()), self.requires_grad)
+        element = element_of(self)
+        return _restored, (np.array(self.numpy()), self.requires_grad, None if element is None else element())
 
     # Gradients
 
@@ -478,7 +512,7 @@ class Array:
             raise AttributeError(f"dtype {row.name} has no type string of its own; use __array__ or DLPack")
         if not self.device.is_cpu:
             raise AttributeError(f"__array_interface__ describes host memory, and this array lies on {self.device}")
-        _, data, shape, strides, _ = native().describe(self)
+        _, data, shape, strides, _ = native().describe(unpacked(self))
         interface = {"version": 3, "typestr": row.numpy.str, "shape": shape, "data": (data, self.read_only)}
         # Left out rather than None where dense: NumPy 2.4 leaks a reference to a None that it finds here.
         return interface if self.is_contiguous else {**interface, "strides": strides}
@@ -494,7 +528,7 @@ class Array:
             raise AttributeError(f"__cuda_array_interface__ is for CUDA memory, and this array lies on {place}")
         if row.numpy.isbuiltin != 1:
             raise AttributeError(f"dtype {row.name} has no type string of its own; use DLPack")
-        _, data, shape, strides, _ = native().describe(self)
+        _, data, shape, strides, _ = native().describe(unpacked(self))
         return {
             "version": 3,
             "typestr": row.numpy.str,
@@ -543,7 +577,7 @@ class Array:
         exported = self
         if dl_device is not None and tuple(dl_device) == (dl.CPU, 0) and here[0] == dl.CUDA_HOST and not copy:
             # Page-locked memory is host memory.
-            exported = wrap(_Memory(self).record_on(dl.CPU))
+            exported = wrap(_Memory(unpacked(self)).record_on(dl.CPU))
         elif dl_device is not None and tuple(dl_device) != here:
             exported, copy = self._copied_for(tuple(dl_device), copy), True
         elif copy:
@@ -573,14 +607,18 @@ class Array:
 
 
 class _Memory:
-    """What an array's record says, for making another record on the same memory; strides count elements."""
+    """What an array's record says, for making another record on the same memory; strides count scalars.
 
-    __slots__ = ("address", "capsule", "itemsize", "ordinal", "shape", "strides", "word")
+    The dimensions of vectors and matrices stay out of sight, and are those of every record that is made.
+    """
+
+    __slots__ = ("address", "capsule", "element", "itemsize", "ordinal", "shape", "strides", "word")
 
     def __init__(self, array: Array) -> None:
         self.capsule = array._record
         self.word, self.address, self.shape, strides, self.ordinal = native().describe(self.capsule)
         self.itemsize = size = (self.word >> 8 & 0xFF) >> 3
+        self.element = by_number(self.word >> nb.WORD_ELEMENT & 0xFFFF)
         self.strides = tuple([step // size for step in strides])
 
     def record(self, shape: tuple[int, ...], strides: strided.Strides, offset: int = 0, tag: int = 0) -> Any:
@@ -589,7 +627,11 @@ class _Memory:
         flags = (dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0) | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0)
         address = self.address + offset * self.itemsize
         device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
-        tag = tag or word & 0xFFFFFFFF
+        tag, element = tag or word & 0xFFFFFFFF, self.element
+        if element is not None:
+            flags |= element_flags(element)
+            shape, strides = (*shape, *element.extents), (*strides, *strided.contiguous(element.extents))
+            tag = element.scalar.tag
         return native().new_record(self.capsule, address, tag, device, self.ordinal, shape, strides, flags)
 
     def record_on(self, device: int) -> Any:
@@ -622,8 +664,9 @@ def _marked_copy(made: Array) -> Any:
     """Return the record of a copy that says, in DLPack's own flag, that it is one."""
     kind, ordinal = made.__dlpack_device__()
     place = (made.ptr, row_of(made).tag, kind, ordinal)
-    return native().new_record(made._record, *place, made.shape, None, dl.FLAG_COPIED)
+    return native().new_record(made._record, *place, scalar_shape(made), None, dl.FLAG_COPIED)
 
 
-def _restored(values: NDArray[Any], requires_grad: bool) -> Any:
-    return Array(values, requires_grad=requires_grad)
+def _restored(values: NDArray[Any], requires_grad: bool, sample: Element | None = None) -> Any:
+    # An element type may have no name to be found by, and a value of it is restored by what it is.
+    return Array(values, None if sample is None else type(sample), requires_grad=requires_grad)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge import strided
+from numbridge.element_views import packed, scalar_shape
 from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import Scalar, scalar_of
-from numbridge.memory import adopt, allocate, native, row_of, wrap
+from numbridge.memory import adopt, allocate, element_flags, element_of, inner_strides, native, row_of, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,11 +37,15 @@ def is_literal(data: Any) -> bool:
 
 def as_values(data: Any) -> Any:
     """Return what NumPy can assign from; other libraries' arrays are read through their own protocol."""
+    if isinstance(data, Element):
+        return data.numpy()
     return data if is_literal(data) or isinstance(data, np.ndarray) else adopt(data).numpy()
 
 
 def as_source(data: Any) -> Any:
     """Return what a CUDA array can be assigned from: a number, a NumPy array, or an Array on any device."""
+    if isinstance(data, Element):
+        return data.numpy()
     if is_literal(data) or isinstance(data, np.ndarray):
         return data if isinstance(data, np.ndarray | np.generic | bool | int | float | complex) else np.asarray(data)
     return adopt(data)
@@ -62,8 +68,13 @@ def shared(data: Any, dtype: Any = None) -> Array:
 
 
 def same_dtype(array: Array, dtype: Any) -> Array:
-    """Return the array if it has this dtype, else raise: sharing does not convert."""
-    wanted, found = scalar_of(dtype), row_of(array)
+    """Return the array with this dtype, else raise: sharing does not convert.
+
+    For a vector or matrix type, an array of its scalars becomes one of it, on the same memory.
+    """
+    wanted, found = dtype_of(dtype), element_of(array) or row_of(array)
+    if isinstance(wanted, ElementType):
+        return packed(array, wanted)
     if wanted != found:
         raise ConversionError(
             f"dtype is {wanted.name}, and the data is {found.name}, which cannot be shared as another dtype; "
@@ -84,6 +95,12 @@ def filled(values: NDArray[Any], row: Scalar, device: Device | str | None = None
     return made
 
 
+def _elements(data: Any, element: ElementType, device: Device | str | None) -> Array:
+    """Return a new array of vectors or matrices with the values of `data`."""
+    made = copied(data, element.scalar, device)
+    return packed(made, element) if element_of(made) is None else made
+
+
 def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> Array:
     """Return a new array with the values of `data`, converted to `dtype` if one is given, on a device.
 
@@ -92,12 +109,14 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
     NumbridgeValueError
         If nested lists are ragged, or hold numbers that the dtype cannot.
     """
+    if isinstance(dtype, ElementType):
+        return _elements(data, dtype, device)
     if not is_literal(data):
         source = adopt(data)
         row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
-        if not source.device.is_cuda:
-            return filled(source.numpy(), row, place)
-        return moved(source, row, place)
+        made = moved(source, row, place) if source.device.is_cuda else filled(source.numpy(), row, place)
+        held = element_of(source)
+        return made if held is None or dtype is not None else packed(made, held)
     try:
         values = np.array(data) if dtype is None else np.array(data, dtype=scalar_of(dtype).numpy)
     except (ValueError, OverflowError) as error:
@@ -107,14 +126,14 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
 
 
 def moved(source: Array, row: Scalar, place: Device) -> Array:
-    """Return a contiguous copy of a CUDA array with a dtype, on any device."""
+    """Return a contiguous copy of a CUDA array's scalars with a dtype, on any device."""
     from numbridge import cupy_memory
 
     if place.is_cpu:
         return filled(cupy_memory.to_host(source), row, place)
     if row_of(source) == row:
         return cupy_memory.to_device(source, place)
-    made = allocate(source.shape, row, place, zeroed=False)
+    made = allocate(scalar_shape(source), row, place, zeroed=False)
     cupy_memory.assign(made, ..., source)
     return made
 
@@ -138,7 +157,9 @@ def _narrowed(values: NDArray[Any], row: Scalar) -> Scalar:
 def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | str | None) -> Array:
     """Return an array on memory that the caller keeps alive; strides are in bytes."""
     place = get_device("cpu" if device is None else device)
-    extents, row = strided.extents(shape), scalar_of(dtype)
+    extents, kind = strided.extents(shape), dtype_of(dtype)
+    element = kind if isinstance(kind, ElementType) else None
+    row = kind.scalar if isinstance(kind, ElementType) else kind
     if ptr < 0 or (ptr == 0 and 0 not in extents):
         raise NumbridgeValueError(f"ptr is {ptr}, which is no address")
     steps = None if strides is None else tuple(strides)
@@ -147,6 +168,9 @@ def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | 
             f"strides are {steps} bytes; they must be multiples of the item size {row.itemsize}, one for each of the "
             f"{len(extents)} axes"
         )
+    if element is not None:
+        extents = (*extents, *element.extents)
+        steps = None if steps is None else (*steps, *inner_strides(element))
     elements = None if steps is None else tuple(step // row.itemsize for step in steps)
-    kind = dl.CUDA if place.is_cuda else dl.CPU
-    return wrap(native().new_record(None, ptr, row.tag, kind, place.ordinal, extents, elements, 0))
+    where = (ptr, row.tag, dl.CUDA if place.is_cuda else dl.CPU, place.ordinal)
+    return wrap(native().new_record(None, *where, extents, elements, element_flags(element)))

@@ -210,8 +210,9 @@ def _framework_of(x: Any) -> str:
 
 
 def _dtype_name(found: readers.Description) -> str:
-    if found.scalar is not None:
-        return found.scalar.name
+    dtype = found.element or found.scalar
+    if dtype is not None:
+        return dtype.name
     return f"DLPack code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes"
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from numbridge import cupy_memory
-from numbridge.array import Array, adopt, allocate, row_of
+from numbridge.array import Array, adopt, allocate, element_of, row_of
 from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device
+from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.kernels.scalars import scalar_of
 
 __all__ = [
     "clone",
@@ -69,7 +69,7 @@ def zeros(
     shape : int or tuple of int
         Extents.
     dtype : dtype_like
-        `float` is float32 and `int` is int32.
+        `float` is float32 and `int` is int32; a vector or matrix type such as `vec3`, whose dimensions `shape` leaves out.
     device : Device or str, optional
         The current device by default.
     requires_grad : bool
@@ -126,6 +126,8 @@ def full(
 
 
 def _dtype_of_value(value: Any) -> Any:
+    if isinstance(value, Element):
+        return type(value)
     if hasattr(value, "dtype"):
         return row_of(value) if isinstance(value, Array) else value.dtype
     for kind in (bool, int, float, complex):
@@ -185,11 +187,12 @@ def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None,
     if _is_traced(src):
         return _new(src.shape, src.dtype if dtype is None else dtype, device, False, zeroed=zeroed)
     model = src if isinstance(src, Array) else adopt(src)
-    row = row_of(model) if dtype is None else scalar_of(dtype)
+    kind = (element_of(model) or row_of(model)) if dtype is None else dtype_of(dtype)
+    row = kind.scalar if isinstance(kind, ElementType) else kind
     # A dtype that cannot have a gradient is asked for only by someone who wants none.
     inherited = model.requires_grad and (row.is_float or row.code == scalars.COMPLEX)
     place = model.device if device is None else device
-    return _new(model.shape, row, place, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
+    return _new(model.shape, kind, place, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
 
 
 def clone(src: Any, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:

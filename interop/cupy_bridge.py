@@ -15,6 +15,7 @@ from numbridge import tensor_probe
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
 from numbridge.cupy_memory import as_cupy, cupy
+from numbridge.element_views import unpacked
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
@@ -212,7 +213,7 @@ def to_cupy(array: Array) -> Any:
 
 def _is_same(array: Array, source: Any) -> bool:
     """Tell whether a CuPy array that an Array came from still is that memory, in the same shape."""
-    mine, theirs = describe(array), describe(source)
+    mine, theirs = describe(unpacked(array)), describe(source)
     return (mine.data, mine.tag, mine.shape, mine.strides) == (theirs.data, theirs.tag, theirs.shape, theirs.strides)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numbridge.element_views import scalar_shape, unpacked
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable
 from numbridge.kernels.errors import DeviceError
@@ -96,7 +97,7 @@ def as_cupy(array: Array) -> Any:
     ml_dtypes' elements become unsigned integers of their width.
     """
     module = cupy()
-    _, address, shape, strides, ordinal = native().describe(array)
+    _, address, shape, strides, ordinal = native().describe(unpacked(array))
     row = row_of(array)
     dtype = row.numpy if row.numpy.isbuiltin == 1 else _CARRIERS[row.itemsize]
     low, high = _span(shape, strides, row.itemsize)
@@ -186,7 +187,7 @@ def to_device(array: Array, device: Device) -> Array:
     if not array.device.is_cuda:
         return filled(array.numpy(), row_of(array), device)
     row, module = row_of(array), cupy()
-    made = allocate(array.shape, row, array.nbytes, device, zeroed=False)
+    made = allocate(scalar_shape(array), row, array.nbytes, device, zeroed=False)
     if array.size:
         with in_order(array), module.cuda.Device(device.ordinal):
             as_cupy(made)[...] = _from_other(as_cupy(array), array.device.ordinal, device.ordinal)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numbridge import bridge
+from numbridge.element_views import packed
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.scalars import COMPLEX
-from numbridge.memory import adopt, allocate, row_of
+from numbridge.memory import adopt, allocate, element_of, row_of
 
 if TYPE_CHECKING:
     from numbridge.array import Array
@@ -94,14 +95,17 @@ def gradient_of(array: Array, create: bool) -> Array | None:
         whole = gradient_of(state.parent, create)
         return None if whole is None else state.step(whole)
     found = None if room is None else room.gradient_of(array._source, create)
-    return found if found is not None or not create else _own_gradient(array)
+    if found is None:
+        return _own_gradient(array) if create else None
+    element = element_of(array)
+    return found if element is None else packed(found, element)
 
 
 def _own_gradient(array: Array) -> Array:
     with _creating:
         state = _state(array)
         if state.gradient is None:
-            state.gradient = allocate(array.shape, row_of(array), array.device, zeroed=True)
+            state.gradient = allocate(array.shape, element_of(array) or row_of(array), array.device, zeroed=True)
         return state.gradient
 
 
@@ -123,8 +127,10 @@ def set_gradient(array: Array, value: Any) -> None:
 
 
 def _checked(array: Array, value: Any) -> Array:
-    gradient = adopt(value) if type(value) is not type(array) else value
-    if gradient.shape != array.shape or row_of(gradient) != row_of(array):
+    gradient, element = adopt(value) if type(value) is not type(array) else value, element_of(array)
+    if element is not None and element_of(gradient) is None:
+        gradient = packed(gradient, element)
+    if gradient.shape != array.shape or row_of(gradient) != row_of(array) or element_of(gradient) is not element:
         raise NumbridgeValueError(
             f"grad has shape {gradient.shape} and dtype {row_of(gradient).name}; it must have the array's, "
             f"{array.shape} and {row_of(array).name}"

@@ -128,7 +128,7 @@ def from_jax(x: jax.Array, dtype: Any = None) -> Array:
     if made is None or not native().word(made) & nb.IMMUTABLE:
         made = adopt(_array(x))
     if dtype is not None:
-        same_dtype(made, dtype)
+        made = same_dtype(made, dtype)
     found: Array = made
     return found
 
@@ -184,7 +184,7 @@ def to_jax(array: Array) -> jax.Array:
     if source is not None and _is_alive(source):
         return source
     word, ptr, *_ = native().describe(array)
-    tag = word & 0xFFFFFFFF
+    tag = word & 0xFFFFFFFF if not word >> nb.WORD_INNER & 3 else row_of(array).tag
     unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
     if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
         _check_export(array, ptr)

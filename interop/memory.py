@@ -15,16 +15,30 @@ from typing import TYPE_CHECKING, Any
 from numbridge import bridge, strided
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.elements import ElementType, by_number, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.machine import Machine, machine
+from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.scalars import Scalar, scalar_of
+from numbridge.kernels.scalars import Scalar
 
 if TYPE_CHECKING:
     from numbridge.array import Array
 
-__all__ = ["adopt", "allocate", "array_class", "native", "row_of", "unknown_tag", "wrap"]
+__all__ = [
+    "adopt",
+    "allocate",
+    "array_class",
+    "element_flags",
+    "element_of",
+    "inner_strides",
+    "native",
+    "packed_record",
+    "row_of",
+    "unknown_tag",
+    "wrap",
+]
 
 _starting = threading.RLock()
 _LARGEST = (1 << 63) - 1
@@ -118,18 +132,55 @@ def unknown_tag(tag: int) -> ConversionError:
 
 
 def row_of(array: Array) -> Scalar:
-    """Return the row of an array's dtype in the dtype table."""
+    """Return the row of an array's dtype in the dtype table; that of the components of vectors and matrices."""
     tag = native().word(array) & 0xFFFFFFFF
-    row = scalars.by_tag(tag)
+    element = by_number(tag >> nb.WORD_ELEMENT)
+    row = scalars.by_tag(tag) if element is None else element.scalar
     if row is None:
         raise unknown_tag(tag)
     return row
+
+
+def element_of(array: Array) -> ElementType | None:
+    """Return the vector or matrix type of an array's elements, or None for scalars."""
+    return by_number(native().word(array) >> nb.WORD_ELEMENT & 0xFFFF)
+
+
+def element_flags(element: ElementType | None) -> int:
+    """Return the flags of a record whose last dimensions are those of an element."""
+    if element is None:
+        return 0
+    return element.number << dl.RECORD_ELEMENT | len(element.extents) << dl.RECORD_INNER
+
+
+def packed_record(record: Any, element: ElementType | None, flags: int = 0) -> Any:
+    """Return a record of a record's memory whose last dimensions are those of an element, or all scalars for None.
+
+    Whether they fit has been checked. `flags` come on top of those that it has.
+    """
+    word, address, shape, strides, ordinal = native().describe(record)
+    size, held = (word >> 8 & 0xFF) >> 3, by_number(word >> nb.WORD_ELEMENT & 0xFFFF)
+    tag = word & 0xFFFFFFFF
+    if held is not None:
+        shape, strides, tag = (*shape, *held.extents), (*strides, *inner_strides(held)), held.scalar.tag
+    device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
+    flags |= (dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0) | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0)
+    steps = tuple([step // size for step in strides])
+    place = (address, tag, device, ordinal)
+    return native().new_record(record, *place, shape, steps, flags | element_flags(element))
+
+
+def inner_strides(element: ElementType) -> tuple[int, ...]:
+    """Return the bytes from one component to the next along each dimension of an element."""
+    return tuple(step * element.scalar.itemsize for step in strided.contiguous(element.extents))
 
 
 def allocate(
     shape: Any, dtype: Any, device: Device | str | None = None, *, zeroed: bool, pinned: bool = False
 ) -> Array:
     """Return a new C-contiguous array with memory of its own: 64-byte aligned on the CPU, of CuPy's pool on CUDA.
+
+    The dtype may be a vector or matrix type; the shape does not count its dimensions.
 
     Raises
     ------
@@ -138,7 +189,13 @@ def allocate(
     MemoryError
         If there is not that much memory.
     """
-    extents, row = strided.extents(shape), scalar_of(dtype)
+    found = dtype_of(dtype)
+    if isinstance(found, ElementType):
+        inner = found.extents
+        made = allocate((*strided.extents(shape), *inner), found.scalar, device, zeroed=zeroed, pinned=pinned)
+        made._record = packed_record(made._record, found)
+        return made
+    extents, row = strided.extents(shape), found
     size = math.prod(extents) * row.itemsize
     if max(size, *extents, 0) > _LARGEST:
         raise NumbridgeValueError(f"an array of shape {extents} and dtype {row.name} is too large to address")

@@ -12,9 +12,11 @@ import numpy as np
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Reader
 from numbridge.kernels.scalars import scalar_of
+from numbridge.memory import inner_strides
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +48,8 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
     arr : numpy.ndarray
         Of any rank and strides that are multiples of the item size. Kept alive.
     dtype : dtype_like, optional
-        Must be the dtype of `arr`; sharing does not convert.
+        Must be the dtype of `arr`; sharing does not convert. For a vector or matrix type the last dimensions are its own; or
+        `arr` is structured, and has its components as fields, in order and without gaps.
     requires_grad : bool
         Whether kernels are differentiated with respect to the array.
 
@@ -64,15 +67,32 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
     >>> x
     array([0., 5., 0.], dtype=float32)
     """
+    if isinstance(arr, np.ndarray) and arr.dtype.fields is not None and isinstance(dtype, ElementType):
+        arr = _components(arr, dtype)
     found = native().adopt(arr) if isinstance(arr, np.ndarray) else None
     if found is None:
         found = _explained(arr)
     if dtype is not None:
-        same_dtype(found, dtype)
+        found = same_dtype(found, dtype)
     if requires_grad:
         found.requires_grad = True
     made: Array = found
     return made
+
+
+def _components(arr: NDArray[Any], element: ElementType) -> NDArray[Any]:
+    """Return the fields of a structured array, which are an element's components, as last dimensions."""
+    fields = dict(arr.dtype.fields or {})
+    size, kind = element.scalar.itemsize, element.scalar.numpy
+    wanted = [(kind, size * place) for place in range(element.count)]
+    if [(field[0], field[1]) for field in fields.values()] != wanted:
+        raise ConversionError(
+            f"dtype is {element.name}, which is {element.count} components of {element.scalar.name} without gaps, and arr has "
+            f"the structured dtype {arr.dtype}; pass its fields one by one, as arr[name]"
+        )
+    shape, strides = (*arr.shape, *element.extents), (*arr.strides, *inner_strides(element))
+    first = arr[next(iter(fields))]
+    return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=bool(arr.flags.writeable))
 
 
 def _explained(arr: Any) -> Array:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.element_arguments import refuse_elements
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
@@ -63,6 +64,7 @@ class OperatorPlan:
                 f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got "
                 f"{outputs!r}"
             )
+        refuse_elements(f"kernel {kernel.name!r} as an operator", ((p.name, p.annotation) for p in kernel.parameters))
         used = _arrays(kernel.source)
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
         written = kernel.source.written()
@@ -86,7 +88,8 @@ class OperatorPlan:
     def dtype(self, name: str) -> Scalar | None:
         """Return the annotated element type of a parameter, or None."""
         annotation = next(p.annotation for p in self.kernel.parameters if p.name == name)
-        return annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+        dtype = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+        return dtype if isinstance(dtype, Scalar) else None
 
     def output_shapes(self, values: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
         """Return the shape of each output for the operator's inputs; extents may be symbolic."""

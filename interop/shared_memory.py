@@ -8,16 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from numbridge.array import Array, native
+from numbridge.element_views import unpacked
+from numbridge.kernels.elements import by_number
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.leases import any_lent, is_lent
+from numbridge.memory import packed_record
 
 __all__ = ["is_own", "keep_lent", "read_only"]
 
 
 def is_own(array: Array, tensor: Any) -> bool:
     """Tell whether a tensor that an array came from still is that memory; ``t_()`` or ``.data = ...`` change it in place."""
-    mine, theirs = native().describe(array), native().describe(tensor)
+    mine, theirs = native().describe(unpacked(array)), native().describe(tensor)
     if mine[1:3] != theirs[1:3] or mine[0] & 0xFFFFFFFF != theirs[0] & 0xFFFFFFFF:
         return False
     return all(extent < 2 or a == b for extent, a, b in zip(mine[2], mine[3], theirs[3], strict=True))
@@ -38,8 +41,6 @@ def keep_lent(found: Any) -> Any:
 
 def read_only(record: Any, flags: int = 0) -> Any:
     """Return a record of the same memory that says that it must not be written."""
-    word, data, shape, strides, ordinal = native().describe(record)
-    size = (word >> 8 & 0xFF) >> 3
-    steps = tuple(step // size for step in strides)
-    kind = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
-    return native().new_record(record, data, word & 0xFFFFFFFF, kind, ordinal, shape, steps, flags | dl.FLAG_READ_ONLY)
+    return packed_record(
+        record, by_number(native().word(record) >> nb.WORD_ELEMENT & 0xFFFF), flags | dl.FLAG_READ_ONLY
+    )

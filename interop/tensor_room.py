@@ -10,6 +10,7 @@ from typing import Any
 
 from numbridge.array import Array, adopt, existing_gradient, native
 from numbridge.contents import same_dtype
+from numbridge.element_views import unpacked
 from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
@@ -46,13 +47,13 @@ def adopted(
         As the room's `from_` takes them.
     """
     if return_ctype:
-        found = native().capture(t)
-        return found if found is not None else adopt(checked(t))._record
+        found = native().capture(t) if dtype is None else None
+        return found if found is not None else adopted(t, home, checked, dtype, None, None, False)._record
     made = native().adopt(t)
     if made is None or made._source.__class__.__module__ != home:
         made = adopt(checked(t))
     if dtype is not None:
-        same_dtype(made, dtype)
+        made = same_dtype(made, dtype)
     if requires_grad is not None:
         made.requires_grad = requires_grad
     if grad is not None:
@@ -87,7 +88,7 @@ def exported(array: Array, address: int, what: str, stream: int) -> tuple[Any, b
         raise BufferAccessError(
             f"a read-only Array cannot be {what}, which has no read-only flag; array.clone() copies it"
         )
-    record, row = array._record, row_of(array)
+    record, row = unpacked(array)._record, row_of(array)
     _, data, shape, strides, _ = native().describe(record)
     steps = tuple(step // row.itemsize for step in strides)
     place = (data, row.tag, *array.__dlpack_device__())

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.elements import ElementType, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError
 from numbridge.kernels.scalars import Scalar, scalar_of
 
 __all__ = [
     "ArrayAnnotation",
+    "ElementAnnotation",
     "ScalarAnnotation",
     "annotation_of",
     "array1d",
@@ -36,10 +38,11 @@ class ArrayAnnotation:
 
     Attributes
     ----------
-    dtype : Scalar or None
-        What the elements must be.
+    dtype : Scalar, ElementType or None
+        What the elements must be. For vectors and matrices, an array of their scalars with their dimensions as its last
+        ones will do.
     ndim : int or None
-        How many dimensions the array must have.
+        How many dimensions the array must have, without those of its elements.
 
     Examples
     --------
@@ -49,14 +52,14 @@ class ArrayAnnotation:
     True
     """
 
-    dtype: Scalar | None
+    dtype: Scalar | ElementType | None
     ndim: int | None
 
     def __getitem__(self, dtype: Any) -> ArrayAnnotation:
         """Return this annotation with a dtype."""
         if self.dtype is not None:
             raise NumbridgeTypeError(f"{self!r} already has a dtype; write it once, as in array2d[float]")
-        return ArrayAnnotation(scalar_of(dtype), self.ndim)
+        return ArrayAnnotation(dtype_of(dtype), self.ndim)
 
     def __call__(self, dtype: Any) -> ArrayAnnotation:
         """Return this annotation with a dtype, as `array2d(dtype=float)`."""
@@ -82,20 +85,33 @@ class ScalarAnnotation:
         return self.scalar.name
 
 
+@dataclass(frozen=True)
+class ElementAnnotation:
+    """A vector or matrix by value."""
+
+    element: ElementType
+
+    def __repr__(self) -> str:
+        """Return the name of the element type."""
+        return self.element.name
+
+
 array1d = ArrayAnnotation(None, 1)
 array2d = ArrayAnnotation(None, 2)
 array3d = ArrayAnnotation(None, 3)
 array4d = ArrayAnnotation(None, 4)
 
 
-def annotation_of(annotation: Any, parameter: str | None = None) -> ArrayAnnotation | ScalarAnnotation | None:
+def annotation_of(
+    annotation: Any, parameter: str | None = None
+) -> ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None:
     """Return what an annotation asks for, or None where there is no annotation.
 
     Parameters
     ----------
     annotation : object
-        An array annotation, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or dtype, or
-        `inspect.Parameter.empty`. Strings must have been evaluated by the caller.
+        An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
+        dtype, or `inspect.Parameter.empty`. Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, for the message.
 
@@ -113,8 +129,10 @@ def annotation_of(annotation: Any, parameter: str | None = None) -> ArrayAnnotat
         return None
     # An array class may stand for "an array of any dtype and rank".
     annotation = getattr(annotation, "__kernel_annotation__", annotation)
-    if isinstance(annotation, ArrayAnnotation | ScalarAnnotation):
+    if isinstance(annotation, ArrayAnnotation | ElementAnnotation | ScalarAnnotation):
         return annotation
+    if isinstance(annotation, ElementType):
+        return ElementAnnotation(annotation)
     if isinstance(annotation, type | np.dtype | Scalar):
         try:
             return ScalarAnnotation(scalar_of(annotation))
@@ -127,5 +145,5 @@ def _refusal(annotation: Any, parameter: str | None) -> str:
     where = "" if parameter is None else f"parameter {parameter!r}: "
     return (
         f"{where}{annotation!r} is not an annotation for a kernel; "
-        "use an array (nb.array2d[float]), float, int, bool or a NumPy scalar type (nb.int64)"
+        "use an array (nb.array2d[float]), float, int, bool, a NumPy scalar type (nb.int64) or an element type (nb.vec3)"
     )

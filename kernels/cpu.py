@@ -5,6 +5,7 @@ Importing this module imports Numba, so only code that is about to compile does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_intrinsics
+from numbridge.kernels import cpu_intrinsics, numba_elements
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
+from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.object_cache import Compiled
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
 
 __all__ = ["compile_run", "numba_type"]
@@ -27,11 +29,14 @@ __all__ = ["compile_run", "numba_type"]
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or parameter.scalar.numba == "float16":
+    if parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
         raise KernelError(
-            f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
-            "the CPU in this version; convert it to float32"
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous else "A"
@@ -54,6 +59,13 @@ def _argument(kind: Any, offset: int) -> Any:
         return kind(types.int64), generate
 
     return load
+
+
+@functools.cache
+def _element_atomics() -> dict[str, Any]:
+    """Return the atomics that also take elements, under the names of generated source."""
+    made = ((name, getattr(cpu_intrinsics, f"atomic_{name}")) for name in numba_elements.COMPONENT_ATOMICS)
+    return {f"_nb_atomic_{name}": numba_elements.component_atomic(name, atomic) for name, atomic in made}
 
 
 def compile_run(
@@ -92,6 +104,8 @@ def compile_run(
     names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
+    names |= numba_elements.NAMES
+    numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
     names["_nb_add"] = cpu_intrinsics.atomic_add
@@ -100,6 +114,7 @@ def compile_run(
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):
             names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)
+    names |= _element_atomics()
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     exec(compile(text, filename, "exec"), names)

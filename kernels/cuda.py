@@ -6,6 +6,7 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +17,13 @@ from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
+from numba.cuda.extending import lower_cast
 
-from numbridge.kernels import cuda_intrinsics
+from numbridge.kernels import cuda_intrinsics, numba_elements
 from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
+from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 
@@ -30,15 +33,19 @@ __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type
 _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _compiling = threading.RLock()
+register_casts(lower_cast)
 
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    dtype = getattr(types, parameter.scalar.numba or "", None)
-    if dtype is None or (parameter.scalar.numba == "float16" and isinstance(parameter, ScalarType)):
+    if parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
         raise KernelError(
-            f"parameter {parameter.name!r} has elements of {parameter.scalar.name}, with which kernels cannot compute on "
-            "CUDA in this version; convert it to float32"
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous else "A"
@@ -56,6 +63,13 @@ def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
             yield
         finally:
             dispatcher.get_current_device = original
+
+
+@functools.cache
+def _element_atomics() -> dict[str, Any]:
+    """Return the atomics that also take elements, under the names of generated source."""
+    made = ((name, getattr(cuda_intrinsics, f"atomic_{name}")) for name in numba_elements.COMPONENT_ATOMICS)
+    return {f"_nb_atomic_{name}": numba_elements.component_atomic(name, atomic) for name, atomic in made}
 
 
 def compile_ptx(
@@ -105,8 +119,11 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
+    names |= numba_elements.NAMES
+    numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
+    names |= _element_atomics()
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:

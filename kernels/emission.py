@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numbridge.kernels.element_stores import StoreRewriter
+from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.range_source import Private
@@ -110,10 +112,15 @@ class Rewritten:
     namespace: dict[str, Any]
 
 
-def rewrite(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Rewritten:
-    """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`."""
+def rewrite(
+    source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False, elements: bool = False
+) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`.
+
+    With `elements`, stores into what may be a vector or a matrix replace it; without, they stay as they are written.
+    """
     program = Program(source, gradients=gradients)
-    writer = _Writer(program, weak_float, target)
+    writer = _Writer(program, weak_float, target, elements=elements)
     trees = {id(part): writer.tree(part) for part in program.sources}
     return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
 
@@ -137,7 +144,7 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    rewritten = rewrite(source, weak_float, target, gradients=gradients)
+    rewritten = rewrite(source, weak_float, target, gradients=gradients, elements=True)
     program = rewritten.program
     parts = [
         f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"
@@ -159,8 +166,9 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
 class _Writer:
     """What the functions of one program share: names, namespace, hidden parameters."""
 
-    def __init__(self, program: Program, weak_float: str, target: Target) -> None:
+    def __init__(self, program: Program, weak_float: str, target: Target, *, elements: bool) -> None:
         self.program = program
+        self.elements = elements
         self.weak_float = weak_float
         self.target = target
         self.namespace: dict[str, Any] = {}
@@ -224,7 +232,16 @@ class _Writer:
             parts = [self.literal(part) for part in value]
             if all(part is not None for part in parts):
                 return ast.Tuple([part for part in parts if part is not None], ast.Load())
+        if isinstance(value, Element):
+            return self._element(value)
         return None
+
+    def _element(self, value: Element) -> ast.expr:
+        """Return an element as a call of its type."""
+        kind = type(value)
+        parts = [self.literal(part) for part in value.numpy().reshape(-1).tolist()]
+        name = ast.Name(self.claim(kind.__name__, kind), ast.Load())
+        return ast.Call(name, [part for part in parts if part is not None], [])
 
     def _weak(self, value: float | complex) -> ast.expr:
         if self.weak_float == "float64" and np.isfinite(value):
@@ -259,10 +276,19 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, writer: _Writer, source: FunctionSource) -> None:
         self.writer = writer
         self.source = source
+        self._stores = StoreRewriter(self._is_array) if writer.elements else None
+
+    def _is_array(self, name: str) -> bool:
+        """Tell whether a name is one that is only ever indexed to write to an array."""
+        if name not in self.source.locals:
+            return True
+        if name in self.source.parameters:
+            return self.source.role == "kernel"
+        return name in self.source.memory
 
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
-        tree.body = [self.visit(statement) for statement in tree.body]
+        tree.body = list(self._visited(tree.body))
         tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
         return tree
 
@@ -273,9 +299,22 @@ class _Rewriter(ast.NodeTransformer):
             ast.copy_location(made, node)
         return made
 
+    def _visited(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in body:
+            found = self.visit(statement)
+            yield from found if isinstance(found, list) else [found]
+
     def visit_Assign(self, node: ast.Assign) -> Any:
-        """Drop a statement that only gives a function a local name."""
-        return ast.Pass() if self.source.is_alias(node) else self.generic_visit(node)
+        """Drop a statement that only gives a function a local name; let stores into elements replace them."""
+        if self.source.is_alias(node):
+            return ast.Pass()
+        self.generic_visit(node)
+        return node if self._stores is None else self._stores.assign(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Let stores into elements replace them."""
+        self.generic_visit(node)
+        return node if self._stores is None else self._stores.augment(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, overload
 
-from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation, annotation_of
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation, annotation_of
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.source import Dependency, Role, Sourced, is_cuda_dispatcher
 
@@ -25,7 +25,7 @@ class Parameter:
     """One parameter of a kernel: its name, and what its annotation asks for (None: anything)."""
 
     name: str
-    annotation: ArrayAnnotation | ScalarAnnotation | None
+    annotation: ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None
 
 
 class Kernel(Sourced):

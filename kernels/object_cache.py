@@ -92,11 +92,13 @@ def machine_fingerprint() -> str:
 
 def _native_sources() -> str:
     folder = Path(__file__).parent
-    files = [
-        *sorted((folder / "native").glob("*.py")),
-        *(folder / f"cpu{part}.py" for part in ("", "_intrinsics", "_stack")),
-    ]
+    files = [*sorted((folder / "native").glob("*.py")), *(folder / f"{name}.py" for name in _CPU_SOURCES)]
     return digest(*(path.read_bytes() for path in files))
+
+
+_ELEMENTS = ("element_operations", "narrow_floats", "numba_elements")
+_CPU_SOURCES = ("cpu", "cpu_intrinsics", "cpu_stack", *_ELEMENTS)
+_CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def cuda_fingerprint() -> str:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name}, not as a package")
     folder = Path(__file__).parent
-    sources = digest(*((folder / name).read_bytes() for name in ("cuda.py", "cuda_intrinsics.py")))
+    sources = digest(*((folder / f"{name}.py").read_bytes() for name in _CUDA_SOURCES))
     return "\n".join([*found, sys.version, sources])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.scalars import COMPLEX, Scalar
 
 __all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places"]
@@ -31,6 +32,8 @@ class ArrayType:
         Whether the variant is for C-contiguous arrays, which vectorises better.
     written : bool
         Whether the kernel may write to it.
+    element : ElementType or None
+        What `scalar` is a component of, for arrays of vectors or matrices; `ndim` does not count its dimensions.
     """
 
     name: str
@@ -38,25 +41,32 @@ class ArrayType:
     ndim: int
     contiguous: bool
     written: bool
+    element: ElementType | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.element.bytes if self.element is not None else self.scalar.itemsize
 
     def __str__(self) -> str:
         """Return such as ``float32[:, ::1] (written)``."""
         axes = [":"] * self.ndim
         if self.contiguous and axes:
             axes[-1] = "::1"
-        return f"{self.scalar.name}[{', '.join(axes)}]" + (" (written)" if self.written else "")
+        return f"{(self.element or self.scalar).name}[{', '.join(axes)}]" + (" (written)" if self.written else "")
 
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A scalar parameter, converted to `scalar` at the launch."""
+    """A scalar parameter, converted to `scalar` at the launch; or an element by value, with components of `scalar`."""
 
     name: str
     scalar: Scalar
+    element: ElementType | None = None
 
     def __str__(self) -> str:
         """Return such as ``float32``."""
-        return self.scalar.name
+        return (self.element or self.scalar).name
 
 
 ParameterType = ArrayType | ScalarType
@@ -66,7 +76,10 @@ def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:
     """Return the offset in bytes of each parameter in the argument block, and the block's size at the end."""
     offsets = [0]
     for parameter in parameters:
-        size = 8 * (5 + 2 * parameter.ndim) if isinstance(parameter, ArrayType) else _SCALAR_ROOM
+        if isinstance(parameter, ArrayType):
+            size = 8 * (5 + 2 * parameter.ndim)
+        else:
+            size = _SCALAR_ROOM if parameter.element is None else parameter.element.bytes
         offsets.append(offsets[-1] + (size + 15) // 16 * 16)
     return offsets
 
@@ -75,12 +88,14 @@ def kernel_places(parameters: Sequence[ParameterType]) -> list[int]:
     """Return where in the argument block each parameter of the CUDA kernel lies, as an offset in bytes.
 
     numba.cuda flattens an array into meminfo, parent, item count, item size, data, shape and strides, 64 bits each, which
-    is how the block holds it, and a complex number into its parts.
+    is how the block holds it, and complex numbers and elements into their parts.
     """
     places: list[int] = []
     for parameter, offset in zip(parameters, block_offsets(parameters), strict=False):
         if isinstance(parameter, ArrayType):
             places += [offset + 8 * k for k in range(5 + 2 * parameter.ndim)]
+        elif parameter.element is not None:
+            places += [offset + parameter.scalar.itemsize * k for k in range(parameter.element.count)]
         elif parameter.scalar.code == COMPLEX:
             places += [offset, offset + parameter.scalar.itemsize // 2]
         else:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, scalars
+from numbridge.kernels.elements import Element, ElementType, by_number
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
@@ -27,6 +28,7 @@ __all__ = [
     "Description",
     "Reader",
     "add_resolver",
+    "array_text",
     "ask_stream",
     "capture",
     "describe",
@@ -127,8 +129,19 @@ class Description:
 
     @property
     def scalar(self) -> scalars.Scalar | None:
-        """The element's row in the dtype table, or None for an element type that numbridge does not have."""
-        return scalars.by_tag(self.tag)
+        """The row in the dtype table of what the array holds, or None for a type that numbridge does not have."""
+        element = self.element
+        return element.scalar if element is not None else scalars.by_tag(self.tag)
+
+    @property
+    def element(self) -> ElementType | None:
+        """The vector or matrix type of the elements, or of an element by itself; None for scalars."""
+        return by_number(self.tag >> nb.WORD_ELEMENT)
+
+    @property
+    def is_element(self) -> bool:
+        """Whether this is one element, to be passed by value."""
+        return self.kind == nb.CLASS_ELEMENT
 
     @property
     def ndim(self) -> int:
@@ -148,6 +161,13 @@ class Description:
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
         return bool(self.word & bit)
+
+
+def array_text(found: Description) -> str:
+    """Return what messages say of an array."""
+    dtype = found.element or found.scalar
+    name = dtype.name if dtype else f"unknown dtype {found.tag:#x}"
+    return f"a {found.ndim}-d array of {name} with shape {found.shape}"
 
 
 def add_resolver(resolver: Callable[[type], Reader | None]) -> None:
@@ -224,7 +244,9 @@ def unreadable(obj: Any) -> Exception:
     reader = reader_of(obj)
     ndim = getattr(obj, "ndim", None)
     if type(ndim) is int and ndim > nb.READ_MAX_RANK:
-        return BufferAccessError(f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it")
+        return BufferAccessError(
+            f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it"
+        )
     try:
         if reader.inspect is not None:
             reader.inspect(obj)
@@ -309,7 +331,16 @@ def _resolve(kind: type, obj: Any) -> Reader:
         found = resolver(kind)
         if found is not None:
             return found
+    if issubclass(kind, Element):
+        return Reader(nb.ADAPTER, protocol="element", adapter=_element_record)
     return _python_scalar(kind) or _numpy_type(kind) or _by_protocol(kind, obj)
+
+
+def _element_record(value: Element) -> Any:
+    """Return a record of an element, which says that it goes by value."""
+    kind, parts = type(value), value.numpy()
+    flags = dl.RECORD_VALUE | kind.number << dl.RECORD_ELEMENT | len(kind.extents) << dl.RECORD_INNER
+    return machine().new_record(parts, parts.ctypes.data, kind.scalar.tag, dl.CPU, 0, kind.extents, None, flags)
 
 
 def _python_scalar(kind: type) -> Reader | None:

@@ -329,6 +329,17 @@ class FunctionSource:
             for intrinsic in (_intrinsic(part, node),)
         )
 
+    @functools.cached_property
+    def memory(self) -> frozenset[str]:
+        """The local variables that are only ever local or shared memory of a thread or block."""
+        made: dict[str, bool] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                called = _intrinsic(self, node.value.func) if isinstance(node.value, ast.Call) else None
+                fits = called is not None and called.name in ("cuda.local.array", "cuda.shared.array")
+                made[node.targets[0].id] = made.get(node.targets[0].id, True) and fits
+        return frozenset(name for name, fits in made.items() if fits)
+
     def written(self, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
         """Return the parameters that the function may write.
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.element_arguments import check_elements, check_value, inner_dimensions, outer_rank
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Emitted, Target, emit
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -42,7 +44,7 @@ from numbridge.kernels.object_cache import (
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
 from numbridge.kernels.range_source import range_source
-from numbridge.kernels.readers import Description, describe, reader_of, unreadable
+from numbridge.kernels.readers import Description, array_text, describe, reader_of, unreadable
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
@@ -69,6 +71,7 @@ BRIEF_BELOW = 1 << 10
 _ARRAY_MASK = 0xFFFFFFFF | 0xFF << nb.WORD_NDIM | 0xF << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
 _ARRAY_MASK |= nb.UNSURE | nb.MISALIGNED
 _SCALAR_MASK = 0xFFFFFFFF | 0xF << nb.WORD_CLASS | nb.TOO_BIG | nb.STRONG
+_ELEMENT_MASK = 0xFFFFFFFF | 0xF << nb.WORD_CLASS
 _WRITTEN_MASK = nb.READ_ONLY | nb.REPEATED
 _SCALAR_NAMES = {
     nb.CLASS_FLOAT: "float",
@@ -78,6 +81,7 @@ _SCALAR_NAMES = {
 }
 
 
+_Dtype = scalars.Scalar | ElementType
 _Types = tuple[tuple[ParameterType, ...], str]
 
 
@@ -215,7 +219,11 @@ class Variants:
 
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
         """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
-        ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
+        ranks = {
+            p.name: outer_rank(p.annotation, d)
+            for p, d in zip(self.kernel.parameters, found, strict=True)
+            if d.is_array
+        }
         return bound_types(self.kernel, arguments, found, self.written(ranks))
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
@@ -239,7 +247,7 @@ class Variants:
         table: np.ndarray[Any, np.dtype[np.int64]],
         dependencies: Sequence[Any],
     ) -> None:
-        words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
+        words = (d.word & _mask(p, d) for p, d in zip(variant.parameters, found, strict=True))
         key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
@@ -269,10 +277,8 @@ def bound_types(
     weak = _weak_float(checked, found)
     contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
     types = [
-        ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
-        if d.is_array
-        else ScalarType(p.name, row or _weak_scalar(d, weak))
-        for p, row, d in zip(kernel.parameters, checked, found, strict=True)
+        _parameter_type(p, dtype or _weak_scalar(d, weak), d, contiguous=contiguous, written=p.name in written)
+        for p, dtype, d in zip(kernel.parameters, checked, found, strict=True)
     ]
     return tuple(types), weak
 
@@ -285,9 +291,21 @@ def variants_of(kernel: Kernel) -> Variants:
     return found
 
 
-def _mask(parameter: ParameterType) -> int:
+def _parameter_type(
+    parameter: Parameter, dtype: _Dtype, found: Description, *, contiguous: bool, written: bool
+) -> ParameterType:
+    element = dtype if isinstance(dtype, ElementType) else None
+    scalar = dtype.scalar if isinstance(dtype, ElementType) else dtype
+    if not found.is_array or isinstance(parameter.annotation, ElementAnnotation):
+        return ScalarType(parameter.name, scalar, element)
+    return ArrayType(parameter.name, scalar, outer_rank(parameter.annotation, found), contiguous, written, element)
+
+
+def _mask(parameter: ParameterType, found: Description) -> int:
     if isinstance(parameter, ScalarType):
-        return _SCALAR_MASK
+        if found.is_array:
+            return _ARRAY_MASK
+        return _ELEMENT_MASK if parameter.element is not None else _SCALAR_MASK
     return _ARRAY_MASK | (_WRITTEN_MASK if parameter.written else 0)
 
 
@@ -302,6 +320,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     ]
     seen = np.array(rows, np.int64).reshape(-1)
     places = np.array(kernel_places(variant.parameters), np.int64)
+    inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
         nb.SPEC_COUNT: count,
         nb.SPEC_RUN: variant.address,
@@ -321,12 +340,28 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     for offset, value in head.items():
         spec[offset // 8] = value
     for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
-        mask = _mask(parameter)
+        mask = _mask(parameter, description)
         start = nb.SPEC_PARAMETERS // 8 + k * words
         written = isinstance(parameter, ArrayType) and parameter.written
-        tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
-        spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
-    return spec, seen, places, tuple(dependencies)
+        known = [_signed(mask), _signed(description.word & mask), offsets[k], _tag(parameter), written]
+        shape = inner[k]
+        known += [*_layout(parameter), 0 if shape is None else shape.ctypes.data]
+        spec[start : start + words] = known
+    return spec, seen, places, inner, tuple(dependencies)
+
+
+def _tag(parameter: ParameterType) -> int:
+    """Return what the compiled entry knows a parameter's kind by."""
+    if isinstance(parameter, ArrayType):
+        return 0
+    return parameter.scalar.tag if parameter.element is None else nb.ELEMENT_TAG
+
+
+def _layout(parameter: ParameterType) -> tuple[int, int]:
+    """Return a parameter's rank and the bytes of an element."""
+    if isinstance(parameter, ArrayType):
+        return parameter.ndim, parameter.itemsize
+    return 0, 0 if parameter.element is None else parameter.element.bytes
 
 
 def _dictionary(container: Any) -> Any:
@@ -360,24 +395,24 @@ def _device_of(found: Description) -> Device:
     return CPU if found.device_type == dl.CPU else Device("cuda", found.device_id)
 
 
-def _check(
-    kernel: str, parameter: Parameter, argument: Any, found: Description, *, written: bool
-) -> scalars.Scalar | None:
+def _check(kernel: str, parameter: Parameter, argument: Any, found: Description, *, written: bool) -> _Dtype | None:
     """Check one argument; return the type that it is bound to, or None for a Python number, which is weak."""
     where = f"kernel {kernel!r}, parameter {parameter.name!r}"
+    if found.is_element or isinstance(parameter.annotation, ElementAnnotation):
+        return check_value(where, parameter.annotation, argument, found)
     if found.kind == 0 or found.has(nb.UNSURE):
         raise _located(where, unreadable(argument))
     if not found.is_array:
         return _check_scalar(where, parameter.annotation, argument, found)
     if isinstance(parameter.annotation, ScalarAnnotation):
         raise NumbridgeTypeError(
-            f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {_array_text(found)} "
+            f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {array_text(found)} "
             f"({_kind_text(argument)}); pass a number, such as array.item()"
         )
-    row = check_array(where, parameter.annotation, argument, found)
+    dtype = check_array(where, parameter.annotation, argument, found)
     if written:
         check_writable(where, argument, found)
-    return row
+    return dtype
 
 
 def _located(where: str, error: Exception) -> Exception:
@@ -389,14 +424,9 @@ def _kind_text(argument: Any) -> str:
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
 
 
-def _array_text(found: Description) -> str:
-    name = found.scalar.name if found.scalar else f"unknown dtype {found.tag:#x}"
-    return f"a {found.ndim}-d array of {name} with shape {found.shape}"
-
-
-def check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+def check_array(where: str, annotation: Any, argument: Any, found: Description) -> _Dtype:
     """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
-    got = f"{_array_text(found)} ({_kind_text(argument)})"
+    got = f"{array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
         raise ConversionError(
             f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
@@ -406,12 +436,14 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
         raise DeviceError(
             f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU and on CUDA"
         )
-    if isinstance(annotation, ArrayAnnotation):
+    if isinstance(annotation, ArrayAnnotation) and isinstance(annotation.dtype, ElementType):
+        check_elements(where, annotation, got, found)
+    elif isinstance(annotation, ArrayAnnotation):
         if annotation.ndim is not None and annotation.ndim != found.ndim:
             raise NumbridgeTypeError(
                 f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it"
             )
-        if annotation.dtype is not None and annotation.dtype != found.scalar:
+        if annotation.dtype is not None and annotation.dtype != (found.element or found.scalar):
             raise NumbridgeTypeError(
                 f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first"
             )
@@ -422,7 +454,8 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
             f"{where}: {got} is not aligned to its elements of {found.scalar.itemsize} bytes; pass an aligned copy, such as "
             "np.require(array, requirements='A')"
         )
-    return found.scalar
+    element = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+    return element if isinstance(element, ElementType) else found.element or found.scalar
 
 
 def check_writable(where: str, argument: Any, found: Description) -> None:
@@ -488,10 +521,11 @@ def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Descri
         raise NumbridgeValueError(f"{where}: the integer {argument!r} is too large; pass float({argument!r})")
 
 
-def _weak_float(checked: Sequence[scalars.Scalar | None], found: Sequence[Description]) -> str:
+def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) -> str:
     """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
     widths = [32]
-    for row in checked:
+    for dtype in checked:
+        row = dtype.scalar if isinstance(dtype, ElementType) else dtype
         if row is not None and row.code == scalars.COMPLEX:
             widths.append(row.itemsize * 4)
         elif row is not None and row.is_float:

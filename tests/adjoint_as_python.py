@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ def _atomic_sub(array: Any, index: Any, value: Any) -> Any:
 
 RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
+    # What may be a vector or matrix is an array in these kernels, which is stored into.
+    "_nb_replaced": lambda array, index, value: operator.setitem(array, index, value) or array,
     "_nb_local_array": lambda shape, dtype: np.full(shape, 77, dtype),
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,

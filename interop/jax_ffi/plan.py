@@ -352,7 +352,7 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
             f"{where}: it is annotated as {annotation!r}, of {annotation.ndim} dimension(s), and would have shape "
             f"{shape}; pass output_dims"
         )
-    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
+    if isinstance(annotation, ArrayAnnotation) and isinstance(annotation.dtype, Scalar):
         return _checked_result(where, annotation.dtype)
     if len(arrays) != 1:
         raise NumbridgeTypeError(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numbridge.kernels.element_arguments import refuse_elements
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
@@ -109,6 +110,7 @@ def signature(
     NumbridgeError
         If outputs and in-out arguments contradict each other; the message names the argument.
     """
+    refuse_elements(f"{what} under JAX", ((p.name, p.annotation) for p in parameters))
     names = [parameter.name for parameter in parameters]
     in_out = _in_out(what, names, in_out_argnames)
     try:

@@ -18,6 +18,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.element_arguments import refuse_elements
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.reverse import Reversed
 
 __all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
+
+_NARROWEST = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -356,7 +359,9 @@ class _DerivativeVariants(Variants):
             by_name = {p.name: p for p in types}
             rest = zip(base.parameters[inner:], arguments[inner:], found[inner:], strict=True)
             return (*types, *(self._derivative_type(p, by_name, a, d) for p, a, d in rest)), weak
-        return bound_types(base, arguments, found, frozenset())
+        types, weak = bound_types(base, arguments, found, frozenset())
+        refuse_elements(f"the derivative of kernel {base.name!r}", ((p.name, p) for p in types))
+        return types, weak
 
     def _derivative_type(
         self, parameter: Parameter, primals: Mapping[str, ParameterType], argument: Any, found: Description
@@ -399,6 +404,11 @@ def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
             raise KernelError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "
                 "here; pass real and imaginary parts as arrays of their own"
+            )
+        if row.is_float and row.itemsize < _NARROWEST:
+            raise KernelUnsupportedError(
+                f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "
+                "float64; convert it first"
             )
         if parameter.name in kernel.wanted and not row.is_float:
             raise NumbridgeTypeError(
@@ -492,9 +502,14 @@ def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
 
 def _annotated(kernel: Kernel, parameter: Parameter) -> ParameterType:
     annotation = parameter.annotation
+    refuse_elements(f"the adjoint of kernel {kernel.name!r}", [(parameter.name, annotation)])
     if isinstance(annotation, ScalarAnnotation):
         return ScalarType(parameter.name, annotation.scalar)
-    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None and annotation.ndim is not None:
+    if (
+        isinstance(annotation, ArrayAnnotation)
+        and isinstance(annotation.dtype, scalars.Scalar)
+        and annotation.ndim is not None
+    ):
         return ArrayType(parameter.name, annotation.dtype, annotation.ndim, True, False)
     raise KernelError(
         f"the adjoint of kernel {kernel.name!r} depends on the type of {parameter.name!r}; annotate it, such as "

@@ -39,7 +39,10 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 RECORD_FLAGS, RECORD_OWNER, RECORD_MANAGED, RECORD_MANAGED_KIND, RECORD_STREAM, RECORD_SHAPE = 48, 56, 64, 72, 80, 88
 MANAGED_NONE, MANAGED_LEGACY, MANAGED_VERSIONED, MANAGED_MALLOC = 0, 1, 2, 3
 # Bits of RECORD_FLAGS beyond DLPack's own: memory that its framework promises never to change.
-RECORD_IMMUTABLE, RECORD_HAS_STREAM = 1 << 8, 1 << 9
+RECORD_IMMUTABLE, RECORD_HAS_STREAM, RECORD_VALUE = 1 << 8, 1 << 9, 1 << 10
+# Where in RECORD_FLAGS the number of an element type stands, and how many of the last dimensions are its own. With
+# RECORD_VALUE the record is one element, to be passed by value. The DLTensor itself always counts scalars.
+RECORD_ELEMENT, RECORD_INNER = 16, 32
 
 NAME_LEGACY, NAME_VERSIONED, NAME_EXCHANGE = "dltensor", "dltensor_versioned", "dlpack_exchange_api"
 NAME_RECORD = "numbridge.record"

@@ -21,6 +21,7 @@ from numbridge.kernels.native.memory import (
     function_symbol,
     indirect,
     inlined,
+    load_i8,
     load_i64,
     load_u32,
     native,
@@ -69,6 +70,23 @@ CELL_CONTENTS = 16
 PIECES_PER_THREAD = 8
 
 
+@native
+def inner_fits(reading, parameter):
+    """Tell whether an array's last dimensions are those of an element, dense in C order."""
+    inner, outer = load_i64(parameter, nb.PARAM_INNER), load_i64(parameter, nb.PARAM_NDIM)
+    shape, strides = load_i64(reading, nb.READ_SHAPE), load_i64(reading, nb.READ_STRIDES)
+    dense = load_i64(reading, nb.READ_WORD) & nb.CONTIGUOUS != 0
+    unit, step = load_i64(reading, nb.READ_STRIDE_UNIT), load_i64(inner, nb.INNER_ITEMSIZE)
+    for k in range(load_i64(inner, nb.INNER_RANK) - 1, -1, -1):
+        extent, place = load_i64(inner, nb.INNER_EXTENTS + 8 * k), 8 * (outer + k)
+        if load_i64(shape, place) != extent:
+            return False
+        if not dense and extent != 1 and load_i64(strides, place) * unit != step:
+            return False
+        step *= extent
+    return True
+
+
 @inlined
 def matches(spec, readings, count):
     """Tell whether the arguments are those that the specialisation was compiled for."""
@@ -78,6 +96,8 @@ def matches(spec, readings, count):
         parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
         word = load_i64(readings + k * nb.READ_SIZE, nb.READ_WORD)
         if word & load_i64(parameter, nb.PARAM_MASK) != load_i64(parameter, nb.PARAM_WANT):
+            return False
+        if load_i64(parameter, nb.PARAM_INNER) != 0 and not inner_fits(readings + k * nb.READ_SIZE, parameter):
             return False
     return on_device(spec, readings, count) and globals_hold(spec)
 
@@ -182,11 +202,16 @@ def lay_out_scalar(reading, tag, target):
     return True
 
 
+@native
+def copy_element(source, target, size):
+    """Copy an element's bytes."""
+    for k in range(size):
+        store_i8(target, k, load_i8(source, k))
+
+
 @inlined
-def lay_out_array(reading, target):
-    """Write a reading as the value of a Numba array."""
-    word = load_i64(reading, nb.READ_WORD)
-    ndim, itemsize = word >> nb.WORD_NDIM & 0xFF, (word >> 8 & 0xFF) >> 3
+def lay_out_array(reading, target, ndim, itemsize):
+    """Write a reading as the value of a Numba array, of which `ndim` dimensions count."""
     shape, strides = load_i64(reading, nb.READ_SHAPE), load_i64(reading, nb.READ_STRIDES)
     unit = load_i64(reading, nb.READ_STRIDE_UNIT)
     store_i64(target, 0, 0)
@@ -211,7 +236,9 @@ def lay_out(spec, readings, count, block):
         reading, target = readings + k * nb.READ_SIZE, block + load_i64(parameter, nb.PARAM_OFFSET)
         tag = load_i64(parameter, nb.PARAM_TAG)
         if tag == 0:
-            lay_out_array(reading, target)
+            lay_out_array(reading, target, load_i64(parameter, nb.PARAM_NDIM), load_i64(parameter, nb.PARAM_ITEMSIZE))
+        elif tag == nb.ELEMENT_TAG:
+            copy_element(load_i64(reading, nb.READ_DATA), target, load_i64(parameter, nb.PARAM_ITEMSIZE))
         elif not lay_out_scalar(reading, tag, target):
             return False
     return True

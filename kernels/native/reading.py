@@ -142,6 +142,9 @@ def array_word(out, tag, ndim, device, data, bits):
 def read_dltensor(tensor, out, bits):
     """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
     tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
+    # So many lanes are none of a producer's; in a word they would name an element type.
+    if tag >> 31 != 0:
+        tag &= 0xFFFF
     device = load_i32(tensor, dl.DEVICE_TYPE)
     # Page-locked host memory is host memory.
     if device == dl.CUDA_HOST:
@@ -153,6 +156,18 @@ def read_dltensor(tensor, out, bits):
     store_i64(out, nb.READ_DEVICE_ID, types.int64(load_i32(tensor, dl.DEVICE_ID)))
     data = load_i64(tensor, dl.DATA) + load_i64(tensor, dl.BYTE_OFFSET)
     array_word(out, types.int64(tag), types.int64(ndim), types.int64(device), data, bits)
+
+
+@native
+def as_elements(out, flags):
+    """Let a reading of scalars be one of elements, which a record's flags name."""
+    inner, word = flags >> dl.RECORD_INNER & 3, load_i64(out, nb.READ_WORD)
+    word &= ~(0xFFFF << nb.WORD_ELEMENT)
+    word |= (flags >> dl.RECORD_ELEMENT & 0xFFFF) << nb.WORD_ELEMENT | inner << nb.WORD_INNER
+    word -= inner << nb.WORD_NDIM
+    if flags & dl.RECORD_VALUE:
+        word += (nb.CLASS_ELEMENT - nb.CLASS_ARRAY) << nb.WORD_CLASS
+    store_i64(out, nb.READ_WORD, word)
 
 
 @inlined
@@ -171,6 +186,8 @@ def read_record(record, out):
         if entry != 0:
             store_i64(out, nb.READ_STREAM_ENTRY, entry)
     read_dltensor(record, out, bits)
+    if flags >> dl.RECORD_ELEMENT != 0:
+        as_elements(out, flags)
 
 
 @inlined

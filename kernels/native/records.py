@@ -192,7 +192,8 @@ def record_of(reading, obj):
     word = load_i64(reading, nb.READ_WORD)
     if word >> nb.WORD_CLASS & 0xF != nb.CLASS_ARRAY or word & nb.UNSURE:
         return 0
-    ndim, itemsize = word >> nb.WORD_NDIM & 0xFF, (word >> 8 & 0xFF) >> 3
+    inner = word >> nb.WORD_INNER & 3
+    ndim, itemsize = (word >> nb.WORD_NDIM & 0xFF) + inner, (word >> 8 & 0xFF) >> 3
     record = new_block(ndim)
     if record == 0:
         return 0
@@ -203,8 +204,11 @@ def record_of(reading, obj):
     device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
     store_i32(record, dl.DEVICE_TYPE, types.int32(device))
     store_i32(record, dl.DEVICE_ID, types.int32(load_i64(reading, nb.READ_DEVICE_ID)))
-    store_u32(record, dl.DTYPE, types.uint32(word & 0xFFFFFFFF))
-    flags = dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0
+    flags, tag = dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0, word & 0xFFFFFFFF
+    if inner != 0:
+        flags |= tag >> nb.WORD_ELEMENT << dl.RECORD_ELEMENT | inner << dl.RECORD_INNER
+        tag = tag & 0xFFFF | 1 << 16
+    store_u32(record, dl.DTYPE, types.uint32(tag))
     store_i64(record, dl.RECORD_FLAGS, flags | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0))
     # A buffer must stay exported as long as its memory is used: a memoryview is what holds an export.
     if load_i64(reading, nb.READ_HOLD) == nb.HOLD_BUFFER:
@@ -227,7 +231,9 @@ def captured(obj):
     if load_i64(reading, nb.READ_HOLD) == nb.HOLD_OBJECT:
         # The adapter's capsule is that record already: the reading's reference becomes the caller's.
         capsule = load_i64(reading, nb.READ_HELD)
-        if load_i64(reading, nb.READ_WORD) != 0:
+        word = load_i64(reading, nb.READ_WORD)
+        # An element by value is no array, and its memory no one else's to write.
+        if word != 0 and word >> nb.WORD_CLASS & 0xF != nb.CLASS_ELEMENT:
             return capsule
         decrease(capsule)
         return 0

@@ -74,7 +74,10 @@ HOLD_NOTHING, HOLD_BUFFER, HOLD_OBJECT = 0, 1, 2
 
 # The word: tag 0..31, ndim 32..39, class 40..43, then one bit each, device type 56..63
 WORD_NDIM, WORD_CLASS, WORD_DEVICE = 32, 40, 56
-CLASS_ARRAY, CLASS_FLOAT, CLASS_INT, CLASS_BOOL, CLASS_COMPLEX = 1, 2, 3, 4, 5
+CLASS_ARRAY, CLASS_FLOAT, CLASS_INT, CLASS_BOOL, CLASS_COMPLEX, CLASS_ELEMENT = 1, 2, 3, 4, 5, 6
+# Of vectors and matrices, the tag has the element type's number (from ELEMENT on) where DLPack has the lanes, ndim does not
+# count the element's own dimensions, and WORD_INNER (2 bits) says how many those are.
+WORD_ELEMENT, ELEMENT, WORD_INNER = 16, 1 << 15, 54
 CONTIGUOUS, READ_ONLY, REPEATED, MISALIGNED = 1 << 44, 1 << 45, 1 << 46, 1 << 47
 UNSURE, TOO_BIG, STRONG, GUARDED, IMMUTABLE, PINNED = 1 << 48, 1 << 49, 1 << 50, 1 << 51, 1 << 52, 1 << 53
 
@@ -107,7 +110,11 @@ SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_C
     104,
     112,
 )
-PARAM_MASK, PARAM_WANT, PARAM_OFFSET, PARAM_TAG, PARAM_WRITTEN, PARAM_SIZE = 0, 8, 16, 24, 32, 40
+PARAM_MASK, PARAM_WANT, PARAM_OFFSET, PARAM_TAG, PARAM_WRITTEN = 0, 8, 16, 24, 32
+# Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the
+# argument shall have an element's dimensions as its last ones, the address of INNER_RANK, INNER_ITEMSIZE and the extents.
+PARAM_NDIM, PARAM_ITEMSIZE, PARAM_INNER, PARAM_SIZE = 40, 48, 56, 64
+ELEMENT_TAG, INNER_RANK, INNER_ITEMSIZE, INNER_EXTENTS = -1, 0, 8, 16
 GLOBAL_CONTAINER, GLOBAL_NAME, GLOBAL_VALUE, GLOBAL_SIZE = 0, 8, 16, 24
 
 # A Numba array as a value: meminfo, parent, item count, item size, data, shape, strides in bytes

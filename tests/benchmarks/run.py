@@ -68,6 +68,39 @@ def stencil(a, out):
         out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
 
 
+@nb.kernel
+def normalize_cross(a: nb.array[nb.vec3], b: nb.array[nb.vec3], c: nb.array[nb.vec3]):
+    i = nb.tid()
+    c[i] = nb.cross(nb.normalize(a[i]), nb.normalize(b[i]))
+
+
+@nb.kernel
+def normalize_cross_by_hand(a, b, c):
+    i = nb.tid()
+    x, y, z, u, v, w = a[i, 0], a[i, 1], a[i, 2], b[i, 0], b[i, 1], b[i, 2]
+    p, q = nb.sqrt(x * x + y * y + z * z), nb.sqrt(u * u + v * v + w * w)
+    s, t = 1.0 / p if p > 0.0 else 0.0, 1.0 / q if q > 0.0 else 0.0
+    x, y, z, u, v, w = x * s, y * s, z * s, u * t, v * t, w * t
+    c[i, 0] = y * w - z * v
+    c[i, 1] = z * u - x * w
+    c[i, 2] = x * v - y * u
+
+
+@nb.kernel
+def transformed(m: nb.array[nb.mat33], v: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    i = nb.tid()
+    out[i] = m[i] @ v[i]
+
+
+@nb.kernel
+def transformed_by_hand(m, v, out):
+    i = nb.tid()
+    x, y, z = v[i, 0], v[i, 1], v[i, 2]
+    out[i, 0] = m[i, 0, 0] * x + m[i, 0, 1] * y + m[i, 0, 2] * z
+    out[i, 1] = m[i, 1, 0] * x + m[i, 1, 1] * y + m[i, 1, 2] * z
+    out[i, 2] = m[i, 2, 0] * x + m[i, 2, 1] * y + m[i, 2, 2] * z
+
+
 class Bench:
     """Measures and collects rows."""
 
@@ -306,7 +339,13 @@ def kernels(bench: Bench) -> None:
         bench.add(Row(rows[0].work, rows[0].against, ours, theirs, rows[0].limit))
 
 
-KERNELS = ("saxpy, 16M float32", "five-point stencil, 4096 x 4096 float32")
+KERNELS = (
+    "saxpy, 16M float32",
+    "five-point stencil, 4096 x 4096 float32",
+    "normalise and cross, 4M vec3",
+    "mat33 x vec3, 1M",
+    "axpy, 16M bfloat16",
+)
 
 
 def kernels_once(bench: Bench) -> None:
@@ -354,6 +393,37 @@ def kernels_once(bench: Bench) -> None:
             "torch eager": (lambda: with_(ta, tout), 1 / 8),
         },
     )
+    element_kernels(bench)
+    b, c = torch.randn(n).bfloat16(), torch.randn(n).bfloat16()
+    tb, tc, add = b.clone(), c.clone(), saxpy.forall(n)
+    bench.compare(
+        KERNELS[4],
+        lambda: add(b, c, 0.0),
+        {"torch": (lambda: torch.add(tc, tb, alpha=0.0, out=tc), 1.3)},
+    )
+
+
+def element_kernels(bench: Bench) -> None:
+    """Kernels on vectors and matrices, in this process."""
+    import warp as wp
+    import warp_kernels
+
+    rng = np.random.default_rng(0)
+    for work, n, kernel, by_hand, warp_kernel, shapes in (
+        (KERNELS[2], 1 << 22, normalize_cross, normalize_cross_by_hand, warp_kernels.normalize_cross, ((3,), (3,))),
+        (KERNELS[3], 1 << 20, transformed, transformed_by_hand, warp_kernels.transformed, ((3, 3), (3,))),
+    ):
+        given = [rng.standard_normal((n, *shape), np.float32) for shape in (*shapes, (3,))]
+        copies = [array.copy() for array in given]
+        theirs = [wp.array(array, dtype=wp.mat33 if array.ndim == 3 else wp.vec3, device="cpu") for array in given]
+        bench.compare(
+            work,
+            functools.partial(kernel.forall(n), *given),
+            {
+                "Warp": (functools.partial(wp.launch, warp_kernel, n, theirs, device="cpu"), 1 / 3),
+                "the same by hand on (n, 3)": (functools.partial(by_hand.forall(n), *copies), 1.1),
+            },
+        )
 
 
 _FIRST = """

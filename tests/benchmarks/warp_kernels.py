@@ -21,6 +21,18 @@ def saxpy(x: wp.array(dtype=float), y: wp.array(dtype=float), a: float):
 
 
 @wp.kernel
+def normalize_cross(a: wp.array(dtype=wp.vec3), b: wp.array(dtype=wp.vec3), c: wp.array(dtype=wp.vec3)):
+    i = wp.tid()
+    c[i] = wp.cross(wp.normalize(a[i]), wp.normalize(b[i]))
+
+
+@wp.kernel
+def transformed(m: wp.array(dtype=wp.mat33), v: wp.array(dtype=wp.vec3), out: wp.array(dtype=wp.vec3)):
+    i = wp.tid()
+    out[i] = m[i] * v[i]
+
+
+@wp.kernel
 def stencil(a: wp.array2d(dtype=float), out: wp.array2d(dtype=float)):
     i, j = wp.tid()
     if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:

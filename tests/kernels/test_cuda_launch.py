@@ -437,8 +437,8 @@ def test_what_does_not_compile_for_cuda_says_so(driver):
 
     with pytest.raises(KernelError, match=r"(?s)does not compile for \(x: int16.*on CUDA.*32- and 64-bit"):
         nb.launch(wrong, 10, [cuda_array((10,), np.int16)])
-    with pytest.raises(KernelError, match="elements of bfloat16, with which kernels cannot compute on CUDA"):
-        nb.launch(write1, 10, [cuda_array((10,), nb.bfloat16)])
+    nb.launch(write1, 10, [cuda_array((10,), nb.bfloat16)])
+    assert len(driver.launches) == 1
 
 
 def test_recorded_launches_and_explain(driver):

@@ -1,0 +1,131 @@
+"""Elements as arguments: which arrays may stand for arrays of vectors and matrices, and what may be passed by value.
+
+An array of scalars fits if its last dimensions are the element's, dense in C order. Nothing here compiles or launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.elements import ElementType
+from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.readers import Description, array_text
+
+__all__ = ["check_elements", "check_value", "inner_dimensions", "outer_rank", "refuse_elements"]
+
+
+def refuse_elements(what: str, elements: Iterable[tuple[str, Any]]) -> None:
+    """Raise for what takes scalars only, if one of the parameters, given as name and annotation or type, has elements.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        With the parameter and its element type.
+    """
+    for name, found in elements:
+        kind = getattr(found, "element", None) or getattr(found, "dtype", None)
+        if isinstance(kind, ElementType):
+            raise KernelUnsupportedError(
+                f"{what}: parameter {name!r} has elements of {kind.name}, which it does not take yet; declare it as an array of "
+                f"{kind.scalar.name} with {len(kind.extents)} more dimension(s), and index those"
+            )
+
+
+def outer_rank(annotation: Any, found: Description) -> int:
+    """Return the rank of an array parameter, without the dimensions of the elements that its annotation asks for."""
+    element = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+    if isinstance(element, ElementType) and found.element is None:
+        return max(found.ndim - len(element.extents), 0)
+    return found.ndim
+
+
+def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Description) -> None:
+    """Check that an array is one of elements, or may stand for one.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If its dtype, rank or last dimensions are others; the message has both shapes.
+    BufferAccessError
+        If its last dimensions are not dense.
+    """
+    element = annotation.dtype
+    assert isinstance(element, ElementType)
+    if found.element is not None:
+        if found.element is not element or annotation.ndim not in (None, found.ndim):
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {got}; convert or reshape it first")
+        return
+    inner, outer = element.extents, found.ndim - len(element.extents)
+    wanted = f"(..., {', '.join(map(str, inner))})"
+    if found.scalar != element.scalar or outer < 0 or found.shape[outer:] != inner:
+        raise NumbridgeTypeError(
+            f"{where}: wanted {annotation!r}, which is an array of {element.scalar.name} with shape {wanted}, got {got}; "
+            "convert or reshape it first"
+        )
+    if annotation.ndim not in (None, outer):
+        raise NumbridgeTypeError(
+            f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension(s) beside the last {len(inner)} of "
+            f"{element.name}, got {got}, which has {outer}; reshape it"
+        )
+    if not _is_dense(element, found):
+        raise BufferAccessError(
+            f"{where}: wanted {annotation!r}, whose components {wanted} lie densely one after another, got {got} with "
+            f"strides {found.strides} bytes; pass a contiguous copy"
+        )
+
+
+def _is_dense(element: ElementType, found: Description) -> bool:
+    if found.has(nb.CONTIGUOUS):
+        return True
+    step = element.scalar.itemsize
+    for extent, stride in zip(reversed(element.extents), reversed(found.strides), strict=False):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def check_value(where: str, annotation: Any, argument: Any, found: Description) -> ElementType:
+    """Check what is passed for an element by value; return the element's type.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If it is no such element, and no array of its shape and dtype in host memory.
+    """
+    wanted = annotation.element if isinstance(annotation, ElementAnnotation) else found.element
+    if found.is_element and annotation is None:
+        assert found.element is not None
+        return found.element
+    if isinstance(annotation, ElementAnnotation):
+        if found.is_element and found.element is wanted:
+            return annotation.element
+        if found.is_array and not found.has(nb.UNSURE) and _is_value(annotation.element, found):
+            return annotation.element
+    name = annotation.element.name if isinstance(annotation, ElementAnnotation) else repr(annotation)
+    got = array_text(found) if found.is_array else f"{argument!r}"
+    hint = f"pass nb.{name}(...)" if isinstance(annotation, ElementAnnotation) else "pass what the annotation says"
+    raise NumbridgeTypeError(f"{where}: wanted {name}, got {got}; {hint}")
+
+
+def _is_value(element: ElementType, found: Description) -> bool:
+    """Tell whether an array is one element: of its very shape and dtype, dense, aligned, in host memory."""
+    dense = found.has(nb.CONTIGUOUS) and not found.has(nb.MISALIGNED) and found.device_type == dl.CPU
+    if found.element is not None:
+        return dense and found.element is element and found.ndim == 0
+    return dense and found.scalar == element.scalar and found.shape == element.extents
+
+
+def inner_dimensions(parameter: ParameterType, found: Description) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Return what the compiled entry compares an array's last dimensions with, or None where there is nothing to compare."""
+    element = parameter.element
+    if element is None or found.element is not None or not found.is_array:
+        return None
+    return np.array([len(element.extents), element.scalar.itemsize, *element.extents], np.int64)

@@ -1,0 +1,142 @@
+"""Stores into elements, as source: ``v[k] = x`` becomes ``v = _nb_replaced(v, k, x)``, since elements are values.
+
+What a name stands for is not known here. The same text works in place where it turns out to be an array, so only what is
+certain to be a plain store into an array stays as it is written. Nothing is compiled, and no types are inferred.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+
+__all__ = ["PARTS", "StoreRewriter"]
+
+PARTS = ("x", "y", "z", "w", "p", "q")
+
+
+class StoreRewriter:
+    """Rewrites the assignments of one function.
+
+    Parameters
+    ----------
+    is_array : callable
+        Tells whether a name is certainly an array, or nothing that a function may assign to.
+    """
+
+    def __init__(self, is_array: Callable[[str], bool]) -> None:
+        self._is_array = is_array
+        self._count = 0
+
+    def assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
+        """Return the statements of an assignment."""
+        if not any(self._concerns(part) for target in node.targets for part in _leaves(target)):
+            return node
+        before: list[ast.stmt] = []
+        value = node.value
+        if len(node.targets) > 1:
+            value = self._held(value, before)
+        after = [statement for target in node.targets for statement in self._stored(target, value)]
+        return [*before, *after]
+
+    def augment(self, node: ast.AugAssign) -> ast.stmt | list[ast.stmt]:
+        """Return the statements of an augmented assignment."""
+        if not self._concerns(node.target):
+            return node
+        before: list[ast.stmt] = []
+        target: ast.expr = self._steady(node.target, before)
+        changed = ast.BinOp(_loaded(target), node.op, node.value)
+        return [*before, self._put(target, changed)]
+
+    def _concerns(self, target: ast.expr) -> bool:
+        """Tell whether a target may be a part of an element."""
+        steps, base = _chain(target)
+        if not steps or not isinstance(base, ast.Name):
+            return False
+        if any(isinstance(part, ast.Slice) for step in steps if isinstance(step, ast.expr) for part in ast.walk(step)):
+            return False
+        if isinstance(steps[-1], str):
+            return steps[-1] in PARTS
+        return len(steps) > 1 or not self._is_array(base.id)
+
+    def _stored(self, target: ast.expr, value: ast.expr) -> Iterator[ast.stmt]:
+        if isinstance(target, ast.Tuple) and any(self._concerns(part) for part in _leaves(target)):
+            names = [self._name() for _ in target.elts]
+            yield ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], value)
+            for part, name in zip(target.elts, names, strict=True):
+                yield from self._stored(part, ast.Name(name, ast.Load()))
+        elif self._concerns(target):
+            before: list[ast.stmt] = []
+            # An index that is read twice, on the way down and on the way back, is evaluated once.
+            steady = self._steady(target, before) if len(_chain(target)[0]) > 1 else target
+            yield from before
+            yield self._put(steady, value)
+        else:
+            yield ast.Assign([target], value)
+
+    def _put(self, target: ast.expr, value: ast.expr) -> ast.stmt:
+        """Return the statement that stores into a chain: from the last step outward, every owner is replaced."""
+        last = True
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            owner = _loaded(target.value)
+            if isinstance(target, ast.Attribute):
+                value = _call(f"_nb_with_{target.attr}", owner, value)
+            else:
+                value = _call("_nb_replaced" if last else "_nb_put_back", owner, target.slice, value)
+            target, last = target.value, False
+        assert isinstance(target, ast.Name)
+        return ast.Assign([ast.Name(target.id, ast.Store())], value)
+
+    def _steady(self, target: ast.expr, before: list[ast.stmt]) -> ast.expr:
+        """Return a target whose indices may be evaluated again; `before` gets what must run first."""
+        if isinstance(target, ast.Attribute):
+            return ast.Attribute(self._steady(target.value, before), target.attr, target.ctx)
+        if isinstance(target, ast.Subscript):
+            owner = self._steady(target.value, before)
+            return ast.Subscript(owner, self._held(target.slice, before), target.ctx)
+        return target
+
+    def _held(self, value: ast.expr, before: list[ast.stmt]) -> ast.expr:
+        if isinstance(value, ast.Tuple):
+            return ast.Tuple([self._held(part, before) for part in value.elts], ast.Load())
+        if isinstance(value, ast.Name | ast.Constant) or (
+            isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
+        ):
+            return value
+        name = self._name()
+        before.append(ast.Assign([ast.Name(name, ast.Store())], value))
+        return ast.Name(name, ast.Load())
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"_nb_held{self._count}"
+
+
+def _leaves(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, ast.Tuple):
+        for part in target.elts:
+            yield from _leaves(part)
+    else:
+        yield target
+
+
+def _chain(target: ast.expr) -> tuple[list[ast.expr | str], ast.expr]:
+    """Return the steps of ``base[i].x`` from the base outward, indices and names, and the base."""
+    steps: list[ast.expr | str] = []
+    while isinstance(target, ast.Subscript | ast.Attribute):
+        steps.append(target.slice if isinstance(target, ast.Subscript) else target.attr)
+        target = target.value
+    return steps[::-1], target
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """Return a copy of a target as something that is read."""
+    read = copy.deepcopy(target)
+    for node in ast.walk(read):
+        if isinstance(node, ast.Name | ast.Subscript | ast.Attribute):
+            node.ctx = ast.Load()
+    return read
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])

@@ -1,0 +1,553 @@
+"""Vectors and matrices as values, in kernels by every operation, as arguments, and as arrays of other frameworks."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from numbridge.kernels.element_operations import OPERATIONS, expand
+from numbridge.kernels.elements import Element, by_number
+
+RNG = np.random.default_rng(7)
+
+
+def values(kind, count=5):
+    """Return `count` random elements as an array of scalars, away from what is singular."""
+    numbers = RNG.uniform(0.5, 2.0, (count, *kind.extents)) * RNG.choice([-1, 1], (count, *kind.extents))
+    return numbers.astype(kind.scalar.numpy)
+
+
+# ----------------------------------------------------------------------------------------------------------- values
+
+
+def test_types_are_made_once():
+    assert nb.vector(3, float) is nb.vec3 and nb.vec3f is nb.vec3 and nb.matrix((2, 2), np.float64) is nb.mat22d
+    assert nb.vector(6) is nb.spatial_vector and nb.matrix((6, 6)) is nb.spatial_matrix
+    assert nb.quat is not nb.vec4 and by_number(nb.quat.number) is nb.quat
+    assert (nb.mat33.bytes, nb.mat33.count, nb.vec3h.bytes, nb.vec2i.scalar.name) == (36, 9, 6, "int32")
+    assert repr(nb.matrix((12, 3), np.uint8)) == "mat12x3_uint8"
+
+
+@pytest.mark.parametrize("name", [n + s for n in ("vec2", "vec3", "vec4", "mat22", "mat33", "mat44") for s in "fdhi"])
+def test_names(name):
+    kind = getattr(nb, name)
+    length = int(name[3])
+    assert kind.extents == ((length,) if name.startswith("vec") else (length, length))
+    assert kind.scalar.name == {"f": "float32", "d": "float64", "h": "float16", "i": "int32"}[name[-1]]
+    assert kind.name == name.removesuffix("f")
+
+
+def test_construction():
+    assert nb.vec3() == nb.vec3(0) == nb.vec3(0, 0, 0)
+    assert nb.vec4(nb.vec3(1, 2, 3), 4) == nb.vec4(1, 2, 3, 4)
+    assert nb.vec3d(nb.vec3(1, 2, 3)) == nb.vec3d(1, 2, 3)
+    assert nb.mat22([[1, 2], [3, 4]]) == nb.mat22(1, 2, 3, 4)
+    pose = nb.transform(nb.vec3(1, 2, 3), nb.quat(0, 0, 0, 1))
+    assert pose.p == nb.vec3(1, 2, 3) and pose.q == nb.quat(0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("wrong", [(1, 2), (1, 2, 3, 4), ([[1, 2, 3]],), (nb.vec2(1, 2),), (nb.mat22(1), 1)])
+def test_construction_refuses_what_does_not_fit(wrong):
+    with pytest.raises(nb.NumbridgeValueError, match=r"vec3 has 3 components \(3\), got"):
+        nb.vec3(*wrong)
+
+
+def test_values_never_change():
+    v = nb.vec3(1, 2, 3)
+    with pytest.raises(nb.NumbridgeTypeError, match="never changes"):
+        v.x = 4
+    assert {v: 1}[nb.vec3(1, 2, 3)] == 1
+    assert pickle.loads(pickle.dumps(v)) == v
+    odd = nb.vector(5, np.int16)(1, 2, 3, 4, 5)
+    assert pickle.loads(pickle.dumps(odd)) == odd
+
+
+def test_parts_of_values():
+    m = nb.mat22(1, 2, 3, 4)
+    assert (m[0, 1], m[-1], len(m), list(nb.vec3(1, 2, 3))) == (2.0, nb.vec2(3, 4), 2, [1.0, 2.0, 3.0])
+    assert nb.vec4(1, 2, 3, 4).w == 4.0 and not hasattr(nb.vec3(1, 2, 3), "w")
+    with pytest.raises(IndexError, match="vec3"):
+        nb.vec3(1, 2, 3)[3]
+
+
+@pytest.mark.parametrize("dtype", [complex, bool, "U3"])
+def test_component_types_that_cannot_be(dtype):
+    with pytest.raises(nb.ConversionError):
+        nb.vector(3, dtype)
+
+
+def test_functions_say_what_they_take():
+    with pytest.raises(nb.NumbridgeTypeError, match=r"cross\(vec3, vec2\): .* vectors of three components"):
+        nb.cross(nb.vec3(1), nb.vec2(1))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        nb.vec3(1) + nb.vec3d(1)
+    assert expand("dot", nb.vec3, nb.vec3d) is None and expand("nothing", nb.vec3) is None
+
+
+# ------------------------------------------------------------------------------------------------- operations, in kernels
+
+
+@nb.kernel
+def unary(a, v, m, q, s, out):
+    i = nb.tid()
+    x = v[i]
+    out[i, 0] = nb.length(x) + nb.length_sq(x) + min(x) * 2.0 + max(x) * 3.0
+    out[i, 1] = nb.dot(nb.normalize(x), nb.vec3(1.0, 2.0, 3.0))
+    out[i, 2] = nb.trace(m[i]) + nb.determinant(m[i])
+    w = nb.inverse(m[i]) @ (x + abs(x) * 0.5)
+    out[i, 3] = w.x + 2.0 * w.y + 3.0 * w.z
+    out[i, 4] = (nb.transpose(m[i]) * x)[1] + (x @ m[i])[2]
+    out[i, 5] = nb.outer(x, w)[0, 2] + (m[i] @ m[i])[1, -1] + (m[i] * m[i])[1][2]
+    out[i, 6] = nb.dot(nb.cross(x, w), x + w) + nb.cross(x, w)[i % 3]
+    u = nb.normalize(q[i])
+    out[i, 7] = nb.dot(nb.quat_rotate(u, x), w) + nb.dot(nb.quat_rotate_inv(u, w), x)
+    out[i, 8] = nb.dot(nb.quat_to_matrix(u) @ x, w) + (u * nb.quat_inverse(u)).w
+    t = nb.transform(w, u)
+    back = nb.transform_point(nb.transform_inverse(t), nb.transform_point(t, x)) - x
+    out[i, 9] = nb.length(back) + nb.dot(nb.transform_vector(t, x), w) + (t * t).p.x + t.q.w
+    c = nb.cw_mul(x, w) + nb.cw_div(x, x) - (-x) / 2.0 + 3.0 * w - min(x, w) + max(x, w)
+    out[i, 10] = c.x + c.y * 2.0 + c.z * 3.0 + s
+    out[i, 11] = (1.0 if x == x else 0.0) + (2.0 if x != w else 0.0) + len(x)
+
+
+def unary_in_numpy(v, m, q, s):
+    def rotate(u, x):
+        return x + 2 * np.cross(u[:3], np.cross(u[:3], x) + u[3] * x)
+
+    rows = []
+    for i, (x, a, p) in enumerate(zip(v, m, q, strict=True)):
+        w = np.linalg.inv(a) @ (x + abs(x) * 0.5)
+        u, back = p / np.linalg.norm(p), np.array([-1, -1, -1, 1])
+        c = x * w + x / x - (-x) / 2 + 3 * w - np.minimum(x, w) + np.maximum(x, w)
+        rows.append(
+            [
+                np.linalg.norm(x) + x @ x + x.min() * 2 + x.max() * 3,
+                x @ np.array([1, 2, 3]) / np.linalg.norm(x),
+                np.trace(a) + np.linalg.det(a),
+                w @ [1, 2, 3],
+                (a.T @ x)[1] + (x @ a)[2],
+                x[0] * w[2] + 2 * (a @ a)[1, 2],
+                np.cross(x, w) @ (x + w) + np.cross(x, w)[i % 3],
+                rotate(u, x) @ w + rotate(u * back, w) @ x,
+                rotate(u, x) @ w + 1,
+                rotate(u, x) @ w + (w + rotate(u, w))[0] + u[3],
+                c @ [1, 2, 3] + s,
+                6,
+            ]
+        )
+    return np.array(rows)
+
+
+def test_operations():
+    a, b, c = values(nb.vec3), values(nb.mat33) + 3 * np.eye(3, dtype="f4"), values(nb.quat)
+    out = np.zeros((5, 12), np.float32)
+    arrays = [nb.from_numpy(x, dtype=kind) for x, kind in ((a, nb.vec3), (b, nb.mat33), (c, nb.quat))]
+    nb.launch(unary, 5, [0, *arrays, np.float32(0.25), out])
+    wanted = unary_in_numpy(*(x.astype(float) for x in (a, b, c)), 0.25)
+    np.testing.assert_allclose(out, wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_inverse_and_determinant_of_every_size(size):
+    kind = nb.matrix((size, size), np.float64)
+    a = values(kind, 4) + 3 * np.eye(size)
+    b, d = np.zeros_like(a), np.zeros(4)
+
+    @nb.kernel
+    def invert(x: nb.array[kind], y: nb.array[kind], z: nb.array[np.float64]):
+        i = nb.tid()
+        y[i] = nb.inverse(x[i])
+        z[i] = nb.determinant(x[i])
+
+    nb.launch(invert, 4, [a, b, d])
+    np.testing.assert_allclose(b, np.linalg.inv(a), rtol=1e-9)
+    np.testing.assert_allclose(d, np.linalg.det(a), rtol=1e-9)
+    assert np.allclose(nb.inverse(kind(a[0])).numpy(), b[0]) and np.isclose(nb.determinant(kind(a[0])), d[0])
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_every_operation_is_the_same_in_python_and_in_kernels(name):
+    assert _cases(name), "an operation that nothing tests"
+    for operands in _cases(name):
+        expansion = expand(name, *(type(o) if isinstance(o, Element) else None for o in operands))
+        expected = _in_python(name, operands)
+        found = _in_kernel(name, operands, expansion)
+        flat = expected.numpy().reshape(-1) if isinstance(expected, Element) else np.array([expected], float)
+        np.testing.assert_allclose(found, flat, rtol=2e-6, atol=1e-6, err_msg=f"{name}{operands}")
+
+
+def _cases(name):
+    v, w, q = nb.vec3(1, -2, 3), nb.vec3(0.5, 4, -1), nb.normalize(nb.quat(1, 2, 3, 4))
+    m, t = nb.mat33(2, 1, 0, 1, 3, 1, 0, 1, 4), nb.transform(w, q)
+    i, j = nb.vec3i(7, -8, 9), nb.vec3i(2, 3, 4)
+    both = [(v, w), (m, nb.mat33(1, 2, 3, 4, 5, 6, 7, 8, 9)), (i, j)]
+    one_vector, one_matrix = [(v,), (q,)], [(m,), (nb.mat22(1, 2, 3, 4),)]
+    return {
+        "add": [*both, (q, q), (t, t)],
+        "sub": both,
+        "cw_mul": both,
+        "cw_div": both[:2],
+        "truediv": [(v, 2.0), (m, 4.0), (q, 2.0)],
+        "floordiv": [(i, 2), (v, 2.0)],
+        "mod": [(i, 5), (v, 2.0)],
+        "mul": [(v, 2.0), (2.0, v), (m, v), (m, m), (q, q), (t, t), (i, 3)],
+        "matmul": [(m, v), (v, m), (m, m), (nb.matrix((2, 3))(1, 2, 3, 4, 5, 6), v)],
+        "neg": [(v,), (m,), (i,)],
+        "abs": [(v,), (m,), (i,)],
+        "pos": [(v,)],
+        "min": [(v,), (v, w), (i, j)],
+        "max": [(v,), (v, w), (i, j)],
+        "eq": [(v, v), (v, w), (m, m)],
+        "ne": [(v, v), (v, w)],
+        "dot": [(v, w), (q, q), (i, j)],
+        "cross": [(v, w), (i, j)],
+        "length_sq": one_vector,
+        "length": one_vector,
+        "normalize": [*one_vector, (nb.vec3(),)],
+        "outer": [(v, w), (v, nb.vec2(1, 2))],
+        "transpose": [*one_matrix, (nb.matrix((2, 3))(1, 2, 3, 4, 5, 6),)],
+        "trace": one_matrix,
+        "determinant": one_matrix,
+        "inverse": [*one_matrix, (q,)],
+        "quat_rotate": [(q, v)],
+        "quat_rotate_inv": [(q, v)],
+        "quat_inverse": [(q,)],
+        "quat_to_matrix": [(q,)],
+        "quat_from_axis_angle": [(nb.vec3(0, 0, 1), 0.5)],
+        "transform_point": [(t, v)],
+        "transform_vector": [(t, v)],
+        "transform_inverse": [(t,)],
+        "matrix_from_rows": [(v, w, v), (v, w)],
+        "matrix_from_cols": [(v, w, v), (v, w)],
+    }[name]
+
+
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%"}
+_SYMBOLS |= {"eq": "==", "ne": "!="}
+
+
+def _expression(name, names):
+    if name in _SYMBOLS:
+        return f"{names[0]} {_SYMBOLS[name]} {names[1]}"
+    if name in ("neg", "pos"):
+        return f"{'-' if name == 'neg' else '+'}{names[0]}"
+    return f"{name if name in ('min', 'max', 'abs') else f'nb.{name}'}({', '.join(names)})"
+
+
+def _in_python(name, operands):
+    names = "abc"[: len(operands)]
+    if name in ("min", "max") and len(operands) == 2:  # Python's own would compare whole vectors
+        return type(operands[0])(*map({"min": min, "max": max}[name], *operands))
+    return eval(_expression(name, names), {"nb": nb, **dict(zip(names, operands, strict=True))})
+
+
+def _in_kernel(name, operands, expansion):
+    import linecache
+
+    names = "abc"[: len(operands)]
+    count = 1 if expansion.result is None else expansion.result.count
+    lines = [f"def one(out, {', '.join(names)}):", "    i = nb.tid()", f"    r = {_expression(name, names)}"]
+    if expansion.result is None:
+        lines.append("    out[i] = r")
+    elif len(expansion.result.extents) == 2:
+        columns = expansion.result.extents[1]
+        lines += [f"    out[{k}] = r[{k // columns}, {k % columns}]" for k in range(count)]
+    else:
+        lines += [f"    out[{k}] = r[{k}]" for k in range(count)]
+    text = "\n".join(lines)
+    file = f"<{name} {count} {names} {abs(hash(operands))}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace = {"nb": nb}
+    exec(compile(text, file, "exec"), namespace)
+    out = np.zeros(count, np.float32)
+    nb.launch(nb.kernel(namespace["one"]), 1, [out, *operands])
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------------------- stores
+
+
+@nb.func
+def turned(v, k):
+    v[k] = -v[k]
+    v.x += 1.0
+    return v
+
+
+@nb.kernel
+def stores(a: nb.array[nb.vec3], m: nb.array[nb.mat22], k: int):
+    i = nb.tid()
+    v = a[i]
+    w = turned(v, k)
+    a[i].y = w.x
+    a[i][2] *= 10.0
+    a[i][-3] = v[k - 3]
+    m[i][1, 0] = 7.0
+    r = m[i]
+    r[0] = nb.vec2(v.z, w[k])
+    r[1][1] = 5.0
+    r[0, 0], r[-1, 0] = r[0, 1], r[0, 0]
+    m[i] = r
+
+
+def test_stores_into_elements():
+    a, m = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 2, 2), np.float32)
+    nb.launch(stores, 2, [a, m, 1])
+    np.testing.assert_array_equal(a, [[1, 1, 20], [4, 4, 50]])
+    np.testing.assert_array_equal(m, [[[-1, -1], [2, 5]], [[-4, -4], [5, 5]]])
+
+
+def test_an_index_with_an_effect_is_evaluated_once():
+    @nb.kernel
+    def count(a: nb.array[nb.vec3], n: nb.array[int]):
+        a[nb.atomic_add(n, 0, 1)].x += 2.0
+
+    a, n = np.zeros((4, 3), np.float32), np.zeros(1, np.int32)
+    nb.launch(count, 3, [a, n])
+    assert n[0] == 3 and a[:, 0].tolist() == [2, 2, 2, 0]
+
+
+def test_stores_through_views_of_arrays_stay_stores():
+    @nb.kernel
+    def through(a: nb.array2d[float]):
+        i = nb.tid()
+        row = a[i]
+        row[1] = 3.0
+        a[i][2] += 4.0
+
+    a = np.ones((2, 3), np.float32)
+    nb.launch(through, 2, [a])
+    np.testing.assert_array_equal(a, [[1, 3, 5], [1, 3, 5]])
+
+
+def test_a_local_element_is_no_write_to_its_array():
+    @nb.kernel
+    def read(a: nb.array[nb.vec3], out: nb.array[float]):
+        i = nb.tid()
+        v = a[i]
+        v[0] = 5.0
+        out[i] = v.x + a[i].x
+
+    a = np.ones((2, 3), np.float32)
+    a.flags.writeable = False
+    out = np.zeros(2, np.float32)
+    nb.launch(read, 2, [a, out])
+    assert out.tolist() == [6, 6]
+
+
+def test_a_store_into_an_array_s_element_is_a_write():
+    @nb.kernel
+    def write(a: nb.array[nb.vec3]):
+        a[nb.tid()].x = 1.0
+
+    a = np.ones((2, 3), np.float32)
+    a.flags.writeable = False
+    with pytest.raises(nb.BufferAccessError, match="writes to it"):
+        nb.launch(write, 2, [a])
+
+
+# ------------------------------------------------------------------------------------------------------------- arguments
+
+
+@nb.kernel
+def offset(x: nb.array[nb.vec3], by: nb.vec3, y: nb.array[nb.vec3]):
+    i = nb.tid()
+    y[i] = x[i] + by
+
+
+@pytest.mark.parametrize("by", [nb.vec3(1, 2, 3), np.float32([1, 2, 3]), nb.array([[1, 2, 3]], nb.vec3)[0]], ids=type)
+def test_elements_by_value(by):
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    for _ in range(2):
+        nb.launch(offset, 4, [x, by, y])
+    np.testing.assert_array_equal(y, [[2, 3, 4]] * 4)
+
+
+@pytest.mark.parametrize("by", [(1, 2, 3), nb.vec2(1, 2), nb.vec3d(1), np.zeros(3), np.zeros(2, np.float32), 1.0])
+def test_what_is_no_such_element(by):
+    x, y = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    nb.launch(offset, 4, [x, nb.vec3(1), y])
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'by': wanted vec3, got .*; pass nb.vec3\(...\)"):
+        nb.launch(offset, 4, [x, by, y])
+
+
+def test_an_element_where_none_is_wanted():
+    @nb.kernel
+    def scale(x: nb.array[float], by: float):
+        x[nb.tid()] *= by
+
+    x = np.ones(3, np.float32)
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'by': wanted float32, got vec3"):
+        nb.launch(scale, 3, [x, nb.vec3(1)])
+    with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'x': wanted array1d\[float32\], got vec3"):
+        nb.launch(scale, 3, [nb.vec3(1), 1.0])
+
+
+LAYOUTS = {
+    "dense": lambda x: x.copy(),
+    "rows apart": lambda x: np.concatenate([x, x], 1)[:, :3],
+    "every second": lambda x: np.repeat(x, 2, 0)[::2],
+    "backwards": lambda x: x[::-1].copy()[::-1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_arrays(layout):
+    x = values(nb.vec3, 6)
+    given, y = LAYOUTS[layout](x), np.zeros((6, 3), np.float32)
+    nb.launch(offset, 6, [given, nb.vec3(1, 2, 3), LAYOUTS[layout](y)])
+    out = LAYOUTS[layout](np.zeros((6, 3), np.float32))
+    nb.launch(offset, 6, [given, nb.vec3(1, 2, 3), out])
+    np.testing.assert_array_equal(out, x + np.float32([1, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (np.zeros((4, 2), "f4"), nb.NumbridgeTypeError, r"float32 with shape \(\.\.\., 3\), got .* shape \(4, 2\)"),
+        (
+            np.zeros((4, 3), "f8"),
+            nb.NumbridgeTypeError,
+            r"float32 with shape \(\.\.\., 3\), got a 2-d array of float64",
+        ),
+        (np.zeros((4, 2, 3), "f4"), nb.NumbridgeTypeError, r"of 1 dimension\(s\) .* got .* shape \(4, 2, 3\)"),
+        (np.zeros(3, "f4"), nb.NumbridgeTypeError, r"of 1 dimension\(s\) .* shape \(3,\)"),
+        (np.zeros((3, 4), "f4").T, nb.BufferAccessError, r"\(\.\.\., 3\) lie densely .* shape \(4, 3\) \(numpy"),
+        (np.zeros((4, 6), "f4")[:, ::2], nb.BufferAccessError, "lie densely"),
+        (nb.zeros(4, nb.vec3d), nb.NumbridgeTypeError, r"got a 1-d array of vec3d with shape \(4,\)"),
+    ],
+)
+def test_arrays_that_do_not_fit(x, error, message):
+    good, y = np.zeros((4, 3), "f4"), np.zeros((4, 3), "f4")
+    nb.launch(offset, 4, [good, nb.vec3(1), y])
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            nb.launch(offset, 4, [x, nb.vec3(1), y])
+
+
+def test_recognised_arguments_are_still_compared():
+    """After a dense array of vec3 was seen, one of the same rank and another last extent must not slip through."""
+    run = offset.forall(4)
+    y = np.zeros((4, 3), "f4")
+    run(np.zeros((8, 3), "f4")[::2], nb.vec3(1), y)
+    for x in (np.zeros((8, 4), "f4")[::2], np.zeros((4, 6), "f4")[:, ::2], np.zeros((4, 4), "f4")):
+        with pytest.raises(nb.NumbridgeError):
+            run(x, nb.vec3(1), y)
+
+
+def test_arrays_without_annotations_know_their_elements():
+    @nb.kernel
+    def double(x, y):
+        i = nb.tid()
+        y[i] = x[i] * 2.0
+
+    x, y = nb.array(values(nb.mat22), dtype=nb.mat22), nb.zeros(5, nb.mat22)
+    nb.launch(double, 5, [x, y])
+    np.testing.assert_array_equal(y.numpy(), x.numpy() * 2)
+    nb.launch(double, 5, [x[::-1], y])
+    np.testing.assert_array_equal(y.numpy(), x.numpy()[::-1] * 2)
+
+
+def test_globals_and_results_of_device_functions():
+    up = nb.vec3(0, 9.8, 0)
+    identity = nb.mat33(1, 0, 0, 0, 1, 0, 0, 0, 1)
+
+    @nb.func
+    def fallen(v, t):
+        return identity @ (v - up * t), nb.length(v)
+
+    @nb.kernel
+    def fall(v: nb.array[nb.vec3], speed: nb.array[float]):
+        i = nb.tid()
+        moved, before = fallen(v[i], 0.5)
+        v[i] = moved
+        speed[i] = before
+
+    v, speed = np.ones((3, 3), np.float32), np.zeros(3, np.float32)
+    nb.launch(fall, 3, [v, speed])
+    np.testing.assert_allclose(v, np.ones((3, 3)) - np.array([0, 4.9, 0]), rtol=1e-6)
+    np.testing.assert_allclose(speed, np.sqrt(3), rtol=1e-6)
+
+
+def test_elements_stay_in_registers_on_cuda():
+    arrays = [nb.zeros(4, kind) for kind in (nb.vec3, nb.mat33, nb.quat)]
+    text = unary.ptx(0, *arrays, np.float32(1), np.zeros((4, 12), np.float32), capability=(9, 0))
+    assert ".local" not in text and "call" not in text and ".f64" not in text
+
+
+def test_large_matrices_stay_in_registers_on_cuda():
+    @nb.kernel
+    def product(a: nb.array[nb.mat44], b: nb.array[nb.spatial_matrix]):
+        i = nb.tid()
+        a[i] = nb.inverse(a[i]) @ a[i]
+        b[i] = b[i] @ b[i]
+
+    text = product.ptx(np.zeros((4, 4, 4), "f4"), np.zeros((4, 6, 6), "f4"), capability=(9, 0))
+    assert ".local" not in text and "call" not in text
+
+
+def test_atomics_on_elements_update_each_component():
+    @nb.kernel
+    def total(x: nb.array[nb.vec3], out: nb.array[nb.vec3], lowest: nb.array2d[nb.vec3]):
+        i = nb.tid()
+        nb.atomic_add(out, i % 2, x[i])
+        nb.atomic_sub(out, -1, x[i] * 0.5)
+        nb.atomic_min(lowest, 0, 1, x[i])
+
+    x = np.arange(3000, dtype=np.float32).reshape(1000, 3) % 7
+    out, lowest = np.zeros((2, 3), np.float32), np.full((1, 2, 3), 9, np.float32)
+    nb.launch(total, 1000, [x, out, lowest])
+    np.testing.assert_array_equal(out, [x[::2].sum(0), x[1::2].sum(0) - x.sum(0) / 2])
+    np.testing.assert_array_equal(lowest, [[[9, 9, 9], x.min(0)]])
+
+
+def test_atomics_on_elements_refuse_other_values():
+    @nb.kernel
+    def wrong(out: nb.array[nb.vec3]):
+        nb.atomic_add(out, 0, 1.0)
+
+    with pytest.raises(nb.KernelError, match="does not compile"):
+        nb.launch(wrong, 3, [np.zeros((2, 3), np.float32)])
+
+
+def test_derivatives_refuse_elements_and_narrow_floats():
+    @nb.kernel
+    def lengths(x: nb.array[nb.vec3], y):
+        i = nb.tid()
+        y[i] = nb.length(x[i])
+
+    @nb.kernel
+    def squares(x, y):
+        i = nb.tid()
+        y[i] = x[i] * x[i]
+
+    @nb.kernel
+    def inside(x, y):
+        i = nb.tid()
+        y[i] = nb.length(nb.vec3(x[i], 1.0, 2.0))
+
+    half, points, single = np.ones(4, np.float16), np.ones((4, 3), np.float32), np.ones(4, np.float32)
+    for kernel, x, y, text in (
+        (lengths, points, single, "parameter 'x' has elements of vec3"),
+        (squares, half, single, "parameter 'x' is float16.*convert it first"),
+        (squares, single, half, "parameter 'y' is float16"),
+        (inside, single, single.copy(), "nb.(length|vec3) has no derivative"),
+    ):
+        gradient = np.zeros_like(x)
+        with pytest.raises(nb.KernelUnsupportedError, match=text):
+            nb.launch(kernel, 4, [x], [y], adj_inputs=[gradient], adj_outputs=[np.ones_like(y)], adjoint=True)
+        assert not gradient.any()
+    with pytest.raises(nb.KernelUnsupportedError, match="has elements of vec3"):
+        nb.torch_op(lengths, outputs=["y"], name="numbridge_tests::lengths")
+    with pytest.raises(nb.KernelUnsupportedError, match="has elements of vec3"):
+        nb.jax_kernel(lengths)
+    a, out = nb.zeros(4, dtype=nb.vec3, requires_grad=True), nb.zeros(4, requires_grad=True)
+
+    def recorded():
+        with nb.Tape() as tape:
+            nb.launch(lengths, 4, [a], [out])
+        tape.backward(grads={out: nb.ones(4)})
+
+    with pytest.raises(nb.KernelUnsupportedError):
+        recorded()

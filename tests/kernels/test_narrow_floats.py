@@ -1,0 +1,135 @@
+"""Floating types of 8 and 16 bits in kernels: every bit pattern read, every rounding written, arithmetic in float32."""
+
+import numpy as np
+import pytest
+import torch
+
+import numbridge as nb
+
+NARROW = [nb.float16, nb.bfloat16, nb.float8_e4m3fn, nb.float8_e5m2]
+RNG = np.random.default_rng(3)
+
+
+@nb.kernel
+def convert(x, y):
+    i = nb.tid()
+    y[i] = x[i]
+
+
+@nb.kernel
+def axpy(x, y, a):
+    i = nb.tid()
+    y[i] = a * x[i] + y[i]
+
+
+def every_number(kind):
+    bits = np.dtype(kind).itemsize * 8
+    return np.arange(1 << bits, dtype=f"u{bits // 8}").view(kind)
+
+
+def hard_numbers(kind, dtype):
+    """Return numbers of all sizes, all midpoints of neighbours, and what lies just beside them."""
+    with np.errstate(all="ignore"):
+        finite = every_number(kind).astype(np.float64)
+        finite = np.sort(finite[np.isfinite(finite)])
+        middle = (finite[:-1] + finite[1:]) / 2
+        scattered = RNG.standard_normal(20000) * 10.0 ** RNG.integers(-12, 12, 20000)
+        special = [0.0, -0.0, np.inf, -np.inf, np.nan, 464, 465, 65519, 65520, 1e30, 1e-40]
+        values = np.concatenate([scattered, finite, middle, special]).astype(dtype)
+        return np.concatenate([values, np.nextafter(values, dtype(np.inf)), np.nextafter(values, dtype(-np.inf))])
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_every_number_is_read(kind):
+    x = every_number(kind)
+    y, wanted = np.zeros(len(x), np.float32), x.astype(np.float32)
+    nb.launch(convert, len(x), [x, y])
+    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_array_equal(np.signbit(y)[~np.isnan(y)], np.signbit(wanted)[~np.isnan(y)])
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_float32_is_rounded_to_nearest_even(kind):
+    x = hard_numbers(kind, np.float32)
+    y = np.zeros(len(x), kind)
+    nb.launch(convert, len(x), [x, y])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(y.astype(np.float32), x.astype(kind).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_float64_is_rounded_once(kind):
+    """ml_dtypes rounds to float32 first: never is its result nearer, and at an equal distance ours is the even one."""
+    x = hard_numbers(kind, np.float64)
+    y = np.zeros(len(x), kind)
+    nb.launch(convert, len(x), [x, y])
+    with np.errstate(all="ignore"):
+        ours, theirs = y.astype(np.float64), x.astype(kind).astype(np.float64)
+        finite = np.isfinite(ours) & np.isfinite(theirs) & np.isfinite(x)
+        distance, other = abs(ours - x)[finite], abs(theirs - x)[finite]
+    assert (distance <= other).all()
+    even = y[finite].view(f"u{np.dtype(kind).itemsize}") & 1 == 0
+    assert even[(distance == other) & (ours[finite] != theirs[finite])].all()
+    with np.errstate(all="ignore"):
+        exact = x == x.astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(ours)[exact], np.isnan(theirs)[exact])
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+def test_arithmetic_is_float32(kind):
+    x, y = (torch.randn(1000, generator=torch.Generator().manual_seed(k)).to(kind) for k in (1, 2))
+    wanted = (0.5 * x.float() + y.float()).to(kind)
+    nb.launch(axpy, 1000, [x, y, 0.5])
+    assert torch.equal(y, wanted)
+
+
+def test_integers_comparisons_functions_and_branches():
+    @nb.kernel
+    def several(x, i16, y):
+        i = nb.tid()
+        v = x[i]
+        if v > 0.0:
+            w = nb.sqrt(v) + abs(-v) + max(v, x[0])
+        else:
+            w = v
+        y[i] = w + i16[i]
+        y[i] += 1
+
+    x, k = np.array([4, -2, 9], nb.bfloat16), np.array([1, 2, 3], np.int16)
+    y = np.zeros(3, nb.bfloat16)
+    nb.launch(several, 3, [x, k, y])
+    assert y.astype(float).tolist() == [12.0, 1.0, 25.0]
+
+
+def test_elements_of_narrow_floats():
+    @nb.kernel
+    def double(x: nb.array[nb.vec3h], y: nb.array[nb.vec3h]):
+        i = nb.tid()
+        y[i] = x[i] * 2.0 + nb.vec3h(1.0, 0.0, 0.0) * nb.dot(x[i], x[i])
+
+    x, y = torch.ones(4, 3, dtype=torch.float16), torch.zeros(4, 3, dtype=torch.float16)
+    nb.launch(double, 4, [x, y])
+    assert y.tolist() == [[5, 2, 2]] * 4
+
+
+def test_scalars_of_narrow_floats_are_refused():
+    @nb.kernel
+    def scale(x: nb.array[float], a: nb.float16):
+        x[nb.tid()] *= a
+
+    with pytest.raises(nb.NumbridgeError, match="float16"):
+        nb.launch(scale, 3, [np.ones(3, np.float32), 2.0])
+
+
+@pytest.mark.parametrize("kind", [np.complex64, np.complex128])
+def test_complex_arithmetic(kind):
+    @nb.kernel
+    def square(z, out):
+        i = nb.tid()
+        out[i] = z[i] * z[i].conjugate() / (z[i] + 1.0) - abs(z[i]) * 1j
+
+    z = (RNG.standard_normal(8) + 1j * RNG.standard_normal(8)).astype(kind)
+    out = np.zeros(8, kind)
+    nb.launch(square, 8, [z, out])
+    wanted = z * z.conj() / (z + 1) - abs(z) * 1j
+    np.testing.assert_allclose(out, wanted, rtol=1e-5 if kind is np.complex64 else 1e-13)
