@@ -6,7 +6,7 @@ Importing this module imports Numba, so only code that is about to compile does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +15,7 @@ from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from numbridge.kernels import cpu_intrinsics, numba_elements
+from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
@@ -76,6 +77,7 @@ def compile_run(
     parameters: Sequence[ParameterType],
     *,
     entry: str,
+    origin: Callable[[int], str | None],
     fastmath: bool,
 ) -> Compiled:
     """Compile the generated source of a variant to object code.
@@ -92,13 +94,15 @@ def compile_run(
         The types to compile for.
     entry : str
         The name of the kernel's body, which is looked through for float64 arithmetic.
+    origin : callable
+        Returns where a line of the generated source comes from, for messages, or None.
     fastmath : bool
         Whether LLVM may reassociate floating-point arithmetic.
 
     Raises
     ------
     KernelError
-        If Numba cannot compile the source; its own message follows.
+        If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
     names: dict[str, Any] = dict(namespace)
     names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
@@ -121,10 +125,7 @@ def compile_run(
     try:
         compiled = compile_functions({symbol: (names[RUN], "int64(int64, int64, int64, int64)")})
     except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
-        listed = ", ".join(f"{p.name}: {p}" for p in parameters)
-        raise KernelError(
-            f"kernel {entry!r} does not compile for ({listed}):\n{error}\nThe generated source is {filename}"
-        ) from error
+        raise not_compiled(error, entry, parameters, filename, origin) from error
     _check_writes(names, entry)
     return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": _wide_lines(names, text)})
 

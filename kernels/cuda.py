@@ -9,7 +9,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.extending import lower_cast
 
 from numbridge.kernels import cuda_intrinsics, numba_elements
+from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
@@ -80,6 +81,7 @@ def compile_ptx(
     capability: tuple[int, int],
     *,
     entry: str,
+    origin: Callable[[int], str | None],
     dims: int,
     fastmath: bool = False,
 ) -> tuple[str, str, tuple[str, ...]]:
@@ -97,6 +99,8 @@ def compile_ptx(
         The compute capability to compile for.
     entry : str
         The name of the kernel's body, which is looked through for float64 arithmetic.
+    origin : callable
+        Returns where a line of the generated source comes from, for messages, or None.
     dims : int
         How many dimensions (int64) follow the parameters.
     fastmath : bool
@@ -113,7 +117,7 @@ def compile_ptx(
     Raises
     ------
     KernelError
-        If numba.cuda cannot compile the source; its own message follows.
+        If numba.cuda cannot compile the source: what is wrong, where, and its own message.
     """
     names: dict[str, Any] = dict(namespace)
     names[CUDA_MODULE] = cuda
@@ -130,10 +134,7 @@ def compile_ptx(
         with _for_capability(capability):
             ptx, _ = cuda.compile_ptx(names[GRID], signature, cc=capability, fastmath=fastmath)
     except (NumbaError, CudaNumbaError, AttributeError) as error:  # the latter for `row += 1` on a read-only row
-        listed = ", ".join(f"{p.name}: {p}" for p in parameters)
-        raise KernelError(
-            f"kernel {entry!r} does not compile for ({listed}) on CUDA:\n{error}\nThe generated source is {filename}"
-        ) from error
+        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     symbol = _ENTRY.search(ptx)
     if symbol is None:
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
@@ -177,6 +178,7 @@ def compile_cubin(
     capability: tuple[int, int],
     *,
     entry: str,
+    origin: Callable[[int], str | None],
     dims: int,
     fastmath: bool = False,
 ) -> Compiled:
@@ -185,7 +187,7 @@ def compile_cubin(
     The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX among the facts.
     """
     ptx, symbol, wide = compile_ptx(
-        text, filename, namespace, parameters, capability, entry=entry, dims=dims, fastmath=fastmath
+        text, filename, namespace, parameters, capability, entry=entry, origin=origin, dims=dims, fastmath=fastmath
     )
     facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx)}
     return Compiled((link(ptx, capability, entry),), {"kernel": symbol}, (), facts)

@@ -72,6 +72,8 @@ class Emitted:
         what the threads return is added; see `range_source`.
     private : Private or None
         For derivatives: another function of the text, for threads that share no elements with others.
+    parts : tuple of (FunctionSource, ast.FunctionDef)
+        The functions of the text in its order, as they were rewritten; none for derivatives.
     """
 
     text: str
@@ -84,6 +86,31 @@ class Emitted:
     asks_for_block: bool = False
     sums: tuple[tuple[str, str], ...] = ()
     private: Private | None = None
+    parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = ()
+
+    def origin(self, line: int) -> str | None:
+        """Return where a line of the text comes from: ``file:line:column``, the source line and a caret.
+
+        Parameters
+        ----------
+        line : int
+            One-based.
+
+        Returns
+        -------
+        str or None
+            None for a line that no statement of the user's became.
+        """
+        first = 1
+        for source, tree in self.parts:
+            text = _part_text(source, tree)
+            made = ast.parse(text).body[0]
+            for new, old in zip(_statements(made), _statements(tree), strict=True):
+                # A statement's body has lines of its own.
+                if first - 1 + new.lineno <= line <= first - 1 + _own_end(new) and hasattr(old, "lineno"):
+                    return source.excerpt(old)
+            first += text.count("\n") + 1 + _GAP
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,13 +173,10 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
     """
     rewritten = rewrite(source, weak_float, target, gradients=gradients, elements=True)
     program = rewritten.program
-    parts = [
-        f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"
-        for part in program.sources
-    ]
+    parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(
-        "\n\n\n".join(parts),
+        ("\n" * (_GAP + 1)).join(_part_text(*part) for part in parts),
         rewritten.names[id(source)],
         rewritten.hidden,
         rewritten.namespace,
@@ -160,7 +184,30 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
         source.asks_for_block,
+        parts=parts,
     )
+
+
+_GAP = 2  # empty lines between two functions
+
+
+def _part_text(source: FunctionSource, tree: ast.FunctionDef) -> str:
+    return f"# {source.name}, {source.filename}:{source.tree.lineno}\n{ast.unparse(tree)}"
+
+
+def _statements(tree: Any) -> Iterator[ast.stmt]:
+    """Yield the statements of a function in their order, which parsing its text again does not change."""
+    for block in ("body", "orelse"):
+        for statement in getattr(tree, block, ()):
+            yield statement
+            yield from _statements(statement)
+
+
+def _own_end(statement: ast.stmt) -> int:
+    """Return a statement's last line without the statements in it."""
+    body = getattr(statement, "body", None)
+    end = body[0].lineno - 1 if body else statement.end_lineno
+    return max(statement.lineno, end or 0)
 
 
 class _Writer:
@@ -295,8 +342,9 @@ class _Rewriter(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         """Rewrite a node; what takes its place is at the same position of the source."""
         made = super().visit(node)
-        if made is not node and isinstance(made, ast.expr | ast.stmt) and not hasattr(made, "lineno"):
-            ast.copy_location(made, node)
+        for part in made if isinstance(made, list) else [made]:
+            if part is not node and isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
+                ast.copy_location(part, node)
         return made
 
     def _visited(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -309,9 +309,13 @@ class FunctionSource:
 
     def error(self, node: Any, message: str, kind: type[KernelError] = KernelError) -> KernelError:
         """Return an error whose message ends in file:line:column, the source line and a caret."""
+        return kind(f"{message}\n  {self.excerpt(node)}")
+
+    def excerpt(self, node: Any) -> str:
+        """Return file:line:column of a node, the source line and a caret."""
         text = self._lines[node.lineno - self._first]
         column = len(text.encode()[: node.col_offset].decode(errors="replace"))
-        return kind(f"{message}\n  {source_excerpt(self.filename, node.lineno, column, text)}")
+        return source_excerpt(self.filename, node.lineno, column, text)
 
     @property
     def index_rank(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -563,13 +563,26 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         from numbridge.kernels.cpu import compile_run
 
         return compile_run(
-            symbol, text, source_file, emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
+            symbol,
+            text,
+            source_file,
+            emitted.namespace,
+            parameters,
+            entry=emitted.entry,
+            origin=_origins(emitted, text),
+            fastmath=fastmath,
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+
+
+def _origins(emitted: Emitted, text: str) -> Callable[[int], str | None]:
+    """Return what tells where a line of a generated file comes from, for messages."""
+    before = text[: text.index(emitted.text)].count("\n")
+    return lambda line: emitted.origin(line - before)
 
 
 @dataclass(frozen=True)
@@ -610,6 +623,7 @@ def _cuda_code(
             parameters,
             capability,
             entry=emitted.entry,
+            origin=_origins(emitted, text),
             dims=dims,
             fastmath=fastmath,
         )

@@ -9,6 +9,7 @@ from copy import copy as shallow
 from copy import deepcopy
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -549,6 +550,74 @@ def test_wrong_ranks_and_dtypes_of_annotated_parameters():
 def test_a_two_dimensional_array_for_a_one_dimensional_use():
     x, y = np.ones((8, 2), np.float32), np.ones((8, 2), np.float32)
     refused(KernelError, "'saxpy' does not compile", lambda: launch(saxpy, 8, [x, y, 2.0]), y)
+
+
+@func
+def unknown_attribute(v):
+    w = v + 1
+    return w.nothing
+
+
+@kernel
+def calls_unknown_attribute(x, y, a):
+    i = tid()
+    y[i] = unknown_attribute(x[i]) * a
+
+
+@kernel
+def adds_a_tuple(x, y, a):
+    i = tid()
+    if a > 1:
+        y[i] = 1.0
+    else:
+        y[i] = (
+            x[i]
+            + (a, 2)
+        )  # fmt: skip
+
+
+@kernel
+def assigns_a_slice(x, y, a):
+    i = tid()
+    y[i : i + 2] = x[i] * a
+
+
+@kernel
+def replaces_a_part(x, y, a):
+    i = tid()
+    v = x[i]
+    v[0] = a
+    y[i] = v
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem", "line", "capability"),
+    [
+        (calls_unknown_attribute, "Unknown attribute 'nothing'", "return w.nothing", None),
+        (calls_unknown_attribute, "Unknown attribute 'nothing'", "return w.nothing", (9, 0)),
+        (adds_a_tuple, r"for add\(float32, Tuple", "y[i] = (", None),
+        (replaces_a_part, "", "v[0] = a", None),
+    ],
+)
+def test_what_does_not_compile_is_shown_in_the_kernel_itself(wrong, problem, line, capability):
+    x, y = ones()
+    source = Path(__file__).read_text().split("\n")
+    number = next(n for n, text in enumerate(source, 1) if text.strip() == line)
+    column = len(source[number - 1]) - len(source[number - 1].lstrip()) + 1
+    place = f"{re.escape(__file__)}:{number}:{column}\n    {re.escape(line)}\n    \\^\n"
+    with pytest.raises(KernelError, match=f"does not compile for .*{problem}.*\n  {place}") as caught:
+        wrong.ptx(x, y, 2.0, capability=capability) if capability else launch(wrong, 8, [x, y, 2.0])
+    assert "Numba says:" in str(caught.value) and (y == ones()[1]).all()
+
+
+def test_slices_cannot_be_assigned():
+    x, y = np.ones((4, 4)), np.ones((4, 4))
+    refused(
+        KernelError,
+        r"write a loop over the elements\n  .*\n    y\[i : i",
+        lambda: launch(assigns_a_slice, 4, [x, y, 2.0]),
+        y,
+    )
 
 
 def test_integers_beyond_64_bits():

@@ -1,0 +1,72 @@
+"""What to say when Numba cannot compile generated source: what is wrong, where in the user's source, then Numba's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.parameter_types import ParameterType
+
+__all__ = ["not_compiled"]
+
+# What Numba says to slices that are assigned, or added, where it may not allocate.
+_NO_MEMORY = "NRT required but not enabled"
+_NOISE = ("Failed in ", "- Resolution failure ")
+
+
+def not_compiled(
+    error: Exception,
+    entry: str,
+    parameters: Sequence[ParameterType],
+    filename: str,
+    origin: Callable[[int], str | None],
+    where: str = "",
+) -> KernelError:
+    """Return the error of a kernel that Numba cannot compile.
+
+    Parameters
+    ----------
+    error : Exception
+        What Numba raised.
+    entry : str
+        The kernel's name.
+    parameters : sequence of ParameterType
+        What it was compiled for.
+    filename : str
+        The generated source.
+    origin : callable
+        Returns where a line of the generated source comes from, as ``file:line:column`` with the line and a caret.
+    where : str
+        For which back end, as in ``" on CUDA"``.
+    """
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    text = str(error)
+    place = _place(text, filename, origin)
+    excerpt = "" if place is None else f"\n  {place}"
+    return KernelError(
+        f"kernel {entry!r} does not compile for ({listed}){where}: {_problem(text)}{excerpt}\nNumba says:\n{text}\n"
+        f"The generated source is {filename}"
+    )
+
+
+def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str | None:
+    """Return where the innermost line comes from that Numba names, since it goes from inside outward."""
+    name = re.escape(Path(filename).name)
+    for match in re.finditer(rf'{name}(?:", line (\d+)| \((\d+)\))', text):
+        found = origin(int(match[1] or match[2]))
+        if found is not None:
+            return found
+    return None
+
+
+def _problem(text: str) -> str:
+    """Return the first line that says what is wrong, with what an operation was given."""
+    if _NO_MEMORY in text:
+        return "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
+    first = lines[0] if lines else text
+    if first.endswith("found for signature:") and len(lines) > 1:
+        return f"{first.removesuffix(' found for signature:')} for {lines[1].removeprefix('>>>').strip()}"
+    return first
