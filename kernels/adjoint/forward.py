@@ -92,7 +92,7 @@ class _Forward(Construct):
         self._locals = [self._local(array) for array in program.locals if array in self._activity.arrays]
 
     def _add_parameter(self, parameter: Parameter) -> None:
-        name, item = f"{TANGENT}{parameter.name}", parameter.item
+        name, item = self.names.claim(f"{TANGENT}{parameter.name}"), parameter.item
         if isinstance(item, Array):
             self._arrays[item] = tangent = replace(item, name=name)
             self._added.append(Parameter(name, tangent))
@@ -100,8 +100,11 @@ class _Forward(Construct):
             self._tangents[item] = value = Value(name, item.type)
             self._added.append(Parameter(name, value))
 
+    def _name(self, name: str) -> str:
+        return self.names.claim(f"{TANGENT}{name}")
+
     def _local(self, array: Array) -> Array:
-        self._arrays[array] = tangent = replace(array, name=f"{TANGENT}{array.name}", zeroed=True)
+        self._arrays[array] = tangent = replace(array, name=self._name(array.name), zeroed=True)
         return tangent
 
     def run(self) -> Program:
@@ -141,7 +144,7 @@ class _Forward(Construct):
             case Load():
                 self.add(op)
                 if op.array in self._arrays and op.result in self._activity.values:
-                    tangent = Value(f"{TANGENT}{op.result.name}", op.result.type)
+                    tangent = Value(self._name(op.result.name), op.result.type)
                     self._tangents[op.result] = tangent
                     self.add(Load(tangent, self._arrays[op.array], op.index))
             case Store():
@@ -174,7 +177,7 @@ class _Forward(Construct):
     def _atomic(self, op: Atomic) -> None:
         self.add(op)
         if op.array in self._arrays:
-            held = Value(f"{TANGENT}{op.result.name}", op.result.type)
+            held = Value(self._name(op.result.name), op.result.type)
             tangents = [self._tangent(value) for value in op.values]
             self.add(Atomic(held, op.operation, self._arrays[op.array], op.index, tangents))
 
@@ -183,7 +186,7 @@ class _Forward(Construct):
         merges = list(op.merges)
         for m in op.merges:
             if m.result in self._activity.values:
-                result = Value(f"{TANGENT}{m.result.name}", m.result.type)
+                result = Value(self._name(m.result.name), m.result.type)
                 kind = result.type
                 merges.append(Merge(result, self._in(then, m.then, kind), self._in(orelse, m.orelse, kind)))
                 self._tangents[m.result] = result
@@ -194,7 +197,7 @@ class _Forward(Construct):
         initials = {c: self._tangent(c.initial) for c in moving}
         for c in moving:
             for value in (c.phi, c.result):
-                self._tangents[value] = Value(f"{TANGENT}{value.name}", value.type)
+                self._tangents[value] = Value(self._name(value.name), value.type)
         test, body = self._region(op.test), self._region(op.body)
         carried = list(op.carried)
         for c in moving:
