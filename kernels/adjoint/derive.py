@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
 
+_LONG = 60
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -84,12 +86,16 @@ class Derivative(Kernel):
         Which.
     wanted : tuple of str
         The parameters that have an adjoint or a tangent.
+    kept : tuple of str
+        The wanted arrays whose adjoints are only read.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     """
 
-    def __init__(self, base: Kernel, mode: str, wanted: tuple[str, ...], *, apart: bool = True) -> None:
-        self.base, self.mode, self.wanted, self.apart = base, mode, wanted, apart
+    def __init__(
+        self, base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), *, apart: bool = True
+    ) -> None:
+        self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
@@ -143,11 +149,11 @@ class Derivative(Kernel):
         sources = SourceProgram(self.source, gradients=True).sources
         return tuple(dependency for source in sources for dependency in source.read())
 
-    def steps(self) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    def steps(self) -> Iterator[tuple[Any, ...]]:
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.apart
+        yield self.mode, self.wanted, self.kept, self.apart
 
     def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
@@ -174,7 +180,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.reverse import reverse
 
         program, rewritten = self._base_program(parameters, weak)
-        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart)
+        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made)
         plan = Plan(
@@ -251,7 +257,7 @@ class Derivative(Kernel):
         """Return the adjoint for adjoints that share memory."""
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, apart=False)
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, apart=False)
         made: Derivative = self.derivatives[key]
         return made
 
@@ -292,12 +298,19 @@ class Derivative(Kernel):
 
 
 def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
-    """Return an adjoint's text, with a second body that adds without atomics, and for which threads that is right."""
+    """Return an adjoint's text with a way to add without atomics, and for which threads that is right.
+
+    A short body is written twice, so that the optimiser sees plain additions; a long one is told which to do.
+    """
     if not made.shared:
         return made.text, None
+    distance, arrays = made.near or (None, ())
+    if made.text.count("\n") > _LONG:
+        head, rest = made.text.split("):\n", 1)
+        rest = rest.replace("_nb_add(", "_nb_add_either(_nb_private, ")
+        return f"{head}, _nb_private):\n{rest}", (made.name, distance, arrays)
     name = f"{made.name}_private"
     second = made.text.replace(f"def {made.name}(", f"def {name}(").replace("_nb_add(", "_nb_add_private(")
-    distance, arrays = made.near or (None, ())
     return f"{made.text}\n\n\n{second}", (name, distance, arrays)
 
 
@@ -414,9 +427,9 @@ def _generator() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-def derived(base: Kernel, mode: str, wanted: tuple[str, ...]) -> Derivative:
+def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted)
+    key = (mode, wanted, kept)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -425,10 +438,13 @@ def derived(base: Kernel, mode: str, wanted: tuple[str, ...]) -> Derivative:
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in wanted:
-            if name not in names:
-                raise NumbridgeValueError(f"kernel {base.name!r} has the parameters {', '.join(names)}, not {name!r}")
-        found = base.derivatives[key] = Derivative(base, mode, wanted)
+        for name in (*wanted, *kept):
+            if name not in (wanted if name in kept else names):
+                raise NumbridgeValueError(
+                    f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
+                    f"parameters, {', '.join(names)}"
+                )
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept)
     made: Derivative = found
     return made
 
@@ -476,8 +492,8 @@ def adjoint_source(kernel: Kernel) -> str:
 
 
 def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
-    for mode, wanted in reversed(kernel.derivatives):
-        known = kernel.derivatives[mode, wanted].variants if mode == "adjoint" else None
+    for key in reversed(kernel.derivatives):
+        known = kernel.derivatives[key].variants if key[0] == "adjoint" else None
         if known is not None and known.last is not None:
             types, weak = known.last
             return types[: len(kernel.parameters)], weak
