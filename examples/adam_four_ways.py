@@ -16,6 +16,7 @@ import torch
 import numbridge as nb
 
 POINTS, STEPS, RATE = 100, 500, 0.1
+DEVICE = "cpu"  # where gradients run, in this version
 
 
 @nb.kernel
@@ -67,19 +68,19 @@ def through_from_torch(start: np.ndarray) -> float:
 
 def through_to_torch(start: np.ndarray) -> float:
     """Optimise an array, which torch sees as a tensor."""
-    points = nb.array(start, requires_grad=True)
+    points = nb.array(start, device=DEVICE, requires_grad=True)
     return minimise(points, stepping(torch.optim.Adam([nb.to_torch(points)], lr=RATE)))
 
 
 def through_from_paddle(start: np.ndarray) -> float:
     """Optimise a Paddle tensor, which kernels see as an array."""
-    points = paddle.to_tensor(start, stop_gradient=False)
+    points = paddle.to_tensor(start, place=DEVICE, stop_gradient=False)
     return minimise(nb.from_paddle(points), stepping_paddle(points))
 
 
 def through_to_paddle(start: np.ndarray) -> float:
     """Optimise an array, which Paddle sees as a tensor."""
-    points = nb.array(start, requires_grad=True)
+    points = nb.array(start, device=DEVICE, requires_grad=True)
     return minimise(points, stepping_paddle(nb.to_paddle(points)))
 
 
