@@ -251,7 +251,7 @@ class TorchOp:
         floats = [(n, g) for n, g in zip(self.plan.outputs, grads, strict=True) if g.is_floating_point()]
         derivative = self.kernel.adjoint([*names, *(n for n, _ in floats)])
         scratch = [torch.zeros_like(g, memory_format=torch.contiguous_format) for g in grads]
-        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))))
+        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))), checked=False)
         adjoints = [*(made[n] for n in names), *(_copied(g) for _, g in floats)]
         run(*map(_detached, self._arguments(inputs, scratch)), *adjoints)
         return _returned([made[n] if n in made else _nothing(a) for n, a in self._named(inputs)])
@@ -277,7 +277,7 @@ class TorchOp:
             (n, o.new_zeros(o.shape)) for n, o in zip(self.plan.outputs, outputs, strict=True) if o.is_floating_point()
         ]
         kernel = self.kernel.tangent([*names, *(n for n, _ in floats)])
-        run = kernel.forall(tuple(map(int, self.plan.launch_shape(inputs))))
+        run = kernel.forall(tuple(map(int, self.plan.launch_shape(inputs))), checked=False)
         run(*map(_detached, self._arguments(inputs, outputs)), *given, *(t for _, t in floats))
         made = dict(floats)
         return _returned([made.get(n, o) for n, o in zip(self.plan.outputs, outputs, strict=True)])
@@ -303,7 +303,7 @@ class TorchOp:
         }
         scratch = [torch.zeros_like(g, memory_format=torch.contiguous_format) for g in grads]
         results = [torch.zeros_like(g, memory_format=torch.contiguous_format) for _, g in floats]
-        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))))
+        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))), checked=False)
         adjoints = [*(made[n] for n in by), *(_copied(g) for _, g in floats)]
         run(*map(_detached, self._arguments(inputs, scratch)), *given, *results, *adjoints)
         return _returned([made[n] if n in made else _nothing(a) for n, a in self._named(inputs)])

@@ -130,7 +130,7 @@ class Kernel(Sourced):
         """
         from numbridge.kernels import launch
 
-        run: Callable[..., None] = launch.forall(self, dim)
+        run: Callable[..., None] = launch.remembered(self, dim)
         return run
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:

@@ -238,6 +238,20 @@ def forall(
     return launcher(kernel, Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream))
 
 
+def remembered(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
+    """Return `forall` of a kernel, looked up by its dimensions where it was asked for before."""
+    # Only of these types are equal dimensions surely the same.
+    plain = type(dim) is int or type(dim) is tuple
+    known = kernel.launchers.get((dim, block_dim)) if plain else None
+    if known is None:
+        known = forall(kernel, dim, block_dim)
+        if plain:
+            if len(kernel.launchers) >= _MAX_LAUNCHERS:
+                kernel.launchers.clear()
+            kernel.launchers[dim, block_dim] = known
+    return known
+
+
 def configure(kernel: Kernel, configuration: Any) -> Any:
     """Return the launcher of ``kernel[blocks, threads, stream, shared]``: all threads of all blocks run, none is masked."""
     if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
@@ -353,14 +367,7 @@ def launch(
         return None
     if record_cmd:
         return Launch(kernel, dim, [*inputs, *outputs], block_dim)
-    quick = (dim, block_dim)
-    known = kernel.launchers.get(quick) if type(dim) is int or type(dim) is tuple else None
-    if known is None:
-        known = forall(kernel, dim, block_dim)
-        if type(dim) is int or type(dim) is tuple:
-            if len(kernel.launchers) >= _MAX_LAUNCHERS:
-                kernel.launchers.clear()
-            kernel.launchers[quick] = known
+    known = remembered(kernel, dim, block_dim)
     if record_tape:
         known(*inputs, *outputs)
     else:

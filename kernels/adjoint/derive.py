@@ -21,7 +21,7 @@ from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.launch import Geometry, forall, launcher
+from numbridge.kernels.launch import Geometry, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -236,10 +236,16 @@ class Derivative(Kernel):
             private=None if plan.private is None else Private(*plan.private),
         )
 
-    def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
-        """Return a function of the derivative's arguments that checks them and runs it over `dim` threads."""
-        run = forall(self, dim)
-        return self._checked(run, forall(self._together(), dim) if self.mode == "adjoint" else run)
+    def forall(self, dim: int | tuple[int, ...], *, checked: bool = True) -> Callable[..., None]:
+        """Return a function of the derivative's arguments that checks them and runs it over `dim` threads.
+
+        Without `checked` it takes the caller's word that adjoints have their arguments' shapes, and that no array that is
+        written shares memory with another.
+        """
+        run: Callable[..., None] = remembered(self, dim)
+        if not checked:
+            return run
+        return self._checked(run, remembered(self._together(), dim) if self.mode == "adjoint" else run)
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
