@@ -19,6 +19,7 @@ from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import describe
@@ -95,6 +96,8 @@ class _Road:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
+        if not afterwards:
+            warn_of_lost_gradient(self.kernel, self.variants, types, arguments)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
             if self.again(*arguments) is not _missed:

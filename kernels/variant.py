@@ -56,6 +56,7 @@ __all__ = [
     "check_array",
     "check_writable",
     "compile_for",
+    "read_for_a_gradient",
     "variants_of",
 ]
 
@@ -157,6 +158,8 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        # Whether it is still to be said, once, that a framework's gradient is lost: see `lost_gradient`.
+        self.warns = True
         self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
     def table(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -243,13 +246,30 @@ class Variants:
         key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, dependencies)
+            spec = self._specialisations[key] = _specialisation(variant, found, dependencies, self.warns)
             self._kept.append(spec)
         address = spec[0].ctypes.data
         others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]
         current = {part[0].ctypes.data for part in self._specialisations.values()}
         row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
         table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+
+    def stop_warning(self) -> None:
+        """Let compiled code ask no more whether a gradient is lost where an array is read."""
+        with self._lock:
+            self.warns = False
+            words, first = nb.PARAM_SIZE // 8, nb.SPEC_PARAMETERS // 8
+            for spec, *_ in self._specialisations.values():
+                asks = spec[first + nb.PARAM_ASKS // 8 :: words]
+                asks[asks == nb.TRACKED] = 0
+
+
+def read_for_a_gradient(parameters: Sequence[ParameterType]) -> frozenset[str]:
+    """Return the arrays that are only read, and through which a gradient would go back from what is written."""
+    arrays = [
+        p for p in parameters if isinstance(p, ArrayType) and (p.scalar.is_float or p.scalar.code == scalars.COMPLEX)
+    ]
+    return frozenset(p.name for p in arrays if not p.written) if any(p.written for p in arrays) else frozenset()
 
 
 def bound_types(
@@ -291,7 +311,9 @@ def _mask(parameter: ParameterType) -> int:
     return _ARRAY_MASK | (_WRITTEN_MASK if parameter.written else 0)
 
 
-def _specialisation(variant: Variant, found: Sequence[Description], dependencies: Sequence[Any]) -> tuple[Any, ...]:
+def _specialisation(
+    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], warns: bool
+) -> tuple[Any, ...]:
     """Return the native structure of a specialisation, and what must live as long as it."""
     count, words = len(found), nb.PARAM_SIZE // 8
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
@@ -320,12 +342,14 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     }
     for offset, value in head.items():
         spec[offset // 8] = value
+    reads: frozenset[str] = read_for_a_gradient(variant.parameters) if warns else frozenset()
     for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
         mask = _mask(parameter)
         start = nb.SPEC_PARAMETERS // 8 + k * words
         written = isinstance(parameter, ArrayType) and parameter.written
         tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
-        spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
+        asks = nb.GUARDED if written else nb.TRACKED if parameter.name in reads else 0
+        spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written, asks]
     return spec, seen, places, tuple(dependencies)
 
 

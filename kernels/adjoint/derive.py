@@ -344,6 +344,10 @@ class _DerivativeVariants(Variants):
 
     kernel: Derivative
 
+    def __init__(self, kernel: Derivative) -> None:
+        super().__init__(kernel)
+        self.warns = False  # who launches one carries gradients by hand
+
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
         """Return the types of the base's arguments, then those of adjoints or tangents; raises if one does not fit."""
         kernel = self.kernel
