@@ -38,7 +38,7 @@ from numbridge.kernels.adjoint.rules import partials
 __all__ = ["Facts", "facts", "forward"]
 
 
-def forward(program: Program, wanted: Collection[str]) -> Program:
+def forward(program: Program, wanted: Collection[str], prefix: str = TANGENT) -> Program:
     """Return the tangent of a program: its own work, and tangents carried along.
 
     Parameters
@@ -47,13 +47,15 @@ def forward(program: Program, wanted: Collection[str]) -> Program:
         What to differentiate; it must not be used afterwards.
     wanted : collection of str
         The floating parameters that have a tangent; it is passed in a parameter of its own after all others.
+    prefix : str
+        What the names of these parameters begin with.
 
     Raises
     ------
     KernelUnsupportedError
         If the tangents would not be exact; the message shows where, and what to do.
     """
-    return _Forward(program, wanted).run()
+    return _Forward(program, wanted, prefix).run()
 
 
 @dataclass(frozen=True)
@@ -79,20 +81,20 @@ def facts(program: Program) -> Facts:
 
 
 class _Forward(Construct):
-    def __init__(self, program: Program, wanted: Collection[str]) -> None:
+    def __init__(self, program: Program, wanted: Collection[str], prefix: str) -> None:
         super().__init__(program.names, program.namespace, "_nb_")
-        self._program = program
+        self._program, self._prefix = program, prefix
         self._activity = Activity(program, wanted)
         self._tangents: dict[Value, Value] = {}
         self._arrays: dict[Array, Array] = {}
         self._added: list[Parameter] = []
-        for parameter in program.parameters:
-            if parameter.name in wanted:
-                self._add_parameter(parameter)
+        parameters = {parameter.name: parameter for parameter in program.parameters}
+        for name in wanted:
+            self._add_parameter(parameters[name])
         self._locals = [self._local(array) for array in program.locals if array in self._activity.arrays]
 
     def _add_parameter(self, parameter: Parameter) -> None:
-        name, item = self.names.claim(f"{TANGENT}{parameter.name}"), parameter.item
+        name, item = self.names.claim(f"{self._prefix}{parameter.name}"), parameter.item
         if isinstance(item, Array):
             self._arrays[item] = tangent = replace(item, name=name)
             self._added.append(Parameter(name, tangent))

@@ -214,6 +214,25 @@ def test_a_third_derivative_is_refused():
 
 
 @nb.kernel
+def outputs_first(z, x, y, w):
+    i = nb.tid()
+    y[i] = w[i] * x[i] * x[i]
+    z[i] = math.sin(x[i]) * w[i] * w[i]
+
+
+def test_outputs_may_come_before_inputs():
+    op = nb.torch_op(outputs_first, ["z", "y"])
+    x, w = leaves()
+    z, y = op(x, w)
+    torch.testing.assert_close((z, y), (torch.sin(x) * w**2, w * x**2))
+    assert torch.autograd.gradcheck(op, (x, w)) and torch.autograd.gradgradcheck(op, (x, w))
+    tangents = torch.randn(5, dtype=DOUBLE), torch.randn(5, dtype=DOUBLE)
+    values = x.detach(), w.detach()
+    got = torch.func.jvp(op, values, tangents)[1]
+    torch.testing.assert_close(got, torch.func.jvp(lambda x, w: (torch.sin(x) * w**2, w * x**2), values, tangents)[1])
+
+
+@nb.kernel
 def summed_up(x, y):
     i = nb.tid()
     for k in range(3):
