@@ -47,6 +47,8 @@ class OperatorPlan:
         Parameter -> ``"array"``, ``"int"``, ``"bool"``, ``"float"`` or ``"number"``.
     mutated : tuple of str
         Inputs that the kernel writes.
+    like_first, along_first : bool
+        Whether every output, or the launch, has the shape of the first input array.
 
     Raises
     ------
@@ -79,6 +81,7 @@ class OperatorPlan:
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
         self.mutated = tuple(name for name in self.arrays if name in written)
         self._launch_dims, self._output_dims = launch_dims, output_dims
+        self.like_first, self.along_first = output_dims is None, launch_dims is None
         if not self.arrays and (launch_dims is None or (self.outputs and output_dims is None)):
             raise NumbridgeValueError(
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "

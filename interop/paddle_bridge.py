@@ -60,7 +60,13 @@ def reader(kind: type) -> Reader | None:
     exchange = exchange_function(paddle.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
-        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
+        return Reader(
+            *(nb.ADAPTER, 0, "DLPack", nb.GUARDED),
+            guard=_guard,
+            lost_gradient=_lost_gradient,
+            adapter=_through_python,
+            inspect=_inspect,
+        )
     return replace(found, function=exchange, stream=_stream_function())
 
 
@@ -117,6 +123,7 @@ def _probe() -> Reader | None:
         version=version[0],
         counter=version[1],
         guard=_guard,
+        lost_gradient=_lost_gradient,
         inspect=_inspect,
     )
 
@@ -184,6 +191,19 @@ def _refusal(tensor: Any) -> str | None:
     return (
         "it is a tensor with stop_gradient=False (it requires grad), and autograd would not see the write; launch under "
         "paddle.no_grad(), or pass tensor.detach()"
+    )
+
+
+def _lost_gradient(tensor: Any) -> str | None:
+    """Return why a gradient is lost if a kernel reads a tensor now, or None."""
+    import paddle
+
+    if not (not tensor.stop_gradient and paddle.is_grad_enabled()):
+        return None
+    return (
+        "this Paddle tensor has stop_gradient=False (it requires grad), and the gradient will not flow: Paddle sees nothing of "
+        "a direct launch; make an operator of the kernel (nb.paddle_op), record launches (nb.Tape), or, if no gradient is "
+        "wanted, pass tensor.detach() or launch under paddle.no_grad()"
     )
 
 

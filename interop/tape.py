@@ -175,7 +175,7 @@ class Tape:
         written: set[str],
     ) -> _LaunchEvent | _OpaqueEvent | None:
         """Return what is to be recorded of a launch, or None."""
-        if not self._records() or isinstance(kernel, Derivative):
+        if not self._records() or (isinstance(kernel, Derivative) and not watching.is_recorded()):
             return None
         floats = [name for name in found if _is_float(found[name])]
         given = dict(zip((p.name for p in kernel.parameters), arguments, strict=True))
@@ -186,6 +186,8 @@ class Tape:
         touched = [found[name] for name in floats if name in written]
         if not watching.is_recorded():
             return _OpaqueEvent(touched, f"kernel {kernel.name!r}, launched with record_tape=False")
+        if isinstance(kernel, Derivative):
+            return _OpaqueEvent(touched, f"the {kernel.name}, which is not differentiated again")
         if not kernel.options.get("enable_backward", True):
             return _OpaqueEvent(touched, f"kernel {kernel.name!r}, declared with enable_backward=False")
         check_overlaps(f"gradient of kernel {kernel.name!r}", list(found), written, (), found)

@@ -8,6 +8,7 @@ that lies is found once, by probing, and if probing fails every tensor goes thro
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,13 @@ def reader(kind: type) -> Reader | None:
     exchange = exchange_function(torch.Tensor, dl.EXCHANGE_READ)
     found = _probed() if exchange else None
     if found is None:
-        return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
+        return Reader(
+            *(nb.ADAPTER, 0, "DLPack", nb.GUARDED),
+            guard=_guard,
+            lost_gradient=_lost_gradient(),
+            adapter=_through_python,
+            inspect=_inspect,
+        )
     return replace(found, function=exchange, stream=_stream_function())
 
 
@@ -118,6 +125,7 @@ def _probe() -> Reader | None:
         version=version[0],
         counter=version[1],
         guard=_guard,
+        lost_gradient=_lost_gradient(),
         inspect=_inspect,
     )
 
@@ -245,6 +253,24 @@ def _refusal(tensor: Any) -> str | None:
         return None
     what = "a leaf tensor that requires grad" if tensor.is_leaf else "a tensor that autograd tracks (requires grad)"
     return f"it is {what}, and autograd would not see the write; launch under torch.no_grad(), or pass tensor.detach()"
+
+
+@functools.cache
+def _lost_gradient() -> Callable[[Any], str | None]:
+    """Return a function that says why a gradient is lost if a kernel reads a tensor now, or None."""
+    from torch import is_grad_enabled
+
+    # Compiled code calls this before launches under no_grad(), so it looks up as little as possible.
+    def lost_gradient(tensor: Any) -> str | None:
+        if not (is_grad_enabled() and tensor.requires_grad):
+            return None
+        return (
+            "this torch tensor requires grad, and the gradient will not flow: torch sees nothing of a direct launch; make an "
+            "operator of the kernel (nb.torch_op), record launches (nb.Tape), or, if no gradient is wanted, pass "
+            "tensor.detach() or launch under torch.no_grad()"
+        )
+
+    return lost_gradient
 
 
 def _is_immutable(tensor: Any) -> bool:

@@ -18,7 +18,7 @@ from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operators import Dims, OperatorPlan
-from numbridge.torch_bridge import dtype_to_torch
+from numbridge.torch_eager import Launches, ordinary_check, quick_way
 
 __all__ = ["TorchOp", "torch_op"]
 
@@ -95,6 +95,7 @@ class TorchOp:
         import torch
 
         self.plan, self.kernel = plan, plan.kernel
+        self._launches, self._is_ordinary = Launches(plan), ordinary_check()
         self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
         base = _free_name(name)
         self.name = f"{_NAMESPACE}::{base}"
@@ -123,6 +124,7 @@ class TorchOp:
         )
         self._register_derivatives()
         self._function = _functions(self)
+        self._quick = quick_way(self._launches, self.adjoint)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
@@ -149,11 +151,12 @@ class TorchOp:
                 )
             return self.op(*values)
         # torch's custom operators know neither forward mode nor torch.func; an autograd.Function does.
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-        if transformed and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return self.op(*values)
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
             made = self._function[0].apply(*values)
             return made if self._results > 1 else made[0]
-        return self.op(*values)
+        return self._quick(values) if self._is_ordinary(values) else self.op(*values)
 
     # Schemas
 
@@ -194,40 +197,14 @@ class TorchOp:
 
     # What runs
 
-    def _outputs(self, values: Sequence[Any]) -> list[Any]:
-        shapes, first = self.plan.output_shapes(values), self._first(values)
-        return [
-            first.new_zeros(shapes[name]) if row is None else first.new_zeros(shapes[name], dtype=dtype_to_torch(row))
-            for name in self.plan.outputs
-            for row in (self.plan.dtype(name),)
-        ]
-
-    def _first(self, values: Sequence[Any]) -> Any:
-        import torch
-
-        for name, value in zip(self.plan.inputs, values, strict=True):
-            if self.plan.kinds[name] == "array":
-                return value
-        return torch.empty(0)
-
-    def _arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        by_name = {
-            **dict(zip(self.plan.inputs, values, strict=True)),
-            **dict(zip(self.plan.outputs, outputs, strict=True)),
-        }
-        return [by_name[parameter.name] for parameter in self.kernel.parameters]
-
     def _arrays(self, values: Sequence[Any]) -> list[Any]:
         return [v for n, v in zip(self.plan.inputs, values, strict=True) if self.plan.kinds[n] == "array"]
 
     def _forward(self, *values: Any) -> Any:
-        outputs = self._outputs(values)
-        run = self.kernel.forall(tuple(map(int, self.plan.launch_shape(values))))
-        run(*(_detached(a) for a in self._arguments(values, outputs)))
-        return _returned(outputs)
+        return _returned(self._launches.run([_detached(value) for value in values]))
 
     def _forward_fake(self, *values: Any) -> Any:
-        return _returned(self._outputs(values))
+        return _returned(self._launches.outputs(values))
 
     def _split(self, values: Sequence[Any], *counts: int) -> list[list[Any]]:
         """Split an operator's arguments into its inputs, then groups of tensors, and what is left."""
@@ -241,19 +218,11 @@ class TorchOp:
         return list(self.plan.outputs)
 
     def _run_adjoint(self, *values: Any) -> Any:
-        import torch
 
         inputs, grads, (wanted,) = self._split(values, len(self.plan.outputs))
         names = [name for name, want in zip(self.plan.arrays, wanted, strict=True) if want]
-        made = {
-            n: torch.zeros_like(a, memory_format=torch.contiguous_format) for n, a in self._named(inputs) if n in names
-        }
-        floats = [(n, g) for n, g in zip(self.plan.outputs, grads, strict=True) if g.is_floating_point()]
-        derivative = self.kernel.adjoint([*names, *(n for n, _ in floats)])
-        scratch = [torch.zeros_like(g, memory_format=torch.contiguous_format) for g in grads]
-        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))))
-        adjoints = [*(made[n] for n in names), *(_copied(g) for _, g in floats)]
-        run(*map(_detached, self._arguments(inputs, scratch)), *adjoints)
+        found = self._launches.adjoint([_detached(v) for v in inputs], [_detached(g) for g in grads], names)
+        made = dict(zip(names, found, strict=True))
         return _returned([made[n] if n in made else _nothing(a) for n, a in self._named(inputs)])
 
     def _named(self, inputs: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -271,19 +240,19 @@ class TorchOp:
 
     def _run_tangent(self, *values: Any) -> Any:
         inputs, tangents, (moved,) = self._split(values, len(self.plan.arrays))
-        outputs = self._outputs(inputs)
+        outputs = self._launches.outputs(inputs)
         names, given = self._moved(tangents, moved)
         floats = [
             (n, o.new_zeros(o.shape)) for n, o in zip(self.plan.outputs, outputs, strict=True) if o.is_floating_point()
         ]
         kernel = self.kernel.tangent([*names, *(n for n, _ in floats)])
-        run = kernel.forall(tuple(map(int, self.plan.launch_shape(inputs))))
-        run(*map(_detached, self._arguments(inputs, outputs)), *given, *(t for _, t in floats))
+        run = kernel.forall(self._launches.dims(inputs), checked=False)
+        run(*map(_detached, self._launches.arguments(inputs, outputs)), *given, *(t for _, t in floats))
         made = dict(floats)
         return _returned([made.get(n, o) for n, o in zip(self.plan.outputs, outputs, strict=True)])
 
     def _tangent_fake(self, *values: Any) -> Any:
-        return _returned(self._outputs(values[: len(self.plan.inputs)]))
+        return _returned(self._launches.outputs(values[: len(self.plan.inputs)]))
 
     def _moved(self, tangents: Sequence[Any], moved: Sequence[bool]) -> tuple[list[str], list[Any]]:
         pairs = [(n, t) for n, t, m in zip(self.plan.arrays, tangents, moved, strict=True) if m]
@@ -303,9 +272,9 @@ class TorchOp:
         }
         scratch = [torch.zeros_like(g, memory_format=torch.contiguous_format) for g in grads]
         results = [torch.zeros_like(g, memory_format=torch.contiguous_format) for _, g in floats]
-        run = derivative.forall(tuple(map(int, self.plan.launch_shape(inputs))))
+        run = derivative.forall(self._launches.dims(inputs), checked=False)
         adjoints = [*(made[n] for n in by), *(_copied(g) for _, g in floats)]
-        run(*map(_detached, self._arguments(inputs, scratch)), *given, *results, *adjoints)
+        run(*map(_detached, self._launches.arguments(inputs, scratch)), *given, *results, *adjoints)
         return _returned([made[n] if n in made else _nothing(a) for n, a in self._named(inputs)])
 
     # Derivatives

@@ -114,6 +114,7 @@ def compile_run(
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
     names["_nb_add"] = cpu_intrinsics.atomic_add
     names["_nb_add_private"] = cpu_intrinsics.add
+    names["_nb_add_either"] = cpu_intrinsics.add_either
     names.update(STACK)
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):

@@ -29,6 +29,7 @@ from numba.np.arrayobj import fix_integer_index
 __all__ = [
     "accumulate",
     "add",
+    "add_either",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -106,12 +107,34 @@ def add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     _check("add", typing_context, array, index, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _element(context, builder, signature, arguments)
-        plus = builder.fadd if isinstance(array.dtype, types.Float) else builder.add
-        builder.store(plus(builder.load(pointer), arguments[2]), pointer)
+        _add_plainly(builder, _element(context, builder, signature, arguments), arguments[2])
         return context.get_dummy_value()
 
     return types.void(array, index, array.dtype), generate
+
+
+@intrinsic
+def add_either(typing_context: Any, private: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element: plainly if `private` says that no other thread touches it, else atomically."""
+    _check("add", typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        inner = array.dtype(*signature.args[1:])
+        pointer, new = _element(context, builder, inner, arguments[1:]), arguments[3]
+        with builder.if_else(context.is_true(builder, types.boolean, arguments[0])) as (alone, shared):
+            with alone:
+                _add_plainly(builder, pointer, new)
+            with shared:
+                builder.atomic_rmw("fadd" if isinstance(array.dtype, types.Float) else "add", pointer, new, "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(types.boolean, array, index, array.dtype), generate
+
+
+def _add_plainly(builder: Any, pointer: Any, new: Any) -> None:
+    floating = isinstance(new.type, ir.FloatType | ir.DoubleType)
+    plus = builder.fadd if floating else builder.add
+    builder.store(plus(builder.load(pointer), new), pointer)
 
 
 @intrinsic

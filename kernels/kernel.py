@@ -66,7 +66,7 @@ class Kernel(Sourced):
         """Return every global and closure value that the compiled code depends on."""
         return self.source.dependencies()
 
-    def adjoint(self, wanted: Sequence[str]) -> Any:
+    def adjoint(self, wanted: Sequence[str], kept: Sequence[str] = ()) -> Any:
         """Return the kernel that carries adjoints back through this one.
 
         Parameters
@@ -86,7 +86,7 @@ class Kernel(Sourced):
         KernelError
             If the kernel was declared with ``enable_backward=False``.
         """
-        return self._derived("adjoint", wanted)
+        return self._derived("adjoint", wanted, kept)
 
     def tangent(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries tangents forward, next to this one's own work.
@@ -96,10 +96,10 @@ class Kernel(Sourced):
         """
         return self._derived("tangent", wanted)
 
-    def _derived(self, mode: str, wanted: Sequence[str]) -> Any:
+    def _derived(self, mode: str, wanted: Sequence[str], kept: Sequence[str] = ()) -> Any:
         from numbridge.kernels.adjoint.derive import derived
 
-        return derived(self, mode, tuple(wanted))
+        return derived(self, mode, tuple(wanted), tuple(kept))
 
     @property
     def adjoint_source(self) -> str:
@@ -130,7 +130,7 @@ class Kernel(Sourced):
         """
         from numbridge.kernels import launch
 
-        run: Callable[..., None] = launch.forall(self, dim)
+        run: Callable[..., None] = launch.remembered(self, dim)
         return run
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:

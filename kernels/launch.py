@@ -19,6 +19,7 @@ from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import describe
@@ -95,6 +96,8 @@ class _Road:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
+        if not afterwards:
+            warn_of_lost_gradient(self.kernel, self.variants, types, arguments)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
             if self.again(*arguments) is not _missed:
@@ -248,6 +251,20 @@ def forall(
     return launcher(kernel, Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream))
 
 
+def remembered(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
+    """Return `forall` of a kernel, looked up by its dimensions where it was asked for before."""
+    # Only of these types are equal dimensions surely the same.
+    plain = type(dim) is int or type(dim) is tuple
+    known = kernel.launchers.get((dim, block_dim)) if plain else None
+    if known is None:
+        known = forall(kernel, dim, block_dim)
+        if plain:
+            if len(kernel.launchers) >= _MAX_LAUNCHERS:
+                kernel.launchers.clear()
+            kernel.launchers[dim, block_dim] = known
+    return known
+
+
 def configure(kernel: Kernel, configuration: Any) -> Any:
     """Return the launcher of ``kernel[blocks, threads, stream, shared]``: all threads of all blocks run, none is masked."""
     if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
@@ -369,14 +386,7 @@ def launch(
         return None
     if record_cmd:
         return Launch(kernel, dim, [*inputs, *outputs], block_dim)
-    quick = (dim, block_dim)
-    known = kernel.launchers.get(quick) if type(dim) is int or type(dim) is tuple else None
-    if known is None:
-        known = forall(kernel, dim, block_dim)
-        if type(dim) is int or type(dim) is tuple:
-            if len(kernel.launchers) >= _MAX_LAUNCHERS:
-                kernel.launchers.clear()
-            kernel.launchers[quick] = known
+    known = remembered(kernel, dim, block_dim)
     if record_tape:
         known(*inputs, *outputs)
     else:

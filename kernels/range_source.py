@@ -26,6 +26,8 @@ class Private:
     It is right for all where one call runs the whole launch. With a `distance`, it is also right within a range for rows
     that are far enough from its ends: each thread then only touches rows of `arrays` at most so far from its own index
     along the first dimension.
+
+    If `entry` is the other body too, it takes a last argument that says which it shall be.
     """
 
     entry: str
@@ -76,7 +78,8 @@ def range_source(
     if private is None or rank == 0:
         loop = _loop(entry, passed, rank, hidden, len(sums))
     else:
-        before = "".join(_function(body, passed, rank, hidden, len(sums)) for body in (entry, private.entry))
+        bodies = dict.fromkeys((entry, private.entry))
+        before = "".join(_function(body, passed, rank, hidden, len(sums), len(bodies) == 1) for body in bodies)
         loop = _parts(entry, private, passed, rank, hidden, len(sums))
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
@@ -88,8 +91,9 @@ def range_source(
     return before + "\n".join([*lines, *loop, "    return 0", ""])
 
 
-def _function(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int) -> str:
+def _function(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int, either: bool) -> str:
     """Return the loop as a function of its own, which returns the sums."""
+    names = [*names, "_nb_private"] if either else names
     parameters = ", ".join([*_sizes(rank, hidden), *names, "_nb_first", "_nb_last"])
     totals = "".join(f"_nb_sum{k}, " for k in range(sums)).strip()
     lines = ["@_nb_device", f"def _nb_loop_{entry}({parameters}):", *(f"    _nb_sum{k} = 0.0" for k in range(sums))]
@@ -122,7 +126,8 @@ def _parts(
         (private.entry, "_nb_low", "_nb_high"),
         (entry, "_nb_high", "_nb_last"),
     ):
-        lines += [f"    if {start} < {stop}:", f"        _nb_part = _nb_loop_{body}({given}, {start}, {stop})"]
+        which = f", {start == '_nb_low'}" if private.entry == entry else ""
+        lines += [f"    if {start} < {stop}:", f"        _nb_part = _nb_loop_{body}({given}{which}, {start}, {stop})"]
         lines += [f"        _nb_sum{k} += _nb_part[{k}]" for k in range(sums)]
     return lines
 

@@ -67,7 +67,9 @@ class Reader:
     stream : int
         The address of the DLPack exchange table's ``current_work_stream``; 0: the objects follow numbridge's own stream.
     guard : callable, optional
-        ``guard(object)`` raises if a kernel may not write to the object now.
+        ``guard(object)`` raises if a kernel may not write to the object now, and returns None.
+    lost_gradient : callable, optional
+        ``lost_gradient(object)`` returns why a gradient is lost if a kernel reads the object now, and what to do; or None.
     adapter : callable, optional
         ``adapter(object)`` returns a record's capsule that shares the object's memory, or raises.
     inspect : callable, optional
@@ -86,6 +88,7 @@ class Reader:
     counter: int = 0
     stream: int = 0
     guard: Callable[[Any], None] | None = None
+    lost_gradient: Callable[[Any], str | None] | None = None
     adapter: Callable[[Any], Any] | None = None
     inspect: Callable[[Any], None] | None = None
 
@@ -115,7 +118,7 @@ class Description:
     @property
     def kind(self) -> int:
         """CLASS_ARRAY, CLASS_FLOAT, ... or 0."""
-        return self.word >> nb.WORD_CLASS & 0xF
+        return self.word >> nb.WORD_CLASS & nb.CLASS_MASK
 
     @property
     def is_array(self) -> bool:
@@ -552,6 +555,7 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_GUARD: id(reader.guard) if reader.guard else 0,
         nb.ENTRY_ADAPTER: id(reader.adapter) if reader.adapter else 0,
         nb.ENTRY_STREAM: reader.stream,
+        nb.ENTRY_LOST_GRADIENT: id(reader.lost_gradient) if reader.lost_gradient else 0,
     }
     for offset, value in fields.items():
         table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)

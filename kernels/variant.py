@@ -58,6 +58,7 @@ __all__ = [
     "check_array",
     "check_writable",
     "compile_for",
+    "read_for_a_gradient",
     "variants_of",
 ]
 
@@ -68,10 +69,12 @@ GRAIN, GRAIN_WITH_LOOP = 1 << 13, 1
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 BRIEF_BELOW = 1 << 10
 
-_ARRAY_MASK = 0xFFFFFFFF | 0xFF << nb.WORD_NDIM | 0xF << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
+_ARRAY_MASK = (
+    0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
+)
 _ARRAY_MASK |= nb.UNSURE | nb.MISALIGNED
-_SCALAR_MASK = 0xFFFFFFFF | 0xF << nb.WORD_CLASS | nb.TOO_BIG | nb.STRONG
-_ELEMENT_MASK = 0xFFFFFFFF | 0xF << nb.WORD_CLASS
+_SCALAR_MASK = 0xFFFFFFFF | nb.CLASS_MASK << nb.WORD_CLASS | nb.TOO_BIG | nb.STRONG
+_ELEMENT_MASK = 0xFFFFFFFF | nb.CLASS_MASK << nb.WORD_CLASS
 _WRITTEN_MASK = nb.READ_ONLY | nb.REPEATED
 _SCALAR_NAMES = {
     nb.CLASS_FLOAT: "float",
@@ -161,6 +164,8 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        # Whether it is still to be said, once, that a framework's gradient is lost: see `lost_gradient`.
+        self.warns = True
         self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
     def table(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -251,13 +256,30 @@ class Variants:
         key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, dependencies)
+            spec = self._specialisations[key] = _specialisation(variant, found, dependencies, self.warns)
             self._kept.append(spec)
         address = spec[0].ctypes.data
         others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]
         current = {part[0].ctypes.data for part in self._specialisations.values()}
         row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
         table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+
+    def stop_warning(self) -> None:
+        """Let compiled code ask no more whether a gradient is lost where an array is read."""
+        with self._lock:
+            self.warns = False
+            words, first = nb.PARAM_SIZE // 8, nb.SPEC_PARAMETERS // 8
+            for spec, *_ in self._specialisations.values():
+                asks = spec[first + nb.PARAM_ASKS // 8 :: words]
+                asks[asks == nb.TRACKED] = 0
+
+
+def read_for_a_gradient(parameters: Sequence[ParameterType]) -> frozenset[str]:
+    """Return the arrays that are only read, and through which a gradient would go back from what is written."""
+    arrays = [
+        p for p in parameters if isinstance(p, ArrayType) and (p.scalar.is_float or p.scalar.code == scalars.COMPLEX)
+    ]
+    return frozenset(p.name for p in arrays if not p.written) if any(p.written for p in arrays) else frozenset()
 
 
 def bound_types(
@@ -309,7 +331,9 @@ def _mask(parameter: ParameterType, found: Description) -> int:
     return _ARRAY_MASK | (_WRITTEN_MASK if parameter.written else 0)
 
 
-def _specialisation(variant: Variant, found: Sequence[Description], dependencies: Sequence[Any]) -> tuple[Any, ...]:
+def _specialisation(
+    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], warns: bool
+) -> tuple[Any, ...]:
     """Return the native structure of a specialisation, and what must live as long as it."""
     count, words = len(found), nb.PARAM_SIZE // 8
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
@@ -339,11 +363,13 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
     }
     for offset, value in head.items():
         spec[offset // 8] = value
+    reads: frozenset[str] = read_for_a_gradient(variant.parameters) if warns else frozenset()
     for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
         mask = _mask(parameter, description)
         start = nb.SPEC_PARAMETERS // 8 + k * words
         written = isinstance(parameter, ArrayType) and parameter.written
-        known = [_signed(mask), _signed(description.word & mask), offsets[k], _tag(parameter), written]
+        asks = nb.GUARDED if written else nb.TRACKED if parameter.name in reads else 0
+        known = [_signed(mask), _signed(description.word & mask), offsets[k], _tag(parameter), written, asks]
         shape = inner[k]
         known += [*_layout(parameter), 0 if shape is None else shape.ctypes.data]
         spec[start : start + words] = known

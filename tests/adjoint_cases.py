@@ -449,6 +449,58 @@ def assertive(x, y, n):
     y[i] = s
 
 
+@kernel
+def long_one(x, a, y, n):
+    i = tid()
+    p, q, r, s = x[i], a[0], 0.5, 1.0
+    for k in range(n):
+        u = p * q + math.sin(r)
+        v = math.exp(-u * u) + x[k]
+        if u > v:
+            p = p * 0.9 + v
+            q = q - 0.1 * u
+            if p > 2.0:
+                p = 2.0 - p * 0.1
+            else:
+                q = q * v
+        elif u > 0.1:
+            r = r * u + a[1]
+            s = s * 0.99
+        else:
+            r = math.cos(r) * 0.5
+            s = s + p * q
+        w = 0.0
+        for m in range(3):
+            w += a[m] * math.tanh(w + p)
+            if w > 5.0:
+                w = math.sqrt(w)
+        s = s + 0.1 * w
+        if s > 10.0:
+            s = math.log(s)
+            continue
+        p = p + 0.01 * s
+        q = q + 0.01 * math.atan2(p, 1.0 + q * q)
+        t = p * p + q * q
+        if t > 4.0:
+            t = 4.0 / t
+            p = p * t
+            q = q * t
+        r = r + 0.05 * t
+        r = max(min(r, 3.0), -3.0)
+        if r * s > 30.0:
+            break
+    e = p * q - r * s
+    f = p * r + q * s
+    if e > f:
+        g = math.sqrt(1.0 + e * e)
+    else:
+        g = math.sqrt(1.0 + f * f)
+    for k in range(4):
+        g = g + a[k] * math.sin(g * (k + 1))
+    h = abs(g) ** 1.5
+    y[i] = h + e * f
+
+
 index = np.array([2, 0, 3, 1, 4])
 
 CASES = [

@@ -292,7 +292,7 @@ class _Builder(Construct):
         kind = inference.unified([a.type, b.type])
         if kind is None:
             return Missing(f"is {a.type} on one path to here and {b.type} on another")
-        merge = Merge(self.value(name, kind), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind))
+        merge = Merge(self.value(_readable(name), kind), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind))
         merges.append(merge)
         return merge.result
 

@@ -66,7 +66,8 @@ class Construct:
     namespace : dict
         The globals of the text, to which what operations refer to is added.
     prefix : str
-        What the names of values begin with.
+        What the names of values begin with; with a prefix, they are not made from other names, so that they cannot
+        meet those of adjoints and tangents.
     """
 
     def __init__(self, names: Names, namespace: dict[str, Any], prefix: str = "") -> None:
@@ -118,7 +119,7 @@ class Construct:
             return value
         if value.constant is not None and inference.is_float_type(kind):
             return self.constant(float(value.constant), kind)
-        made = self.value(_base(value), kind)
+        made = self.value("p" if self.prefix else _base(value), kind)
         name = self.type_name(kind)
         primitive = bool if name == "bool" else self.namespace[name]
         self.add(Compute(made, Function(CAST, f"{name}({{0}})", primitive), [value]))

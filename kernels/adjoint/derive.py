@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import check_overlaps
-from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
+from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.element_arguments import refuse_elements
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.launch import Geometry, forall, launcher
+from numbridge.kernels.launch import Geometry, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
 
 _NARROWEST = 4  # bytes
+_LONG = 60
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,22 @@ class Derivative(Kernel):
         Which.
     wanted : tuple of str
         The parameters that have an adjoint or a tangent.
+    kept : tuple of str
+        The wanted arrays whose adjoints are only read.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     """
 
-    def __init__(self, base: Kernel, mode: str, wanted: tuple[str, ...], *, apart: bool = True) -> None:
-        self.base, self.mode, self.wanted, self.apart = base, mode, wanted, apart
+    def __init__(
+        self, base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), *, apart: bool = True
+    ) -> None:
+        self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
-        prefix = ADJOINT if mode == "adjoint" else TANGENT
-        self.parameters = (*base.parameters, *(Parameter(f"{prefix}{name}", None) for name in wanted))
+        level = sum(step[0] == "tangent" for step in self.steps())
+        self.prefix = ADJOINT if mode == "adjoint" else tangent_prefix(level)
+        self.parameters = (*base.parameters, *(Parameter(f"{self.prefix}{name}", None) for name in wanted))
         self.variants: Any = None
         self.launchers: dict[Any, Any] = {}
         self.derivatives: dict[Any, Any] = {}
@@ -146,18 +152,18 @@ class Derivative(Kernel):
         sources = SourceProgram(self.source, gradients=True).sources
         return tuple(dependency for source in sources for dependency in source.read())
 
-    def steps(self) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    def steps(self) -> Iterator[tuple[Any, ...]]:
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.apart
+        yield self.mode, self.wanted, self.kept, self.apart
 
     def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
         from numbridge.kernels.adjoint.forward import forward
 
         program, rewritten = self._base_program(parameters, weak)
-        return forward(program, self.wanted), rewritten
+        return forward(program, self.wanted, self.prefix), rewritten
 
     def _base_program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         if isinstance(self.base, Derivative):
@@ -177,7 +183,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.reverse import reverse
 
         program, rewritten = self._base_program(parameters, weak)
-        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart)
+        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made)
         plan = Plan(
@@ -217,6 +223,27 @@ class Derivative(Kernel):
         )
         return plan, program.namespace
 
+    def typed(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[ParameterType, ...]:
+        """Return the types of all parameters, of contiguous arrays, for those of the base's.
+
+        Raises
+        ------
+        NumbridgeError
+            If there is no such derivative.
+        """
+        _check_floats(self, parameters)
+        plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
+        made: list[ParameterType] = []
+        for name in (parameter.name for parameter in self.parameters):
+            primal = by_name.get(name) or by_name[primal_of(name)]
+            if isinstance(primal, ArrayType):
+                made.append(ArrayType(name, primal.scalar, primal.ndim, True, name in plan.writes))
+            elif name.startswith(ADJOINT):
+                made.append(ArrayType(name, primal.scalar, 0, True, name in plan.writes))
+            else:
+                made.append(ScalarType(name, primal.scalar))
+        return tuple(made)
+
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str) -> Emitted:
         """Return the text to compile, for types of the base's parameters."""
         plan = self.plan(parameters, weak)
@@ -233,10 +260,16 @@ class Derivative(Kernel):
             private=None if plan.private is None else Private(*plan.private),
         )
 
-    def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
-        """Return a function of the derivative's arguments that checks them and runs it over `dim` threads."""
-        run = forall(self, dim)
-        return self._checked(run, forall(self._together(), dim) if self.mode == "adjoint" else run)
+    def forall(self, dim: int | tuple[int, ...], *, checked: bool = True) -> Callable[..., None]:
+        """Return a function of the derivative's arguments that checks them and runs it over `dim` threads.
+
+        Without `checked` it takes the caller's word that adjoints have their arguments' shapes, and that no array that is
+        written shares memory with another.
+        """
+        run: Callable[..., None] = remembered(self, dim)
+        if not checked:
+            return run
+        return self._checked(run, remembered(self._together(), dim) if self.mode == "adjoint" else run)
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
@@ -254,7 +287,7 @@ class Derivative(Kernel):
         """Return the adjoint for adjoints that share memory."""
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, apart=False)
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, apart=False)
         made: Derivative = self.derivatives[key]
         return made
 
@@ -295,12 +328,19 @@ class Derivative(Kernel):
 
 
 def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
-    """Return an adjoint's text, with a second body that adds without atomics, and for which threads that is right."""
+    """Return an adjoint's text with a way to add without atomics, and for which threads that is right.
+
+    A short body is written twice, so that the optimiser sees plain additions; a long one is told which to do.
+    """
     if not made.shared:
         return made.text, None
+    distance, arrays = made.near or (None, ())
+    if made.text.count("\n") > _LONG:
+        head, rest = made.text.split("):\n", 1)
+        rest = rest.replace("_nb_add(", "_nb_add_either(_nb_private, ")
+        return f"{head}, _nb_private):\n{rest}", (made.name, distance, arrays)
     name = f"{made.name}_private"
     second = made.text.replace(f"def {made.name}(", f"def {name}(").replace("_nb_add(", "_nb_add_private(")
-    distance, arrays = made.near or (None, ())
     return f"{made.text}\n\n\n{second}", (name, distance, arrays)
 
 
@@ -327,6 +367,10 @@ class _DerivativeVariants(Variants):
     """The variants of a derivative: its base's arguments decide, adjoints and tangents must follow."""
 
     kernel: Derivative
+
+    def __init__(self, kernel: Derivative) -> None:
+        super().__init__(kernel)
+        self.warns = False  # who launches one carries gradients by hand
 
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
         """Return the types of the base's arguments, then those of adjoints or tangents; raises if one does not fit."""
@@ -367,7 +411,7 @@ class _DerivativeVariants(Variants):
         self, parameter: Parameter, primals: Mapping[str, ParameterType], argument: Any, found: Description
     ) -> ParameterType:
         adjoint = parameter.name.startswith(ADJOINT)
-        primal = primals[parameter.name.removeprefix(ADJOINT if adjoint else TANGENT)]
+        primal = primals[primal_of(parameter.name)]
         if isinstance(primal, ScalarType) and not adjoint:
             return ScalarType(parameter.name, primal.scalar)
         where = f"{self.kernel.name}, argument {parameter.name!r}"
@@ -393,7 +437,7 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
         found: frozenset[str] = variants_of(kernel).written(ranks)
         return found
     primal = _written(kernel.base, ranks)
-    return primal | {f"{TANGENT}{name}" for name in kernel.wanted if name in primal}
+    return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
 def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
@@ -424,9 +468,9 @@ def _generator() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-def derived(base: Kernel, mode: str, wanted: tuple[str, ...]) -> Derivative:
+def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted)
+    key = (mode, wanted, kept)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -435,10 +479,13 @@ def derived(base: Kernel, mode: str, wanted: tuple[str, ...]) -> Derivative:
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in wanted:
-            if name not in names:
-                raise NumbridgeValueError(f"kernel {base.name!r} has the parameters {', '.join(names)}, not {name!r}")
-        found = base.derivatives[key] = Derivative(base, mode, wanted)
+        for name in (*wanted, *kept):
+            if name not in (wanted if name in kept else names):
+                raise NumbridgeValueError(
+                    f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
+                    f"parameters, {', '.join(names)}"
+                )
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept)
     made: Derivative = found
     return made
 
@@ -486,8 +533,8 @@ def adjoint_source(kernel: Kernel) -> str:
 
 
 def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
-    for mode, wanted in reversed(kernel.derivatives):
-        known = kernel.derivatives[mode, wanted].variants if mode == "adjoint" else None
+    for key in reversed(kernel.derivatives):
+        known = kernel.derivatives[key].variants if key[0] == "adjoint" else None
         if known is not None and known.last is not None:
             types, weak = known.last
             return types[: len(kernel.parameters)], weak

@@ -187,8 +187,9 @@ def loop_head(op: Loop) -> str:
     if op.index is None:
         return "while True:"
     counter = op.index.name if op.index.type == types.int64 else f"_nb_at_{op.index.name}"
-    start, stop, step = (bound.name for bound in op.bounds)
-    return f"for {counter} in range({start}, {stop}, {step}):"
+    start, stop, step = op.bounds
+    given = [stop] if (start.constant, step.constant) == (0, 1) else [start, stop] if step.constant == 1 else op.bounds
+    return f"for {counter} in range({', '.join(bound.name for bound in given)}):"
 
 
 def start_trip(lines: Lines, op: Loop) -> None:

@@ -7,6 +7,7 @@ begin with ``_nb_`` are the generator's; no program has such names of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,7 @@ def reverse(
     name: str,
     *,
     apart: bool = True,
+    kept: Collection[str] = (),
     slots: int = MOST_SLOTS,
     stacks: bool = True,
 ) -> Reversed:
@@ -120,6 +122,8 @@ def reverse(
         What to call the function.
     apart : bool
         Whether no two adjoints share memory.
+    kept : collection of str
+        Arrays whose adjoints are only read. The kernel must write each of their elements at most once, and not read it.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
     stacks : bool
@@ -130,7 +134,9 @@ def reverse(
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    return _Reverse(program, wanted, apart, slots, stacks).run(name)
+    made = _Reverse(program, wanted, apart, slots, stacks)
+    made.keep(kept)
+    return made.run(name)
 
 
 class _Reverse:
@@ -141,18 +147,35 @@ class _Reverse:
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self.active = self.activity.values
-        self._wanted = [p for p in program.parameters if p.name in set(wanted)]
+        parameters = {parameter.name: parameter for parameter in program.parameters}
+        self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
         self._started: set[Value] = set()
+        self._held: dict[Value, str] = {}
         self._plans = self._plan(slots)
         if not stacks:
             self._refuse_stacks()
         self._own = _own_arrays(program) if apart else set()
         self._apart = apart
+        self._kept: set[Array] = set()
         self._pending: dict[Array, list[Value]] = {}
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
         self._shared: set[Array] = set()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave the adjoints of some arrays as they are, or refuse to."""
+        for name in names:
+            array = self.program.array(name)
+            uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
+            added = all(isinstance(op, Atomic) for op in uses)
+            if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
+                raise refused(
+                    uses[-1],
+                    f"the adjoint of {name!r} changes on the way back, since an element may be read, or written again; pass a "
+                    "copy of it",
+                )
+            self._kept.add(array)
 
     def _refuse_stacks(self) -> None:
         for op in walk(self.program.body):
@@ -179,10 +202,10 @@ class _Reverse:
         body = self.program.body
         self._forward(body, self.needs.values, save=True)
         scalars = [p for p in self._wanted if isinstance(p.item, Value)]
+        self._reverse(body)
         for parameter in scalars:
             if isinstance(parameter.item, Value):
                 self._begin(parameter.item)
-        self._reverse(body)
         self._release()
         returned = "".join(f"{ADJOINT}{p.name}, " for p in scalars)
         self.lines.add(f"return ({returned.strip()})" if scalars else "pass")
@@ -322,7 +345,7 @@ class _Reverse:
         moves(self.lines, [(c.phi, c.initial) for c in kept], "_nb_move")
         if plan is not None:
             plan.start(self.lines)
-        with self.lines.block(loop_head(op)):
+        with self._copy(op), self.lines.block(loop_head(op)):
             start_trip(self.lines, op)
             self._forward(op.test, values, save=False)
             if op.condition is not None:
@@ -336,6 +359,19 @@ class _Reverse:
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values], "_nb_move")
+
+    @contextmanager
+    def _copy(self, op: Loop) -> Iterator[None]:
+        """Write a loop's body with names of its own: Numba is slow at variables that are assigned in many places."""
+        inner = [value for region in regions(op) for o in walk(region) for value in defined_by(o)]
+        if op.index is not None:
+            inner.append(op.index)
+        before = [(value, value.name) for value in inner]
+        for value in inner:
+            value.name = self.program.names.fresh(value.name)
+        yield
+        for value, name in before:
+            value.name = name
 
     def _keep(self, plan: Checkpoints) -> None:
         if not plan.needs.stacked:
@@ -362,21 +398,36 @@ class _Reverse:
 
     # The reverse sweep
 
+    def _has(self, value: Value) -> bool:
+        """Tell whether something has been added to an adjoint."""
+        return value in self._started or value in self._held
+
     def _adjoint(self, value: Value) -> str:
-        return ADJOINT + value.name
+        """Return what an adjoint is: its variable, or the one thing that has been added to it so far."""
+        return self._held.get(value, ADJOINT + value.name)
 
     def _begin(self, value: Value) -> None:
-        """Make sure that an adjoint exists from here on."""
+        """Make sure that an adjoint has a variable from here on."""
         if value not in self._started:
+            held = self._held.pop(value, self.construct.zero(value.type).name)
             self._started.add(value)
-            self.lines.add(f"{self._adjoint(value)} = {self.construct.zero(value.type).name}")
+            self.lines.add(f"{ADJOINT}{value.name} = {held}")
 
-    def _add(self, value: Value, text: str) -> None:
+    def _add(self, value: Value, text: str, *, lasting: bool = True) -> None:
+        """Add to an adjoint; `lasting` tells that `text` stays the same for as long as the adjoint is used."""
         if value not in self.active:
             return
-        sign = "+=" if value in self._started else "="
-        self._started.add(value)
-        self.lines.add(f"{self._adjoint(value)} {sign} {text}")
+        name = ADJOINT + value.name
+        if value in self._started:
+            self.lines.add(f"{name} += {text}")
+        elif value in self._held:
+            self.lines.add(f"{name} = {self._held.pop(value)} + {text}")
+            self._started.add(value)
+        elif lasting:
+            self._held[value] = text
+        else:
+            self.lines.add(f"{name} = {text}")
+            self._started.add(value)
 
     def _contribute(self, value: Value, partial: Partial, adjoint: Value) -> None:
         """Add a partial derivative times the adjoint of a result to the adjoint of an argument."""
@@ -403,7 +454,7 @@ class _Reverse:
                 case Compute():
                     self._reverse_compute(op)
                 case Load():
-                    if op.result in self._started:
+                    if self._has(op.result):
                         self._add_to(op.array, op.index, self._adjoint(op.result))
                 case Store():
                     self._reverse_store(op)
@@ -418,7 +469,7 @@ class _Reverse:
         self._flush()
 
     def _reverse_compute(self, op: Compute) -> None:
-        if op.result not in self._started:
+        if not self._has(op.result):
             return
         pullback = self.needs.pullbacks[op]
         for made in pullback.region:
@@ -445,29 +496,35 @@ class _Reverse:
     def _reverse_store(self, op: Store) -> None:
         if op.array in self.activity.arrays:
             adjoint = element(ADJOINT + op.array.name, op.index)
-            self._add(op.value, adjoint)
-            self._stored.add(op.array)
-            self._pending[op.array] = op.index
-            if not self._apart:
-                self._flush()
+            self._add(op.value, adjoint, lasting=False)
+            self._overwritten(op)
         if op in self.needs.replayed:
             self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
 
+    def _overwritten(self, op: Store) -> None:
+        """Say that nothing depends on what an element held before it was written."""
+        if op.array in self._kept:
+            return
+        self._stored.add(op.array)
+        self._pending[op.array] = op.index
+        if not self._apart:
+            self._flush()
+
     def _reverse_atomic(self, op: Atomic) -> None:
         adjoint = element(ADJOINT + op.array.name, op.index)
-        self._add(op.values[0], adjoint if op.operation == "add" else f"-{adjoint}")
+        self._add(op.values[0], adjoint if op.operation == "add" else f"-{adjoint}", lasting=False)
 
     def _reverse_if(self, op: If) -> None:
         self._prepare(op)
-        live = [m for m in op.merges if m.result in self._started]
-        started = set(self._started)
+        live = [m for m in op.merges if self._has(m.result)]
+        started, held = set(self._started), dict(self._held)
         for head, side in ((f"if {op.condition.name}:", 0), ("else:", 1)):
             with self.lines.optional(head) if side else self.lines.block(head):
-                self._started = set(started)
+                self._started, self._held = set(started), dict(held)
                 for merge in live:
                     self._add((merge.then, merge.orelse)[side], self._adjoint(merge.result))
                 self._reverse((op.then, op.orelse)[side])
-        self._started = started
+        self._started, self._held = started, held
 
     def _prepare(self, op: Op) -> None:
         """Begin the adjoints that the reverse of a branch or a loop adds to from within."""
@@ -515,10 +572,10 @@ class _Reverse:
         return self._inside[op]
 
     def _reverse_custom(self, op: Custom) -> None:
-        if not any(result in self._started for result in op.results):
+        if not any(self._has(result) for result in op.results):
             return
         for cotangent, result in zip(op.cotangents, op.results, strict=True):
-            text = self._adjoint(result) if result in self._started else self.construct.zero(result.type).name
+            text = self._adjoint(result) if self._has(result) else self.construct.zero(result.type).name
             self.lines.add(f"{cotangent.name} = {text}")
         Primal(self.program, self.lines).region(op.pullback)
         for argument, gradient in zip(op.arguments, op.gradients, strict=True):
@@ -532,20 +589,20 @@ class _Reverse:
         active = [c for c in op.carried if c.phi in self.active]
         self._prepare(op)
         for c in active:
-            held = self._adjoint(c.result) if c.result in self._started else self.construct.zero(c.phi.type).name
-            self.lines.add(f"{self._adjoint(c.phi)} = {held}")
+            held = self._adjoint(c.result) if self._has(c.result) else self.construct.zero(c.phi.type).name
+            self.lines.add(f"{ADJOINT}{c.phi.name} = {held}")
         trips = plan.start_reverse(self.lines)
         counter = plan.name("at")
         with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
             self._restore(plan, counter)
             self._set_index(op, counter, self.needs.loops[op].values)
             self._forward(op.body, self.needs.loops[op].values, save=True)
-            outer = set(self._started)
+            outer = set(self._started), dict(self._held)
             moved = self._start_trip_adjoints(op, active)
             self._reverse(op.body)
             for c in moved:
                 self._begin(c.phi)
-            self._started = outer
+            self._started, self._held = outer
         self._started.update(c.phi for c in active)
         for c in active:
             self._add(c.initial, self._adjoint(c.phi))
@@ -561,7 +618,7 @@ class _Reverse:
                 self.lines.add(f"_nb_after_{k} = {name}")
             held = [f"_nb_after_{k}" for k in range(len(moving))]
         for c, name in zip(moving, held, strict=True):
-            self._add(c.following, name)
+            self._add(c.following, name, lasting=False)
         return moving
 
     def _set_index(self, op: Loop, trip: str, values: Values) -> None:
@@ -607,7 +664,7 @@ class _Reverse:
                 lines.add(f"{first} = {place} >> {again_shift} << {again_shift}")
                 for c in saved:
                     lines.add(f"{c.phi.name} = {plan.again(c)}[{place} >> {again_shift}]")
-            with lines.block(f"for {again} in range({first}, {place}):"):
+            with self._copy(plan.op), lines.block(f"for {again} in range({first}, {place}):"):
                 with lines.block(f"if {again} & ((1 << {again_shift}) - 1) == 0:"):
                     for c in saved:
                         lines.add(f"{plan.again(c)}[{again} >> {again_shift}] = {c.phi.name}")

@@ -34,7 +34,7 @@ def is_on_cuda(reading):
     """Tell whether a reading is an array in CUDA memory."""
     word = load_i64(reading, nb.READ_WORD)
     device = word >> nb.WORD_DEVICE & 0xFF
-    return word >> nb.WORD_CLASS & 0xF == nb.CLASS_ARRAY and (device == dl.CUDA or device == dl.CUDA_MANAGED)
+    return word >> nb.WORD_CLASS & nb.CLASS_MASK == nb.CLASS_ARRAY and (device == dl.CUDA or device == dl.CUDA_MANAGED)
 
 
 @inlined

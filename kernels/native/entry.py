@@ -128,22 +128,32 @@ def find_variant(plan, readings, count):
     return 0
 
 
+@native
+def permitted(parameter, reading, argument):
+    """Ask the framework whether an argument may be written to, or read without a warning; clear what it raises."""
+    written = load_i64(parameter, nb.PARAM_WRITTEN) != 0
+    guard = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_GUARD if written else nb.ENTRY_LOST_GRADIENT)
+    if guard == 0:
+        return True
+    answer = call_with(guard, argument, 1, 0)
+    if answer == 0:
+        clear_error()
+        return False
+    decrease(answer)
+    return answer == none()
+
+
 @inlined
-def writes_allowed(spec, plan, readings, count, arguments):
-    """Ask the framework's guard about each written argument that carries autograd state; clear what it raises."""
+def autograd_agrees(spec, plan, readings, count, arguments):
+    """Ask the framework about each argument that carries autograd state."""
     if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED:
         return True
     for k in range(count):
         reading = readings + k * nb.READ_SIZE
         parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
-        if load_i64(parameter, nb.PARAM_WRITTEN) != 0 and load_i64(reading, nb.READ_WORD) & nb.GUARDED != 0:
-            guard = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_GUARD)
-            answer = call_with(guard, arguments + 8 * k, 1, 0) if guard != 0 else none()
-            if answer == 0:
-                clear_error()
-                return False
-            if guard != 0:
-                decrease(answer)
+        asks = load_i64(parameter, nb.PARAM_ASKS)
+        if load_i64(reading, nb.READ_WORD) & asks != 0 and not permitted(parameter, reading, arguments + 8 * k):
+            return False
     return True
 
 
@@ -180,7 +190,7 @@ def lay_out_scalar(reading, tag, target):
     real = load_real(reading, nb.READ_REAL)
     if code == 2 or code == 5:
         # A real scalar for a complex parameter has no imaginary part; only complex readings fill one in.
-        is_complex = word >> nb.WORD_CLASS & 0xF == nb.CLASS_COMPLEX
+        is_complex = word >> nb.WORD_CLASS & nb.CLASS_MASK == nb.CLASS_COMPLEX
         imaginary = load_real(reading, nb.READ_IMAGINARY) if is_complex else 0.0
         if (bits >> 1 if code == 5 else bits) == 32:
             store_f32(target, 0, types.float32(real))
@@ -334,7 +344,7 @@ def launch_readings(plan, arguments, readings, count):
     spec = find_variant(plan, readings, count)
     if spec == 0 or threads_missing(spec, plan) or not is_announced(plan):
         return nb.MISSED
-    if not writes_allowed(spec, plan, readings, count, arguments):
+    if not autograd_agrees(spec, plan, readings, count, arguments):
         return nb.MISSED
     block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
     if not lay_out(spec, readings, count, block):

@@ -220,7 +220,7 @@ def read_exchange(obj, entry, out, tensor):
             store_i64(out, nb.READ_WORD, nb.UNSURE)
             return
         if load_i64(implementation, load_i64(entry, nb.ENTRY_AUTOGRAD)) != 0:
-            bits |= nb.GUARDED
+            bits |= nb.GUARDED | nb.TRACKED
     if exchange_read(load_i64(entry, nb.ENTRY_FUNCTION), obj, tensor) != 0:
         clear_error()
         return

@@ -190,7 +190,7 @@ def in_elements(record, reading, ndim, itemsize):
 def record_of(reading, obj):
     """Return a new record of what was read from `obj`, or 0."""
     word = load_i64(reading, nb.READ_WORD)
-    if word >> nb.WORD_CLASS & 0xF != nb.CLASS_ARRAY or word & nb.UNSURE:
+    if word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ARRAY or word & nb.UNSURE:
         return 0
     inner = word >> nb.WORD_INNER & 3
     ndim, itemsize = (word >> nb.WORD_NDIM & 0xFF) + inner, (word >> 8 & 0xFF) >> 3
@@ -233,7 +233,7 @@ def captured(obj):
         capsule = load_i64(reading, nb.READ_HELD)
         word = load_i64(reading, nb.READ_WORD)
         # An element by value is no array, and its memory no one else's to write.
-        if word != 0 and word >> nb.WORD_CLASS & 0xF != nb.CLASS_ELEMENT:
+        if word != 0 and word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ELEMENT:
             return capsule
         decrease(capsule)
         return 0
@@ -316,7 +316,7 @@ def describe(self, obj):
     reading, scratch = stack(nb.READ_SIZE), stack(64)
     read(obj, reading, scratch)
     word = load_i64(reading, nb.READ_WORD)
-    is_array = word >> nb.WORD_CLASS & 0xF == nb.CLASS_ARRAY
+    is_array = word >> nb.WORD_CLASS & nb.CLASS_MASK == nb.CLASS_ARRAY
     result = new_tuple(5 if is_array else 1)
     set_item(result, 0, from_word(types.uint64(word)))
     if is_array:

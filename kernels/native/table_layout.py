@@ -38,8 +38,8 @@ ENTRY_TYPE, ENTRY_KIND, ENTRY_FUNCTION, ENTRY_FLAGS = 0, 8, 16, 24
 # key set that are harmless, where the implementation keeps its autograd state, and where its version counter.
 ENTRY_IMPLEMENTATION, ENTRY_KEYS, ENTRY_ALLOWED, ENTRY_AUTOGRAD, ENTRY_VERSION, ENTRY_COUNTER = 32, 40, 48, 56, 64, 72
 ENTRY_GUARD, ENTRY_ADAPTER = 80, 88
-# The DLPack exchange table's ``current_work_stream``, or 0.
-ENTRY_STREAM, ENTRY_SIZE = 96, 104
+# The DLPack exchange table's ``current_work_stream``, or 0; and what is asked before a kernel reads a tensor with autograd state.
+ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_SIZE = 96, 104, 112
 
 UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # Of a FIELDS type, ENTRY_FUNCTION points to the offsets of an array object's fields: first and end of a vector of extents,
@@ -72,14 +72,17 @@ READ_STREAM, READ_STREAM_ENTRY, READ_SIZE = 184, 192, 208
 NO_STREAM = -1
 HOLD_NOTHING, HOLD_BUFFER, HOLD_OBJECT = 0, 1, 2
 
-# The word: tag 0..31, ndim 32..39, class 40..43, then one bit each, device type 56..63
+# The word: tag 0..31, ndim 32..39, class 40..42, then one bit each, device type 56..63
 WORD_NDIM, WORD_CLASS, WORD_DEVICE = 32, 40, 56
 CLASS_ARRAY, CLASS_FLOAT, CLASS_INT, CLASS_BOOL, CLASS_COMPLEX, CLASS_ELEMENT = 1, 2, 3, 4, 5, 6
+CLASS_MASK = 7
 # Of vectors and matrices, the tag has the element type's number (from ELEMENT on) where DLPack has the lanes, ndim does not
 # count the element's own dimensions, and WORD_INNER (2 bits) says how many those are.
 WORD_ELEMENT, ELEMENT, WORD_INNER = 16, 1 << 15, 54
 CONTIGUOUS, READ_ONLY, REPEATED, MISALIGNED = 1 << 44, 1 << 45, 1 << 46, 1 << 47
 UNSURE, TOO_BIG, STRONG, GUARDED, IMMUTABLE, PINNED = 1 << 48, 1 << 49, 1 << 50, 1 << 51, 1 << 52, 1 << 53
+# Of a tensor with autograd state, which may be just past.
+TRACKED = 1 << 43
 
 # Launch plan: one per launcher. From PLAN_DIMS on it is what a variant's range function receives as `geometry`.
 PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS = 0, 8, 16, 48, 72, 96
@@ -110,10 +113,12 @@ SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_C
     104,
     112,
 )
-PARAM_MASK, PARAM_WANT, PARAM_OFFSET, PARAM_TAG, PARAM_WRITTEN = 0, 8, 16, 24, 32
 # Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the
 # argument shall have an element's dimensions as its last ones, the address of INNER_RANK, INNER_ITEMSIZE and the extents.
-PARAM_NDIM, PARAM_ITEMSIZE, PARAM_INNER, PARAM_SIZE = 40, 48, 56, 64
+# PARAM_ASKS: the bit of a word with which the framework is asked first, which is GUARDED where the kernel writes, TRACKED
+# where it only reads and has not warned yet, and 0 afterwards.
+PARAM_MASK, PARAM_WANT, PARAM_OFFSET, PARAM_TAG, PARAM_WRITTEN, PARAM_ASKS = 0, 8, 16, 24, 32, 40
+PARAM_NDIM, PARAM_ITEMSIZE, PARAM_INNER, PARAM_SIZE = 48, 56, 64, 72
 ELEMENT_TAG, INNER_RANK, INNER_ITEMSIZE, INNER_EXTENTS = -1, 0, 8, 16
 GLOBAL_CONTAINER, GLOBAL_NAME, GLOBAL_VALUE, GLOBAL_SIZE = 0, 8, 16, 24
 

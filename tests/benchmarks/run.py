@@ -19,16 +19,18 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import adjoint_rows
 import numpy as np
 
 import numbridge as nb
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
+ROUNDS = 21
 PEERS = ("numba", "torch", "paddlepaddle", "jax", "warp-lang", "apache-tvm-ffi", "numpy")
 
 
@@ -106,6 +108,7 @@ class Bench:
 
     def __init__(self, rounds: int, only: str) -> None:
         self.rounds = rounds
+        self.quick = rounds < ROUNDS
         self.only = only
         self.rows: list[Row] = []
 
@@ -318,7 +321,7 @@ def inside_jax(bench: Bench) -> None:
     )
 
 
-PROCESSES = 7
+PROCESSES, ADJOINT_PROCESSES = 7, 3
 
 
 def kernels(bench: Bench) -> None:
@@ -327,10 +330,17 @@ def kernels(bench: Bench) -> None:
     Where a process happens to place code and data changes a loop's time by up to a factor of two (Warp's saxpy takes 25 ms in
     some and 45 ms in others), so a process counts once, and medians are taken over processes.
     """
+    in_processes(bench, "kernels", KERNELS, PROCESSES, os.environ)
+
+
+def in_processes(
+    bench: Bench, group: str, works: Iterable[str], processes: int, environment: Mapping[str, str]
+) -> None:
+    """Run a group's rows in several processes, and keep their medians."""
     found: dict[tuple[str, str], list[Row]] = {}
-    for _ in range(PROCESSES if any(bench.only in work for work in KERNELS) else 0):
-        command = [sys.executable, __file__, "--kernels-once", "--only", bench.only]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    for _ in range(processes if any(bench.only in work for work in works) else 0):
+        command = [sys.executable, __file__, "--once", group, "--only", bench.only, *(["--quick"] * bench.quick)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         for values in json.loads(done.stdout.splitlines()[-1]):
             row = Row(*values)
             found.setdefault((row.work, row.against), []).append(row)
@@ -426,6 +436,22 @@ def element_kernels(bench: Bench) -> None:
         )
 
 
+THREADS = {"1 thread": "1", "all threads": str(os.cpu_count())}
+
+
+def adjoints(bench: Bench) -> None:
+    """Adjoints of whole kernels, as `kernels` measures them, with and without threads; then what they cost at first."""
+    for threads, count in THREADS.items():
+        works = [*(adjoint_rows.title(name, threads) for name in adjoint_rows.WORK), adjoint_rows.LONG_LOOP]
+        in_processes(bench, f"adjoints, {threads}", works, ADJOINT_PROCESSES, os.environ | {"NUMBA_NUM_THREADS": count})
+    if bench.only in "torch_op, forward and backward, 16 elements":
+        adjoint_rows.operator(bench)
+    if bench.only in "first launch of the adjoint of 60 lines":
+        compiled, cached = adjoint_rows.first(3)
+        bench.add(Row("first launch of the adjoint of 60 lines", "2 s", compiled, 2000.0, 1.0, "ms"))
+        bench.add(Row("the same in a second process, warm cache", "100 ms", cached, 100.0, 1.0, "ms"))
+
+
 _FIRST = """
 import time
 import numpy as np
@@ -503,19 +529,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
-    parser.add_argument("--kernels-once", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--once", default="", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     import warp as wp
 
     wp.config.quiet = True
     wp.init()
-    bench = Bench(5 if chosen.quick else 21, chosen.only)
-    if chosen.kernels_once:
-        kernels_once(bench)
+    bench = Bench(5 if chosen.quick else ROUNDS, chosen.only)
+    if chosen.once:
+        group, _, threads = chosen.once.partition(", ")
+        kernels_once(bench) if group == "kernels" else adjoint_rows.once(bench, threads)
         print(json.dumps([(row.work, row.against, row.ours, row.theirs, row.limit) for row in bench.rows]))
         return
-    for group in (entries, conversions, inside_jax, kernels, processes):
+    for group in (entries, conversions, inside_jax, kernels, adjoints, processes):
         group(bench)
     if not chosen.only:
         write(bench)

@@ -211,3 +211,92 @@ def test_a_third_derivative_is_refused():
     (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
     with pytest.raises(nb.KernelError, match="a third was asked for"):
         torch.autograd.grad(h.sum(), x)
+
+
+@nb.kernel
+def outputs_first(z, x, y, w):
+    i = nb.tid()
+    y[i] = w[i] * x[i] * x[i]
+    z[i] = math.sin(x[i]) * w[i] * w[i]
+
+
+def test_outputs_may_come_before_inputs():
+    op = nb.torch_op(outputs_first, ["z", "y"])
+    x, w = leaves()
+    z, y = op(x, w)
+    torch.testing.assert_close((z, y), (torch.sin(x) * w**2, w * x**2))
+    assert torch.autograd.gradcheck(op, (x, w)) and torch.autograd.gradgradcheck(op, (x, w))
+    tangents = torch.randn(5, dtype=DOUBLE), torch.randn(5, dtype=DOUBLE)
+    values = x.detach(), w.detach()
+    got = torch.func.jvp(op, values, tangents)[1]
+    torch.testing.assert_close(got, torch.func.jvp(lambda x, w: (torch.sin(x) * w**2, w * x**2), values, tangents)[1])
+
+
+@nb.kernel
+def summed_up(x, y):
+    i = nb.tid()
+    for k in range(3):
+        y[i] = y[i] * x[i] + x[i] * k
+
+
+sums = nb.torch_op(summed_up, "y", name="test_summed_up")
+
+
+@pytest.mark.parametrize("op", [pair, sums])
+def test_a_gradient_that_comes_in_is_left_as_it_is(op):
+    x = torch.randn(4, dtype=DOUBLE, requires_grad=True)
+    y = op(x, x.detach())[0] if op is pair else op(x)
+    for by_y in (torch.ones(4, dtype=DOUBLE), torch.ones((), dtype=DOUBLE).expand(4), torch.ones(8, dtype=DOUBLE)[::2]):
+        before = by_y.clone()
+        (by_x,) = torch.autograd.grad(y, x, by_y, retain_graph=True)
+        assert (by_y == before).all()
+        expected = 3 * x**3 if op is pair else 2 * x + 2
+        torch.testing.assert_close(by_x, expected.detach())
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes which operators are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names.append(str(function))
+        return function(*arguments, **(keywords or {}))
+
+
+def test_modes_see_the_operator():
+    x, w = leaves()
+    with Seen() as seen:
+        y, _ = pair(x, w)
+        y.sum().backward()
+    assert {"numbridge.test_two.default", "numbridge.test_two_adjoint.default"} <= set(seen.names)
+    y, _ = pair(x, w)
+    with Seen() as seen:
+        y.sum().backward()
+    assert "numbridge.test_two_adjoint.default" in seen.names
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert pair(mode.from_tensor(x), mode.from_tensor(w))[0].shape == (5,)
+    assert pair(x.to("meta"), w.to("meta"))[0].is_meta
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pair(x.bfloat16(), w.bfloat16())[0].dtype == torch.float32
+
+
+def test_what_is_saved_and_then_changed_is_noticed():
+    x = torch.ones(4, dtype=DOUBLE, requires_grad=True)
+    inner = x * 2
+    y, _ = pair(inner, torch.ones(4, dtype=DOUBLE))
+    with torch.no_grad():
+        inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_without_a_gradient_nothing_is_kept():
+    x, w = leaves()
+    with torch.no_grad():
+        y, z = pair(x, w)
+    assert not y.requires_grad and not z.requires_grad
+    assert not pair(x.detach(), w.detach())[0].requires_grad
+    assert pair(torch.nn.Parameter(x.detach()), w.detach())[0].requires_grad

@@ -9,19 +9,21 @@ import textwrap
 
 import numpy as np
 import pytest
+from numba import cuda
 
-from adjoint_as_python import float_arrays, run_adjoint, run_tangent
-from adjoint_cases import CASES, matmul, name_of, norm, prefix_products, saxpy, squares
+from adjoint_as_python import check, float_arrays, run_adjoint, run_tangent
+from adjoint_cases import CASES, long_one, matmul, name_of, norm, prefix_products, saxpy, squares
 from numbridge.kernels.annotations import array1d
 from numbridge.kernels.errors import (
     BufferAccessError,
     KernelError,
+    KernelUnsupportedError,
     NumbridgeTypeError,
     NumbridgeValueError,
 )
 from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
-from numbridge.kernels.launch import launch
+from numbridge.kernels.launch import Geometry, launch
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -373,3 +375,113 @@ def test_rows_that_all_threads_read():
     expected = weight[:, None] * a[0]
     expected[0] += weight @ a
     assert np.allclose(by_a, expected)
+
+
+@kernel
+def strided(x, y, n):
+    start = cuda.grid(1)
+    for k in range(start, n, cuda.gridsize(1)):
+        y[k] = x[k] * x[k]
+
+
+def test_grid_stride_loops():
+    n = 1000
+    x = np.linspace(0, 1, n)
+    by_x = np.zeros(n)
+    derivative = strided.adjoint(["x", "y"])
+    derivative.over(Geometry((64,), (32, 1, 1), (2, 1, 1), (32, 1, 1), (2, 1, 1)))(x, np.zeros(n), n, by_x, np.ones(n))
+    assert np.allclose(by_x, 2 * x)
+
+
+@kernel
+def mixed(x, wide, small, index, flags, out, n):
+    i = tid()
+    s = 0
+    for k in range(n):
+        s += x[k] * small[k] + (k if flags[k] else 2)
+        if s > 3:
+            s = s * 0.25
+    t = x[i] * 2 + index[i] // 2 - small[i] % 3
+    u = wide[i] * x[i] + x[i] ** 2 + x[i] ** small[i]
+    out[i, 0] = s
+    out[i, 1] = t + min(x[i], small[i]) * max(index[i], x[i], 0.5)
+    out[i, 2] = u / (1 + i) + abs(-x[i]) + math.sqrt(index[i] + 1)
+    out[i, 3] = (x[i] > 0.5) + float(index[i]) + int(x[i] * 7) * 0.1
+
+
+@pytest.mark.parametrize("index_type", [np.int32, np.int64])
+def test_replayed_values_are_those_of_the_kernel_bit_for_bit(index_type):
+    """A tangent writes what the kernel writes, with the types that the generator found."""
+    random = np.random.default_rng(5)
+    n = 8
+    x = random.random(n, dtype=np.float32)
+    wide, small = random.random(n), random.integers(0, 9, n).astype(np.uint8)
+    index, flags = random.integers(0, 9, n).astype(index_type), random.random(n) > 0.5
+    for more in (wide, wide.astype(np.float32)):
+        wanted, got = np.zeros((n, 4), np.float32), np.zeros((n, 4), np.float32)
+        launch(mixed, n, [x, more, small, index, flags, wanted, n])
+        tangents = [np.ones_like(x), np.ones_like(got)]
+        mixed.tangent(["x", "out"]).forall(n)(x, more, small, index, flags, got, n, *tangents)
+        assert np.array_equal(wanted, got)
+
+
+def test_adjoints_that_are_only_read():
+    x, y, by_x, by_y = np.full(3, 2.0), np.ones(3), np.zeros(3), np.ones(3)
+    by_y.flags.writeable = False
+    squared.adjoint(["x", "y"], kept=["y"]).forall(3)(x, y, by_x, by_y)
+    assert by_x.tolist() == [4, 4, 4]
+    with pytest.raises(KernelUnsupportedError, match="the adjoint of 'y' changes on the way back"):
+        saxpy.adjoint(["x", "y"], kept=["y"]).forall(3)(x, y, 1.0, by_x, by_y)
+    with pytest.raises(NumbridgeValueError, match="'z' is not among its parameters, x, y"):
+        squared.adjoint(["x", "z"])
+
+
+def test_a_kernel_of_sixty_lines():
+    x, a = np.random.default_rng(0).random(6), np.random.default_rng(1).random(4)
+    check(long_one, 3, x, a, np.zeros(3), 6)
+    by_x, by_a, by_y = np.zeros(6), np.zeros(4), np.ones(3)
+    launch(long_one, 3, [x, a, np.zeros(3), 6], adj_inputs=[by_x, by_a, by_y, None], adjoint=True)
+    expected = {"x": np.zeros(6), "a": np.zeros(4), "y": np.ones(3)}
+    run_adjoint(long_one, (3,), [x, a, np.zeros(3), 6], expected)
+    assert np.allclose(by_x, expected["x"]) and np.allclose(by_a, expected["a"])
+
+
+@kernel
+def tripled(x, y):
+    i = tid()
+    y[i] = 3.0 * x[i]
+
+
+def test_derivatives_may_be_asked_for_in_any_order():
+    by_x, by_y = np.zeros(2), np.ones(2)
+    tripled.adjoint(["y", "x"]).forall(2)(np.ones(2), np.zeros(2), by_y, by_x)
+    assert by_x.tolist() == [3, 3] and by_y.tolist() == [0, 0]
+    after_x, after_y = np.ones(2), np.zeros(2)
+    tripled.tangent(["y", "x"]).forall(2)(np.ones(2), np.zeros(2), after_y, after_x)
+    assert after_x.tolist() == [1, 1] and after_y.tolist() == [3, 3]
+
+
+@kernel
+def powers(x, y, a):
+    i = tid()
+    s = a
+    for _k in range(3):
+        s = s * x[i] * x[i] + math.sin(s)
+    y[i] = s
+
+
+def test_tangents_of_tangents():
+    def first(x, v, a, b):
+        after = np.zeros(2)
+        powers.tangent(["x", "y", "a"]).forall(2)(x, np.zeros(2), a, v, after, b)
+        return after
+
+    x, v, a, b = np.array([0.3, 0.7]), np.array([1.0, 0.5]), 0.8, 0.2
+    dx, dv, da, db = np.array([0.3, -0.2]), np.array([0.2, 0.1]), 0.4, -0.3
+    second = powers.tangent(["x", "y", "a"]).tangent(["x", "y", "_nb_tan_x", "_nb_tan_y", "a", "_nb_tan_a"])
+    after = np.zeros(2)
+    second.forall(2)(x, np.zeros(2), a, v, np.zeros(2), b, dx, np.zeros(2), dv, after, da, db)
+    step = 1e-5
+    plus = first(x + step * dx, v + step * dv, a + step * da, b + step * db)
+    minus = first(x - step * dx, v - step * dv, a - step * da, b - step * db)
+    assert np.allclose(after, (plus - minus) / (2 * step), rtol=1e-7)

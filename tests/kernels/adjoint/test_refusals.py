@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from adjoint_as_python import run_adjoint
+from adjoint_as_python import check, run_adjoint
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.intrinsics import atomic_add, atomic_exch, atomic_max, tid
 from numbridge.kernels.kernel import func, kernel
@@ -281,3 +281,20 @@ def test_names_that_look_generated_do_not_clash():
     expected |= {"adj_x": (x * x_1) ** 2 * value_1, "value_1": (x * x_1) ** 2 * adj_x}
     for name, value in expected.items():
         assert math.isclose(adjoints[name][0], value), name
+
+
+@kernel
+def disguised(x, y, n):
+    i = tid()
+    adj_x = i + 2
+    tan_x = i + 3
+    keep1_s = i + 1
+    s = x[i]
+    p = x[i] * adj_x * tan_x
+    for trip1 in range(n):
+        s = s * keep1_s * x[i] + trip1
+    y[i] = s * p
+
+
+def test_integers_that_look_generated_do_not_clash():
+    check(disguised, 2, np.array([0.7, 1.2]), np.zeros(2), 3)

@@ -1,0 +1,50 @@
+"""The warning that a framework's gradient ends at a launch, because the framework sees nothing of what is launched directly.
+
+Compiled code asks the framework only about tensors with autograd state, and only until the kernel has warned. What is said
+is the framework's own: this module names none.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from numbridge.kernels.errors import NumbridgeWarning
+from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.readers import reader_of
+from numbridge.kernels.variant import Variants, read_for_a_gradient
+
+if TYPE_CHECKING:
+    from numbridge.kernels.kernel import Kernel
+
+__all__ = ["warn_of_lost_gradient"]
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn_of_lost_gradient(
+    kernel: Kernel, variants: Variants, types: Sequence[ParameterType], arguments: Sequence[Any]
+) -> None:
+    """Warn, once per kernel, if a gradient that a framework would carry through a launch is lost."""
+    if not variants.warns:
+        return
+    reads = read_for_a_gradient(types)
+    for parameter, argument in zip(types, arguments, strict=True):
+        ask = reader_of(argument).lost_gradient if parameter.name in reads else None
+        why = None if ask is None else ask(argument)
+        if why is not None:
+            # Where warnings are errors this one comes back until it is heeded.
+            message = f"kernel {kernel.name!r}, parameter {parameter.name!r}: {why}"
+            warnings.warn(message, NumbridgeWarning, stacklevel=_callers_level())
+            variants.stop_warning()
+            return
+
+
+def _callers_level() -> int:
+    """Return the stack level, as seen from the caller, of the first frame outside the package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        level, frame = level + 1, frame.f_back
+    return level
