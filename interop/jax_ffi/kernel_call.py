@@ -21,7 +21,7 @@ from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, pa
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
 
@@ -115,6 +115,8 @@ def jax_kernel(
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     block = 256 if block_dim is None else operator.index(block_dim)
+    if block < 1:
+        raise NumbridgeValueError(f"{what}: block_dim is {block}; it must be at least 1")
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
