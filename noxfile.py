@@ -57,6 +57,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def adjoint_fuzz(session: nox.Session) -> None:
+    """Check the adjoints of 10,000 random kernels against differences; another number may follow ``--``."""
+    count = session.posargs[0] if session.posargs else "10000"
+    session.env["NUMBRIDGE_ADJOINT_PROGRAMS"] = count
+    run_in_environment(session, "pytest", "tests/kernels/adjoint", "-k", "random_programs")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

@@ -32,6 +32,7 @@ from numbridge.cupy_bridge import (
     to_cupy,
 )
 from numbridge.dlpack import from_dlpack, to_dlpack
+from numbridge.graphs import Graph, ScopedCapture, capture_begin, capture_end, capture_launch
 from numbridge.jax_bridge import (
     device_from_jax,
     device_to_jax,
@@ -46,15 +47,11 @@ from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 from numbridge.kernels.devices import (
     Device,
-    Event,
     ScopedDevice,
-    ScopedStream,
-    Stream,
     device_count,
     get_device,
     get_devices,
     set_device,
-    synchronize,
 )
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -93,7 +90,7 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
-from numbridge.kernels.kernel import Kernel, func, kernel
+from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
     bfloat16,
@@ -131,6 +128,24 @@ from numbridge.paddle_bridge import (
     stream_to_paddle,
     to_paddle,
 )
+from numbridge.paddle_op import PaddleOp, paddle_op
+from numbridge.streams import (
+    Event,
+    ScopedStream,
+    Stream,
+    get_event_elapsed_time,
+    get_stream,
+    record_event,
+    set_stream,
+    synchronize,
+    synchronize_device,
+    synchronize_event,
+    synchronize_stream,
+    wait_event,
+    wait_stream,
+)
+from numbridge.tape import Tape
+from numbridge.timer import ScopedTimer
 from numbridge.torch_bridge import (
     device_from_torch,
     device_to_torch,
@@ -141,6 +156,7 @@ from numbridge.torch_bridge import (
     stream_to_torch,
     to_torch,
 )
+from numbridge.torch_op import TorchOp, torch_op
 
 # The class and the annotation are one: nb.array(data), nb.array(dtype=float), nb.array[float].
 array = Array
@@ -153,6 +169,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Event",
+    "Graph",
     "GraphMode",
     "Kernel",
     "KernelError",
@@ -163,9 +180,14 @@ __all__ = [
     "NumbridgeTypeError",
     "NumbridgeValueError",
     "NumbridgeWarning",
+    "PaddleOp",
+    "ScopedCapture",
     "ScopedDevice",
     "ScopedStream",
+    "ScopedTimer",
     "Stream",
+    "Tape",
+    "TorchOp",
     "acos",
     "array",
     "array1d",
@@ -184,6 +206,9 @@ __all__ = [
     "atomic_sub",
     "bfloat16",
     "bool",
+    "capture_begin",
+    "capture_end",
+    "capture_launch",
     "clone",
     "complex64",
     "complex128",
@@ -230,8 +255,11 @@ __all__ = [
     "full",
     "full_like",
     "func",
+    "func_grad",
     "get_device",
     "get_devices",
+    "get_event_elapsed_time",
+    "get_stream",
     "int8",
     "int16",
     "int32",
@@ -245,9 +273,12 @@ __all__ = [
     "log10",
     "ones",
     "ones_like",
+    "paddle_op",
     "pow",
+    "record_event",
     "register_ffi_callback",
     "set_device",
+    "set_stream",
     "sin",
     "sinh",
     "sqrt",
@@ -258,6 +289,9 @@ __all__ = [
     "stream_to_paddle",
     "stream_to_torch",
     "synchronize",
+    "synchronize_device",
+    "synchronize_event",
+    "synchronize_stream",
     "tan",
     "tanh",
     "tid",
@@ -267,10 +301,13 @@ __all__ = [
     "to_numpy",
     "to_paddle",
     "to_torch",
+    "torch_op",
     "uint8",
     "uint16",
     "uint32",
     "uint64",
+    "wait_event",
+    "wait_stream",
     "zeros",
     "zeros_like",
 ]

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
-from numbridge import gradients, strided
-from numbridge.contents import as_values, at_address, copied, filled, shared
+from numbridge import cupy_memory, gradients, stream_order, strided
+from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
 from numbridge.exchange import ExchangeTable
 from numbridge.gradients import GradientState, existing_gradient
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
-from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.devices import CPU, Device, get_device, get_devices
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.watching import is_watched, watchers
 from numbridge.memory import adopt, allocate, array_class, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ class Array:
         elif data is None:
             made = allocate(shape, scalars.float32 if dtype is None else dtype, device, zeroed=True)
         else:
-            get_device(device)
-            made = copied(data, dtype) if copy else shared(data, dtype)
+            made = copied(data, dtype, device) if copy else _placed(shared(data, dtype), device)
             made = made if shape is None else made.reshape(shape)
         if ndim is not None and made.ndim != ndim:
             raise NumbridgeTypeError(f"ndim is {ndim}, and the array has {made.ndim} dimensions")
@@ -181,6 +181,11 @@ class Array:
         return CPU if kind == dl.CPU else Device(_DEVICE_KINDS.get(kind, f"dlpack{kind}"), native().describe(self)[4])
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether this is page-locked host memory, which CUDA devices copy from and to by themselves."""
+        return self._has(nb.PINNED)
+
+    @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie densely in C order."""
         return self._has(nb.CONTIGUOUS)
@@ -211,7 +216,7 @@ class Array:
 
     def __repr__(self) -> str:
         """Return values, shape, dtype and device."""
-        here = self.device.is_cpu
+        here = self.device in get_devices()
         values = np.array2string(self.numpy(), separator=", ", prefix="array(") if here else f"<at {self.ptr:#x}>"
         facts = [values, f"shape={self.shape}", f"dtype={row_of(self).name}", f"device='{self.device}'"]
         if self.read_only:
@@ -289,17 +294,23 @@ class Array:
     # Values
 
     def numpy(self) -> NDArray[Any]:
-        """Return a NumPy array on the same memory; read-only where this array is.
+        """Return a NumPy array: on the same memory on the CPU, read-only where this array is; a copy from CUDA.
+
+        A copy waits for the stream that the array is used on, and for no other.
 
         Raises
         ------
         DeviceError
-            If the memory is not the host's.
+            If the memory is neither the host's nor CUDA's.
         """
         values = native().to_numpy(self)
         if values is None:
             row_of(self)  # raises for a dtype that numbridge does not have
-            raise DeviceError(f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework")
+            if self.device not in get_devices():
+                raise DeviceError(
+                    f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework"
+                )
+            values = cupy_memory.to_host(self)
         made: NDArray[Any] = values
         return made
 
@@ -335,48 +346,69 @@ class Array:
             raise NumbridgeTypeError(f"only a 0-d array of integers is an index; this is {self!r}")
         return int(self.item())
 
-    def _writable_numpy(self, operation: str) -> NDArray[Any]:
+    def _write(self, operation: str, key: Any, values: Any, source: Any = None) -> Array:
+        """Write values into part of the array, converted to its dtype and broadcast, and return the array.
+
+        `source` is what whoever watches is told that the values come from.
+        """
         if self.read_only:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
-        return self.numpy()
+        if is_watched():
+            for watcher in watchers():
+                watcher.changing(self, operation, source)
+        if self.device.is_cuda:
+            cupy_memory.assign(self, key, as_source(values))
+        else:
+            self.numpy()[key] = as_values(values)
+        return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write values, broadcast as in NumPy; on the CPU any NumPy index will do."""
-        self._writable_numpy("array[...] = value")[key] = as_values(value)
+        """Write values, broadcast as in NumPy; any NumPy index will do on the CPU, and CuPy's on CUDA."""
+        self._write("array[...] = value", key, value, value)
 
     def fill_(self, value: Any) -> Array:
         """Set every element, and return this array."""
-        self._writable_numpy("fill_")[...] = as_values(value)
-        return self
+        return self._write("fill_", ..., value)
 
     def zero_(self) -> Array:
         """Set every element to zero, and return this array."""
-        self._writable_numpy("zero_")[...] = 0
-        return self
+        return self._write("zero_", ..., 0)
 
     def assign(self, values: Any) -> Array:
-        """Copy values of the same shape into this array, converted to its dtype, and return this array."""
-        target, given = self._writable_numpy("assign"), np.asarray(as_values(values))
-        if target.shape != given.shape:
-            raise NumbridgeValueError(f"assign got values of shape {given.shape} for an array of shape {target.shape}")
-        target[...] = given
-        return self
+        """Copy values of the same shape, from any device, into this array, converted to its dtype; return this array."""
+        given = as_source(values)
+        shape = given.shape if isinstance(given, Array | np.ndarray) else np.shape(given)
+        if shape != self.shape:
+            raise NumbridgeValueError(f"assign got values of shape {shape} for an array of shape {self.shape}")
+        return self._write("assign", ..., given, values)
 
     def clone(self) -> Array:
-        """Return a contiguous copy with memory of its own; it requires a gradient if this array does."""
-        made = filled(self.numpy(), row_of(self))
-        if self.requires_grad:
-            made.requires_grad = True
-        return made
+        """Return a contiguous copy on the same device, with memory of its own; it requires a gradient if this one does."""
+        return self.to(self.device, copy=True)
 
     def contiguous(self) -> Array:
         """Return this array if it is C-contiguous, else a contiguous copy."""
         return self if self.is_contiguous else self.clone()
 
     def to(self, device: Device | str, copy: bool = False) -> Array:
-        """Return this array if it lies on `device` and `copy` is false, else a copy there."""
+        """Return this array if it lies on `device` and `copy` is false, else a copy there.
+
+        Copies are ordered on the current streams of the devices. One to the CPU has ended when this returns; one from
+        page-locked memory, or between CUDA devices, has not.
+        """
         target = get_device(device)
-        return self if self.device == target and not copy else self.clone()
+        if self.device == target and not copy:
+            return self
+        if self.device.is_cuda:
+            made = moved(self, row_of(self), target)
+        else:
+            made = filled(self.numpy(), row_of(self), target)
+        if self.requires_grad:
+            made.requires_grad = True
+        if is_watched():
+            for watcher in watchers():
+                watcher.copied(self, made)
+        return made
 
     def __copy__(self) -> Array:
         """Return a copy of the values."""
@@ -415,7 +447,17 @@ class Array:
     # Protocols
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the values for NumPy: the same memory, unless `dtype` or `copy` asks for a copy."""
+        """Return the values for NumPy: the same memory, unless `dtype` or `copy` asks for a copy.
+
+        Raises
+        ------
+        DeviceError
+            If the array lies on CUDA and `copy` is not true: copies between devices are asked for, as by ``numpy()``.
+        """
+        if self.device.is_cuda and not copy:
+            raise DeviceError(
+                f"this array lies on {self.device}, and NumPy's memory is the host's; array.numpy() copies"
+            )
         values = self.numpy()
         if dtype is None or np.dtype(dtype) == values.dtype:
             return values.copy() if copy else values
@@ -442,13 +484,30 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Absent: it describes CUDA memory, which this version does not manage."""
-        raise AttributeError(f"__cuda_array_interface__ is for CUDA memory, and this array lies on {self.device}")
+        """numba.cuda's array interface, version 3, with the stream on which the array is used.
+
+        Absent on the CPU, and for ml_dtypes' types, which have no type string.
+        """
+        row, place = row_of(self), self.device
+        if not place.is_cuda:
+            raise AttributeError(f"__cuda_array_interface__ is for CUDA memory, and this array lies on {place}")
+        if row.numpy.isbuiltin != 1:
+            raise AttributeError(f"dtype {row.name} has no type string of its own; use DLPack")
+        _, data, shape, strides, _ = native().describe(self)
+        return {
+            "version": 3,
+            "typestr": row.numpy.str,
+            "shape": shape,
+            "strides": None if self.is_contiguous else strides,
+            "data": (data if self.size else 0, self.read_only),
+            # 0 would be ambiguous; 1 is the legacy default stream.
+            "stream": stream_order.producer_stream(self) or 1,
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the DLPack device type and ordinal."""
         word, _, _, _, ordinal = native().describe(self)
-        return word >> nb.WORD_DEVICE & 0xFF, ordinal
+        return dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF, ordinal
 
     def __dlpack__(
         self,
@@ -460,23 +519,54 @@ class Array:
     ) -> Any:
         """Return a DLPack capsule: versioned if `max_version` is at least 1.0, legacy otherwise.
 
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's CUDA stream, which waits for this array: None or 1 is the legacy default stream, 2 the per-thread
+            one, -1 asks for no order. The CPU has none.
+        max_version : (int, int), optional
+            The newest DLPack that the consumer knows.
+        dl_device : (int, int), optional
+            Where the consumer wants the tensor: DLPack's device type and ordinal. Elsewhere it is a copy.
+        copy : bool, optional
+            True for a copy, False to refuse one.
+
         Raises
         ------
         BufferAccessError
-            If a legacy capsule is asked of a read-only array, which it could not say, or another device's is.
+            If a legacy capsule is asked of a read-only array, which it could not say, or a copy is needed and refused.
         """
-        if stream not in (None, -1) and self.device.is_cpu:
+        here = self.__dlpack_device__()
+        if here[0] in (dl.CPU, dl.CUDA_HOST) and stream not in (None, -1):
             raise BufferAccessError(f"stream is {stream!r}, and the CPU has none; it must be None")
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferAccessError(
-                f"dl_device is {tuple(dl_device)}, and the array lies on {self.__dlpack_device__()}; numbridge does "
-                "not copy between devices"
-            )
+        exported = self
+        if dl_device is not None and tuple(dl_device) == (dl.CPU, 0) and here[0] == dl.CUDA_HOST and not copy:
+            # Page-locked memory is host memory.
+            exported = wrap(_Memory(self).record_on(dl.CPU))
+        elif dl_device is not None and tuple(dl_device) != here:
+            exported, copy = self._copied_for(tuple(dl_device), copy), True
+        elif copy:
+            exported = self.clone()
+        if exported.device.is_cuda and stream != -1:
+            stream_order.hand_over(exported, stream)
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
-            return native().export_versioned(_marked_copy(self) if copy else self._record)
-        if copy:
-            return native().export_legacy(self.clone()._record)
-        return legacy_capsule(self)
+            return native().export_versioned(_marked_copy(exported) if copy else exported._record)
+        return native().export_legacy(exported._record) if copy else legacy_capsule(exported)
+
+    def _copied_for(self, wanted: tuple[int, ...], copy: bool | None) -> Array:
+        """Return a copy on the DLPack device that a consumer asked for."""
+        names = {device.name for device in get_devices()}
+        name = "cpu" if wanted[0] == dl.CPU else f"cuda:{wanted[1]}" if wanted[0] == dl.CUDA else ""
+        if copy is False or name not in names:
+            raise BufferAccessError(
+                f"dl_device is {wanted}, and the array lies on {self.__dlpack_device__()}"
+                + (
+                    "; copy=False forbids the copy"
+                    if copy is False
+                    else f"; numbridge copies to {', '.join(sorted(names))}"
+                )
+            )
+        return self.to(name, copy=True)
 
 
 class _Memory:
@@ -494,9 +584,25 @@ class _Memory:
         """Return the record of a view, of the same dtype without a tag; it keeps the memory's owner alive."""
         word = self.word
         flags = (dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0) | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0)
-        address, device = self.address + offset * self.itemsize, word >> nb.WORD_DEVICE & 0xFF
+        address = self.address + offset * self.itemsize
+        device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
         tag = tag or word & 0xFFFFFFFF
         return native().new_record(self.capsule, address, tag, device, self.ordinal, shape, strides, flags)
+
+    def record_on(self, device: int) -> Any:
+        """Return a record of the same memory under another of the device types that it belongs to."""
+        flags = dl.FLAG_READ_ONLY if self.word & nb.READ_ONLY else 0
+        place = (self.address, self.word & 0xFFFFFFFF, device, self.ordinal)
+        return native().new_record(self.capsule, *place, self.shape, self.strides, flags)
+
+
+def _placed(array: Array, device: Device | str | None) -> Array:
+    """Return a shared array if it lies where that was asked for, else raise: sharing does not copy."""
+    if device is not None and array.device != get_device(device):
+        raise BufferAccessError(
+            f"data lies on {array.device}, and device is {str(device)!r}; drop copy=False, which forbids the copy"
+        )
+    return array
 
 
 def legacy_capsule(array: Array) -> Any:
@@ -509,10 +615,11 @@ def legacy_capsule(array: Array) -> Any:
     return native().export_legacy(array._record)
 
 
-def _marked_copy(array: Array) -> Any:
+def _marked_copy(made: Array) -> Any:
     """Return the record of a copy that says, in DLPack's own flag, that it is one."""
-    made = array.clone()
-    return native().new_record(made._record, made.ptr, row_of(made).tag, dl.CPU, 0, made.shape, None, dl.FLAG_COPIED)
+    kind, ordinal = made.__dlpack_device__()
+    place = (made.ptr, row_of(made).tag, kind, ordinal)
+    return native().new_record(made._record, *place, made.shape, None, dl.FLAG_COPIED)
 
 
 def _restored(values: NDArray[Any], requires_grad: bool) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numbridge.array import Array
 
-__all__ = ["as_values", "at_address", "copied", "filled", "is_literal", "shared"]
+__all__ = ["as_source", "as_values", "at_address", "copied", "filled", "is_literal", "moved", "shared"]
 
 # What Python's own numbers become where no dtype is asked for: as in annotations, nothing is 64 bits wide unasked.
 _NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
@@ -36,6 +36,13 @@ def is_literal(data: Any) -> bool:
 def as_values(data: Any) -> Any:
     """Return what NumPy can assign from; other libraries' arrays are read through their own protocol."""
     return data if is_literal(data) or isinstance(data, np.ndarray) else adopt(data).numpy()
+
+
+def as_source(data: Any) -> Any:
+    """Return what a CUDA array can be assigned from: a number, a NumPy array, or an Array on any device."""
+    if is_literal(data) or isinstance(data, np.ndarray):
+        return data if isinstance(data, np.ndarray | np.generic | bool | int | float | complex) else np.asarray(data)
+    return adopt(data)
 
 
 def shared(data: Any, dtype: Any = None) -> Array:
@@ -65,15 +72,20 @@ def same_dtype(array: Array, dtype: Any) -> Array:
     return array
 
 
-def filled(values: NDArray[Any], row: Scalar) -> Array:
-    """Return a new array with the values, converted to a dtype."""
-    made = allocate(values.shape, row, zeroed=False)
+def filled(values: NDArray[Any], row: Scalar, device: Device | str | None = None) -> Array:
+    """Return a new array with the values, converted to a dtype, on a device (the current one by default)."""
+    place = get_device(device)
+    if place.is_cuda:
+        from numbridge import cupy_memory
+
+        return cupy_memory.filled(values, row, place)
+    made = allocate(values.shape, row, place, zeroed=False)
     np.copyto(made.numpy(), values, casting="unsafe")
     return made
 
 
-def copied(data: Any, dtype: Any = None) -> Array:
-    """Return a new array with the values of `data`, converted to `dtype` if one is given.
+def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> Array:
+    """Return a new array with the values of `data`, converted to `dtype` if one is given, on a device.
 
     Raises
     ------
@@ -81,14 +93,30 @@ def copied(data: Any, dtype: Any = None) -> Array:
         If nested lists are ragged, or hold numbers that the dtype cannot.
     """
     if not is_literal(data):
-        values = adopt(data).numpy()
-        return filled(values, scalar_of(values.dtype if dtype is None else dtype))
+        source = adopt(data)
+        row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
+        if not source.device.is_cuda:
+            return filled(source.numpy(), row, place)
+        return moved(source, row, place)
     try:
         values = np.array(data) if dtype is None else np.array(data, dtype=scalar_of(dtype).numpy)
     except (ValueError, OverflowError) as error:
         raise NumbridgeValueError(f"data cannot become an array: {error}") from None
     row = scalar_of(values.dtype)
-    return filled(values, _narrowed(values, row) if dtype is None and _is_plain(data) else row)
+    return filled(values, _narrowed(values, row) if dtype is None and _is_plain(data) else row, device)
+
+
+def moved(source: Array, row: Scalar, place: Device) -> Array:
+    """Return a contiguous copy of a CUDA array with a dtype, on any device."""
+    from numbridge import cupy_memory
+
+    if place.is_cpu:
+        return filled(cupy_memory.to_host(source), row, place)
+    if row_of(source) == row:
+        return cupy_memory.to_device(source, place)
+    made = allocate(source.shape, row, place, zeroed=False)
+    cupy_memory.assign(made, ..., source)
+    return made
 
 
 def _is_plain(data: Any) -> bool:
@@ -109,7 +137,7 @@ def _narrowed(values: NDArray[Any], row: Scalar) -> Scalar:
 
 def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | str | None) -> Array:
     """Return an array on memory that the caller keeps alive; strides are in bytes."""
-    get_device(device)
+    place = get_device("cpu" if device is None else device)
     extents, row = strided.extents(shape), scalar_of(dtype)
     if ptr < 0 or (ptr == 0 and 0 not in extents):
         raise NumbridgeValueError(f"ptr is {ptr}, which is no address")
@@ -120,4 +148,5 @@ def at_address(ptr: int, shape: Any, strides: Any, dtype: Any, device: Device | 
             f"{len(extents)} axes"
         )
     elements = None if steps is None else tuple(step // row.itemsize for step in steps)
-    return wrap(native().new_record(None, ptr, row.tag, dl.CPU, 0, extents, elements, 0))
+    kind = dl.CUDA if place.is_cuda else dl.CPU
+    return wrap(native().new_record(None, ptr, row.tag, kind, place.ordinal, extents, elements, 0))

@@ -11,11 +11,13 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from numbridge import cupy_memory
 from numbridge.array import Array, adopt, allocate, row_of
 from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
-from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.devices import Device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of
 
 __all__ = [
@@ -53,7 +55,13 @@ def _is_traced(obj: Any) -> bool:
     return getattr(type(obj), "__is_traced__", False)
 
 
-def zeros(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+def zeros(
+    shape: Any,
+    dtype: Any = scalars.float32,
+    device: _DeviceLike = None,
+    requires_grad: bool = False,
+    pinned: bool = False,
+) -> Array:
     """Return a new array of zeros.
 
     Parameters
@@ -66,6 +74,8 @@ def zeros(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, 
         The current device by default.
     requires_grad : bool
         Whether kernels are differentiated with respect to it; its gradient takes no memory until it is read.
+    pinned : bool
+        Whether host memory shall be page-locked, so that CUDA devices copy from and to it by themselves.
 
     Examples
     --------
@@ -73,27 +83,46 @@ def zeros(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, 
     array([[0, 0],
            [0, 0]], shape=(2, 2), dtype=int32, device='cpu')
     """
-    return _new(shape, dtype, device, requires_grad, zeroed=True)
+    return _new(shape, dtype, device, requires_grad, zeroed=True, pinned=pinned)
 
 
-def empty(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+def empty(
+    shape: Any,
+    dtype: Any = scalars.float32,
+    device: _DeviceLike = None,
+    requires_grad: bool = False,
+    pinned: bool = False,
+) -> Array:
     """Return a new array whose values are whatever the memory held; parameters as in `zeros`."""
-    return _new(shape, dtype, device, requires_grad, zeroed=False)
+    return _new(shape, dtype, device, requires_grad, zeroed=False, pinned=pinned)
 
 
-def ones(shape: Any, dtype: Any = scalars.float32, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+def ones(
+    shape: Any,
+    dtype: Any = scalars.float32,
+    device: _DeviceLike = None,
+    requires_grad: bool = False,
+    pinned: bool = False,
+) -> Array:
     """Return a new array of ones; parameters as in `zeros`."""
-    return full(shape, 1, dtype, device, requires_grad)
+    return full(shape, 1, dtype, device, requires_grad, pinned)
 
 
-def full(shape: Any, value: Any, dtype: Any = None, device: _DeviceLike = None, requires_grad: bool = False) -> Array:
+def full(
+    shape: Any,
+    value: Any,
+    dtype: Any = None,
+    device: _DeviceLike = None,
+    requires_grad: bool = False,
+    pinned: bool = False,
+) -> Array:
     """Return a new array with every element set to `value`.
 
     Without a dtype, a Python float gives float32, an int int32, a bool bool and a complex complex64; a NumPy scalar
     keeps its own. Other parameters as in `zeros`.
     """
     wanted = _dtype_of_value(value) if dtype is None else dtype
-    return _new(shape, wanted, device, requires_grad, zeroed=False).fill_(value)
+    return _new(shape, wanted, device, requires_grad, zeroed=False, pinned=pinned).fill_(value)
 
 
 def _dtype_of_value(value: Any) -> Any:
@@ -105,12 +134,14 @@ def _dtype_of_value(value: Any) -> Any:
     raise NumbridgeTypeError(f"value is {value!r}, which has no dtype; it must be a number, or pass dtype")
 
 
-def _new(shape: Any, dtype: Any, device: _DeviceLike, requires_grad: bool, *, zeroed: bool) -> Array:
+def _new(
+    shape: Any, dtype: Any, device: _DeviceLike, requires_grad: bool, *, zeroed: bool, pinned: bool = False
+) -> Array:
     maker = _maker.get()
     if maker is not None:
         made: Array = maker(shape, dtype)
         return made
-    made = allocate(shape, dtype, device, zeroed=zeroed)
+    made = allocate(shape, dtype, device, zeroed=zeroed, pinned=pinned)
     if requires_grad:
         made.requires_grad = True
     return made
@@ -126,7 +157,7 @@ def zeros_like(src: Any, dtype: Any = None, device: _DeviceLike = None, requires
     dtype : dtype_like, optional
         That of `src` by default.
     device : Device or str, optional
-        The current device by default.
+        That of `src` by default.
     requires_grad : bool, optional
         As `src` by default.
     """
@@ -157,20 +188,26 @@ def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None,
     row = row_of(model) if dtype is None else scalar_of(dtype)
     # A dtype that cannot have a gradient is asked for only by someone who wants none.
     inherited = model.requires_grad and (row.is_float or row.code == scalars.COMPLEX)
-    return _new(model.shape, row, device, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
+    place = model.device if device is None else device
+    return _new(model.shape, row, place, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
 
 
 def clone(src: Any, device: _DeviceLike = None, requires_grad: bool | None = None) -> Array:
-    """Return a contiguous copy of any framework's array; it requires a gradient as `src` does, unless told."""
-    get_device(device)
-    made: Array = (src if isinstance(src, Array) or _is_traced(src) else adopt(src)).clone()
+    """Return a contiguous copy of any framework's array, on its device unless told; it requires a gradient as `src` does."""
+    if _is_traced(src):
+        made: Array = src.clone()
+    else:
+        source = src if isinstance(src, Array) else adopt(src)
+        made = source.to(source.device if device is None else device, copy=True)
     if requires_grad is not None:
         made.requires_grad = requires_grad
     return made
 
 
 def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: int = 0) -> None:
-    """Copy the elements of `src` into `dest`, which may be of any framework.
+    """Copy the elements of `src` into `dest`, which may be of any framework and on another device.
+
+    A copy from CUDA into page-locked memory of the same dtype returns before it is done: wait for the stream, or an event.
 
     Parameters
     ----------
@@ -201,12 +238,22 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     guard = readers.reader_of(dest).guard
     if guard is not None:
         guard(dest)
-    source = copied(src) if is_literal(src) else adopt(src)
+    if is_literal(src):
+        source = copied(src, device=target.device)
+    else:
+        source = src if isinstance(src, Array) else adopt(src)
     if dest_offset or src_offset or count:
         target, source = _parts(target, source, dest_offset, src_offset, count)
     if target.shape != source.shape:
         raise NumbridgeValueError(f"src has shape {source.shape}, and dest {target.shape}; they must be equal")
-    target.assign(source)
+    if source.device.is_cuda and target.__dlpack_device__()[0] == dl.CUDA_HOST and _alike(source, target):
+        cupy_memory.to_host(source, target.numpy())
+    else:
+        target.assign(source)
+
+
+def _alike(source: Array, target: Array) -> bool:
+    return target.is_contiguous and row_of(source) == row_of(target)
 
 
 def _copy_traced(dest: Any, src: Any, dest_offset: int, src_offset: int, count: int) -> None:

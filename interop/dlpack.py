@@ -9,8 +9,8 @@ from typing import Any
 
 from numbridge.array import Array, adopt, legacy_capsule, native, row_of, wrap
 from numbridge.contents import same_dtype
-from numbridge.kernels import readers
-from numbridge.kernels.devices import cuda_unavailable
+from numbridge.kernels import cuda_driver, readers
+from numbridge.kernels.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 
@@ -26,7 +26,8 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
     Parameters
     ----------
     source : object with ``__dlpack__``, or capsule
-        A capsule, legacy or versioned, is consumed: it can be used once.
+        A capsule, legacy or versioned, is consumed: it can be used once. An object's CUDA memory is made ready for the
+        current stream; a capsule's is taken to be ready for it.
     dtype : dtype_like, optional
         Must be the dtype of the data; sharing does not convert.
 
@@ -37,7 +38,7 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
     ConversionError
         If the data type has no counterpart, or has several lanes, or is not `dtype`.
     DeviceError
-        If the memory is not the host's.
+        If the memory is neither the host's nor CUDA's, or CUDA cannot be used here.
     NumbridgeTypeError
         If `source` is neither.
 
@@ -52,7 +53,7 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
     if kind.__name__ == "PyCapsule":
         found = _from_capsule(source)
     elif hasattr(kind, "__dlpack__"):
-        found = _on_host(adopt(source))
+        found = _reachable(adopt(source))
     else:
         raise NumbridgeTypeError(
             f"source is of type {kind.__module__}.{kind.__qualname__}, which has no __dlpack__ and is no DLPack "
@@ -63,19 +64,22 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
 
 def _from_capsule(capsule: Any) -> Array:
     native()
-    found = _on_host(wrap(readers.record_from_capsule(capsule)))
+    found = _reachable(wrap(readers.record_from_capsule(capsule)))
     row_of(found)  # raises for a data type that numbridge does not have
     return found
 
 
-def _on_host(array: Array) -> Array:
+def _reachable(array: Array) -> Array:
     kind, ordinal = array.__dlpack_device__()
     if kind in _HOST:
         return array
     if kind in _CUDA:
-        raise cuda_unavailable(f"from_dlpack of memory on cuda:{ordinal}")
+        if not cuda_driver.driver_count():
+            raise cuda_unavailable(f"from_dlpack of memory on cuda:{ordinal}")
+        return array
     raise DeviceError(
-        f"the DLPack tensor lies on device type {kind}, and numbridge reads host memory; copy it there first"
+        f"the DLPack tensor lies on device type {kind}, and numbridge reads memory of the host and of CUDA; copy it there "
+        "first"
     )
 
 

@@ -101,7 +101,7 @@ def _own_gradient(array: Array) -> Array:
     with _creating:
         state = _state(array)
         if state.gradient is None:
-            state.gradient = allocate(array.shape, row_of(array), zeroed=True)
+            state.gradient = allocate(array.shape, row_of(array), array.device, zeroed=True)
         return state.gradient
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
@@ -19,6 +20,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe, record_from_capsule
 from numbridge.kernels.scalars import ALL, by_name, scalar_of
 from numbridge.memory import row_of
+from numbridge.stream_order import hand_over
 
 if TYPE_CHECKING:
     import jax
@@ -77,8 +79,10 @@ def _inspect(array: Any) -> None:
             "array.addressable_shards[k].data"
         )
     device = next(iter(array.devices()))
-    if device.platform != "cpu":
-        raise DeviceError(f"a JAX array on {device} needs CUDA, and numbridge runs on the CPU here; use jax.device_put")
+    if device.platform not in ("cpu", "gpu", "cuda"):
+        raise DeviceError(f"a JAX array on {device} cannot be shared: numbridge runs on the CPU and on CUDA")
+    if device.platform != "cpu" and not cuda_driver.driver_count():
+        raise cuda_unavailable(f"a JAX array on {device}")
 
 
 class _Held:
@@ -93,12 +97,16 @@ class _Held:
 def _through_dlpack(array: Any) -> Any:
     """Return a read-only record's capsule of an array whose dtype the buffer protocol cannot name."""
     _inspect(array)
-    record = record_from_capsule(array.__dlpack__())
+    device = device_from_jax(next(iter(array.devices())))
+    # On CUDA the array's pending work is ordered before the current stream; 1 is the default stream.
+    stream = cuda_driver.devices().current_stream(device.ordinal) or 1 if device.is_cuda else None
+    record = record_from_capsule(array.__dlpack__(stream=stream))
     found = describe(record)
     size = (found.tag >> 8 & 0xFF) // 8
     steps = tuple(step // size for step in found.strides)
     flags = dl.FLAG_READ_ONLY | dl.RECORD_IMMUTABLE
-    return native().new_record(_Held(record), found.data, found.tag, dl.CPU, 0, found.shape, steps, flags)
+    place = (found.data, found.tag, found.device_type, found.device_id)
+    return native().new_record(_Held(record), *place, found.shape, steps, flags)
 
 
 def from_jax(x: jax.Array, dtype: Any = None) -> Array:
@@ -107,14 +115,14 @@ def from_jax(x: jax.Array, dtype: Any = None) -> Array:
     Parameters
     ----------
     x : jax.Array
-        Concrete, on one CPU device. Waits until it has been computed.
+        Concrete, on one device. On the CPU this waits until it has been computed; on CUDA the current stream does.
     dtype : dtype_like, optional
         Must be the array's; sharing does not convert.
 
     Raises
     ------
     BufferAccessError, DeviceError
-        If it is a tracer, deleted, sharded over devices, or not on the CPU.
+        If it is a tracer, deleted, or sharded over devices.
     """
     made = native().adopt(x)
     if made is None or not native().word(made) & nb.IMMUTABLE:
@@ -142,10 +150,12 @@ class _Export:
         self._array = array
 
     def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+        if self._array.device.is_cuda:
+            hand_over(self._array, stream)
         return native().export_legacy(self._array._record)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (dl.CPU, 0)
+        return self._array.__dlpack_device__()
 
 
 @functools.cache
@@ -247,9 +257,13 @@ def device_to_jax(device: Device | str | None = None) -> Any:
     import jax
 
     found = device if isinstance(device, Device) else get_device(device)
-    if not found.is_cpu:
-        raise cuda_unavailable(f"a JAX array on {found}")
-    return jax.local_devices(backend="cpu")[0]
+    if found.is_cpu:
+        return jax.local_devices(backend="cpu")[0]
+    devices: list[Any] = jax.local_devices(backend="cuda")
+    for candidate in devices:
+        if candidate.local_hardware_id == found.ordinal:
+            return candidate
+    raise ConversionError(f"this JAX has no device {found}")
 
 
 def wrap_object(obj: Any) -> Array:

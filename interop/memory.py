@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge import bridge, strided
 from numbridge.kernels import readers, scalars
-from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.machine import Machine, machine
 from numbridge.kernels.native import object_layout as layout
@@ -126,19 +126,29 @@ def row_of(array: Array) -> Scalar:
     return row
 
 
-def allocate(shape: Any, dtype: Any, device: Device | str | None = None, *, zeroed: bool) -> Array:
-    """Return a new C-contiguous array with memory of its own, 64-byte aligned.
+def allocate(
+    shape: Any, dtype: Any, device: Device | str | None = None, *, zeroed: bool, pinned: bool = False
+) -> Array:
+    """Return a new C-contiguous array with memory of its own: 64-byte aligned on the CPU, of CuPy's pool on CUDA.
 
     Raises
     ------
     NumbridgeValueError
-        If the shape is impossible or too large to address.
+        If the shape is impossible or too large to address, or pinned memory is asked of a CUDA device.
     MemoryError
         If there is not that much memory.
     """
-    get_device(device)
     extents, row = strided.extents(shape), scalar_of(dtype)
     size = math.prod(extents) * row.itemsize
     if max(size, *extents, 0) > _LARGEST:
         raise NumbridgeValueError(f"an array of shape {extents} and dtype {row.name} is too large to address")
-    return wrap(native().allocate(extents, row.tag, size, zeroed))
+    place = CPU if pinned and device is None else get_device(device)
+    if not (pinned or place.is_cuda):
+        return wrap(native().allocate(extents, row.tag, size, zeroed))
+    from numbridge import cupy_memory
+
+    if not pinned:
+        return cupy_memory.allocate(extents, row, size, place, zeroed=zeroed)
+    if place.is_cuda:
+        raise NumbridgeValueError(f"pinned memory is the host's, and the device is {place}; drop one of the two")
+    return cupy_memory.pinned(extents, row, size, zeroed=zeroed)

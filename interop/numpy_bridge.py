@@ -12,7 +12,7 @@ import numpy as np
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
-from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Reader
 from numbridge.kernels.scalars import scalar_of
 
@@ -107,6 +107,10 @@ def to_numpy(array: Array) -> NDArray[Any]:
         return found
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    if array.device.is_cuda:
+        raise DeviceError(
+            f"this array lies on {array.device}, and NumPy's memory is the host's; array.numpy() copies it"
+        )
     return array.numpy()  # says why there is none
 
 

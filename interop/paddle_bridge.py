@@ -14,6 +14,7 @@ from typing import Any
 
 from numbridge import tensor_probe
 from numbridge.array import Array, adopt
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
@@ -22,6 +23,7 @@ from numbridge.kernels.readers import Reader, exchange_function, record_from_cap
 from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.memory import row_of
 from numbridge.shared_memory import is_lent, is_own, keep_lent, lend, read_only
+from numbridge.streams import Stream, get_stream
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 __all__ = [
@@ -58,7 +60,13 @@ def reader(kind: type) -> Reader | None:
     found = _probed() if exchange else None
     if found is None:
         return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
-    return replace(found, function=exchange)
+    return replace(found, function=exchange, stream=_stream_function())
+
+
+def _stream_function() -> int:
+    import paddle
+
+    return exchange_function(paddle.Tensor, dl.EXCHANGE_STREAM)
 
 
 @functools.cache
@@ -151,9 +159,9 @@ def _inspect(tensor: Any) -> None:
         raise BufferAccessError("a Paddle tensor that has no memory yet cannot be shared; give it a value first")
     if not tensor.is_dense():
         raise BufferAccessError("a sparse Paddle tensor cannot be shared; use .to_dense()")
-    if not tensor.place.is_cpu_place():
+    if not (tensor.place.is_cpu_place() or tensor.place.is_gpu_place()):
         raise DeviceError(
-            f"a Paddle tensor on {tensor.place} needs CUDA, and numbridge runs on the CPU here; use .cpu()"
+            f"a Paddle tensor on {tensor.place} cannot be shared: numbridge runs on the CPU and on CUDA; use .cpu()"
         )
 
 
@@ -194,7 +202,7 @@ def from_paddle(
     Parameters
     ----------
     t : paddle.Tensor
-        Dense, on the CPU, of any rank.
+        Dense, on the CPU or on CUDA, of any rank. Launches on the array follow Paddle's current stream.
     dtype : dtype_like, optional
         Must be the tensor's; sharing does not convert.
     requires_grad : bool, optional
@@ -207,7 +215,7 @@ def from_paddle(
     Raises
     ------
     BufferAccessError, DeviceError
-        If the tensor is sparse, has no memory, or is not on the CPU.
+        If the tensor is sparse, has no memory, or lies on another kind of device.
     """
     return keep_lent(adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype))
 
@@ -238,8 +246,9 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
     Parameters
     ----------
     array : Array
-        On the CPU. Read-only memory is refused, except a JAX array's, which JAX itself hands out so; numbridge's kernels
-        then refuse to write to the tensor, and Paddle's own operations must not.
+        On CUDA, Paddle's current stream waits for what was launched on it so far. Read-only memory is refused, except a
+        JAX array's, which JAX itself hands out so; numbridge's kernels then refuse to write to the tensor, and Paddle's own
+        operations must not.
     requires_grad : bool, optional
         By default the array's.
 
@@ -263,7 +272,7 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
         wanted = array.requires_grad if requires_grad is None else requires_grad
         if wanted == (not source.stop_gradient):
             return source
-    made, immutable = exported(array, _export_function(), "a Paddle tensor")
+    made, immutable = exported(array, _export_function(), "a Paddle tensor", _stream_function())
     if immutable:
         lend(array)
         setattr(made, READ_ONLY_MARK, True)
@@ -318,14 +327,40 @@ def device_to_paddle(device: Device | str | None = None) -> str:
     return "cpu" if found.is_cpu else f"gpu:{found.ordinal}"
 
 
-def stream_from_paddle(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_from_paddle")
+def stream_from_paddle(stream_or_device: Any = None) -> Stream:
+    """Return the stream of a `paddle.device.Stream`, or Paddle's current one on a device.
+
+    Parameters
+    ----------
+    stream_or_device : paddle.device.Stream, place or str, optional
+        Paddle's current stream on its current device by default.
+    """
+    import paddle
+
+    if not cuda_driver.driver_count():
+        raise cuda_unavailable("stream_from_paddle")
+    found = stream_or_device
+    if not isinstance(found, paddle.device.Stream):
+        found = paddle.device.current_stream(found)
+    base = found.stream_base
+    return Stream(device_from_paddle(found.device), cuda_stream=getattr(base, "cuda_stream", base))
 
 
-def stream_to_paddle(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_to_paddle")
+def stream_to_paddle(stream_or_device: Any = None) -> Any:
+    """Return a Paddle stream on the same CUDA stream, which must outlive it.
+
+    Parameters
+    ----------
+    stream_or_device : Stream, Device or str, optional
+        The current stream of the current CUDA device by default.
+    """
+    import paddle
+
+    if not cuda_driver.driver_count():
+        raise cuda_unavailable("stream_to_paddle")
+    found = stream_or_device if isinstance(stream_or_device, Stream) else get_stream(stream_or_device)
+    base = paddle.device.cuda.get_stream_from_external(found.cuda_stream)
+    return paddle.device.Stream(device=device_to_paddle(found.device), stream_base=base)
 
 
 def wrap_object(obj: Any) -> Array:

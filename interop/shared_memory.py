@@ -73,6 +73,5 @@ def read_only(record: Any, flags: int = 0) -> Any:
     word, data, shape, strides, ordinal = native().describe(record)
     size = (word >> 8 & 0xFF) >> 3
     steps = tuple(step // size for step in strides)
-    return native().new_record(
-        record, data, word & 0xFFFFFFFF, dl.CPU, ordinal, shape, steps, flags | dl.FLAG_READ_ONLY
-    )
+    kind = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
+    return native().new_record(record, data, word & 0xFFFFFFFF, kind, ordinal, shape, steps, flags | dl.FLAG_READ_ONLY)

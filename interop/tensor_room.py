@@ -10,11 +10,12 @@ from typing import Any
 
 from numbridge.array import Array, adopt, existing_gradient, native
 from numbridge.contents import same_dtype
+from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
-from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import COMPLEX
 from numbridge.memory import row_of
+from numbridge.stream_order import hand_over
 
 __all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients"]
 
@@ -59,7 +60,7 @@ def adopted(
     return made
 
 
-def exported(array: Array, address: int, what: str) -> tuple[Any, bool]:
+def exported(array: Array, address: int, what: str, stream: int) -> tuple[Any, bool]:
     """Return a framework's tensor on an array's memory, and whether that memory must not be written.
 
     Parameters
@@ -70,12 +71,16 @@ def exported(array: Array, address: int, what: str) -> tuple[Any, bool]:
         The framework's ``managed_tensor_to_py_object_no_sync``.
     what : str
         What messages call the framework's tensor.
+    stream : int
+        The framework's ``current_work_stream``: on CUDA, its current stream waits for the array's.
     """
     word = native().word(array)
     if not word & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
         raise BufferAccessError(
             f"an Array with negative strides {array.strides} cannot be {what}; array.clone() copies it"
         )
+    if array.device.is_cuda:
+        hand_over(array, readers.ask_stream(stream, array.device.ordinal))
     if not word & nb.READ_ONLY:
         return native().export_to(array._record, address), False
     if not word & nb.IMMUTABLE:
@@ -85,7 +90,8 @@ def exported(array: Array, address: int, what: str) -> tuple[Any, bool]:
     record, row = array._record, row_of(array)
     _, data, shape, strides, _ = native().describe(record)
     steps = tuple(step // row.itemsize for step in strides)
-    return native().export_to(native().new_record(record, data, row.tag, dl.CPU, 0, shape, steps, 0), address), True
+    place = (data, row.tag, *array.__dlpack_device__())
+    return native().export_to(native().new_record(record, *place, shape, steps, 0), address), True
 
 
 def join_gradients(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge import tensor_probe
 from numbridge.array import Array, adopt, native
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -25,6 +26,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.shared_memory import is_lent, is_own, keep_lent, lend, read_only
+from numbridge.streams import Stream, get_stream
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 
 if TYPE_CHECKING:
@@ -64,7 +66,13 @@ def reader(kind: type) -> Reader | None:
     found = _probed() if exchange else None
     if found is None:
         return Reader(nb.ADAPTER, 0, "DLPack", nb.GUARDED, guard=_guard, adapter=_through_python, inspect=_inspect)
-    return replace(found, function=exchange)
+    return replace(found, function=exchange, stream=_stream_function())
+
+
+def _stream_function() -> int:
+    import torch
+
+    return exchange_function(torch.Tensor, dl.EXCHANGE_STREAM)
 
 
 def _refuse_uninitialized(tensor: Any) -> Any:
@@ -133,6 +141,10 @@ def _ordinary_keys() -> int:
     bits = 0
     for tensor in ordinary:
         bits |= _keys(tensor)
+    # A tensor on CUDA has the same keys with CUDA's in place of the CPU's; no device is needed to know them.
+    key, keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+    for found in (key.CUDA, key.AutogradCUDA, key.AutocastCUDA):
+        bits |= int(keys(found).raw_repr())
     return bits
 
 
@@ -168,10 +180,8 @@ def _inspect(tensor: Any) -> None:
     for found, problem, remedy in _oddities(tensor):
         if found:
             raise BufferAccessError(f"a torch tensor that is {problem} cannot be shared; {remedy}")
-    if tensor.device.type != "cpu":
-        raise DeviceError(
-            f"a torch tensor on {tensor.device} needs CUDA, and numbridge runs on the CPU here; use .cpu()"
-        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"a torch tensor on {tensor.device} cannot be shared: numbridge runs on the CPU and on CUDA")
     if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         raise BufferAccessError(
             f"a {type(tensor).__name__} decides itself what its memory means (__torch_dispatch__); unwrap it first"
@@ -184,8 +194,8 @@ def _inspect(tensor: Any) -> None:
         )
     if tensor.numel() and not tensor.data_ptr():
         raise BufferAccessError("a torch tensor whose storage was resized to 0 has no memory; resize it back first")
-    found = _probed()
-    if found is not None and _keys(tensor) & ~found.allowed:
+    probed = _probed()
+    if probed is not None and _keys(tensor) & ~probed.allowed:
         raise BufferAccessError(
             f"a torch tensor with dispatch keys {torch._C._dispatch_keys(tensor)} cannot be shared; pass an ordinary tensor"
         )
@@ -249,7 +259,7 @@ def from_torch(
     Parameters
     ----------
     t : torch.Tensor
-        Strided, on the CPU, of any rank.
+        Strided, on the CPU or on CUDA, of any rank. Launches on the array follow torch's current stream.
     dtype : dtype_like, optional
         Must be the tensor's; sharing does not convert.
     requires_grad : bool, optional
@@ -262,7 +272,7 @@ def from_torch(
     Raises
     ------
     BufferAccessError, DeviceError
-        If the memory is not just what it seems (sparse, conjugated, fake, ...), or not on the CPU.
+        If the memory is not just what it seems (sparse, conjugated, fake, ...), or on another kind of device.
     """
     return keep_lent(adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype))
 
@@ -299,8 +309,9 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
     Parameters
     ----------
     array : Array
-        On the CPU. Read-only memory is refused, except a JAX array's, which JAX itself hands out so; numbridge's kernels
-        then refuse to write to the tensor, and torch's own operations must not.
+        On CUDA, torch's current stream waits for what was launched on it so far. Read-only memory is refused, except a JAX
+        array's, which JAX itself hands out so; numbridge's kernels then refuse to write to the tensor, and torch's own
+        operations must not.
     requires_grad : bool, optional
         By default the array's.
 
@@ -325,7 +336,7 @@ def _to_torch(array: Array, requires_grad: bool | None) -> Any:
     if isinstance(source, torch.Tensor) and is_own(array, source):
         wanted = array.requires_grad if requires_grad is None else requires_grad
         return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
-    made, immutable = exported(array, _export_function(), "a torch tensor")
+    made, immutable = exported(array, _export_function(), "a torch tensor", _stream_function())
     if immutable:
         lend(array)
         setattr(made, READ_ONLY_MARK, True)
@@ -380,14 +391,40 @@ def device_to_torch(device: Device | str | None = None) -> str:
     return device.name if isinstance(device, Device) else get_device(device).name
 
 
-def stream_from_torch(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_from_torch")
+def stream_from_torch(stream_or_device: Any = None) -> Stream:
+    """Return the stream of a `torch.cuda.Stream`, or torch's current one on a device.
+
+    Parameters
+    ----------
+    stream_or_device : torch.cuda.Stream, torch.device or str, optional
+        torch's current stream on its current device by default.
+    """
+    import torch
+
+    if not cuda_driver.driver_count():
+        raise cuda_unavailable("stream_from_torch")
+    found = stream_or_device
+    if not isinstance(found, torch.Stream):
+        found = torch.cuda.current_stream(found)
+    return Stream(f"cuda:{found.device_index}", cuda_stream=found)
 
 
-def stream_to_torch(stream: Any = None) -> Any:
-    """Raise: streams need CUDA, which this version does not use."""
-    raise cuda_unavailable("stream_to_torch")
+def stream_to_torch(stream_or_device: Any = None) -> Any:
+    """Return a `torch.cuda.ExternalStream` of a stream, which must outlive it, or of a device's current stream.
+
+    Parameters
+    ----------
+    stream_or_device : Stream, Device or str, optional
+        The current stream of the current CUDA device by default.
+    """
+    import torch
+
+    if not cuda_driver.driver_count():
+        raise cuda_unavailable("stream_to_torch")
+    found = stream_or_device if isinstance(stream_or_device, Stream) else get_stream(stream_or_device)
+    made = torch.cuda.ExternalStream(found.cuda_stream, device=found.device.name)
+    made.numbridge_stream = found  # torch does not own what it stands for
+    return made
 
 
 def wrap_object(obj: Any) -> Array:

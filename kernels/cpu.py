@@ -14,6 +14,7 @@ from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from numbridge.kernels import cpu_intrinsics
+from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
@@ -92,6 +93,10 @@ def compile_run(
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
     names["_nb_local_array"] = cpu_intrinsics.local_array
+    names["_nb_accumulate"] = cpu_intrinsics.accumulate
+    names["_nb_add"] = cpu_intrinsics.atomic_add
+    names["_nb_add_private"] = cpu_intrinsics.add
+    names.update(STACK)
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):
             names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)

@@ -27,6 +27,8 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import fix_integer_index
 
 __all__ = [
+    "accumulate",
+    "add",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -40,6 +42,7 @@ __all__ = [
     "atomic_or",
     "atomic_sub",
     "atomic_xor",
+    "element_address",
     "local_array",
     "nonnegative",
     "readonly_violations",
@@ -85,6 +88,30 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.intp(types.intp), generate
+
+
+@intrinsic
+def accumulate(typing_context: Any, total: Any, value: Any) -> Any:
+    """Return the sum of a float64 and a number; the order of several such sums is left to the optimiser."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments, flags=("reassoc", "nsz"))
+
+    return types.float64(types.float64, types.float64), generate
+
+
+@intrinsic
+def add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element that no other thread touches; index and value are as for the atomics."""
+    _check("add", typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _element(context, builder, signature, arguments)
+        plus = builder.fadd if isinstance(array.dtype, types.Float) else builder.add
+        builder.store(plus(builder.load(pointer), arguments[2]), pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, index, array.dtype), generate
 
 
 @intrinsic
@@ -249,6 +276,16 @@ def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for kind, part, extent in zip(kinds, index, extents, strict=True)
     ]
     return cgutils.get_item_pointer(context, builder, array_type, view, wrapped, wraparound=False)
+
+
+@intrinsic
+def element_address(typing_context: Any, array: Any, index: Any) -> Any:
+    """Return the address of an element, given an index as for the atomics."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(_element(context, builder, signature, arguments), ir.IntType(64))
+
+    return types.int64(array, index), generate
 
 
 def _replaces(name: str, builder: Any, held: Any, new: Any) -> Any:

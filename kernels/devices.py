@@ -1,32 +1,27 @@
-"""Devices: what they are called, and which one is current.
+"""Devices: what they are called, which there are, and which one is current.
 
-This version computes on the CPU. A `Device` can name CUDA memory that another library holds, but everything that would
-use CUDA raises the one error of `cuda_unavailable`, and nothing here pretends otherwise. Imports no framework.
+Where CUDA cannot be used, everything that asks for it raises the one error of `cuda_unavailable`. Imports no framework.
 """
 
 from __future__ import annotations
 
 import contextvars
-import ctypes
-import importlib.util
 import re
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 
 __all__ = [
     "CPU",
     "Device",
-    "Event",
     "ScopedDevice",
-    "ScopedStream",
-    "Stream",
     "cuda_unavailable",
     "device_count",
     "get_device",
     "get_devices",
     "set_device",
-    "synchronize",
 ]
 
 _NAME = re.compile(r"cuda(?::(\d+))?")
@@ -100,44 +95,8 @@ class Device:
 
 
 CPU = Device("cpu")
-_current: contextvars.ContextVar[Device] = contextvars.ContextVar("numbridge_device", default=CPU)
-
-
-def cuda_unavailable(what: str) -> DeviceError:
-    """Return the error for whatever needs CUDA: what is missing on this machine, and how to get it.
-
-    Parameters
-    ----------
-    what : str
-        The operation or object that was asked for, such as ``"nb.Stream"``.
-    """
-    missing = _missing_for_cuda()
-    here = f"Missing on this machine: {'; '.join(missing)}. " if missing else ""
-    return DeviceError(
-        f"{what} needs CUDA, which numbridge uses from a later version on; this version computes on the CPU. {here}"
-        'CUDA will need an NVIDIA driver, and what `pip install "numbridge[cuda13]"` brings (numbridge[cuda12] for an '
-        "older driver)"
-    )
-
-
-def _missing_for_cuda() -> list[str]:
-    missing = []
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        missing.append("the NVIDIA driver (libcuda.so.1)")
-    if not (_installed("cuda.bindings") and _installed("cuda.core")):
-        missing.append("the CUDA toolkit wheels (cuda-bindings, cuda-core)")
-    if not _installed("cupy"):
-        missing.append("CuPy")
-    return missing
-
-
-def _installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+# None: the first CUDA device if there is one, else the CPU
+_current: contextvars.ContextVar[Device | None] = contextvars.ContextVar("numbridge_device", default=None)
 
 
 def get_device(name: Device | str | None = None) -> Device:
@@ -146,24 +105,38 @@ def get_device(name: Device | str | None = None) -> Device:
     Parameters
     ----------
     name : Device or str, optional
-        ``"cpu"``, ``"cuda"`` or such as ``"cuda:1"``; None is the current device.
+        ``"cpu"``, such as ``"cuda:1"``, or ``"cuda"`` for the current CUDA device. None is the current device: the one
+        that was set, else the first CUDA device if there is one, else the CPU.
 
     Raises
     ------
     DeviceError
-        If it is a CUDA device, which this version does not use.
+        If it is a CUDA device that does not exist, or CUDA cannot be used here; the message says what is missing.
     NumbridgeValueError
         If nothing is called so.
     """
     if name is None:
-        return _current.get()
+        return _current.get() or (Device("cuda", 0) if cuda_driver.driver_count() else CPU)
     if not isinstance(name, Device | str):
         raise NumbridgeTypeError(f"device is {name!r}; it must be a Device, a name such as 'cpu', or None")
     if name == CPU:
         return CPU
-    if _NAME.fullmatch(str(name)):
+    named = _NAME.fullmatch(str(name))
+    if named is None:
+        raise NumbridgeValueError(f"there is no device {name!r}; numbridge knows 'cpu' and 'cuda:<ordinal>'")
+    return _cuda(name, named[1])
+
+
+def _cuda(name: Device | str, ordinal: str | None) -> Device:
+    count = cuda_driver.driver_count()
+    if not count:
         raise cuda_unavailable(f"device {str(name)!r}")
-    raise NumbridgeValueError(f"there is no device {name!r}; numbridge knows 'cpu' and 'cuda:<ordinal>'")
+    if ordinal is None:
+        now = _current.get()
+        return now if now is not None and now.is_cuda else Device("cuda", 0)
+    if int(ordinal) >= count:
+        raise DeviceError(f"there is no device {str(name)!r}: this machine has cuda:0 to cuda:{count - 1}")
+    return Device("cuda", int(ordinal))
 
 
 def set_device(name: Device | str) -> Device:
@@ -174,18 +147,13 @@ def set_device(name: Device | str) -> Device:
 
 
 def get_devices() -> list[Device]:
-    """Return every device that kernels can run on."""
-    return [CPU]
+    """Return every device that kernels can run on: the CPU, then the CUDA devices."""
+    return [CPU, *(Device("cuda", ordinal) for ordinal in range(cuda_driver.driver_count()))]
 
 
 def device_count() -> int:
     """Return how many devices kernels can run on, the CPU included."""
     return len(get_devices())
-
-
-def synchronize(device: Device | str | None = None) -> None:
-    """Wait until a device has done its work; the CPU always has, since a launch returns when it is done."""
-    get_device(device)
 
 
 class ScopedDevice:
@@ -200,7 +168,7 @@ class ScopedDevice:
 
     def __init__(self, device: Device | str | None) -> None:
         self.device = get_device(device)
-        self._tokens: list[contextvars.Token[Device]] = []
+        self._tokens: list[contextvars.Token[Device | None]] = []
 
     def __enter__(self) -> Device:
         """Make the device current."""
@@ -210,22 +178,3 @@ class ScopedDevice:
     def __exit__(self, *exception: object) -> None:
         """Make the previous device current again."""
         _current.reset(self._tokens.pop())
-
-
-class _NeedsCuda:
-    """What exists only on CUDA: constructing it raises."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        raise cuda_unavailable(f"nb.{type(self).__name__}")
-
-
-class Stream(_NeedsCuda):
-    """A CUDA stream; not in this version."""
-
-
-class Event(_NeedsCuda):
-    """A CUDA event; not in this version."""
-
-
-class ScopedStream(_NeedsCuda):
-    """Makes a CUDA stream current within a ``with`` block; not in this version."""

@@ -1,8 +1,8 @@
 """The text that a back end compiles: a kernel's body and its device functions, rewritten for one floating type.
 
 Thread indices become parameters, float literals take the kernel's floating type, atomics and local arrays become calls that
-the back end supplies, and every other global lands in a namespace with a fingerprint that is equal in every process. Nothing
-is compiled here, and no types are inferred.
+the back end supplies, and every other global lands in a namespace with a fingerprint that is equal in every process. For
+CUDA, what numba.cuda offers stays what it is. Nothing is compiled here, and no types are inferred.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.range_source import Private
 from numbridge.kernels.source import (
     MISSING,
     FunctionSource,
@@ -30,7 +32,11 @@ from numbridge.kernels.source import (
     is_dispatcher,
 )
 
-__all__ = ["Emitted", "emit"]
+__all__ = ["CUDA_MODULE", "Emitted", "Rewritten", "Target", "describe_namespace", "emit", "rewrite"]
+
+Target = Literal["cpu", "cuda"]
+# The name of the module numba.cuda in text for CUDA; the back end supplies it.
+CUDA_MODULE = "_nb_cuda"
 
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
@@ -49,7 +55,7 @@ class Emitted:
         The name of that last function.
     hidden : tuple of str
         Its leading parameters: thread indices, then the block and grid dimensions that are used.
-    namespace : dict
+    namespace : mapping
         The globals of the text. The back end adds `_nb_device`, `_nb_atomic_*` and `_nb_local_array`.
     fingerprint : bytes
         Determines the compiled code together with the text; equal in every process for equal programs.
@@ -57,19 +63,63 @@ class Emitted:
         Whether a `raise` or an `assert` can be reached.
     has_loop : bool
         Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
+    asks_for_block : bool
+        Whether it asks for its place in a block or a grid, or works with the other threads of its block.
+    sums : tuple of (str, str)
+        For derivatives: parameters that the function does not take, and the index of the element to which the sum of
+        what the threads return is added; see `range_source`.
+    private : Private or None
+        For derivatives: another function of the text, for threads that share no elements with others.
     """
 
     text: str
     entry: str
     hidden: tuple[str, ...]
-    namespace: dict[str, Any]
+    namespace: Mapping[str, Any]
     fingerprint: bytes
     may_raise: bool
     has_loop: bool
+    asks_for_block: bool = False
+    sums: tuple[tuple[str, str], ...] = ()
+    private: Private | None = None
 
 
-def emit(source: FunctionSource, weak_float: str) -> Emitted:
-    """Return the text of a kernel for one floating type, for the CPU.
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A kernel and its device functions as syntax trees, rewritten for one floating type.
+
+    What is compiled is the text of these trees; whoever needs the program itself, such as the derivatives, reads the
+    same trees, whose nodes have the positions of the original source.
+
+    Attributes
+    ----------
+    program : Program
+        Where the functions come from.
+    trees : dict of int to ast.FunctionDef
+        The functions, by the identity of their `FunctionSource`, callee before caller.
+    names : dict of int to str
+        What each is called in the text, by the same identity.
+    hidden, namespace
+        As in `Emitted`.
+    """
+
+    program: Program
+    trees: dict[int, ast.FunctionDef]
+    names: dict[int, str]
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+
+
+def rewrite(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`."""
+    program = Program(source, gradients=gradients)
+    writer = _Writer(program, weak_float, target)
+    trees = {id(part): writer.tree(part) for part in program.sources}
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
+
+
+def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Emitted:
+    """Return the text of a kernel for one floating type.
 
     Parameters
     ----------
@@ -77,33 +127,42 @@ def emit(source: FunctionSource, weak_float: str) -> Emitted:
         The kernel.
     weak_float : {'float32', 'float64'}
         What float literals, Python floats in globals, and ``float(x)`` become.
+    target : {'cpu', 'cuda'}
+        For which back end. The text for CUDA names the module numba.cuda as `CUDA_MODULE`.
+    gradients : bool
+        Whether the derivatives by hand of device functions are written too.
 
     Raises
     ------
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    program = Program(source)
-    writer = _Writer(program, weak_float)
-    parts = [writer.function(part) for part in program.sources]
+    rewritten = rewrite(source, weak_float, target, gradients=gradients)
+    program = rewritten.program
+    parts = [
+        f"# {part.name}, {part.filename}:{part.tree.lineno}\n{ast.unparse(rewritten.trees[id(part)])}"
+        for part in program.sources
+    ]
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(
         "\n\n\n".join(parts),
-        writer.names[id(source)],
-        writer.hidden,
-        writer.namespace,
-        "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(writer.namespace.items())).encode(),
+        rewritten.names[id(source)],
+        rewritten.hidden,
+        rewritten.namespace,
+        describe_namespace(rewritten.namespace, program),
         any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
+        source.asks_for_block,
     )
 
 
 class _Writer:
     """What the functions of one program share: names, namespace, hidden parameters."""
 
-    def __init__(self, program: Program, weak_float: str) -> None:
+    def __init__(self, program: Program, weak_float: str, target: Target) -> None:
         self.program = program
         self.weak_float = weak_float
+        self.target = target
         self.namespace: dict[str, Any] = {}
         self._taken = {name for part in program.sources for name in part.locals}
         self.names: dict[int, str] = {}
@@ -123,7 +182,7 @@ class _Writer:
     def _hidden(self) -> tuple[str, ...]:
         rank = self.program.root.index_rank
         needed: set[str] = set()
-        for part in self.program.sources:
+        for part in self.program.sources if self.target == "cpu" else ():
             for node, kind, count in index_uses(part):
                 if kind == "gridsize":
                     needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
@@ -183,16 +242,15 @@ class _Writer:
             return np.complex128 if wide else np.complex64
         return np.float64 if wide else np.float32
 
-    def function(self, source: FunctionSource) -> str:
-        """Return one function's text."""
+    def tree(self, source: FunctionSource) -> ast.FunctionDef:
+        """Return one function's syntax tree."""
         tree = copy.deepcopy(source.tree)
         body = _Rewriter(self, source).rewrite(tree)
         body.name = self.names[id(source)]
         body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
         body.args.posonlyargs = []
         body.decorator_list = [ast.Name("_nb_device", ast.Load())]
-        text = ast.unparse(ast.fix_missing_locations(body))
-        return f"# {source.name}, {source.filename}:{source.tree.lineno}\n{text}"
+        return ast.fix_missing_locations(body)
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -207,6 +265,13 @@ class _Rewriter(ast.NodeTransformer):
         tree.body = [self.visit(statement) for statement in tree.body]
         tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
         return tree
+
+    def visit(self, node: ast.AST) -> Any:
+        """Rewrite a node; what takes its place is at the same position of the source."""
+        made = super().visit(node)
+        if made is not node and isinstance(made, ast.expr | ast.stmt) and not hasattr(made, "lineno"):
+            ast.copy_location(made, node)
+        return made
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Drop a statement that only gives a function a local name."""
@@ -258,6 +323,8 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if self.writer.target == "cuda" and found.kind in ("axis", "block", "cuda"):
+            return self._cuda(node, found)
         if found.kind != "axis":
             if found.kind in ("block", "cuda"):
                 raise self._unsupported(node, found)
@@ -265,6 +332,22 @@ class _Rewriter(ast.NodeTransformer):
         i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
+
+    def _cuda(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return a reference to an operation of numba.cuda by its full path, which is how numba.cuda recognises it."""
+        path = found.name.split(".")[1:]
+        value: Any = sys.modules["numba.cuda"]
+        for attribute in path:
+            value = getattr(value, attribute, MISSING)
+        if found.kind != "axis" and intrinsic_of(value) != found:
+            # An object whose name is not where it lies: it was reached somehow, and that way serves.
+            static = self.source.resolve(node)
+            assert static is not None
+            return self._chain(static)
+        result: ast.expr = ast.Name(CUDA_MODULE, ast.Load())
+        for attribute in path:
+            result = ast.Attribute(result, attribute, ast.Load())
+        return result
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
         what = (
@@ -292,17 +375,25 @@ class _Rewriter(ast.NodeTransformer):
             return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
         if found.kind in ("grid", "gridsize"):
             count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
+            if found.kind == "gridsize" and self.writer.target == "cuda":
+                return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
             form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
             return _tuple([form.format(k) for k in range(count)])
         if found.kind == "atomic":
             return self._atomic(node, found)
         if found.kind == "local_array":
             return self._local_array(node)
+        if self.writer.target == "cuda":
+            rewritten: Any = self.generic_visit(node)
+            made: ast.expr = rewritten
+            return made
         raise self._unsupported(node, found)
 
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
+        if found.from_cuda and self.writer.target == "cuda":
+            return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
         operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
         if operation is None:
             raise self._unsupported(node, Intrinsic("cuda", found.name))
@@ -326,12 +417,19 @@ class _Rewriter(ast.NodeTransformer):
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, "cuda.local.array(shape, dtype) needs a constant shape and a dtype")
         size = ast.parse(repr(shape), mode="eval").body
-        return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, self.visit(given["dtype"])], [])
+        maker = "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.local.array"
+        function: ast.expr = ast.parse(maker, mode="eval").body
+        return ast.Call(function, [size, self.visit(given["dtype"])], [])
 
 
 def _tuple(expressions: list[str]) -> ast.expr:
     text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
     return ast.parse(text, mode="eval").body
+
+
+def describe_namespace(namespace: dict[str, Any], program: Program) -> bytes:
+    """Return what determines the values of a text's globals; equal in every process for equal programs."""
+    return "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(namespace.items())).encode()
 
 
 def _describe(value: Any, program: Program) -> str:

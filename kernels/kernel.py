@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, overload
 
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation, annotation_of
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
-from numbridge.kernels.source import Role, Sourced, is_cuda_dispatcher
+from numbridge.kernels.source import Dependency, Role, Sourced, is_cuda_dispatcher
 
-__all__ = ["Function", "Kernel", "Parameter", "func", "kernel"]
+__all__ = ["Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,59 @@ class Kernel(Sourced):
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
         self.launchers: dict[Any, Any] = {}
+        self.derivatives: dict[Any, Any] = {}
+
+    def new_variants(self) -> Any:
+        """Return an empty collection of variants."""
+        from numbridge.kernels.variant import Variants
+
+        return Variants(self)
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return every global and closure value that the compiled code depends on."""
+        return self.source.dependencies()
+
+    def adjoint(self, wanted: Sequence[str]) -> Any:
+        """Return the kernel that carries adjoints back through this one.
+
+        Parameters
+        ----------
+        wanted : sequence of str
+            Floating parameters: arrays and scalars. The adjoint takes this kernel's arguments, with arrays as they were
+            before the launch, then for each of these an array of the same shape and dtype (one element for a scalar).
+            Gradients are added to it; where this kernel overwrote an element, the element's adjoint ends as that of what
+            it held before.
+
+        Returns
+        -------
+        Derivative
+
+        Raises
+        ------
+        KernelError
+            If the kernel was declared with ``enable_backward=False``.
+        """
+        return self._derived("adjoint", wanted)
+
+    def tangent(self, wanted: Sequence[str]) -> Any:
+        """Return the kernel that carries tangents forward, next to this one's own work.
+
+        It takes this kernel's arguments, then a tangent for each of the `wanted` parameters: an array of the same shape
+        and dtype, or a number for a scalar. What this kernel writes, it writes too, and its tangent.
+        """
+        return self._derived("tangent", wanted)
+
+    def _derived(self, mode: str, wanted: Sequence[str]) -> Any:
+        from numbridge.kernels.adjoint.derive import derived
+
+        return derived(self, mode, tuple(wanted))
+
+    @property
+    def adjoint_source(self) -> str:
+        """The text of the adjoint, for the types of the last launch, or of the annotations if there was none."""
+        from numbridge.kernels.adjoint.derive import adjoint_source
+
+        return adjoint_source(self)
 
     def __call__(self, *arguments: Any) -> Any:
         """Refuse: a kernel is launched."""
@@ -87,6 +140,30 @@ class Kernel(Sourced):
         run: Callable[..., None] = launch.configure(self, configuration)
         return run
 
+    def ptx(self, *arguments: Any, capability: tuple[int, int] | None = None, plain: bool = False) -> str:
+        """Return the PTX that arguments of these types run on CUDA; needs no GPU.
+
+        Parameters
+        ----------
+        *arguments
+            Examples of the kernel's arguments, on any device.
+        capability : (int, int), optional
+            The compute capability, such as ``(9, 0)``; by default that of the current CUDA device.
+        plain : bool
+            For ``kernel[blocks, threads]`` rather than `launch`.
+        """
+        from numbridge.kernels import variant
+
+        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
+        return str(code.compiled.facts["ptx"])
+
+    def cubin(self, *arguments: Any, capability: tuple[int, int] | None = None, plain: bool = False) -> bytes:
+        """Return the machine code that arguments of these types run on CUDA; parameters as in `ptx`."""
+        from numbridge.kernels import variant
+
+        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
+        return code.compiled.objects[0]
+
     def explain(self, *arguments: Any) -> Any:
         """Return what the kernel becomes for these arguments: types, float64 arithmetic that remains, generated source."""
         from numbridge.kernels import launch
@@ -111,6 +188,55 @@ class Function(Sourced):
     def __repr__(self) -> str:
         """Return the function's name."""
         return f"<device function {self.name}>"
+
+
+def func_grad(function: Function) -> Callable[[Callable[..., Any]], Function]:
+    """Decorate the derivative by hand of a device function, which adjoints and tangents of kernels use from then on.
+
+    Parameters
+    ----------
+    function : Function
+        A device function of numbers, which returns a number or a tuple of numbers.
+
+    Returns
+    -------
+    callable
+        A decorator of a function that takes the arguments of `function`, then one cotangent for each floating result, and
+        returns one number for each argument: the gradients. What it returns for an integer argument is ignored. It must
+        be linear in the cotangents.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If `function` is no device function.
+    KernelError
+        If it has a derivative already, or takes more arguments than the derivative.
+
+    Examples
+    --------
+    >>> @func
+    ... def cube(x):
+    ...     return x * x * x
+    >>> @func_grad(cube)
+    ... def cube_grad(x, cotangent):
+    ...     return 3.0 * x * x * cotangent
+    """
+    if not isinstance(function, Function):
+        raise NumbridgeTypeError(f"func_grad: wanted a function decorated with @nb.func, got {function!r}")
+
+    def register(derivative: Callable[..., Any]) -> Function:
+        made = func(derivative) if not isinstance(derivative, Function) else derivative
+        if function.source.gradient is not None:
+            raise KernelError(f"{function.name} has a derivative already: {function.source.gradient.name}")
+        if len(made.source.parameters) <= len(function.source.parameters):
+            raise KernelError(
+                f"{made.name}, the derivative of {function.name}, must take the function's arguments and then one cotangent "
+                "for each floating result"
+            )
+        function.source.gradient = made.source
+        return made
+
+    return register
 
 
 def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
@@ -140,10 +266,14 @@ def _function_of(value: Any, decorator: str) -> FunctionType:
 @overload
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
-def kernel(*, name: str | None = None, fastmath: bool = False) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    *, name: str | None = None, fastmath: bool = False, enable_backward: bool = True
+) -> Callable[[Callable[..., Any]], Kernel]: ...
 
 
-def kernel(function: Any = None, /, *, name: str | None = None, fastmath: bool = False) -> Any:
+def kernel(
+    function: Any = None, /, *, name: str | None = None, fastmath: bool = False, enable_backward: bool = True
+) -> Any:
     """Declare a kernel: ``@nb.kernel``, or ``nb.kernel(f)`` on an existing ``@cuda.jit`` function.
 
     Parameters
@@ -154,6 +284,8 @@ def kernel(function: Any = None, /, *, name: str | None = None, fastmath: bool =
         What messages call it.
     fastmath : bool
         Let the compiler reassociate floating-point arithmetic.
+    enable_backward : bool
+        Whether the kernel has derivatives; asking for one that it has not is an error.
 
     Returns
     -------
@@ -164,7 +296,7 @@ def kernel(function: Any = None, /, *, name: str | None = None, fastmath: bool =
     KernelError
         If the function holds something that no kernel can; the message shows file, line and column.
     """
-    options = {"name": name, "fastmath": fastmath}
+    options = {"name": name, "fastmath": fastmath, "enable_backward": enable_backward}
     if function is None:
         return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))
     return Kernel(_function_of(function, "kernel"), options)

@@ -6,25 +6,32 @@ the slow road, `_Road.slow`: it specialises the kernel for the arguments (or rai
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import DeviceError, KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels import cuda_driver, watching
+from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import describe
 from numbridge.kernels.threads import start_threads
-from numbridge.kernels.variant import Variant, variants_of
+from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
 __all__ = ["Explanation", "Geometry", "Launch", "configure", "explain", "forall", "launch", "launcher"]
 
 _MAX_ATTEMPTS = 16
 _MAX_LAUNCHERS = 256
 _AXES = 3
+# The most threads of a block, on every device: CUDA C++ Programming Guide, "Compute Capabilities".
+_MAX_BLOCK = 1024
 _missed = object()
 
 
@@ -37,12 +44,22 @@ class Geometry:
     dims : tuple of int
         How many threads along each index.
     block, grid : tuple of int
-        Block and grid dimensions per axis, as `cuda.blockDim` and `cuda.gridDim` show them to the kernel.
+        Block and grid dimensions per axis, as `cuda.blockDim` and `cuda.gridDim` show them to the kernel on the CPU.
+    cuda_block, cuda_grid : tuple of int
+        The hardware's, on CUDA.
+    place : Place
+        How and where it runs.
+    stream : int or None
+        The handle of the CUDA stream that was asked for.
     """
 
     dims: tuple[int, ...]
     block: tuple[int, ...]
     grid: tuple[int, ...]
+    cuda_block: tuple[int, ...]
+    cuda_grid: tuple[int, ...]
+    place: Place = MASKED
+    stream: int | None = None
 
 
 class _Road:
@@ -50,15 +67,15 @@ class _Road:
 
     def __init__(self, kernel: Kernel, geometry: Geometry) -> None:
         self.kernel = kernel
-        self.geometry = geometry
+        self.geometry, self.place = geometry, geometry.place
         self.variants = variants_of(kernel)
-        self.plan = _plan(self.variants.table, geometry, 0)
-        self.again_plan = _plan(self.variants.table, geometry, nb.PLAN_GUARDS_PASSED)
+        table = self.variants.table(self.place)
+        plans = [_plan(table, geometry, flags) for flags in (0, nb.PLAN_GUARDS_PASSED)]
         address = machine().addresses["numbridge_launch"]
-        self.again = builtin(
-            kernel.name, address, (self.again_plan.ctypes.data, _give_up, self.failed, self.again_plan)
+        self.launcher, self.again = (
+            builtin(kernel.name, address, (plan.ctypes.data, road, self.failed, self.refused, plan))
+            for plan, road in zip(plans, (self.slow, _give_up), strict=True)
         )
-        self.launcher = builtin(kernel.name, address, (self.plan.ctypes.data, self.slow, self.failed, self.plan))
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
@@ -68,12 +85,23 @@ class _Road:
             if record is not None:
                 record(self.kernel, self.geometry, arguments)
                 return
-        start_threads()
+        if self.place.device is None and not any(describe(argument).is_array for argument in arguments):
+            # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
+            here = replace(self.place, device=get_device())
+            launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
+            return
+        variant = self.variants.specialise(arguments, self.place)
+        if variant.device.is_cpu:
+            start_threads()
+        types, weak = variant.parameters, variant.weak_float
+        afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
-            self.variants.specialise(arguments)
             if self.again(*arguments) is not _missed:
+                for action in afterwards:
+                    action()
                 return
+            self.variants.specialise(arguments, self.place)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
 
     def failed(self, *arguments: Any) -> None:
@@ -82,6 +110,21 @@ class _Road:
             f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
             "written. On the CPU a `raise` or `assert` in a kernel ends its launch"
         )
+
+    def on_stream(self, *arguments: Any) -> None:
+        """Launch on the stream that was asked for, and keep the arguments until the kernel has run.
+
+        No framework knows that they are used on this stream, and would give their memory to somebody else.
+        """
+        self.launcher(*arguments)
+        stream, ordinals = self.geometry.stream, (d.device_id for d in map(describe, arguments) if d.is_on_cuda)
+        ordinal = next(ordinals, None)
+        if stream is not None and ordinal is not None:
+            cuda_driver.devices().keep(ordinal, stream, arguments)
+
+    def refused(self, code: int) -> None:
+        """Raise the error of the CUDA driver."""
+        cuda_driver.devices().failed(self.kernel.name, code)
 
 
 def _give_up(*arguments: Any) -> Any:
@@ -99,8 +142,14 @@ def _plan(table: Any, geometry: Geometry, flags: int) -> Any:
         (nb.PLAN_DIMS, geometry.dims),
         (nb.PLAN_BLOCK, geometry.block),
         (nb.PLAN_GRID, geometry.grid),
+        (nb.PLAN_CUDA_BLOCK, geometry.cuda_block),
+        (nb.PLAN_CUDA_GRID, geometry.cuda_grid),
     ):
         plan[offset // 8 : offset // 8 + len(values)] = values
+    plan[nb.PLAN_SHARED // 8] = geometry.place.shared
+    if geometry.stream is not None:
+        flags |= nb.PLAN_HAS_STREAM
+        plan[nb.PLAN_STREAM // 8] = geometry.stream
     plan[nb.PLAN_FLAGS // 8] = flags
     return plan
 
@@ -138,11 +187,19 @@ def launcher(kernel: Kernel, geometry: Geometry) -> Any:
     if found is None:
         if len(known) >= _MAX_LAUNCHERS:
             known.clear()
-        found = known[geometry] = _Road(kernel, geometry).launcher
+        road = _Road(kernel, geometry)
+        found = known[geometry] = road.launcher if geometry.stream is None else road.on_stream
     return found
 
 
-def forall(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
+def forall(
+    kernel: Kernel,
+    dim: Any,
+    block_dim: int = 256,
+    max_blocks: int = 0,
+    stream: int | None = None,
+    device: Device | None = None,
+) -> Any:
     """Return a function of the kernel's arguments that runs it over `dim` threads.
 
     Parameters
@@ -152,29 +209,46 @@ def forall(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
     dim : int or tuple of int
         Extents of the launch, up to four; 0 runs nothing.
     block_dim : int
-        Threads per block, as the kernel sees it.
+        Threads per block.
+    max_blocks : int
+        On CUDA, the largest grid, whose threads then take several ids each; 0 for as many blocks as there are ids.
+    stream : int, optional
+        The handle of the CUDA stream to launch on; it is the caller who keeps the stream alive.
+    device : Device, optional
+        Where to run; by default where the arguments lie.
 
     Returns
     -------
     callable
-        ``launcher(*arguments)``. It checks its arguments, runs the kernel to its end without the GIL and returns None.
+        ``launcher(*arguments)``. It checks its arguments and returns None: on the CPU when the kernel has run, without the
+        GIL; on CUDA when it is queued.
     """
     dims = dimensions(kernel, dim)
+    if not 1 <= block_dim <= _MAX_BLOCK:
+        raise NumbridgeValueError(f"block_dim of kernel {kernel.name!r}: wanted 1 to {_MAX_BLOCK}, got {block_dim}")
+    if max_blocks < 0:
+        raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
     block = (block_dim, 1, 1)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
-    return launcher(kernel, Geometry(dims, block, grid))
+    # Without thread indices the ids are only counted, along x.
+    along_first = kernel.source.asks_for_block
+    along = extents(dims if kernel.source.index_rank else (math.prod(dims),), first_along_x=along_first)
+    cuda_block = block_shape(along, block_dim, first_along_x=along_first)
+    cuda_grid = grid_shape(along, cuda_block, max_blocks)
+    return launcher(kernel, Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream))
 
 
 def configure(kernel: Kernel, configuration: Any) -> Any:
-    """Return the launcher of ``kernel[blocks, threads]``: all threads of all blocks run, none is masked."""
+    """Return the launcher of ``kernel[blocks, threads, stream, shared]``: all threads of all blocks run, none is masked."""
     if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
         raise NumbridgeTypeError(
-            f"kernel {kernel.name!r}: wanted kernel[blocks, threads] (stream and shared memory are CUDA's), got "
-            f"[{configuration!r}]"
+            f"kernel {kernel.name!r}: wanted kernel[blocks, threads, stream, shared memory in bytes], of which the last two may "
+            f"be left out, got [{configuration!r}]"
         )
-    if any(item for item in configuration[2:]):
-        raise DeviceError(
-            f"kernel {kernel.name!r}: streams and dynamic shared memory need CUDA; launch [blocks, threads] here"
+    stream, shared = (*configuration[2:], None, None)[:2]
+    if shared is not None and not (isinstance(shared, int | np.integer) and shared >= 0):
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r}: shared memory is a number of bytes, 0 or more, got {shared!r}"
         )
     grid, block = (_axes(kernel, item) for item in configuration[:2])
     threads = tuple(g * b for g, b in zip(grid, block, strict=True))
@@ -183,7 +257,16 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
         raise NumbridgeValueError(
             f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{configuration!r}] has threads along more axes"
         )
-    return launcher(kernel, Geometry(threads[: max(rank, 1)], block, grid))
+    # numba.cuda's 0 is the default stream, which is where launches go unasked.
+    handle = None if stream is None or (isinstance(stream, int) and stream == 0) else _stream_handle(kernel, stream)
+    place = Place("plain", None, int(shared or 0))
+    return launcher(kernel, Geometry(threads[: max(rank, 1)], block, grid, block, grid, place, handle))
+
+
+def _stream_handle(kernel: Kernel, stream: Any) -> int:
+    if not cuda_driver.driver_count():
+        raise cuda_driver.cuda_unavailable(f"launch of kernel {kernel.name!r} on a stream")
+    return cuda_driver.handle_of(stream)
 
 
 def _axes(kernel: Kernel, item: Any) -> tuple[int, ...]:
@@ -200,9 +283,13 @@ def launch(
     dim: Any,
     inputs: Sequence[Any] = (),
     outputs: Sequence[Any] = (),
+    adj_inputs: Sequence[Any] = (),
+    adj_outputs: Sequence[Any] = (),
     *,
     device: Any = None,
     stream: Any = None,
+    adjoint: bool = False,
+    record_tape: bool = True,
     record_cmd: bool = False,
     max_blocks: int = 0,
     block_dim: int = 256,
@@ -218,16 +305,28 @@ def launch(
     inputs, outputs : sequence
         The kernel's arguments, in order: inputs, then outputs. Arrays of any framework go straight in, share their memory
         with the kernel, and are kept alive until it ends.
+    adj_inputs, adj_outputs : sequence
+        With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
+        floating scalar), or None where no gradient is wanted. Gradients are added; the adjoint of an element that the
+        kernel overwrites ends as that of what it held before.
     device : Device or str, optional
-        Where to run; by default where the arguments lie.
-    stream : None
-        Streams are CUDA's; on the CPU a launch has ended when it returns.
+        Where to run; by default where the arguments lie, and without arrays the current device.
+    stream : Stream, int or another library's stream, optional
+        The CUDA stream to launch on, whatever streams the arguments are used on: their order is then the caller's business,
+        as is keeping them alive until the kernel has run. By default see `Stream`. On the CPU a launch has ended when it
+        returns.
+    adjoint : bool
+        Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
+        hold what they held before the kernel ran; they end as they were.
+    record_tape : bool
+        Whether a `Tape` that is recording records this launch. Without it, no gradient passes through what it writes; a
+        tape that would have to carry one there raises.
     record_cmd : bool
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
-        On CUDA, the largest grid; the CPU has no blocks to count.
+        On CUDA, the largest grid, whose threads then take several ids each; 0 for no limit. The CPU has no blocks to count.
     block_dim : int
-        Threads per block, as the kernel sees it.
+        Threads per block.
 
     Returns
     -------
@@ -239,16 +338,21 @@ def launch(
     NumbridgeError
         If an argument does not fit; nothing has been written then.
     """
-    if device is not None and str(device) != "cpu":
-        raise DeviceError(
-            f"launch of kernel {kernel.name!r}: device {str(device)!r} needs CUDA, and kernels run on the CPU here"
-        )
-    if stream is not None:
-        raise DeviceError(f"launch of kernel {kernel.name!r}: a stream needs CUDA, and kernels run on the CPU here")
-    if record_cmd:
-        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if adjoint or adj_inputs or adj_outputs:
+        _launch_adjoint(kernel, dim, (inputs, outputs, adj_inputs, adj_outputs), adjoint and not record_cmd)
+        return None
+    if device is not None or stream is not None or max_blocks:
+        where = None if device is None else get_device(device)
+        handle = None if stream is None else _stream_handle(kernel, stream)
+        known = forall(kernel, dim, block_dim, max_blocks, handle, where)
+        if record_cmd:
+            return Launch(kernel, dim, [*inputs, *outputs], block_dim, max_blocks, handle, where)
+        known(*inputs, *outputs)
+        return None
+    if record_cmd:
+        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
     quick = (dim, block_dim)
     known = kernel.launchers.get(quick) if type(dim) is int or type(dim) is tuple else None
     if known is None:
@@ -257,8 +361,22 @@ def launch(
             if len(kernel.launchers) >= _MAX_LAUNCHERS:
                 kernel.launchers.clear()
             kernel.launchers[quick] = known
-    known(*inputs, *outputs)
+    if record_tape:
+        known(*inputs, *outputs)
+    else:
+        with watching.unrecorded():
+            known(*inputs, *outputs)
     return None
+
+
+def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
+    from numbridge.kernels.adjoint.derive import launch_adjoint
+
+    if not possible:
+        raise NumbridgeValueError(
+            f"launch of kernel {kernel.name!r}: adj_inputs and adj_outputs go with adjoint=True, and not with record_cmd"
+        )
+    launch_adjoint(kernel, dim, *arguments)
 
 
 class Launch:
@@ -274,9 +392,18 @@ class Launch:
         All arguments in order; they are kept alive.
     """
 
-    def __init__(self, kernel: Kernel, dim: Any, arguments: Sequence[Any], block_dim: int = 256) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        dim: Any,
+        arguments: Sequence[Any],
+        block_dim: int = 256,
+        max_blocks: int = 0,
+        stream: int | None = None,
+        device: Device | None = None,
+    ) -> None:
         self.kernel = kernel
-        self._block_dim = block_dim
+        self._how = (block_dim, max_blocks, stream, device)
         self._arguments = list(arguments)
         names = [parameter.name for parameter in kernel.parameters]
         if len(self._arguments) != len(names):
@@ -287,7 +414,7 @@ class Launch:
 
     def set_dim(self, dim: Any) -> None:
         """Set the extents of the launch."""
-        self._launcher = forall(self.kernel, dim, self._block_dim)
+        self._launcher = forall(self.kernel, dim, *self._how)
         self.dim = dim
 
     def set_param_at_index(self, index: int, value: Any) -> None:
@@ -344,8 +471,9 @@ class Explanation:
     def __str__(self) -> str:
         """Return a readable report."""
         kind = "from the cache on disk" if self.variant.from_cache else "compiled now"
+        where = "the CPU" if self.variant.device.is_cpu else str(self.variant.device)
         lines = [
-            f"kernel {self.kernel!r} on the CPU, {kind}",
+            f"kernel {self.kernel!r} on {where}, {kind}",
             f"floating type of literals and Python floats: {self.variant.weak_float}",
             "parameters:",
             *(f"    {p.name}: {p}" for p in self.variant.parameters),
@@ -357,7 +485,7 @@ class Explanation:
 
 def explain(kernel: Kernel, arguments: Sequence[Any]) -> Explanation:
     """Return which variant these arguments run, its types, its generated source, and where float64 arithmetic remains."""
-    variant = variants_of(kernel).variant_for(arguments)
+    variant = variants_of(kernel).specialise(arguments)
     wide = variant.wide if variant.weak_float == "float32" else ()
     with open(variant.source_file, encoding="utf-8") as file:
         return Explanation(kernel.name, variant, wide, file.read())

@@ -137,6 +137,15 @@ class Machine:
         self._set(nb.STATE_ARRAY_SOURCE, source)
         self._set(nb.STATE_ARRAY_EXTRA, extra)
 
+    def set_driver(self, block: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Tell the compiled code where the CUDA driver's functions and contexts are listed (see `table_layout`)."""
+        _keep.append(block)
+        self._set(nb.STATE_DRIVER, block.ctypes.data)
+
+    def set_watched(self, watched: bool) -> None:
+        """Say whether somebody must be told of every launch."""
+        self._set(nb.STATE_WATCHED, int(watched))
+
     def start_threads(self, parallel_for: int, thread_count: int, lock: int) -> None:
         """Tell the compiled code where the threading layer's functions are; `lock` is 0 if it allows concurrent use."""
         self._set(nb.STATE_THREAD_COUNT, thread_count)

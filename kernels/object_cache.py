@@ -30,7 +30,18 @@ from typing import Any
 
 from numbridge.kernels.errors import NumbridgeError
 
-__all__ = ["Compiled", "add_symbol", "cache_folder", "digest", "load", "machine_fingerprint", "remember", "stored"]
+__all__ = [
+    "Compiled",
+    "add_symbol",
+    "cache_folder",
+    "compiled_or_stored",
+    "cuda_fingerprint",
+    "digest",
+    "load",
+    "machine_fingerprint",
+    "remember",
+    "stored",
+]
 
 _MAGIC = b"numbridge object 1\n"
 _lock = threading.RLock()
@@ -81,8 +92,25 @@ def machine_fingerprint() -> str:
 
 def _native_sources() -> str:
     folder = Path(__file__).parent
-    files = [*sorted((folder / "native").glob("*.py")), folder / "cpu.py", folder / "cpu_intrinsics.py"]
+    files = [
+        *sorted((folder / "native").glob("*.py")),
+        *(folder / f"cpu{part}.py" for part in ("", "_intrinsics", "_stack")),
+    ]
     return digest(*(path.read_bytes() for path in files))
+
+
+@functools.cache
+def cuda_fingerprint() -> str:
+    """Return what code for CUDA depends on besides its source and architecture: the versions of the compilers."""
+    found = []
+    for name in ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-core", "nvidia-nvjitlink", "nvidia-nvvm"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name}, not as a package")
+    folder = Path(__file__).parent
+    sources = digest(*((folder / name).read_bytes() for name in ("cuda.py", "cuda_intrinsics.py")))
+    return "\n".join([*found, sys.version, sources])
 
 
 @functools.cache

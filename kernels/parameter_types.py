@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numbridge.kernels.scalars import Scalar
+from numbridge.kernels.scalars import COMPLEX, Scalar
 
-__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets"]
+__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places"]
 
 _SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
 
@@ -69,3 +69,20 @@ def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:
         size = 8 * (5 + 2 * parameter.ndim) if isinstance(parameter, ArrayType) else _SCALAR_ROOM
         offsets.append(offsets[-1] + (size + 15) // 16 * 16)
     return offsets
+
+
+def kernel_places(parameters: Sequence[ParameterType]) -> list[int]:
+    """Return where in the argument block each parameter of the CUDA kernel lies, as an offset in bytes.
+
+    numba.cuda flattens an array into meminfo, parent, item count, item size, data, shape and strides, 64 bits each, which
+    is how the block holds it, and a complex number into its parts.
+    """
+    places: list[int] = []
+    for parameter, offset in zip(parameters, block_offsets(parameters), strict=False):
+        if isinstance(parameter, ArrayType):
+            places += [offset + 8 * k for k in range(5 + 2 * parameter.ndim)]
+        elif parameter.scalar.code == COMPLEX:
+            places += [offset, offset + parameter.scalar.itemsize // 2]
+        else:
+            places.append(offset)
+    return places

@@ -8,17 +8,41 @@ compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["RUN", "range_source"]
+__all__ = ["RUN", "Private", "range_source"]
 
 RUN = "_nb_run"
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
 
 
-def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, may_raise: bool) -> str:
+@dataclass(frozen=True)
+class Private:
+    """A body that may touch elements without regard to other threads, and for which threads that is right.
+
+    It is right for all where one call runs the whole launch. With a `distance`, it is also right within a range for rows
+    that are far enough from its ends: each thread then only touches rows of `arrays` at most so far from its own index
+    along the first dimension.
+    """
+
+    entry: str
+    distance: int | None = None
+    arrays: tuple[str, ...] = ()
+
+
+def range_source(
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    *,
+    may_raise: bool,
+    sums: Mapping[str, str] | None = None,
+    private: Private | None = None,
+) -> str:
     """Return the source of the loop around a kernel's body.
 
     Parameters
@@ -33,7 +57,13 @@ def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         What the body takes before its parameters: indices, then block and grid dimensions.
     may_raise : bool
         Whether the body has ``raise`` or ``assert``: the loop then stops and returns 1.
+    sums : mapping of str to str, optional
+        Parameters that the body does not get, and the index of an element of each: the body returns a tuple of numbers,
+        one for each of them, whose sums over all threads are added there.
+    private : Private, optional
+        Another body for threads that share no elements with others at work.
     """
+    sums = sums or {}
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
     for name in hidden:
@@ -41,22 +71,74 @@ def range_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
-    loop = _loop(entry, names, rank, hidden)
+    passed = [name for name in names if name not in sums]
+    before = ""
+    if private is None or rank == 0:
+        loop = _loop(entry, passed, rank, hidden, len(sums))
+    else:
+        before = "".join(_function(body, passed, rank, hidden, len(sums)) for body in (entry, private.entry))
+        loop = _parts(entry, private, passed, rank, hidden, len(sums))
+    loop = [
+        *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
+        *loop,
+        *(f"    _nb_atomic_add({name}, {index}, _nb_sum{k})" for k, (name, index) in enumerate(sums.items())),
+    ]
     if may_raise:
         loop = ["    try:", *(f"    {line}" for line in loop), "    except Exception:", "        return 1"]
-    return "\n".join([*lines, *loop, "    return 0", ""])
+    return before + "\n".join([*lines, *loop, "    return 0", ""])
 
 
-def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
-    def call(last: str) -> str:
+def _function(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int) -> str:
+    """Return the loop as a function of its own, which returns the sums."""
+    parameters = ", ".join([*_sizes(rank, hidden), *names, "_nb_first", "_nb_last"])
+    totals = "".join(f"_nb_sum{k}, " for k in range(sums)).strip()
+    lines = ["@_nb_device", f"def _nb_loop_{entry}({parameters}):", *(f"    _nb_sum{k} = 0.0" for k in range(sums))]
+    return "\n".join([*lines, *_loop(entry, names, rank, hidden, sums), f"    return ({totals})", "\n\n"])
+
+
+def _sizes(rank: int, hidden: Sequence[str]) -> list[str]:
+    return [*(f"_nb_n{k}" for k in range(rank)), *(name for name in hidden if name[4] != "i")]
+
+
+def _parts(
+    entry: str, private: Private, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int
+) -> list[str]:
+    """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
+    total, row = " * ".join(f"_nb_n{k}" for k in range(rank)), " * ".join(f"_nb_n{k}" for k in range(1, rank)) or "1"
+    lines = ["    _nb_low, _nb_high = _nb_first, _nb_first"]
+    lines += [f"    if _nb_first == 0 and _nb_last == {total}:", "        _nb_high = _nb_last"]
+    if private.distance is not None:
+        reach = 2 * private.distance
+        lengths = [f"{name}.shape[0] - 1" for name in private.arrays] if private.distance else []
+        lines += [
+            "    elif _nb_first < _nb_last:",
+            f"        _nb_last_row = min({', '.join([f'(_nb_last - 1) // ({row})', *lengths])}) - {reach}",
+            f"        _nb_low = min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
+            f"        _nb_high = max(min(_nb_last_row * ({row}), _nb_last), _nb_low)",
+        ]
+    given = ", ".join([*_sizes(rank, hidden), *names])
+    for body, start, stop in (
+        (entry, "_nb_first", "_nb_low"),
+        (private.entry, "_nb_low", "_nb_high"),
+        (entry, "_nb_high", "_nb_last"),
+    ):
+        lines += [f"    if {start} < {stop}:", f"        _nb_part = _nb_loop_{body}({given}, {start}, {stop})"]
+        lines += [f"        _nb_sum{k} += _nb_part[{k}]" for k in range(sums)]
+    return lines
+
+
+def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int) -> list[str]:
+    def call(last: str) -> list[str]:
         passed = [
             f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
             for name in hidden
         ]
-        return f"{entry}({', '.join([*passed, *names])})"
+        text = f"{entry}({', '.join([*passed, *names])})"
+        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, _nb_result[{k}])" for k in range(sums)]
+        return [f"_nb_result = {text}", *added] if sums else [text]
 
     if rank < 2:
-        return ["    for _nb_k in range(_nb_first, _nb_last):", f"        {call('_nb_k')}"]
+        return ["    for _nb_k in range(_nb_first, _nb_last):", *(f"        {line}" for line in call("_nb_k"))]
     lines = ["    _nb_rest = _nb_first"]
     for k in range(rank - 1, 0, -1):
         lines += [f"    _nb_i{k} = _nb_rest % _nb_n{k}", f"    _nb_rest //= _nb_n{k}"]
@@ -65,7 +147,7 @@ def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) ->
     lines += [
         f"        _nb_end = min({bound}, {inner} + _nb_last - _nb_first)",
         f"        for _nb_k in range({inner}, _nb_end):",
-        f"            {call('_nb_k')}",
+        *(f"            {line}" for line in call("_nb_k")),
         f"        _nb_first += _nb_end - {inner}",
         f"        {inner} = 0",
     ]

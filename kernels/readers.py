@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels import scalars
+from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
@@ -26,16 +26,19 @@ __all__ = [
     "Description",
     "Reader",
     "add_resolver",
+    "ask_stream",
     "capture",
     "describe",
     "exchange_function",
     "reader_of",
     "record_from_capsule",
     "record_from_interface",
+    "stream_of",
     "unreadable",
 ]
 
 _MAX_TYPES = 1500
+_BY_INTERFACE = "array interface"
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
 _resolvers: list[Callable[[type], Reader | None]] = []
@@ -58,6 +61,8 @@ class Reader:
     implementation, keys, allowed, autograd, version, counter : int
         The chain object -> implementation -> key set and its harmless bits, the offset of the autograd state, and that
         of the pointer to the version counter with the counter's offset behind it. 0 for none.
+    stream : int
+        The address of the DLPack exchange table's ``current_work_stream``; 0: the objects follow numbridge's own stream.
     guard : callable, optional
         ``guard(object)`` raises if a kernel may not write to the object now.
     adapter : callable, optional
@@ -76,6 +81,7 @@ class Reader:
     autograd: int = 0
     version: int = 0
     counter: int = 0
+    stream: int = 0
     guard: Callable[[Any], None] | None = None
     adapter: Callable[[Any], Any] | None = None
     inspect: Callable[[Any], None] | None = None
@@ -133,6 +139,11 @@ class Description:
         """The ``DLDeviceType``; pinned host memory counts as CPU."""
         return self.word >> nb.WORD_DEVICE & 0xFF
 
+    @property
+    def is_on_cuda(self) -> bool:
+        """Whether this is an array in CUDA memory."""
+        return self.is_array and self.device_type in (dl.CUDA, dl.CUDA_MANAGED)
+
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
         return bool(self.word & bit)
@@ -174,6 +185,37 @@ def capture(obj: Any) -> Any:
     if record is None:
         raise unreadable(obj)
     return record
+
+
+def stream_of(obj: Any, ordinal: int) -> int:
+    """Return the handle of the CUDA stream on which an object's producer works on a device; 0 is the default stream.
+
+    Raises
+    ------
+    DeviceError
+        If its framework does not know.
+    """
+    reader = reader_of(obj)
+    if reader.stream:
+        return ask_stream(reader.stream, ordinal)
+    interface = getattr(obj, "__cuda_array_interface__", None) if reader.protocol == _BY_INTERFACE else None
+    named = () if interface is None else _interface_stream(interface, obj)
+    return named[0] if named else cuda_driver.devices().current_stream(ordinal)
+
+
+def ask_stream(function: int, ordinal: int) -> int:
+    """Return the handle that a framework's ``current_work_stream`` gives for a CUDA device; 0 is the default stream.
+
+    Raises
+    ------
+    DeviceError
+        If the framework does not know.
+    """
+    out = ctypes.c_void_p()
+    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(function)
+    if ask(dl.CUDA, ordinal, ctypes.addressof(out)) != 0:
+        raise DeviceError(f"the framework does not know its current stream on cuda:{ordinal}")
+    return out.value or 0
 
 
 def unreadable(obj: Any) -> Exception:
@@ -317,11 +359,10 @@ def _by_protocol(kind: type, obj: Any) -> Reader:
     exchange = exchange_function(kind, dl.EXCHANGE_READ)
     adapter = _adapter(kind, obj)
     if exchange:
-        return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", adapter=adapter)
+        stream = exchange_function(kind, dl.EXCHANGE_STREAM)
+        return Reader(nb.EXCHANGE, exchange, "DLPack exchange table", stream=stream, adapter=adapter)
     if hasattr(kind, "__dlpack__") or _has_interface(obj):
-        return Reader(
-            nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else "array interface", adapter=adapter
-        )
+        return Reader(nb.ADAPTER, protocol="DLPack" if hasattr(kind, "__dlpack__") else _BY_INTERFACE, adapter=adapter)
     try:
         memoryview(obj)
     except TypeError:
@@ -344,12 +385,24 @@ def _adapter(kind: type, obj: Any) -> Callable[[Any], Any] | None:
 
 
 def _through_dlpack(obj: Any) -> Any:
-    """Return a record's capsule through ``__dlpack__``, versioned where the producer can."""
+    """Return a record's capsule through ``__dlpack__``, versioned where the producer can.
+
+    CUDA memory is made ready for the current stream of its device.
+    """
+    stream = _wanted_stream(obj)
     try:
-        capsule = obj.__dlpack__(max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION))
+        capsule = obj.__dlpack__(**stream, max_version=(dl.MAJOR_VERSION, dl.MINOR_VERSION))
     except TypeError:
-        capsule = obj.__dlpack__()
+        capsule = obj.__dlpack__(**stream)
     return record_from_capsule(capsule)
+
+
+def _wanted_stream(obj: Any) -> dict[str, int]:
+    """Return the stream to name to a DLPack producer: the current one of a CUDA device, where 1 is the default stream."""
+    kind, ordinal = obj.__dlpack_device__() if hasattr(obj, "__dlpack_device__") else (dl.CPU, 0)
+    if kind not in (dl.CUDA, dl.CUDA_MANAGED) or not cuda_driver.driver_count():
+        return {}
+    return {"stream": cuda_driver.devices().current_stream(int(ordinal)) or 1}
 
 
 def record_from_capsule(capsule: Any) -> Any:
@@ -374,10 +427,13 @@ def _through_interface(obj: Any) -> Any:
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
         return record_from_interface(interface, obj, dl.CPU, 0)
-    if getattr(obj, "__cuda_array_interface__", None) is not None:
-        raise DeviceError(
-            f"{_name(obj)} lies in CUDA memory, and kernels of this version run on the CPU; copy it to the host"
-        )
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if interface is not None:
+        if not cuda_driver.driver_count():
+            raise cuda_driver.cuda_unavailable(f"{_name(obj)}, which has __cuda_array_interface__,")
+        address = int(interface["data"][0] or 0)
+        ordinal = cuda_driver.driver().ordinal_of(address) if address else 0
+        return record_from_interface(interface, obj, dl.CUDA, ordinal)
     array = np.asarray(obj.__array__())
     record = capture(array)
     # What __array__ returns may be a copy, and writes to a copy would be lost.
@@ -419,8 +475,23 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
             )
         elements = tuple(int(step) // row.itemsize for step in strides)
     flags = dl.FLAG_READ_ONLY if data[1] else 0
-    address = int(data[0] or 0)
-    return machine().new_record(owner, address, row.tag, device_type, device_id, shape, elements, flags)
+    place = (int(data[0] or 0), row.tag, device_type, device_id)
+    return machine().new_record(owner, *place, shape, elements, flags, *_interface_stream(interface, owner))
+
+
+def _interface_stream(interface: Any, owner: Any) -> tuple[int, ...]:
+    """Return the handle of the stream on which a CUDA producer works, or nothing where the consumer need not wait.
+
+    1 and 2 are the legacy and the per-thread default stream; 0 would be ambiguous and is no stream.
+    """
+    stream = interface.get("stream")
+    if stream is None:
+        return ()
+    if not isinstance(stream, int) or stream <= 0:
+        raise BufferAccessError(
+            f"{_name(owner)} has the stream {stream!r} in its __cuda_array_interface__; it must be None or a positive int"
+        )
+    return (0 if stream == 1 else stream,)
 
 
 def _register(kind: type, reader: Reader) -> Reader:
@@ -444,6 +515,7 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_COUNTER: reader.counter,
         nb.ENTRY_GUARD: id(reader.guard) if reader.guard else 0,
         nb.ENTRY_ADAPTER: id(reader.adapter) if reader.adapter else 0,
+        nb.ENTRY_STREAM: reader.stream,
     }
     for offset, value in fields.items():
         table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)

@@ -45,6 +45,7 @@ __all__ = [
 Role = Literal["kernel", "func"]
 
 RESERVED = "_nb_"
+_BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 MAX_RANK = 4
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
 _LIBRARIES = frozenset({"builtins", "math", "cmath", "operator", "numpy", "numba", "numbridge", "ml_dtypes"})
@@ -287,6 +288,8 @@ class FunctionSource:
         self.function = function
         self.role: Role = role
         self.name = function.__name__ if name is None else name
+        # A device function's derivative by hand, which `nb.func_grad` enters here.
+        self.gradient: FunctionSource | None = None
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
@@ -314,6 +317,17 @@ class FunctionSource:
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
         return _index_rank(Program(self))
+
+    @property
+    def asks_for_block(self) -> bool:
+        """Whether the kernel asks for its place in a block or a grid, or works with the other threads of its block."""
+        return any(
+            intrinsic is not None and intrinsic.kind in _BLOCK_KINDS
+            for part in Program(self).sources
+            for node in part.nodes
+            if _is_load(node)
+            for intrinsic in (_intrinsic(part, node),)
+        )
 
     def written(self, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
         """Return the parameters that the function may write.
@@ -563,11 +577,12 @@ class Program:
     """A function and every device function that it reaches, callee before caller.
 
     Device functions are those that numbridge emits as text: `@nb.func` and `@cuda.jit(device=True)`. Functions
-    compiled by `numba.njit` stay Numba's.
+    compiled by `numba.njit` stay Numba's. With `gradients`, the derivatives by hand of those functions are among them.
     """
 
-    def __init__(self, root: FunctionSource) -> None:
+    def __init__(self, root: FunctionSource, *, gradients: bool = False) -> None:
         self.root = root
+        self._gradients = gradients
         self.sources: list[FunctionSource] = []
         self._known: dict[int, FunctionSource] = {id(root.function): root}
         self._opaque: dict[int, FunctionSource | None] = {}
@@ -622,6 +637,8 @@ class Program:
         for _, callee in self.calls(source):
             if id(callee) not in seen:
                 self._visit(callee, seen)
+        if self._gradients and source.gradient is not None and id(source.gradient) not in seen:
+            self._visit(source.gradient, seen)
         self.sources.append(source)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.machine import machine
 
-__all__ = ["layer", "start_threads"]
+__all__ = ["count", "has_tbb", "layer", "start_threads"]
 
 _lock = threading.Lock()
 _started: list[str] = []
@@ -28,6 +28,16 @@ _started: list[str] = []
 def layer() -> str:
     """Return which layer runs large launches: ``tbb``, ``omp``, ``workqueue``, or ``not started``."""
     return _started[0] if _started else "not started"
+
+
+def has_tbb() -> bool:
+    """Tell whether TBB can be loaded, so that several launches may run at once."""
+    return _load_tbb()
+
+
+def count() -> int:
+    """Return how many threads a large launch is shared out to."""
+    return _thread_count()
 
 
 def start_threads() -> None:
@@ -95,8 +105,10 @@ def _start_through_numba() -> tuple[str, int, int]:
     import numba
     from numba.np.ufunc import parallel
 
-    if not parallel._is_initialized and numba.config.THREADING_LAYER == "default":
-        numba.config.THREADING_LAYER = "tbb" if _load_tbb() else "workqueue"
+    if not parallel._is_initialized and numba.config.THREADING_LAYER not in ("workqueue", "omp"):
+        found = _load_tbb()
+        if numba.config.THREADING_LAYER == "default":
+            numba.config.THREADING_LAYER = "tbb" if found else "workqueue"
     parallel._launch_threads()
     parallel_for = llvm.address_of_symbol("numba_parallel_for")
     count = llvm.address_of_symbol("get_num_threads")

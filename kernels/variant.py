@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import scalars
+from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
-from numbridge.kernels.emission import Emitted, emit
+from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.emission import Emitted, Target, emit
 from numbridge.kernels.errors import (
     BufferAccessError,
     ConversionError,
@@ -27,17 +28,36 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.object_cache import cache_folder, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+from numbridge.kernels.object_cache import (
+    Compiled,
+    cache_folder,
+    compiled_or_stored,
+    cuda_fingerprint,
+    digest,
+    load,
+    machine_fingerprint,
+)
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
 from numbridge.kernels.range_source import range_source
 from numbridge.kernels.readers import Description, describe, reader_of, unreadable
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["Variant", "Variants", "variants_of"]
+__all__ = [
+    "MASKED",
+    "Place",
+    "Variant",
+    "Variants",
+    "bound_types",
+    "check_array",
+    "check_writable",
+    "compile_for",
+    "variants_of",
+]
 
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
@@ -58,6 +78,31 @@ _SCALAR_NAMES = {
 }
 
 
+_Types = tuple[tuple[ParameterType, ...], str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How and where launches of one kind run.
+
+    Attributes
+    ----------
+    form : {'masked', 'plain'}
+        Whether ids past the launch's dimensions are masked; the CPU's loop never runs them.
+    device : Device or None
+        The device that was asked for; None: that of the arguments.
+    shared : int
+        Bytes of dynamic shared memory per block.
+    """
+
+    form: Form = "masked"
+    device: Device | None = None
+    shared: int = 0
+
+
+MASKED = Place()
+
+
 @dataclass(frozen=True)
 class Variant:
     """Native code of a kernel for one combination of types.
@@ -68,8 +113,10 @@ class Variant:
         What it was compiled for.
     weak_float : str
         The type of float literals and Python floats.
+    device : Device
+        Where it runs.
     address : int
-        The native ``run`` function.
+        The native ``run`` function, or the handle of the CUDA kernel.
     source_file : str
         Where the generated source lies.
     from_cache : bool
@@ -78,33 +125,47 @@ class Variant:
         Source lines on which float64 arithmetic happens.
     has_loop : bool
         Whether the body has a loop.
+    launch_function : int
+        On CUDA, the address of the driver function that launches it; 0 on the CPU.
+    dims : int
+        On CUDA, how many of the launch's dimensions follow its parameters.
     """
 
     parameters: tuple[ParameterType, ...]
     weak_float: str
+    device: Device
     address: int
     source_file: str
     from_cache: bool
     wide: tuple[str, ...]
     has_loop: bool
+    launch_function: int = 0
+    dims: int = 0
 
 
 class Variants:
-    """All variants of one kernel, and the table through which the compiled entry finds them."""
+    """All variants of one kernel, and the tables through which the compiled entry finds them, one per place."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.table = np.zeros(nb.MAX_VARIANTS + 1, np.int64)
+        self._tables: dict[Place, np.ndarray[Any, np.dtype[np.int64]]] = {}
         self._lock = threading.RLock()
-        self._variants: dict[tuple[tuple[ParameterType, ...], str], Variant] = {}
-        self._specialisations: dict[tuple[int, ...], Any] = {}
-        self._dependencies: tuple[Any, ...] = ()
+        self._variants: dict[Any, Variant] = {}
+        self._specialisations: dict[Any, Any] = {}
+        self._dependencies: tuple[Any, ...] | None = None
+        self._written: dict[tuple[Any, ...], frozenset[str]] = {}
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        self.last: tuple[tuple[ParameterType, ...], str] | None = None
 
-    def specialise(self, arguments: Sequence[Any]) -> None:
-        """Make the compiled entry recognise these arguments.
+    def table(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the table of specialisations for launches in a place."""
+        with self._lock:
+            return self._tables.setdefault(place, np.zeros(nb.MAX_VARIANTS + 1, np.int64))
+
+    def specialise(self, arguments: Sequence[Any], place: Place = MASKED) -> Variant:
+        """Make the compiled entry recognise these arguments, and return the variant that they run.
 
         Raises
         ------
@@ -119,73 +180,107 @@ class Variants:
             )
         found = [describe(argument) for argument in arguments]
         with self._lock:
-            self._forget_old_globals()
-            variant = self._variant(self._types(arguments, found))
-            self._install(variant, found)
-
-    def variant_for(self, arguments: Sequence[Any]) -> Variant:
-        """Return the variant that these arguments run."""
-        self.specialise(arguments)
-        with self._lock:
-            return self._variant(self._types(arguments, [describe(argument) for argument in arguments]))
+            dependencies = self._forget_old_globals()
+            types = self.last = self.types(arguments, found)
+            device = _device(kernel, arguments, found, place.device)
+            variant = self._variant(types, device, place.form)
+            if device.is_cuda:
+                cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
+            self._install(variant, found, self.table(place), dependencies)
+            return variant
 
     def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
         """Return the variant for parameter types that are known without arguments; `weak` is the kernel's floating type."""
         with self._lock:
             self._forget_old_globals()
-            return self._variant((parameters, weak))
+            return self._variant((parameters, weak), CPU, MASKED.form)
 
-    def _forget_old_globals(self) -> None:
-        now = self.kernel.source.dependencies()
-        same = len(now) == len(self._dependencies) and all(
-            a.container is b.container and a.name == b.name and a.value is b.value
-            for a, b in zip(now, self._dependencies, strict=True)
-        )
-        if not same:
-            self._kept.extend((self._specialisations, self._variants, self._dependencies))
-            self._variants, self._specialisations, self._dependencies = {}, {}, now
+    def _forget_old_globals(self) -> tuple[Any, ...]:
+        """Start anew if a global value that the kernel read has changed; return those that it reads."""
+        known = self._dependencies
+        if known is None or not all(dependency.holds() for dependency in known):
+            self._kept.extend((self._specialisations, self._variants, known))
+            self._variants, self._specialisations, self._written = {}, {}, {}
+            self._dependencies = known = self.kernel.dependencies()
+        return known
 
-    def _types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
-        kernel = self.kernel
-        ranks = {p.name: d.ndim for p, d in zip(kernel.parameters, found, strict=True) if d.is_array}
-        written = kernel.source.written(ranks)
-        checked = [
-            _check(kernel.name, parameter, argument, description, written=parameter.name in written)
-            for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
-        ]
-        weak = _weak_float(checked, found)
-        contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
-        types = [
-            ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
-            if d.is_array
-            else ScalarType(p.name, row or _weak_scalar(d, weak))
-            for p, row, d in zip(kernel.parameters, checked, found, strict=True)
-        ]
-        return tuple(types), weak
+    def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
+        """Return the parameters that the kernel may write, given the ranks of its arrays."""
+        key = tuple(ranks.items())
+        with self._lock:
+            self._forget_old_globals()
+            if key not in self._written:
+                self._written[key] = self.kernel.source.written(ranks)
+            return self._written[key]
 
-    def _variant(self, key: tuple[tuple[ParameterType, ...], str]) -> Variant:
+    def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
+        """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
+        ranks = {p.name: d.ndim for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
+        return bound_types(self.kernel, arguments, found, self.written(ranks))
+
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
+        """Return the text that a variant is compiled from."""
+        return emit(self.kernel.source, weak, target)
+
+    def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
+        key = (*types, device, form if device.is_cuda else None)
         if key not in self._variants:
-            self._variants[key] = compile_variant(self.kernel, *key)
+            if device.is_cuda:
+                emitted = self.emitted(*types, "cuda")
+                self._variants[key] = _cuda_variant(self.kernel, emitted, *types, device, form)
+            else:
+                self._variants[key] = _cpu_variant(self.kernel, self.emitted(*types, "cpu"), *types)
         return self._variants[key]
 
-    def _install(self, variant: Variant, found: Sequence[Description]) -> None:
+    def _install(
+        self,
+        variant: Variant,
+        found: Sequence[Description],
+        table: np.ndarray[Any, np.dtype[np.int64]],
+        dependencies: Sequence[Any],
+    ) -> None:
         words = (d.word & _mask(p) for p, d in zip(variant.parameters, found, strict=True))
-        key = (*words, variant.address)
+        key = (*words, variant.address, variant.device)
         spec = self._specialisations.get(key)
         if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, self._dependencies)
+            spec = self._specialisations[key] = _specialisation(variant, found, dependencies)
             self._kept.append(spec)
         address = spec[0].ctypes.data
-        others = [other for other in self.table[: nb.MAX_VARIANTS].tolist() if other and other != address]
+        others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]
         current = {part[0].ctypes.data for part in self._specialisations.values()}
         row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
-        self.table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+        table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
+
+
+def bound_types(
+    kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], written: Collection[str]
+) -> tuple[tuple[ParameterType, ...], str]:
+    """Return the types that a kernel's arguments are bound to, and its floating type.
+
+    Raises
+    ------
+    NumbridgeError
+        If an argument does not fit its parameter, or one that is `written` may not be.
+    """
+    checked = [
+        _check(kernel.name, parameter, argument, description, written=parameter.name in written)
+        for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
+    ]
+    weak = _weak_float(checked, found)
+    contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
+    types = [
+        ArrayType(p.name, row or _weak_scalar(d, weak), d.ndim, contiguous, p.name in written)
+        if d.is_array
+        else ScalarType(p.name, row or _weak_scalar(d, weak))
+        for p, row, d in zip(kernel.parameters, checked, found, strict=True)
+    ]
+    return tuple(types), weak
 
 
 def variants_of(kernel: Kernel) -> Variants:
     """Return a kernel's variants, which live as long as it does."""
     if kernel.variants is None:
-        kernel.variants = Variants(kernel)
+        kernel.variants = kernel.new_variants()
     found: Variants = kernel.variants
     return found
 
@@ -206,6 +301,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         for item in dependencies
     ]
     seen = np.array(rows, np.int64).reshape(-1)
+    places = np.array(kernel_places(variant.parameters), np.int64)
     head = {
         nb.SPEC_COUNT: count,
         nb.SPEC_RUN: variant.address,
@@ -215,6 +311,12 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         nb.SPEC_GLOBAL_COUNT: len(dependencies),
         nb.SPEC_BRIEF_BELOW: 0 if variant.has_loop else BRIEF_BELOW,
         nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
+        nb.SPEC_LAUNCH: variant.launch_function,
+        nb.SPEC_HANDLE: variant.address,
+        nb.SPEC_DEVICE: variant.device.ordinal,
+        nb.SPEC_PLACES: places.ctypes.data,
+        nb.SPEC_PLACE_COUNT: len(places),
+        nb.SPEC_DIM_COUNT: variant.dims,
     }
     for offset, value in head.items():
         spec[offset // 8] = value
@@ -224,7 +326,7 @@ def _specialisation(variant: Variant, found: Sequence[Description], dependencies
         written = isinstance(parameter, ArrayType) and parameter.written
         tag = parameter.scalar.tag if isinstance(parameter, ScalarType) else 0
         spec[start : start + words] = [_signed(mask), _signed(description.word & mask), offsets[k], tag, written]
-    return spec, seen, tuple(dependencies)
+    return spec, seen, places, tuple(dependencies)
 
 
 def _dictionary(container: Any) -> Any:
@@ -235,6 +337,27 @@ def _dictionary(container: Any) -> Any:
 def _signed(word: int) -> int:
     """Return a 64-bit word as the signed integer of the same bits."""
     return word - (1 << 64) if word >> 63 else word
+
+
+def _device(kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], wanted: Device | None) -> Device:
+    """Return the device that a launch runs on: that of its arrays, which must be one."""
+    arrays = [(p.name, a, d) for p, a, d in zip(kernel.parameters, arguments, found, strict=True) if d.is_array]
+    # Managed memory may be used on either side.
+    fixed = [_device_of(d) for _, _, d in arrays if d.device_type != dl.CUDA_MANAGED]
+    others = [_device_of(d) for _, _, d in arrays]
+    chosen = wanted or next(iter([*fixed, *others]), None) or get_device()
+    if any(device != chosen for device in fixed):
+        listed = ", ".join(f"{name}: {_device_of(d)} ({_kind_text(a)})" for name, a, d in arrays)
+        asked = f", and device={str(wanted)!r} was asked for" if wanted is not None else ""
+        raise DeviceError(
+            f"kernel {kernel.name!r}: its arguments lie on different devices ({listed}{asked}); copy them to one first, "
+            "such as nb.asarray(x).to('cuda:0')"
+        )
+    return get_device(chosen)
+
+
+def _device_of(found: Description) -> Device:
+    return CPU if found.device_type == dl.CPU else Device("cuda", found.device_id)
 
 
 def _check(
@@ -251,9 +374,9 @@ def _check(
             f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {_array_text(found)} "
             f"({_kind_text(argument)}); pass a number, such as array.item()"
         )
-    row = _check_array(where, parameter.annotation, argument, found)
+    row = check_array(where, parameter.annotation, argument, found)
     if written:
-        _check_writable(where, argument, found)
+        check_writable(where, argument, found)
     return row
 
 
@@ -271,15 +394,18 @@ def _array_text(found: Description) -> str:
     return f"a {found.ndim}-d array of {name} with shape {found.shape}"
 
 
-def _check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+def check_array(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar:
+    """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
     got = f"{_array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
         raise ConversionError(
             f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
             f"has no counterpart; numbridge has {', '.join(row.name for row in scalars.ALL)}"
         )
-    if found.device_type != dl.CPU:
-        raise DeviceError(f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU here")
+    if found.device_type not in (dl.CPU, dl.CUDA, dl.CUDA_MANAGED):
+        raise DeviceError(
+            f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU and on CUDA"
+        )
     if isinstance(annotation, ArrayAnnotation):
         if annotation.ndim is not None and annotation.ndim != found.ndim:
             raise NumbridgeTypeError(
@@ -299,7 +425,8 @@ def _check_array(where: str, annotation: Any, argument: Any, found: Description)
     return found.scalar
 
 
-def _check_writable(where: str, argument: Any, found: Description) -> None:
+def check_writable(where: str, argument: Any, found: Description) -> None:
+    """Raise if an array may not be written to."""
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
             f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable; pass a copy in an array that may be "
@@ -381,45 +508,150 @@ def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
     return scalars.by_name(names[found.kind])
 
 
-def compile_variant(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
-    """Return native code for a kernel, from disk or from Numba."""
-    emitted = emit(kernel.source, weak)
-    text = _generated_source(kernel, parameters, emitted)
-    fastmath = bool(kernel.options.get("fastmath"))
-    key = digest(
-        "variant",
-        machine_fingerprint(),
-        text,
-        emitted.fingerprint,
-        str(fastmath),
-        *(f"{p.name} {p}" for p in parameters),
-    )
-    symbol = f"numbridge_{key}"
-    source_file = cache_folder() / f"{emitted.entry}_{key}.py"
-    if not source_file.exists():
-        source_file.write_text(text)
-
-    def compile() -> Any:
-        from numbridge.kernels.cpu import compile_run
-
-        return compile_run(
-            symbol, text, str(source_file), emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
-        )
-
-    compiled, from_cache = compiled_or_stored(key, compile)
-    address = load(compiled)[symbol]
-    wide = tuple(compiled.facts.get("wide", ()))
-    return Variant(parameters, weak, address, str(source_file), from_cache, wide, emitted.has_loop)
-
-
-def _generated_source(kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted) -> str:
-    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code for a kernel's emitted text, from disk or from Numba."""
     loop = range_source(
         emitted.entry,
         [p.name for p in parameters],
         kernel.source.index_rank,
         emitted.hidden,
         may_raise=emitted.may_raise,
+        sums=dict(emitted.sums),
+        private=emitted.private,
     )
-    head = f"# Generated from kernel {kernel.name!r} for ({listed}) on the CPU.\n\n"
-    return f"{head}{emitted.text}\n\n\n{loop}"
+    text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
+    fastmath = bool(kernel.options.get("fastmath"))
+    key = _key("variant", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
+
+    def compile() -> Compiled:
+        from numbridge.kernels.cpu import compile_run
+
+        return compile_run(
+            symbol, text, source_file, emitted.namespace, parameters, entry=emitted.entry, fastmath=fastmath
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    address = load(compiled)[symbol]
+    wide = tuple(compiled.facts.get("wide", ()))
+    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+
+
+@dataclass(frozen=True)
+class CudaCode:
+    """A kernel's code for CUDA: the compiled cubin with its facts, where its source lies, and its trailing dimensions."""
+
+    compiled: Compiled
+    source_file: str
+    from_cache: bool
+    dims: int
+    has_loop: bool
+
+
+def _cuda_code(
+    kernel: Kernel,
+    emitted: Emitted,
+    parameters: tuple[ParameterType, ...],
+    capability: tuple[int, int],
+    form: Form,
+) -> CudaCode:
+    """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
+    rank = kernel.source.index_rank
+    names = [p.name for p in parameters]
+    around = grid_source(emitted.entry, names, rank, emitted.hidden, form, first_along_x=emitted.asks_for_block)
+    text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
+    fastmath = bool(kernel.options.get("fastmath"))
+    dims = max(rank, 1) if form == "masked" else 0
+    key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    source_file = _source_file(emitted.entry, key, text)
+
+    def compile() -> Compiled:
+        from numbridge.kernels.cuda import compile_cubin
+
+        return compile_cubin(
+            text,
+            source_file,
+            emitted.namespace,
+            parameters,
+            capability,
+            entry=emitted.entry,
+            dims=dims,
+            fastmath=fastmath,
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    return CudaCode(compiled, source_file, from_cache, dims, emitted.has_loop)
+
+
+def _cuda_variant(
+    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str, device: Device, form: Form
+) -> Variant:
+    """Return a kernel that is loaded for a CUDA device."""
+    there = cuda_driver.devices()
+    there.prepare(device.ordinal)
+    code = _cuda_code(kernel, emitted, parameters, there.capability(device.ordinal), form)
+    compiled = code.compiled
+    return Variant(
+        parameters,
+        weak,
+        device,
+        there.load(compiled.objects[0], compiled.names["kernel"]),
+        code.source_file,
+        code.from_cache,
+        tuple(compiled.facts["wide"]),
+        code.has_loop,
+        there.launch_function(compiled.facts["cooperative"]),
+        code.dims,
+    )
+
+
+def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form: Form = "masked") -> CudaCode:
+    """Return a kernel's code for CUDA and the types of these arguments, wherever they lie; needs no GPU.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What to compile.
+    arguments : sequence
+        Examples of its arguments.
+    capability : (int, int) or None
+        The compute capability; None is the current CUDA device's.
+    form : {'masked', 'plain'}
+        For `nb.launch`, or for ``kernel[blocks, threads]``.
+    """
+    if capability is None:
+        capability = cuda_driver.devices().capability(get_device("cuda").ordinal)
+    found = [describe(argument) for argument in arguments]
+    variants = variants_of(kernel)
+    types, weak = variants.types(arguments, found)
+    return _cuda_code(kernel, variants.emitted(types, weak, "cuda"), types, tuple(capability), form)
+
+
+def _key(
+    kind: str,
+    fingerprint: str,
+    text: str,
+    emitted: Emitted,
+    parameters: Sequence[ParameterType],
+    *,
+    fastmath: bool,
+) -> str:
+    """Return the name under which a variant's code lies on disk: everything that it depends on."""
+    types = (f"{p.name} {p}" for p in parameters)
+    return digest(kind, fingerprint, text, emitted.fingerprint, str(fastmath), *types)
+
+
+def _source_file(entry: str, key: str, text: str) -> str:
+    """Keep generated source where a person can read it; return the file."""
+    path = cache_folder() / f"{entry}_{key}.py"
+    if not path.exists():
+        path.write_text(text)
+    return str(path)
+
+
+def _generated_source(
+    kernel: Kernel, parameters: Sequence[ParameterType], emitted: Emitted, around: str, target: str
+) -> str:
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    head = f"# Generated from kernel {kernel.name!r} for ({listed}) on {target}.\n\n"
+    return f"{head}{emitted.text}\n\n\n{around}"

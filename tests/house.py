@@ -21,7 +21,14 @@ PACKAGES = {"interop": "numbridge", "kernels": "numbridge.kernels"}
 # What the core builds on; the layer above may use it too.
 BELOW = {*sys.stdlib_module_names, "cuda", "llvmlite", "ml_dtypes", "numba", "numpy"}
 # Module → the room that may import it, inside its functions.
-FRAMEWORKS = {"cupy": "cupy", "jax": "jax", "jaxlib": "jax", "paddle": "paddle", "torch": "torch"}
+FRAMEWORKS = {
+    "cupy": "cupy",
+    "cupy_backends": "cupy",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "paddle": "paddle",
+    "torch": "torch",
+}
 ROOMS = {"numpy", *FRAMEWORKS.values()}
 PEERS = {"tvm_ffi", "warp"}
 # A module of one of these names would be imported in its stead by whatever runs inside the folder.

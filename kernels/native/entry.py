@@ -3,7 +3,8 @@
 `launch` is a built-in function (``METH_FASTCALL``) whose ``self`` is the tuple ``(plan address, slow road, failure, ...)``.
 It reads each argument once, recognises a compiled variant by comparing words, lays the arguments out as Numba values,
 and runs the variant without the GIL. No Python runs on this road. Whatever is not recognised goes to the slow road,
-a Python function that gets the same arguments and explains or compiles; nothing has been written by then.
+a Python function that gets the same arguments and explains or compiles; nothing has been written by then. A variant for CUDA
+is launched by the driver: see `cuda_entry`.
 
 Source of the layouts: `table_layout`. ``parallel_for`` is Numba's threading layer (numba/np/ufunc/tbbpool.cpp).
 """
@@ -14,6 +15,7 @@ from numba import types
 
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.cuda_entry import launch_on_device, on_device, restore_thread, save_thread
 from numbridge.kernels.native.memory import (
     external,
     function_symbol,
@@ -54,8 +56,7 @@ none = symbol("_Py_NoneStruct")
 piece_address = function_symbol("numbridge_piece")
 to_address = external("PyLong_AsVoidPtr", intp, intp)
 dict_get = external("PyDict_GetItem", intp, intp, intp)
-save_thread = external("PyEval_SaveThread", intp)
-restore_thread = external("PyEval_RestoreThread", types.void, intp)
+from_int = external("PyLong_FromLongLong", intp, intp)
 acquire = external("PyThread_acquire_lock", types.int32, intp, types.int32)
 release_lock = external("PyThread_release_lock", types.void, intp)
 run_range = indirect(types.int64, 4)
@@ -78,7 +79,7 @@ def matches(spec, readings, count):
         word = load_i64(readings + k * nb.READ_SIZE, nb.READ_WORD)
         if word & load_i64(parameter, nb.PARAM_MASK) != load_i64(parameter, nb.PARAM_WANT):
             return False
-    return globals_hold(spec)
+    return on_device(spec, readings, count) and globals_hold(spec)
 
 
 @inlined
@@ -288,25 +289,49 @@ def run(spec, plan, block):
 def threads_missing(spec, plan):
     """Tell whether the launch is large and the threading layer has not been started."""
     large = load_i64(plan, nb.PLAN_TOTAL) >= load_i64(spec, nb.SPEC_SERIAL_BELOW)
-    return large and load_i64(state(), nb.STATE_PARALLEL_FOR) == 0
+    return large and load_i64(state(), nb.STATE_PARALLEL_FOR) == 0 and load_i64(spec, nb.SPEC_LAUNCH) == 0
+
+
+@inlined
+def is_announced(plan):
+    """Tell whether nobody watches launches, or this one has been told of."""
+    return load_i64(state(), nb.STATE_WATCHED) == 0 or load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED != 0
 
 
 @inlined
 def launch_readings(plan, arguments, readings, count):
-    """Launch on arguments that have been read; return LAUNCHED, MISSED or RAISED."""
+    """Launch on arguments that have been read; return LAUNCHED, MISSED, RAISED, or DRIVER_FAILED plus the CUresult."""
     spec = find_variant(plan, readings, count)
-    if spec == 0 or threads_missing(spec, plan) or not writes_allowed(spec, plan, readings, count, arguments):
+    if spec == 0 or threads_missing(spec, plan) or not is_announced(plan):
+        return nb.MISSED
+    if not writes_allowed(spec, plan, readings, count, arguments):
         return nb.MISSED
     block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
     if not lay_out(spec, readings, count, block):
         return nb.MISSED
     count_versions(spec, readings, count)
+    if load_i64(spec, nb.SPEC_LAUNCH) != 0:
+        failed = launch_on_device(spec, plan, readings, count, block)
+        return nb.LAUNCHED if failed == 0 else nb.DRIVER_FAILED + failed
     return nb.LAUNCHED if run(spec, plan, block) == 0 else nb.RAISED
 
 
 @native
+def report_driver(function, code):
+    """Let Python raise the error of a CUresult."""
+    argument = stack(16)
+    number = from_int(code)
+    if number == 0:
+        return 0
+    store_i64(argument, 0, number)
+    answer = call_with(function, argument, 1, 0)
+    decrease(number)
+    return answer
+
+
+@native
 def launch(self, arguments, count):
-    """Launch; ``self`` is (plan address, slow road, failure, ...)."""
+    """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
     plan = to_address(load_i64(self, py.TUPLE_ITEMS))
     outcome = nb.MISSED
     if count <= MAX_ARGUMENTS:
@@ -319,5 +344,7 @@ def launch(self, arguments, count):
     if outcome == nb.LAUNCHED:
         increase(none())
         return none()
+    if outcome >= nb.DRIVER_FAILED:
+        return report_driver(load_i64(self, py.TUPLE_ITEMS + 24), outcome - nb.DRIVER_FAILED)
     slow = load_i64(self, py.TUPLE_ITEMS + (8 if outcome == nb.MISSED else 16))
     return call_with(slow, arguments, count, 0)

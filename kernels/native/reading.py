@@ -111,8 +111,10 @@ def read_dltensor(tensor, out, bits):
     """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
     tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
     device = load_i32(tensor, dl.DEVICE_TYPE)
-    # Pinned host memory is host memory.
-    device = dl.CPU if device == dl.CUDA_HOST else device
+    # Page-locked host memory is host memory.
+    if device == dl.CUDA_HOST:
+        device = dl.CPU
+        bits |= nb.PINNED
     store_i64(out, nb.READ_SHAPE, load_i64(tensor, dl.SHAPE))
     store_i64(out, nb.READ_STRIDES, load_i64(tensor, dl.STRIDES))
     store_i64(out, nb.READ_STRIDE_UNIT, types.int64((types.int64(tag) >> 8 & 0xFF) >> 3))
@@ -128,6 +130,14 @@ def read_record(record, out):
     bits = nb.READ_ONLY if flags & dl.FLAG_READ_ONLY else 0
     if flags & dl.RECORD_IMMUTABLE:
         bits |= nb.IMMUTABLE
+    if flags & dl.RECORD_HAS_STREAM:
+        store_i64(out, nb.READ_STREAM, load_i64(record, dl.RECORD_STREAM))
+    owner = load_i64(record, dl.RECORD_OWNER)
+    if owner != 0 and load_i32(record, dl.DEVICE_TYPE) == dl.CUDA:
+        # Memory of a framework's tensor is used on the framework's stream, under whatever name.
+        entry = entry_of(load_i64(owner, py.OBJECT_TYPE))
+        if entry != 0:
+            store_i64(out, nb.READ_STREAM_ENTRY, entry)
     read_dltensor(record, out, bits)
 
 
@@ -161,15 +171,22 @@ def read_exchange(obj, entry, out, tensor):
 
 
 @inlined
-def read_numpy(obj, out):
-    """Read a NumPy array from its C structure."""
-    descriptor = load_i64(obj, py.ARRAY_DESCR)
+def numpy_tag(descriptor):
+    """Return the tag of a NumPy dtype, or 0."""
     number = load_i32(descriptor, py.DESCR_TYPE_NUM)
     if number < 0 or number >= load_i64(state(), nb.STATE_NUMPY_TAG_COUNT):
-        return
-    tag = load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
+        return 0
     order = load_u8(descriptor, py.DESCR_BYTEORDER)
-    if tag == 0 or order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+    if order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+        return 0
+    return load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
+
+
+@inlined
+def read_numpy(obj, out):
+    """Read a NumPy array from its C structure."""
+    tag = numpy_tag(load_i64(obj, py.ARRAY_DESCR))
+    if tag == 0:
         return
     bits = 0 if load_i32(obj, py.ARRAY_FLAGS) & py.ARRAY_WRITEABLE else nb.READ_ONLY
     store_i64(out, nb.READ_SHAPE, load_i64(obj, py.ARRAY_SHAPE))
@@ -178,6 +195,23 @@ def read_numpy(obj, out):
     store_i64(out, nb.READ_DEVICE_ID, 0)
     ndim = types.int64(load_i32(obj, py.ARRAY_NDIM))
     array_word(out, tag, ndim, dl.CPU, load_i64(obj, py.ARRAY_DATA), bits)
+
+
+@native
+def read_fields(obj, fields, out):
+    """Read an array object in CUDA memory from its C++ fields."""
+    descriptor = load_i64(obj, load_i64(fields, nb.FIELD_DTYPE))
+    tag = numpy_tag(descriptor)
+    if tag == 0:
+        return
+    shape = load_i64(obj, load_i64(fields, nb.FIELD_SHAPE))
+    ndim = (load_i64(obj, load_i64(fields, nb.FIELD_SHAPE_END)) - shape) >> 3
+    memory = load_i64(obj, load_i64(fields, nb.FIELD_MEMORY))
+    store_i64(out, nb.READ_SHAPE, shape)
+    store_i64(out, nb.READ_STRIDES, load_i64(obj, load_i64(fields, nb.FIELD_STRIDES)))
+    store_i64(out, nb.READ_STRIDE_UNIT, 1)
+    store_i64(out, nb.READ_DEVICE_ID, types.int64(load_i32(memory, load_i64(fields, nb.FIELD_ORDINAL))))
+    array_word(out, tag, ndim, dl.CUDA, load_i64(memory, load_i64(fields, nb.FIELD_ADDRESS)), 0)
 
 
 @native
@@ -328,8 +362,10 @@ def read(obj, out, scratch):
     store_i64(out, nb.READ_WORD, 0)
     store_i64(out, nb.READ_HOLD, nb.HOLD_NOTHING)
     store_i64(out, nb.READ_IMPLEMENTATION, 0)
+    store_i64(out, nb.READ_STREAM, nb.NO_STREAM)
     entry = entry_of(load_i64(obj, py.OBJECT_TYPE))
     store_i64(out, nb.READ_ENTRY, entry)
+    store_i64(out, nb.READ_STREAM_ENTRY, entry)
     if entry == 0:
         return
     kind = load_i64(entry, nb.ENTRY_KIND)
@@ -345,6 +381,8 @@ def read(obj, out, scratch):
             read_capsule(capsule, out)
     elif kind == nb.CAPSULE:
         read_capsule(obj, out)
+    elif kind == nb.FIELDS:
+        read_fields(obj, load_i64(entry, nb.ENTRY_FUNCTION), out)
     elif kind == nb.NUMPY_SCALAR:
         read_numpy_scalar(obj, entry, out)
     elif kind >= nb.PY_FLOAT:

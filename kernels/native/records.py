@@ -15,6 +15,7 @@ from numba import types
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.cuda_entry import current_stream
 from numbridge.kernels.native.entry import dict_get, none, to_address
 from numbridge.kernels.native.memory import (
     external,
@@ -102,6 +103,7 @@ new_numpy = indirect(types.int64, 8)
 set_base = indirect(types.int32, 2)
 
 ALIGNMENT = 64  # what XLA asks of memory that it shares on the CPU
+STREAM_ARGUMENT = 8  # the position of the last argument of `new_record`
 
 
 @native
@@ -197,7 +199,8 @@ def record_of(reading, obj):
         free_bytes(record)
         return 0
     store_i64(record, dl.DATA, load_i64(reading, nb.READ_DATA))
-    store_i32(record, dl.DEVICE_TYPE, types.int32(word >> nb.WORD_DEVICE & 0xFF))
+    device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
+    store_i32(record, dl.DEVICE_TYPE, types.int32(device))
     store_i32(record, dl.DEVICE_ID, types.int32(load_i64(reading, nb.READ_DEVICE_ID)))
     store_u32(record, dl.DTYPE, types.uint32(word & 0xFFFFFFFF))
     flags = dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0
@@ -368,7 +371,10 @@ def fill_shape(record, shape, ndim):
 
 @native
 def new_record(self, arguments, count):
-    """``new_record(owner, data, tag, device_type, device_id, shape, strides, flags)``; strides in elements or None."""
+    """``new_record(owner, data, tag, device_type, device_id, shape, strides, flags[, stream])``.
+
+    Strides are in elements, or None. A `stream` is the one on which the memory's producer works.
+    """
     shape, strides = load_i64(arguments, 40), load_i64(arguments, 48)
     ndim = tuple_size(shape)
     record = new_block(ndim)
@@ -386,7 +392,11 @@ def new_record(self, arguments, count):
     if strides != none():
         for k in range(ndim):
             store_i64(record, dl.RECORD_SHAPE + 8 * (ndim + k), to_int(tuple_item(strides, k)))
-    store_i64(record, dl.RECORD_FLAGS, to_int(load_i64(arguments, 56)))
+    flags = to_int(load_i64(arguments, 56))
+    if count > STREAM_ARGUMENT:
+        store_i64(record, dl.RECORD_STREAM, to_address(load_i64(arguments, 8 * STREAM_ARGUMENT)))
+        flags |= dl.RECORD_HAS_STREAM
+    store_i64(record, dl.RECORD_FLAGS, flags)
     if error_occurred() != 0:
         give_up(record)
         return 0
@@ -586,14 +596,14 @@ def export_to(self, arguments, count):
 
 @native
 def is_plain(array):
-    """Tell whether an object is an ``Array`` with no source, no gradient state, writable, and without negative strides."""
+    """Tell whether an object is an ``Array`` on the CPU, without source or gradient state, writable, no stride negative."""
     if load_i64(array, py.OBJECT_TYPE) != load_i64(state(), nb.STATE_ARRAY_TYPE):
         return False
     source = load_i64(array, load_i64(state(), nb.STATE_ARRAY_SOURCE))
     if source != none() or load_i64(array, load_i64(state(), nb.STATE_ARRAY_EXTRA)) != none():
         return False
     record = record_at(load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD)))
-    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0:
+    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0 or load_i32(record, dl.DEVICE_TYPE) != dl.CPU:
         return False
     ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
     lowest = 0
@@ -760,6 +770,9 @@ def exchange_allocate(prototype, out, context, report):
 
 @native
 def exchange_stream(device_type, device_id, out):
-    """``current_work_stream``: the CPU has none."""
-    store_i64(out, 0, 0)
+    """``current_work_stream``: the current stream of a CUDA device; the CPU has none."""
+    driver = load_i64(state(), nb.STATE_DRIVER)
+    on_cuda = device_type == dl.CUDA or device_type == dl.CUDA_MANAGED
+    stream = current_stream(driver, types.int64(device_id)) if on_cuda and driver != 0 else 0
+    store_i64(out, 0, stream)
     return types.int32(0)

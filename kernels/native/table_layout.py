@@ -17,16 +17,36 @@ STATE_TABLE, STATE_TABLE_MASK, STATE_PARALLEL_FOR, STATE_THREAD_COUNT, STATE_LOC
     40,
 )
 STATE_NUMPY_TAG_COUNT, STATE_ARRAY_TYPE, STATE_ARRAY_RECORD, STATE_ARRAY_SOURCE, STATE_ARRAY_EXTRA = 48, 56, 64, 72, 80
-STATE_SIZE = 128
+# STATE_WATCHED is not 0 while somebody must be told of every launch, which then goes over the slow road.
+STATE_DRIVER, STATE_WATCHED, STATE_SIZE = 88, 96, 128
+
+# The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
+# a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
+DRIVER_CONTEXT_GET, DRIVER_CONTEXT_PUSH, DRIVER_CONTEXT_POP, DRIVER_EVENT_RECORD, DRIVER_STREAM_WAIT = 0, 8, 16, 24, 32
+DRIVER_CONTEXTS, DRIVER_EVENTS, DRIVER_CURRENT_STREAM, DRIVER_SIZE = 40, 48, 56, 64
 
 # Reader table: open addressing on the type's address
 ENTRY_TYPE, ENTRY_KIND, ENTRY_FUNCTION, ENTRY_FLAGS = 0, 8, 16, 24
 # How a framework's own object tells what DLPack does not: the chain object -> implementation -> key set, the bits of the
 # key set that are harmless, where the implementation keeps its autograd state, and where its version counter.
 ENTRY_IMPLEMENTATION, ENTRY_KEYS, ENTRY_ALLOWED, ENTRY_AUTOGRAD, ENTRY_VERSION, ENTRY_COUNTER = 32, 40, 48, 56, 64, 72
-ENTRY_GUARD, ENTRY_ADAPTER, ENTRY_SIZE = 80, 88, 96
+ENTRY_GUARD, ENTRY_ADAPTER = 80, 88
+# The DLPack exchange table's ``current_work_stream``, or 0.
+ENTRY_STREAM, ENTRY_SIZE = 96, 104
 
-UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE = 0, 1, 2, 3, 4, 5, 6
+UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
+# Of a FIELDS type, ENTRY_FUNCTION points to the offsets of an array object's fields: first and end of a vector of extents,
+# first of one of strides in bytes, a NumPy dtype, the object that holds the memory; and in that the address and the ordinal.
+FIELD_SHAPE, FIELD_SHAPE_END, FIELD_STRIDES, FIELD_DTYPE, FIELD_MEMORY, FIELD_ADDRESS, FIELD_ORDINAL, FIELDS_SIZE = (
+    0,
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+)
 PY_FLOAT, PY_INT, PY_BOOL, PY_COMPLEX, NUMPY_SCALAR = 8, 9, 10, 11, 12
 
 # Reading: what one argument turned out to be
@@ -40,18 +60,22 @@ READ_HOLD, READ_HELD, READ_REAL, READ_INTEGER, READ_IMAGINARY, READ_BUFFER, READ
     96,
     176,
 )
-READ_SIZE = 192
+# The stream of an array in CUDA memory, or NO_STREAM and the table entry of the type whose current stream is to be asked for
+READ_STREAM, READ_STREAM_ENTRY, READ_SIZE = 184, 192, 208
+NO_STREAM = -1
 HOLD_NOTHING, HOLD_BUFFER, HOLD_OBJECT = 0, 1, 2
 
 # The word: tag 0..31, ndim 32..39, class 40..43, then one bit each, device type 56..63
 WORD_NDIM, WORD_CLASS, WORD_DEVICE = 32, 40, 56
 CLASS_ARRAY, CLASS_FLOAT, CLASS_INT, CLASS_BOOL, CLASS_COMPLEX = 1, 2, 3, 4, 5
 CONTIGUOUS, READ_ONLY, REPEATED, MISALIGNED = 1 << 44, 1 << 45, 1 << 46, 1 << 47
-UNSURE, TOO_BIG, STRONG, GUARDED, IMMUTABLE = 1 << 48, 1 << 49, 1 << 50, 1 << 51, 1 << 52
+UNSURE, TOO_BIG, STRONG, GUARDED, IMMUTABLE, PINNED = 1 << 48, 1 << 49, 1 << 50, 1 << 51, 1 << 52, 1 << 53
 
 # Launch plan: one per launcher. From PLAN_DIMS on it is what a variant's range function receives as `geometry`.
-PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS, PLAN_SIZE = 0, 8, 16, 48, 72, 96, 104
-PLAN_GUARDS_PASSED = 1
+PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS = 0, 8, 16, 48, 72, 96
+# The same launch on CUDA: hardware grid and block, dynamic shared memory in bytes, and the stream if one was asked for
+PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM, PLAN_SIZE = 104, 128, 152, 160, 168
+PLAN_GUARDS_PASSED, PLAN_HAS_STREAM = 1, 2
 MAX_DIMS, MAX_VARIANTS = 4, 8
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters
@@ -64,7 +88,18 @@ SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLO
     40,
     48,
 )
-SPEC_BRIEF_BELOW, SPEC_PARAMETERS = 56, 64
+SPEC_BRIEF_BELOW = 56
+# For CUDA: the driver function that launches (0 for the CPU), the kernel's handle, the device ordinal, and where in the block
+# of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan.
+SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT, SPEC_PARAMETERS = (
+    64,
+    72,
+    80,
+    88,
+    96,
+    104,
+    112,
+)
 PARAM_MASK, PARAM_WANT, PARAM_OFFSET, PARAM_TAG, PARAM_WRITTEN, PARAM_SIZE = 0, 8, 16, 24, 32, 40
 GLOBAL_CONTAINER, GLOBAL_NAME, GLOBAL_VALUE, GLOBAL_SIZE = 0, 8, 16, 24
 
@@ -74,5 +109,5 @@ VALUE_COUNT, VALUE_ITEMSIZE, VALUE_DATA, VALUE_SHAPE = 16, 24, 32, 40
 # Work shared out to threads
 WORK_RUN, WORK_BLOCK, WORK_GEOMETRY, WORK_TOTAL, WORK_GRAIN, WORK_FAILED, WORK_SIZE = 0, 8, 16, 24, 32, 40, 48
 
-# How a native launch ended
-LAUNCHED, MISSED, RAISED = 0, 1, 2
+# How a native launch ended; from DRIVER_FAILED on, the rest is the CUresult
+LAUNCHED, MISSED, RAISED, DRIVER_FAILED = 0, 1, 2, 1 << 32

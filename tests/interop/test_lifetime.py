@@ -194,21 +194,13 @@ class TestNothingGrows:
 
 @pytest.mark.parametrize("way", ["from", "to"])
 @pytest.mark.parametrize("name", ["numpy", "torch", "paddle", "jax"])
-def test_a_hundred_thousand_conversions_leave_nothing_behind(name, way):
-    import resource
-
+def test_a_hundred_thousand_conversions_leave_nothing_behind(name, way, growth):
     base = nb.ones((4, 4))
     source = nb.convert(base, name) if way == "from" else nb.ones((4, 4))
-    # JAX hands out one object per call and waits in it; ten times fewer calls show a leak as well.
-    count = 10_000 if (name, way) == ("jax", "to") else 100_000
     run = getattr(nb, f"{way}_{name}")
-    for _ in range(1000):
-        run(source)
-    gc.collect()
+    run(source)
     owner = source if way == "from" else source._record
-    references, memory = sys.getrefcount(owner), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(count):
-        run(source)
-    gc.collect()
+    references = sys.getrefcount(owner)
+    # XLA gives memory back in its own threads, which lag behind on a busy machine: a leak shows in every round.
+    assert min(growth(lambda: run(source), 50_000) for _ in range(2)) < 4 << 20
     assert sys.getrefcount(owner) == references
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 8192

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import importlib.util
 import pickle
@@ -9,19 +10,10 @@ import threading
 
 import pytest
 
-from numbridge.kernels import devices
-from numbridge.kernels.devices import (
-    Device,
-    Event,
-    ScopedDevice,
-    ScopedStream,
-    Stream,
-    device_count,
-    get_device,
-    get_devices,
-    set_device,
-    synchronize,
-)
+from fake_cuda import fake_cuda
+from numbridge import Event, ScopedStream, Stream, synchronize
+from numbridge.kernels import cuda_driver, devices
+from numbridge.kernels.devices import Device, ScopedDevice, device_count, get_device, get_devices, set_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 
 
@@ -100,9 +92,7 @@ def test_names_are_strings():
     ],
 )
 def test_cuda_is_refused_honestly(use, what):
-    with pytest.raises(
-        DeviceError, match=rf'^{what} needs CUDA.*from a later version.*pip install "numbridge\[cuda13\]"'
-    ):
+    with pytest.raises(DeviceError, match=rf"^{what} needs CUDA; missing here: .*pip install 'numbridge\[cuda13\]'"):
         use()
 
 
@@ -110,11 +100,33 @@ def test_the_error_says_what_is_missing(monkeypatch):
     def no_library(name):
         raise OSError(name)
 
-    monkeypatch.setattr(devices.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", no_library)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "Missing on this machine: the NVIDIA driver (libcuda.so.1); the CUDA toolkit wheels" in str(
+    assert "missing here: the NVIDIA driver (libcuda.so.1), the CUDA toolkit wheels" in str(
         devices.cuda_unavailable("x")
     )
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    assert "Missing" not in str(devices.cuda_unavailable("x"))
+    assert "missing here: a CUDA device." in str(devices.cuda_unavailable("x"))
+
+
+def _with_two_cuda_devices(driver):
+    assert get_devices() == ["cpu", "cuda:0", "cuda:1"]
+    assert (device_count(), get_device(), get_device("cuda")) == (3, "cuda:0", "cuda:0")
+    with ScopedDevice("cuda:1"):
+        assert get_device() == get_device("cuda") == "cuda:1"
+    with ScopedDevice("cpu"):
+        assert (get_device(), get_device("cuda")) == ("cpu", "cuda:0")
+    with pytest.raises(DeviceError, match="there is no device 'cuda:2': this machine has cuda:0 to cuda:1"):
+        get_device("cuda:2")
+    synchronize()
+    synchronize("cuda:1")
+    synchronize("cpu")
+    assert driver.calls == [("synchronize", 0), ("synchronize", 1), ("synchronize", 1)]
+
+
+def test_devices_of_a_machine_with_cuda():
+    with fake_cuda() as driver:
+        # In a context in which no device was set
+        contextvars.Context().run(_with_two_cuda_devices, driver)
+    assert get_device() == "cpu"

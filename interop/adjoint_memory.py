@@ -1,0 +1,86 @@
+"""The adjoints of a tape's arrays, laid out like the arrays themselves.
+
+Arrays that may share memory belong to one region; a region's adjoint is one block, in which the adjoint of an array lies
+where the array lies in the region. So views, slices and other frameworks' tensors over the same memory share adjoints as
+they share memory. Nothing is allocated before an adjoint is asked for.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from numbridge.kernels.adjoint.overlap import extent
+from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.readers import Description
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["AdjointMemory", "Region"]
+
+
+class Region:
+    """Some memory, and its adjoint once that has been asked for.
+
+    Attributes
+    ----------
+    low, high : int
+        First address, and the one after the last.
+    reached : bool
+        Whether a gradient has been put here.
+    """
+
+    def __init__(self, low: int, high: int, dtype: np.dtype[Any]) -> None:
+        self.low, self.high, self.dtype = low, high, dtype
+        self.reached = False
+        self._block: NDArray[Any] | None = None
+
+    def adjoint(self, found: Description) -> NDArray[Any]:
+        """Return the adjoint of an array that lies in this region, zero at first."""
+        if self._block is None:
+            self._block = np.zeros(-(-(self.high - self.low) // self.dtype.itemsize), self.dtype)
+        if 0 in found.shape:
+            return np.zeros(found.shape, self.dtype)
+        return np.ndarray(found.shape, self.dtype, self._block, found.data - self.low, found.strides)
+
+
+class AdjointMemory:
+    """The regions of some arrays of floating-point numbers.
+
+    Raises
+    ------
+    BufferAccessError
+        If arrays of different dtypes may share memory.
+    """
+
+    def __init__(self, arrays: Iterable[Description]) -> None:
+        self._regions: list[Region] = []
+        for low, high, dtype in sorted(((*extent(a), _dtype(a)) for a in arrays), key=lambda part: part[:2]):
+            last = self._regions[-1] if self._regions else None
+            if last is not None and low < last.high:
+                if last.dtype != dtype:
+                    raise BufferAccessError(
+                        f"arrays of {last.dtype} and {dtype} share memory, through which no gradient can be carried; use "
+                        "arrays of one dtype"
+                    )
+                last.high = max(last.high, high)
+            elif last is None or high > low or last.low != low:
+                self._regions.append(Region(low, high, dtype))
+        self._starts = [region.low for region in self._regions]
+
+    def region(self, found: Description) -> Region | None:
+        """Return the region that an array lies in, or None."""
+        low, high = extent(found)
+        place = bisect.bisect_right(self._starts, low) - 1
+        region = self._regions[place] if place >= 0 else None
+        inside = region is not None and high <= region.high and region.dtype == _dtype(found)
+        return region if inside else None
+
+
+def _dtype(found: Description) -> np.dtype[Any]:
+    assert found.scalar is not None
+    return found.scalar.numpy

@@ -1,0 +1,170 @@
+"""A kernel as an operator of a framework: what goes in, what comes out, and how large it is. Names no framework.
+
+An operator takes the kernel's parameters that are not outputs, in order, and returns the outputs as new arrays. A parameter is
+an array if its annotation says so, or if the kernel uses it as one.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.intrinsics import intrinsic_of
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
+from numbridge.kernels.source import FunctionSource, Sourced
+
+__all__ = ["Dims", "OperatorPlan"]
+
+Kind = Literal["array", "int", "bool", "float", "number"]
+Dims = int | Sequence[int] | Mapping[str, Any] | Callable[..., Any] | None
+_METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes"})
+
+
+class OperatorPlan:
+    """How a kernel becomes an operator.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What runs.
+    outputs : str or sequence of str
+        The array parameters that the operator returns.
+    launch_dims, output_dims : int, tuple of int, callable or None
+        None is the shape of the first array. A callable gets the operator's inputs and returns one of the others; it also runs
+        on tensors without data. `output_dims` may also be a dict by output name.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of str
+        Parameters, in the kernel's order.
+    kinds : dict
+        Parameter -> ``"array"``, ``"int"``, ``"bool"``, ``"float"`` or ``"number"``.
+    mutated : tuple of str
+        Inputs that the kernel writes.
+
+    Raises
+    ------
+    NumbridgeError
+        If `outputs` does not name array parameters that the kernel writes.
+    """
+
+    def __init__(self, kernel: Kernel, outputs: str | Sequence[str], launch_dims: Dims, output_dims: Dims) -> None:
+        self.kernel = kernel
+        names = [parameter.name for parameter in kernel.parameters]
+        given = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        unknown = [name for name in given if name not in names]
+        if unknown or len(set(given)) != len(given):
+            raise NumbridgeValueError(
+                f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got "
+                f"{outputs!r}"
+            )
+        used = _arrays(kernel.source)
+        self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
+        written = kernel.source.written()
+        wrong = [name for name in given if self.kinds[name] != "array" or name not in written]
+        if wrong:
+            raise NumbridgeValueError(
+                f"outputs of kernel {kernel.name!r}: {', '.join(wrong)} is no array that the kernel writes; it writes "
+                f"{', '.join(sorted(written)) or 'none'}"
+            )
+        self.outputs = tuple(name for name in names if name in given)
+        self.inputs = tuple(name for name in names if name not in given)
+        self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
+        self.mutated = tuple(name for name in self.arrays if name in written)
+        self._launch_dims, self._output_dims = launch_dims, output_dims
+        if not self.arrays and (launch_dims is None or (self.outputs and output_dims is None)):
+            raise NumbridgeValueError(
+                f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "
+                "output_dims"
+            )
+
+    def dtype(self, name: str) -> Scalar | None:
+        """Return the annotated element type of a parameter, or None."""
+        annotation = next(p.annotation for p in self.kernel.parameters if p.name == name)
+        return annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+
+    def output_shapes(self, values: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+        """Return the shape of each output for the operator's inputs; extents may be symbolic."""
+        dims: Any = self._output_dims(*values) if callable(self._output_dims) else self._output_dims
+        if isinstance(dims, Mapping):
+            missing = [name for name in self.outputs if name not in dims]
+            extra = [name for name in dims if name not in self.outputs]
+            if missing or extra:
+                raise NumbridgeValueError(
+                    f"output_dims of kernel {self.kernel.name!r}: wanted a shape for each of {', '.join(self.outputs)}, got "
+                    f"{', '.join(map(str, dims))}"
+                )
+            return {name: self._shape(dims[name], values, "output_dims") for name in self.outputs}
+        return dict.fromkeys(self.outputs, self._shape(dims, values, "output_dims"))
+
+    def launch_shape(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the launch's dimensions for the operator's inputs."""
+        dims: Any = self._launch_dims(*values) if callable(self._launch_dims) else self._launch_dims
+        return self._shape(dims, values, "launch_dims")
+
+    def _shape(self, dims: Any, values: Sequence[Any], what: str) -> tuple[Any, ...]:
+        if dims is None:
+            first = values[self.inputs.index(self.arrays[0])]
+            return tuple(first.shape)
+        if isinstance(dims, tuple | list):
+            return tuple(dims)
+        try:
+            operator.index(dims)
+        except TypeError:
+            raise NumbridgeTypeError(
+                f"{what} of kernel {self.kernel.name!r}: wanted an int or a tuple of ints, got {dims!r}"
+            ) from None
+        return (dims,)
+
+
+def _kind(annotation: Any, used: bool) -> Kind:
+    if isinstance(annotation, ArrayAnnotation):
+        return "array"
+    if isinstance(annotation, ScalarAnnotation):
+        code = annotation.scalar.code
+        return "bool" if code == BOOL else "int" if code in (INT, UINT) else "float"
+    return "array" if used else "number"
+
+
+def _arrays(source: FunctionSource, seen: tuple[int, ...] = ()) -> set[str]:
+    """Return the names that a function uses as arrays: subscripted, asked for their shape, or passed on to such a use."""
+    found: set[str] = set()
+    for node in source.nodes:
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in _METADATA):
+            found |= _names(node.value)
+        elif isinstance(node, ast.Call):
+            found |= _passed(source, node, (*seen, id(source)))
+    aliases = [(node.targets, node.value) for node in source.nodes if isinstance(node, ast.Assign)]
+    for _ in aliases:
+        for targets, value in aliases:
+            if any(_names(target) & found for target in targets):
+                found |= _names(value)
+    return found
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def _passed(source: FunctionSource, node: ast.Call, seen: tuple[int, ...]) -> set[str]:
+    static = source.resolve(node.func)
+    if static is None:
+        return set()
+    intrinsic = intrinsic_of(static.value)
+    if intrinsic is not None:
+        return _names(node.args[0]) if intrinsic.kind == "atomic" and node.args else set()
+    if not isinstance(static.value, Sourced) or id(static.value.source) in seen:
+        return set()
+    callee = static.value.source
+    inner = _arrays(callee, seen)
+    pairs = zip(callee.parameters, node.args, strict=False)
+    return {name for parameter, argument in pairs if _parameter_name(parameter) in inner for name in _names(argument)}
+
+
+def _parameter_name(parameter: Any) -> str:
+    return str(getattr(parameter, "name", parameter))

@@ -1,0 +1,45 @@
+"""On which CUDA stream an array's memory is used, and how work of two streams on it is ordered: by events, without waiting.
+
+Memory of a framework's tensor is used on that framework's current stream; any other on numbridge's, which is CuPy's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from numbridge.kernels import cuda_driver, readers
+from numbridge.memory import native
+
+if TYPE_CHECKING:
+    from numbridge.array import Array
+
+__all__ = ["hand_over", "in_order", "producer_stream"]
+
+
+def producer_stream(array: Array) -> int:
+    """Return the handle of the stream on which an array's memory is used: its framework's, else the current one."""
+    ordinal = array.device.ordinal
+    owner = native().owner(array._record)
+    if owner is None:
+        return cuda_driver.devices().current_stream(ordinal)
+    return readers.stream_of(owner, ordinal)
+
+
+def hand_over(array: Array, stream: Any) -> None:
+    """Let a consumer's stream wait for the stream on which an array's memory is used; None and 1 are the default stream."""
+    wanted = cuda_driver.handle_of(1 if stream is None else stream)
+    cuda_driver.devices().order(array.device.ordinal, producer_stream(array), 0 if wanted == 1 else wanted)
+
+
+@contextlib.contextmanager
+def in_order(*arrays: Any) -> Iterator[None]:
+    """Order what is done on the current streams after what each array's producer was given, and that after this."""
+    there = [(a.device.ordinal, producer_stream(a)) for a in arrays if a.device.is_cuda]
+    devices = cuda_driver.devices()
+    for ordinal, stream in there:
+        devices.order(ordinal, stream, devices.current_stream(ordinal))
+    yield
+    for ordinal, stream in there:
+        devices.order(ordinal, devices.current_stream(ordinal), stream)

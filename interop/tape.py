@@ -1,0 +1,517 @@
+"""Tape: launches are recorded while they run, and their adjoints run in the opposite order afterwards.
+
+A tape follows memory, not objects: what a launch wrote carries gradients to whatever later reads it, through views and
+through other frameworks' tensors. It keeps copies of contents only where the compiler says that an adjoint reads what a
+launch is about to overwrite. Gradients of arrays that require one end in their ``grad``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from numbridge.adjoint_memory import AdjointMemory, Region
+from numbridge.array import Array
+from numbridge.bridge import bridge_for_type
+from numbridge.contents import as_values, filled
+from numbridge.convert import asarray
+from numbridge.kernels import watching
+from numbridge.kernels.adjoint.derive import Derivative
+from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
+from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.readers import Description, describe
+from numbridge.memory import native, row_of
+
+__all__ = ["Gradients", "Tape"]
+
+_recording = threading.local()
+
+
+@dataclass(eq=False)
+class _Event:
+    """Something that happened; `arrays` are the floating arrays that a gradient may pass through."""
+
+    arrays: list[Description] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _LaunchEvent(_Event):
+    """A launch to be reversed.
+
+    `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
+    contents the adjoint reads and which have not been kept yet.
+    """
+
+    kernel: Kernel = None  # type: ignore[assignment]
+    geometry: Any = None
+    arguments: list[Any] = field(default_factory=list)
+    found: dict[str, Description] = field(default_factory=dict)
+    active: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    reads: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _OpaqueEvent(_Event):
+    """A launch that no gradient can pass back through."""
+
+    why: str = ""
+
+
+@dataclass(eq=False)
+class _FillEvent(_Event):
+    """All of an array was set to values on which nothing depends."""
+
+
+@dataclass(eq=False)
+class _CopyEvent(_Event):
+    """One array was copied into a new one."""
+
+
+@dataclass(eq=False)
+class _FunctionEvent(_Event):
+    """A user's own step."""
+
+    backward: Callable[[], None] = lambda: None
+    given: list[Array] = field(default_factory=list)
+
+
+class Tape:
+    """Records launches, and carries gradients back through them.
+
+    Use it as a context manager, launch, and then call `backward`. Launches of every form are recorded, of the thread that
+    entered the tape, by the innermost tape. A launch is recorded if one of its arrays requires a gradient or was written
+    from one that does. Contents that are changed by anything but launches must not be changed before `backward`.
+
+    Examples
+    --------
+    >>> import numbridge as nb
+    >>> @nb.kernel
+    ... def square(x, y):
+    ...     i = nb.tid()
+    ...     y[i] = x[i] * x[i]
+    >>> x, y = nb.array([1.0, 2.0, 3.0], requires_grad=True), nb.zeros(3)
+    >>> with Tape() as tape:
+    ...     nb.launch(square, 3, [x], [y])
+    >>> tape.backward(grads={y: [1.0, 1.0, 1.0]})
+    >>> x.grad.list()
+    [2.0, 4.0, 6.0]
+    """
+
+    def __init__(self) -> None:
+        self._events: list[_Event] = []
+        self._varied: list[Description] = []
+        self._arrays: dict[int, Array] = {}
+        self._objects: list[Any] = []
+        self._memory: AdjointMemory | None = None
+        self._thread: int | None = None
+        self._done = False
+        self._kept = 0
+
+    # Recording
+
+    def __enter__(self) -> Tape:
+        """Record launches from here on."""
+        if self._done:
+            self.reset()
+        native()
+        stack = _stack()
+        if self in stack:
+            raise NumbridgeError("this tape records already; use another one")
+        stack.append(self)
+        self._thread = threading.get_ident()
+        watching.watch(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Record no more; what has been recorded is still protected from being overwritten."""
+        _stack().remove(self)
+        self._thread = None
+        if not self._events:
+            watching.unwatch(self)
+
+    def launching(
+        self, kernel: Kernel, geometry: Any, arguments: Sequence[Any], types: Sequence[ParameterType], weak: str
+    ) -> Callable[[], None] | None:
+        """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
+        names = [parameter.name for parameter in kernel.parameters]
+        found = {
+            name: describe(argument)
+            for name, argument, kind in zip(names, arguments, types, strict=True)
+            if isinstance(kind, ArrayType)
+        }
+        written = {kind.name for kind in types if isinstance(kind, ArrayType) and kind.written}
+        event = self._event(kernel, geometry, arguments, types, weak, found, written)
+        for name in written:
+            self._keep_before(found[name])
+        if event is None:
+            return None
+        if isinstance(event, _LaunchEvent):
+            self._keep_snapshots(event, kernel, types, weak)
+
+        def record() -> None:
+            self._events.append(event)
+            self._varied += [found[name] for name in written if found[name].scalar and _is_float(found[name])]
+
+        return record
+
+    def _event(
+        self,
+        kernel: Kernel,
+        geometry: Any,
+        arguments: Sequence[Any],
+        types: Sequence[ParameterType],
+        weak: str,
+        found: dict[str, Description],
+        written: set[str],
+    ) -> _LaunchEvent | _OpaqueEvent | None:
+        """Return what is to be recorded of a launch, or None."""
+        if not self._records() or isinstance(kernel, Derivative):
+            return None
+        floats = [name for name in found if _is_float(found[name])]
+        given = dict(zip((p.name for p in kernel.parameters), arguments, strict=True))
+        varied = [name for name in floats if self._is_varied(given[name], found[name])]
+        if not varied:
+            return None
+        self._objects += arguments
+        touched = [found[name] for name in floats if name in written]
+        if not watching.is_recorded():
+            return _OpaqueEvent(touched, f"kernel {kernel.name!r}, launched with record_tape=False")
+        if not kernel.options.get("enable_backward", True):
+            return _OpaqueEvent(touched, f"kernel {kernel.name!r}, declared with enable_backward=False")
+        check_overlaps(f"gradient of kernel {kernel.name!r}", list(found), written, (), found)
+        active = tuple(name for name in floats if name in varied or name in written)
+        for name in active:
+            self._remember_array(given[name])
+        plan = kernel.adjoint(active).plan(tuple(types), weak)
+        return _LaunchEvent(
+            [found[name] for name in active],
+            kernel,
+            geometry,
+            list(arguments),
+            found,
+            active,
+            tuple(name for name in active if name in written),
+            set(plan.reads),
+        )
+
+    def _records(self) -> bool:
+        """Whether this tape records what this thread does now."""
+        stack = _stack()
+        return self._thread == threading.get_ident() and bool(stack) and stack[-1] is self
+
+    def changing(self, array: Array, operation: str, source: Any) -> None:
+        """Prepare for a change of an array's contents by one of its own methods."""
+        found = describe(array)
+        self._keep_before(found)
+        if not self._records() or not _is_float(found):
+            return
+        if isinstance(source, Array) and _is_float(describe(source)) and self._is_varied(source, describe(source)):
+            raise NumbridgeError(
+                f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
+                "record_func"
+            )
+        if self._is_varied(array, found):
+            whole = operation in ("fill_", "zero_", "assign")
+            self._objects.append(array)
+            self._events.append(_FillEvent([found]) if whole else _OpaqueEvent([found], operation))
+
+    def copied(self, source: Array, made: Array) -> None:
+        """Record that an array was copied."""
+        if self._records() and _is_float(describe(source)) and self._is_varied(source, describe(source)):
+            self._remember_array(source)
+            self._objects += [source, made]
+            self._events.append(_CopyEvent([describe(source), describe(made)]))
+            self._varied.append(describe(made))
+
+    def _is_varied(self, argument: Any, found: Description) -> bool:
+        return _requires_grad(argument) or any(share_memory(found, other) for other in self._varied)
+
+    def _remember_array(self, argument: Any) -> None:
+        if not _requires_grad(argument):
+            return
+        array = _root(asarray(argument))
+        self._arrays.setdefault(id(array if array._source is None else array._source), array)
+
+    def _keep_before(self, written: Description) -> None:
+        """Keep a copy of every array that an adjoint reads and that is about to be written to."""
+        copies: dict[tuple[Any, ...], Array] = {}
+        for event in self._events:
+            if isinstance(event, _LaunchEvent):
+                for name in [name for name in event.reads if share_memory(event.found[name], written)]:
+                    self._keep(event, name, copies)
+
+    def _keep_snapshots(self, event: _LaunchEvent, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
+        """Keep copies of the arrays that a launch itself changes and its adjoint reads."""
+        for name in kernel.adjoint(event.active).plan(tuple(types), weak).snapshot:
+            self._keep(event, name, {})
+
+    def _keep(self, event: _LaunchEvent, name: str, copies: dict[tuple[Any, ...], Array]) -> None:
+        place = [parameter.name for parameter in event.kernel.parameters].index(name)
+        found = event.found[name]
+        key = (found.data, found.shape, found.strides, found.tag)
+        if key not in copies:
+            whole = asarray(event.arguments[place])
+            copies[key] = filled(whole.numpy(), row_of(whole))
+            self._kept += copies[key].nbytes
+        event.arguments[place] = copies[key]
+        event.reads.discard(name)
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of contents the tape has copied, because they were overwritten and are needed."""
+        return self._kept
+
+    def record_func(self, backward: Callable[[], None], arrays: Sequence[Any]) -> None:
+        """Record a step of one's own.
+
+        Parameters
+        ----------
+        backward : callable
+            Called without arguments while gradients are carried back. It reads and writes the ``grad`` of the `arrays`,
+            which are then those of this place of the tape.
+        arrays : sequence of Array
+            The arrays that the step read or wrote. They count as depending on what requires a gradient.
+        """
+        for array in arrays:
+            if not isinstance(array, Array):
+                raise NumbridgeTypeError(f"record_func: wanted arrays of numbridge, got {array!r}; use nb.asarray(x)")
+            self._remember_array(array)
+        found = [describe(array) for array in arrays]
+        self._events.append(_FunctionEvent(found, backward, list(arrays)))
+        self._varied += found
+
+    # Going back
+
+    def backward(self, loss: Any = None, grads: Any = None) -> None:
+        """Carry gradients back through everything that was recorded, once.
+
+        Parameters
+        ----------
+        loss : array_like, optional
+            An array of one element, whose gradient is one.
+        grads : mapping or iterable of pairs, optional
+            Array → the gradient at its contents after the last launch.
+
+        Raises
+        ------
+        NumbridgeError
+            If there is nothing to go back from, it was done already, or a gradient comes to a launch without an adjoint.
+        """
+        if self._thread is not None:
+            raise NumbridgeError("backward: the tape still records; call it after the with block")
+        if self._done:
+            raise NumbridgeError("backward: the tape has been used up, and what it kept may have changed; record again")
+        seeds = self._seeds(loss, grads)
+        roots = [describe(array) for array in self._arrays.values()]
+        every = [found for event in self._events for found in event.arrays]
+        memory = self._memory = AdjointMemory([*every, *(found for found, _ in seeds), *roots])
+        for found, cotangent in seeds:
+            _add_seed(memory, found, cotangent)
+        self._done = True
+        watching.unwatch(self)
+        for event in reversed(self._events):
+            self._reverse(event, memory)
+        self._events.clear()
+        self._deposit(memory)
+
+    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
+        seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
+        seeds += list(grads.items() if isinstance(grads, Mapping) else grads or ())
+        if not seeds:
+            raise NumbridgeValueError("backward needs a loss, or grads={array: gradient}")
+        self._objects += [array for array, _ in seeds]
+        return [(_floating(array), _cotangent(array, value)) for array, value in seeds]
+
+    def _reverse(self, event: _Event, memory: AdjointMemory) -> None:
+        if isinstance(event, _LaunchEvent):
+            self._reverse_launch(event, memory)
+        elif isinstance(event, _OpaqueEvent):
+            _check_opaque(event, memory)
+        elif isinstance(event, _FunctionEvent):
+            _reverse_function(event, memory)
+        elif isinstance(event, _FillEvent):
+            _region(memory, event.arrays[0]).adjoint(event.arrays[0])[...] = 0
+        elif isinstance(event, _CopyEvent):
+            _reverse_copy(event, memory)
+
+    def _reverse_launch(self, event: _LaunchEvent, memory: AdjointMemory) -> None:
+        regions = {name: _region(memory, event.found[name]) for name in event.active}
+        if not any(regions[name].reached for name in event.written):
+            return
+        adjoints = [regions[name].adjoint(event.found[name]) for name in event.active]
+        with watching.unrecorded():
+            event.kernel.adjoint(event.active).over(event.geometry)(*event.arguments, *adjoints)
+        for region in regions.values():
+            region.reached = True
+
+    def _deposit(self, memory: AdjointMemory) -> None:
+        """Add the adjoints of arrays that require a gradient to their gradients."""
+        for array in self._arrays.values():
+            found = describe(array)
+            region = memory.region(found)
+            gradient = array.grad if region is not None and region.reached else None
+            if gradient is not None and region is not None:
+                values = gradient.numpy()
+                values += region.adjoint(found)
+
+    @property
+    def gradients(self) -> Gradients:
+        """The gradient of every array that was recorded, after `backward`."""
+        return Gradients(self._memory, self._objects)
+
+    def zero(self) -> None:
+        """Set the gradients of all arrays that were recorded to zero."""
+        for array in self._arrays.values():
+            gradient = array.grad
+            if gradient is not None:
+                gradient.zero_()
+        self._memory = None
+
+    def reset(self) -> None:
+        """Forget everything that was recorded; gradients stay."""
+        watching.unwatch(self)
+        recording, thread = self._thread is not None, self._thread
+        self.__init__()  # type: ignore[misc]
+        self._thread = thread
+        if recording:
+            watching.watch(self)
+
+
+class Gradients(Mapping[Any, Array]):
+    """Array → its gradient, found by memory: views and tensors over the same memory have their own part of it."""
+
+    def __init__(self, memory: AdjointMemory | None, objects: Iterable[Any]) -> None:
+        self._memory = memory
+        self._objects = [obj for obj in {id(obj): obj for obj in objects}.values() if self._adjoint(obj) is not None]
+
+    def _adjoint(self, array: Any) -> Any:
+        found = describe(array)
+        if self._memory is None or not found.is_array or found.scalar is None:
+            return None
+        region = self._memory.region(found)
+        return None if region is None else region.adjoint(found)
+
+    def __getitem__(self, array: Any) -> Array:
+        """Return an array's gradient, on the tape's own memory."""
+        adjoint = self._adjoint(array)
+        if adjoint is None:
+            raise KeyError("the tape has no gradient of this array")
+        return asarray(adjoint)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the arrays that were recorded."""
+        return iter(self._objects)
+
+    def __len__(self) -> int:
+        """Return how many arrays were recorded."""
+        return len(self._objects)
+
+
+def _stack() -> list[Tape]:
+    if not hasattr(_recording, "stack"):
+        _recording.stack = []
+    found: list[Tape] = _recording.stack
+    return found
+
+
+def _is_float(found: Description) -> bool:
+    return found.scalar is not None and found.scalar.is_float
+
+
+def _requires_grad(argument: Any) -> bool:
+    if isinstance(argument, Array):
+        return argument.requires_grad
+    room = bridge_for_type(type(argument))
+    return room is not None and room.requires_grad_of(argument)
+
+
+def _root(array: Array) -> Array:
+    """Return the array whose gradient a view's is a part of."""
+    while array._extra is not None and array._extra.parent is not None:
+        array = array._extra.parent
+    return array
+
+
+def _floating(array: Any) -> Description:
+    found = describe(array)
+    if not found.is_array or not _is_float(found):
+        raise NumbridgeTypeError("backward: gradients come from arrays of floating-point numbers")
+    return found
+
+
+def _one_element(loss: Any) -> tuple[int, ...]:
+    found = _floating(loss)
+    if any(extent != 1 for extent in found.shape):
+        raise NumbridgeValueError(
+            f"backward: the loss has shape {found.shape}, and must have one element; pass grads={{array: gradient}}"
+        )
+    return found.shape
+
+
+def _cotangent(array: Any, value: Any) -> Any:
+    values, found = np.asarray(as_values(value)), describe(array)
+    if values.shape != found.shape:
+        raise NumbridgeValueError(
+            f"backward: the gradient has shape {values.shape}, and its array {found.shape}; give one of the same shape"
+        )
+    return values
+
+
+def _region(memory: AdjointMemory, found: Description) -> Region:
+    region = memory.region(found)
+    assert region is not None
+    return region
+
+
+def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
+    region = _region(memory, found)
+    adjoint = region.adjoint(found)
+    adjoint += cotangent
+    region.reached = True
+
+
+def _check_opaque(event: _OpaqueEvent, memory: AdjointMemory) -> None:
+    for found in event.arrays:
+        region = _region(memory, found)
+        if region.reached and region.adjoint(found).any():
+            raise NumbridgeError(f"backward: a gradient comes to an array that was written by {event.why}")
+
+
+def _reverse_copy(event: _CopyEvent, memory: AdjointMemory) -> None:
+    source, made = (_region(memory, found) for found in event.arrays)
+    if made.reached:
+        adjoint = made.adjoint(event.arrays[1])
+        given = source.adjoint(event.arrays[0])
+        given += adjoint
+        adjoint[...] = 0
+        source.reached = True
+
+
+def _reverse_function(event: _FunctionEvent, memory: AdjointMemory) -> None:
+    """Call a user's own step, with the gradients of its arrays in their places for so long."""
+    before = []
+    for array, found in zip(event.given, event.arrays, strict=True):
+        region = _region(memory, found)
+        state = array._extra
+        before.append((array, state, None if state is None else (state.required, state.gradient)))
+        array.requires_grad = True
+        assert array._extra is not None
+        array._extra.gradient = asarray(region.adjoint(found))
+        region.reached = True
+    try:
+        event.backward()
+    finally:
+        for array, state, held in before:
+            array._extra = state
+            if state is not None and held is not None:
+                state.required, state.gradient = held

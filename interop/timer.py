@@ -1,0 +1,105 @@
+"""ScopedTimer: how long a block took, printed, collected, or marked for a profiler."""
+
+from __future__ import annotations
+
+import builtins
+import cProfile
+import time
+from typing import Any
+
+from numbridge.cupy_memory import cupy
+from numbridge.kernels import cuda_driver
+from numbridge.streams import synchronize as synchronize_devices
+
+__all__ = ["ScopedTimer"]
+
+
+class ScopedTimer:
+    """Time a ``with`` block.
+
+    Parameters
+    ----------
+    name : str
+        What the block is called.
+    active : bool
+        False does nothing.
+    print : bool
+        Print the time at the end, indented by how deep timers are nested.
+    detailed : bool
+        Print cProfile's table as well.
+    dict : dict of str to list of float, optional
+        Where to append the milliseconds, under `name`.
+    use_nvtx : bool
+        On CUDA, mark the block as an NVTX range for a profiler instead of timing it.
+    color : int
+        The range's colour, 0xAARRGGBB.
+    synchronize : bool
+        Wait for all devices at both ends, so that the time holds what was queued within, and nothing else.
+
+    Attributes
+    ----------
+    elapsed : float
+        Milliseconds, after the block.
+
+    Examples
+    --------
+    >>> with ScopedTimer("work", print=False) as timer:
+    ...     pass
+    >>> timer.elapsed >= 0
+    True
+    """
+
+    _depth = 0
+
+    def __init__(
+        self,
+        name: str,
+        active: bool = True,
+        print: bool = True,
+        detailed: bool = False,
+        dict: builtins.dict[str, list[float]] | None = None,
+        use_nvtx: bool = False,
+        color: int = 0xFF76B900,
+        synchronize: bool = False,
+    ) -> None:
+        self.name, self.active, self.print, self.detailed = name, active, print, detailed
+        self.dict, self.color, self.synchronize = dict, color, synchronize
+        self.use_nvtx = use_nvtx and cuda_driver.driver_count() > 0
+        self.elapsed = 0.0
+        self._profile: Any = None
+        self._start = 0
+
+    def __enter__(self) -> ScopedTimer:
+        """Start."""
+        if not self.active:
+            return self
+        if self.synchronize:
+            synchronize_devices()
+        if self.use_nvtx:
+            cupy().cuda.nvtx.RangePushC(self.name, self.color)
+            return self
+        ScopedTimer._depth += 1
+        if self.detailed:
+            self._profile = cProfile.Profile()
+            self._profile.enable()
+        self._start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop, and report."""
+        if not self.active:
+            return
+        if self.synchronize:
+            synchronize_devices()
+        if self.use_nvtx:
+            cupy().cuda.nvtx.RangePop()
+            return
+        self.elapsed = (time.perf_counter_ns() - self._start) / 1e6
+        ScopedTimer._depth -= 1
+        if self._profile is not None:
+            self._profile.disable()
+            self._profile.print_stats(sort="tottime")
+        if self.dict is not None:
+            self.dict.setdefault(self.name, []).append(self.elapsed)
+        if self.print:
+            builtins.print(f"{'  ' * ScopedTimer._depth}{self.name} took {self.elapsed:.2f} ms")

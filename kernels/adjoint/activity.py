@@ -1,0 +1,470 @@
+"""What takes part in a derivative: which values and arrays, and what of the kernel must be computed again for it.
+
+A value is *active* if it depends on an input that is differentiated and something that carries a gradient depends on
+it. What the reverse sweep reads of the kernel's own values is *needed*; loops are looked at one by one, because their
+bodies run again, trip by trip, while they are reversed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numbridge.kernels.adjoint.construct import Construct
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Atomic,
+    Carried,
+    Compute,
+    Custom,
+    If,
+    Load,
+    Loop,
+    Op,
+    Program,
+    Raise,
+    Region,
+    Store,
+    Value,
+    defined_by,
+    is_float,
+    nested,
+    operands,
+    regions,
+    walk,
+)
+from numbridge.kernels.adjoint.rules import RULES, Partial, partials
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+
+__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "refused"]
+
+_STEPS = frozenset({"floor", "ceil", "trunc", "rint", "sign", "round", "floordiv", "round2"})
+
+
+def refused(op: Op, message: str) -> KernelError:
+    """Return the error that refuses what an operation asks of the derivative, with its place in the source."""
+    source, node = op.place
+    error: KernelError = source.error(node, message, KernelUnsupportedError)
+    return error
+
+
+class Activity:
+    """Which values and arrays are active.
+
+    Parameters
+    ----------
+    program : Program
+        The kernel.
+    wanted : collection of str
+        The parameters whose gradients are passed on: arrays and floating scalars.
+
+    Attributes
+    ----------
+    values : set of Value
+        The active ones.
+    arrays : set of Array
+        Those with an adjoint: wanted parameters, and local arrays that carry gradients.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If something active has no derivative, or passes through an array without an adjoint.
+    """
+
+    def __init__(self, program: Program, wanted: Iterable[str]) -> None:
+        self.program = program
+        items = {p.name: p.item for p in program.parameters}
+        self.wanted = {items[name] for name in wanted}
+        self._ops = list(walk(program.body))
+        varied, carrying = self._varied()
+        useful, read = self._useful()
+        self.values = {v for v in varied & useful if is_float(v)}
+        parameters = {item for item in items.values() if isinstance(item, Array)}
+        self.arrays = {a for a in self.wanted if isinstance(a, Array)} | {
+            a for a in carrying & read if a not in parameters
+        }
+        self._check(carrying & read & parameters, carrying)
+
+    def _varied(self) -> tuple[set[Value], set[Array]]:
+        """Return what depends on a wanted input: values, and arrays by what is stored into them."""
+        values: set[Any] = {item for item in self.wanted if isinstance(item, Value)}
+        arrays: set[Any] = {item for item in self.wanted if isinstance(item, Array)}
+        before = -1
+        while before != (before := len(values) + len(arrays)):
+            for op in self._ops:
+                _spread(op, values, arrays)
+        return values, arrays
+
+    def _useful(self) -> tuple[set[Value], set[Array]]:
+        """Return what a gradient may come back to: values, and arrays by what is read from them."""
+        values: set[Any] = set()
+        arrays: set[Any] = {item for item in self.wanted if isinstance(item, Array)}
+        before = -1
+        while before != (before := len(values) + len(arrays)):
+            for op in reversed(self._ops):
+                _spread_back(op, values, arrays)
+        return values, arrays
+
+    def _check(self, through: set[Array], carrying: set[Array]) -> None:
+        unwanted = through - self.wanted
+        for op in self._ops:
+            if isinstance(op, Store | Atomic) and op.array in unwanted:
+                raise refused(
+                    op,
+                    f"a gradient passes through the array {op.array.name!r}, for which no adjoint is given; pass one "
+                    "(an array of zeros of the same shape)",
+                )
+            if isinstance(op, Atomic):
+                self._check_atomic(op, carrying)
+            if isinstance(op, Compute) and op.result in self.values and op.function.key not in RULES:
+                raise refused(
+                    op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
+                )
+
+    def _check_atomic(self, op: Atomic, carrying: set[Array]) -> None:
+        concerned = is_float(op.array) and (op.array in self.arrays or op.array in carrying)
+        if concerned and op.operation not in ("add", "sub"):
+            raise refused(
+                op,
+                f"atomic_{op.operation} on {op.array.name!r} has no derivative; use atomic_add, or leave this array "
+                "without a gradient",
+            )
+        if op.result in self.values:
+            raise refused(
+                op, "the value that an atomic operation returns carries no gradient; read the element in another kernel"
+            )
+
+
+def _spread(op: Op, values: set[Any], arrays: set[Any]) -> None:
+    """Add what an operation makes depend on an input."""
+    match op:
+        case Compute():
+            if op.function.key not in _STEPS and is_float(op.result) and not values.isdisjoint(op.arguments):
+                values.add(op.result)
+        case Load() if op.array in arrays and is_float(op.result):
+            values.add(op.result)
+        case Atomic():
+            if not values.isdisjoint(op.values):
+                arrays.add(op.array)
+            if op.array in arrays and is_float(op.result):
+                values.add(op.result)
+        case Store() if op.value in values:
+            arrays.add(op.array)
+        case If():
+            values.update(m.result for m in op.merges if m.then in values or m.orelse in values)
+        case Loop():
+            for c in op.carried:
+                if c.initial in values or c.following in values:
+                    values.update((c.phi, c.result))
+        case Custom() if not values.isdisjoint(op.arguments):
+            values.update(result for result in op.results if is_float(result))
+
+
+def _spread_back(op: Op, values: set[Any], arrays: set[Any]) -> None:
+    """Add what an operation passes a gradient back to."""
+    match op:
+        case Compute() if op.result in values and op.function.key not in _STEPS:
+            values.update(op.arguments)
+        case Load() if op.result in values:
+            arrays.add(op.array)
+        case Atomic():
+            if op.array in arrays:
+                values.update(op.values)
+            if op.result in values:
+                arrays.add(op.array)
+        case Store() if op.array in arrays:
+            values.add(op.value)
+        case If():
+            for m in op.merges:
+                if m.result in values:
+                    values.update((m.then, m.orelse))
+        case Loop():
+            for c in op.carried:
+                if c.result in values or c.phi in values:
+                    values.update((c.phi, c.initial, c.following))
+        case Custom() if not values.isdisjoint(op.results):
+            values.update(op.arguments)
+
+
+@dataclass(eq=False)
+class Pullback:
+    """The reverse of one operation: what to compute first, and the partial derivatives by the active arguments."""
+
+    region: Region
+    partials: list[tuple[Value, Partial]]
+
+    @property
+    def reads(self) -> set[Value]:
+        """The kernel's values that this uses."""
+        made = {value for op in self.region for value in defined_by(op)}
+        used = {value for op in self.region for value in operands(op)}
+        for _, partial in self.partials:
+            used |= {value for value in (partial.factor, partial.condition) if value is not None}
+        return {value for value in used - made if value.constant is None}
+
+
+@dataclass(eq=False)
+class LoopNeeds:
+    """What reversing a loop takes.
+
+    `values` are needed by the reverse of a trip, `saved` are the variables kept for each trip, `again` is what running
+    trips again from kept variables computes. `stacked` tells that the body stores into arrays that are undone.
+    """
+
+    values: set[Value] = field(default_factory=set)
+    saved: list[Carried] = field(default_factory=list)
+    again: set[Value] = field(default_factory=set)
+    stacked: bool = False
+
+
+class Needs:
+    """What of a kernel its reverse sweep computes again.
+
+    Attributes
+    ----------
+    values : set of Value
+        What the forward sweep outside of loops' reversal computes.
+    loops : dict of Loop to LoopNeeds
+        What each loop's reversal takes.
+    live : set of Op
+        Operations with something to reverse, or that hold such.
+    pullbacks : dict of Op to Pullback
+        For each active computation.
+    replayed : set of Store
+        Stores that are done again, because what they store is read again, and undone.
+    read : set of Array
+        Arrays whose contents the adjoint reads.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self.activity = activity
+        self.program = activity.program
+        self._ops = list(walk(self.program.body))
+        self._parents: dict[Op, Op | None] = {}
+        self._definers: dict[Value, Op] = {}
+        self.order: dict[Op, int] = {}
+        self._survey(self.program.body, None)
+        self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
+        self.replayed: set[Op] = set()
+        before = -1
+        while before != (before := len(self.replayed)):
+            self._once()
+        self._check_atomics()
+
+    def _survey(self, region: Region, parent: Op | None) -> None:
+        for op in region:
+            self._parents[op] = parent
+            self.order[op] = len(self.order)
+            for value in defined_by(op):
+                self._definers[value] = op
+            for inner in regions(op):
+                self._survey(inner, op)
+
+    def _is_active_compute(self, op: Op) -> bool:
+        return isinstance(op, Compute) and op.result in self.activity.values
+
+    def _pullback(self, op: Any) -> Pullback:
+        construct = Construct(self.program.names, self.program.namespace, "_nb_")
+        construct.place = op.place
+        found = [
+            (argument, partial)
+            for argument, partial in zip(op.arguments, partials(construct, op), strict=True)
+            if partial is not None and argument in self.activity.values
+        ]
+        wanted = {v for _, p in found for v in (p.factor, p.condition) if v is not None}
+        kept: Region = []
+        for made in reversed(construct.region):
+            if not wanted.isdisjoint(defined_by(made)):
+                wanted.update(operands(made))
+                kept.append(made)
+        return Pullback(kept[::-1], found)
+
+    def _once(self) -> None:
+        """Work everything out for the stores that are known to be replayed, and look for more of these."""
+        self.live = self._live()
+        self.loops: dict[Loop, LoopNeeds] = {}
+        for op in reversed(self._ops):  # inner loops first
+            if isinstance(op, Loop) and op in self.live:
+                self.loops[op] = self._loop(op)
+        raises = {v for op in self._ops if isinstance(op, Raise) for v in self._controls(op, None)}
+        self.values = self._closed(self._seeds(self.program.body) | raises, None)
+        every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
+        loads = [op for op in self._ops if isinstance(op, Load) and op.result in every]
+        self.read = {op.array for op in loads if op.array.kind == "parameter"}
+        for op in self._ops:
+            if isinstance(op, Store) and any(self._reaches(op, load) for load in loads if load.array is op.array):
+                self.replayed.add(op)
+
+    def _live(self) -> set[Op]:
+        live: set[Op] = set()
+        for op in self._ops:
+            works = op in self.pullbacks or op in self.replayed or self._touches_adjoint(op)
+            node: Op | None = op if works else None
+            while node is not None and node not in live:
+                live.add(node)
+                node = self._parents[node]
+        return live
+
+    def _touches_adjoint(self, op: Op) -> bool:
+        values, arrays = self.activity.values, self.activity.arrays
+        match op:
+            case Load():
+                return op.result in values
+            case Store():
+                return op.array in arrays
+            case Atomic():
+                return op.array in arrays and not values.isdisjoint(op.values)
+            case If():
+                return any(m.result in values for m in op.merges)
+            case Loop():
+                return any(c.result in values or c.phi in values for c in op.carried)
+            case Custom():
+                return not values.isdisjoint(op.results) and not values.isdisjoint(op.arguments)
+        return False
+
+    def _seeds(self, region: Region) -> set[Value]:
+        """Return what reversing a region reads, apart from what its loops read of their own."""
+        seeds: set[Value] = set()
+        for op in nested(region):
+            if op not in self.live:
+                continue
+            match op:
+                case Compute():
+                    seeds |= self.pullbacks[op].reads
+                case Load() | Atomic():
+                    seeds.update(op.index)
+                case Store():
+                    seeds.update(op.index)
+                    if op in self.replayed:
+                        seeds.add(op.value)
+                case If():
+                    seeds.add(op.condition)
+                case Loop():
+                    seeds |= self._loop_seeds(op)
+                case Custom():
+                    seeds.update(op.arguments)
+        return seeds
+
+    def _loop_seeds(self, op: Loop) -> set[Value]:
+        """Return what reversing a loop reads of what was computed before it, and what it keeps of each trip."""
+        needs = self.loops[op]
+        outside = {v for v in needs.values | needs.again if not self._is_within(self._definers.get(v), op)}
+        kept = {carried.phi for carried in needs.saved}
+        return {*outside, *kept, *self._control(op), *(self._stored(op) if needs.stacked else ())}
+
+    def _stored(self, op: Loop) -> set[Value]:
+        """Return what the replayed stores in a loop read, and what decides whether they run."""
+        stores = [inner for inner in walk(op.body) if inner in self.replayed]
+        return {value for store in stores for value in (*operands(store), *self._controls(store, op))}
+
+    def _control(self, op: Op) -> set[Value]:
+        """Return what decides whether, or how often, the operations that an operation holds run."""
+        if isinstance(op, If):
+            return {op.condition}
+        if isinstance(op, Loop):
+            found = {*op.bounds, op.condition, op.leave}
+            return {value for value in found if value is not None}
+        return set()
+
+    def _is_within(self, op: Op | None, loop: Loop) -> bool:
+        while op is not None:
+            if op is loop:
+                return True
+            op = self._parents[op]
+        return False
+
+    def _loop(self, op: Loop) -> LoopNeeds:
+        needs = LoopNeeds(stacked=any(inner in self.replayed for inner in walk(op.body)))
+        seeds = self._seeds(op.body)
+        if needs.stacked:
+            seeds |= self._stored(op)
+        needs.values = self._closed(seeds, op)
+        kept = {c for c in op.carried if c.phi in needs.values}
+        if not needs.stacked:
+            before = -1
+            while before != (before := len(kept)):
+                needs.again = self._closed({c.following for c in kept}, op)
+                kept |= {c for c in op.carried if c.phi in needs.again}
+        needs.saved = [c for c in op.carried if c in kept]
+        return needs
+
+    def _closed(self, seeds: set[Value], within: Loop | None) -> set[Value]:
+        """Return everything that must be computed for some values, starting a trip of a loop, or at the beginning."""
+        found: set[Value] = set()
+        waiting = [v for v in seeds if v.constant is None]
+        while waiting:
+            value = waiting.pop()
+            if value in found:
+                continue
+            found.add(value)
+            op = self._definers.get(value)
+            if op is None or op is within or not (within is None or self._is_within(op, within)):
+                continue
+            more = [*self._sources(op, value), *self._controls(op, within)]
+            waiting.extend(v for v in more if v.constant is None)
+        return found
+
+    def _sources(self, op: Op, value: Value) -> list[Value]:
+        match op:
+            case If():
+                merge = next(m for m in op.merges if m.result is value)
+                return [op.condition, merge.then, merge.orelse]
+            case Loop():
+                control = list(self._control(op))
+                if value is op.index:
+                    return control
+                c = next(c for c in op.carried if value in (c.phi, c.result))
+                return [*control, c.phi, c.initial, c.following]
+            case Custom():
+                return [*op.arguments, *(v for inner in walk(op.body) for v in (*defined_by(inner), *operands(inner)))]
+        return operands(op)
+
+    def _controls(self, op: Op, within: Loop | None) -> list[Value]:
+        found: list[Value] = []
+        parent = self._parents[op]
+        while parent is not None and parent is not within:
+            found.extend(self._control(parent))
+            parent = self._parents[parent]
+        return found
+
+    def _reaches(self, store: Store, load: Load) -> bool:
+        """Tell whether a load may come after a store: later in the source, or in a loop around both."""
+        if self.order[load] > self.order[store]:
+            return True
+        loops = [op for op in self.ancestors(store) if isinstance(op, Loop)]
+        return any(loop in self.ancestors(load) for loop in loops)
+
+    def ancestors(self, op: Op) -> list[Op]:
+        """Return the branches and loops around an operation, innermost first."""
+        found: list[Op] = []
+        parent = self._parents[op]
+        while parent is not None:
+            found.append(parent)
+            parent = self._parents[parent]
+        return found
+
+    def _check_atomics(self) -> None:
+        every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
+        for op in self._ops:
+            if not isinstance(op, Atomic):
+                continue
+            if op.result in every:
+                raise refused(
+                    op,
+                    "the adjoint needs the value that this atomic operation returned, which it cannot get again; store it "
+                    "in an array and use it in another kernel",
+                )
+            loads = [o for o in self._ops if isinstance(o, Load) and o.array is op.array and o.result in every]
+            if loads:
+                raise refused(
+                    loads[0],
+                    f"the adjoint needs this element of {op.array.name!r}, which the kernel changes atomically; read it in "
+                    "another kernel",
+                )
+
+    @property
+    def snapshot(self) -> set[Array]:
+        """The parameters that the kernel changes and whose contents before the launch the adjoint reads."""
+        changed = {op.array for op in self._ops if isinstance(op, Store | Atomic)}
+        return self.read & changed

@@ -1,0 +1,502 @@
+"""Kernels made of kernels: adjoints and tangents, which are typed, cached, compiled and launched like any other.
+
+A `Derivative` has the arguments of the kernel that it comes from, then adjoints or tangents of some of them. What it does
+depends on the types, so its text is made when the types are known, and kept on disk with everything that launching it
+takes; a process that finds it there imports neither Numba nor the generator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.overlap import check_overlaps
+from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
+from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.launch import Geometry, forall, launcher
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.range_source import Private
+from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.source import Dependency
+from numbridge.kernels.source import Program as SourceProgram
+from numbridge.kernels.variant import (
+    Variants,
+    bound_types,
+    check_array,
+    check_writable,
+    variants_of,
+)
+
+if TYPE_CHECKING:
+    from numbridge.kernels.adjoint.ir import Program
+    from numbridge.kernels.adjoint.reverse import Reversed
+
+__all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a derivative is for some types.
+
+    Attributes
+    ----------
+    text, entry, hidden, may_raise, has_loop, sums, private, fingerprint
+        As in `Emitted`.
+    reads : frozenset of str
+        Arrays of the kernel whose contents the derivative reads.
+    snapshot : frozenset of str
+        Arrays that the kernel changes and that the derivative needs as they were before it.
+    writes : frozenset of str
+        Array parameters that the derivative writes.
+    """
+
+    text: str
+    entry: str
+    hidden: tuple[str, ...]
+    may_raise: bool
+    has_loop: bool
+    sums: tuple[tuple[str, str], ...]
+    private: tuple[Any, ...] | None
+    fingerprint: bytes
+    reads: frozenset[str]
+    snapshot: frozenset[str]
+    writes: frozenset[str]
+
+
+class Derivative(Kernel):
+    """The adjoint or tangent of a kernel, by some of its parameters.
+
+    Attributes
+    ----------
+    base : Kernel
+        What it is the derivative of; that may be a derivative itself.
+    mode : {'adjoint', 'tangent'}
+        Which.
+    wanted : tuple of str
+        The parameters that have an adjoint or a tangent.
+    apart : bool
+        Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
+    """
+
+    def __init__(self, base: Kernel, mode: str, wanted: tuple[str, ...], *, apart: bool = True) -> None:
+        self.base, self.mode, self.wanted, self.apart = base, mode, wanted, apart
+        self.function = base.function
+        self.name = f"{mode} of {base.name}"
+        self.options = base.options
+        prefix = ADJOINT if mode == "adjoint" else TANGENT
+        self.parameters = (*base.parameters, *(Parameter(f"{prefix}{name}", None) for name in wanted))
+        self.variants: Any = None
+        self.launchers: dict[Any, Any] = {}
+        self.derivatives: dict[Any, Any] = {}
+        self._plans: dict[Any, tuple[Plan, tuple[Dependency, ...]]] = {}
+
+    @functools.cached_property
+    def source(self) -> Any:
+        """The source of the kernel at the beginning."""
+        return self.base.source
+
+    def new_variants(self) -> Any:
+        """Return an empty collection of variants."""
+        return _DerivativeVariants(self)
+
+    def plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+        """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
+        bare = tuple(
+            dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
+            for p in parameters
+        )
+        known = self._plans.get((bare, weak))
+        if known is None or not all(dependency.holds() for dependency in known[1]):
+            known = self._plans[bare, weak] = (self._stored_plan(bare, weak), self.dependencies())
+        return known[0]
+
+    def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+        emitted = emit(self.source, weak, gradients=True)
+        key = digest(
+            "derivative",
+            machine_fingerprint(),
+            _generator(),
+            emitted.text,
+            emitted.fingerprint,
+            repr([*self.steps()]),
+            *(f"{p.name} {p}" for p in parameters),
+        )
+
+        def generate() -> Compiled:
+            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak)[0])})
+
+        compiled, _ = compiled_or_stored(key, generate)
+        return Plan(**compiled.facts["plan"])
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return every global and closure value that decides what this is."""
+        sources = SourceProgram(self.source, gradients=True).sources
+        return tuple(dependency for source in sources for dependency in source.read())
+
+    def steps(self) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+        """Yield what was derived, and by what, from the kernel on."""
+        if isinstance(self.base, Derivative):
+            yield from self.base.steps()
+        yield self.mode, self.wanted, self.apart
+
+    def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
+        """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
+        from numbridge.kernels.adjoint.forward import forward
+
+        program, rewritten = self._base_program(parameters, weak)
+        return forward(program, self.wanted), rewritten
+
+    def _base_program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
+        if isinstance(self.base, Derivative):
+            return self.base.program(parameters[: len(self.base.base.parameters)], weak)
+        from numbridge.kernels.adjoint.build import build
+        from numbridge.kernels.adjoint.fence import check_races
+
+        rewritten = rewrite(self.source, weak, gradients=True)
+        program = build(rewritten, parameters)
+        check_races(program)
+        return program, rewritten
+
+    def _generate(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
+        """Return the plan and the globals of its text."""
+        if self.mode == "tangent":
+            return self._generate_tangent(parameters, weak)
+        from numbridge.kernels.adjoint.reverse import reverse
+
+        program, rewritten = self._base_program(parameters, weak)
+        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart)
+        adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
+        text, private = _with_private(made)
+        plan = Plan(
+            text,
+            made.name,
+            tuple(v.name for v in program.hidden),
+            made.may_raise,
+            made.has_loop,
+            tuple((f"{ADJOINT}{name}", "()") for name in made.scalars),
+            private,
+            describe_namespace(program.namespace, rewritten.program),
+            made.reads,
+            made.snapshot,
+            made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
+        )
+        return plan, program.namespace
+
+    def _generate_tangent(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
+        from numbridge.kernels.adjoint.emit import program_text
+        from numbridge.kernels.adjoint.forward import facts
+
+        program, rewritten = self.program(parameters, weak)
+        name = f"{program.name}_tangent"
+        found = facts(program)
+        plan = Plan(
+            program_text(program, name),
+            name,
+            tuple(v.name for v in program.hidden),
+            found.may_raise,
+            found.has_loop,
+            (),
+            None,
+            describe_namespace(program.namespace, rewritten.program),
+            found.reads,
+            found.reads & found.writes,
+            found.writes,
+        )
+        return plan, program.namespace
+
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str) -> Emitted:
+        """Return the text to compile, for types of the base's parameters."""
+        plan = self.plan(parameters, weak)
+        namespace = _Later(lambda: self._generate(parameters, weak)[1])
+        return Emitted(
+            plan.text,
+            plan.entry,
+            plan.hidden,
+            namespace,
+            plan.fingerprint,
+            plan.may_raise,
+            plan.has_loop,
+            sums=plan.sums,
+            private=None if plan.private is None else Private(*plan.private),
+        )
+
+    def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
+        """Return a function of the derivative's arguments that checks them and runs it over `dim` threads."""
+        run = forall(self, dim)
+        return self._checked(run, forall(self._together(), dim) if self.mode == "adjoint" else run)
+
+    def over(self, geometry: Geometry) -> Callable[..., None]:
+        """Return the same for the geometry of a launch of the base."""
+        run = launcher(self, geometry)
+        return self._checked(run, launcher(self._together(), geometry) if self.mode == "adjoint" else run)
+
+    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
+        def checked(*arguments: Any) -> None:
+            found = [describe(argument) for argument in arguments]
+            (run if self.check(arguments, found) else together)(*arguments)
+
+        return checked
+
+    def _together(self) -> Derivative:
+        """Return the adjoint for adjoints that share memory."""
+        key = "together"
+        if key not in self.derivatives:
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, apart=False)
+        made: Derivative = self.derivatives[key]
+        return made
+
+    def check(self, arguments: Sequence[Any], found: Sequence[Description]) -> bool:
+        """Check shapes and overlaps of arguments; return whether no two adjoints share memory.
+
+        Raises
+        ------
+        NumbridgeError
+            If an adjoint has not the shape of its argument, or memory is shared where the gradient would be wrong.
+        """
+        names = [parameter.name for parameter in self.parameters]
+        if len(arguments) != len(names):
+            raise NumbridgeTypeError(
+                f"the {self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+            )
+        items = dict(zip(names, found, strict=True))
+        for name, adjoint in zip(self.wanted, names[len(self.base.parameters) :], strict=True):
+            self._check_shape(name, items[name], items[adjoint])
+        ranks = {p.name: items[p.name].ndim for p in self.base.parameters if items[p.name].is_array}
+        count = len(self.base.parameters)
+        written = _written(self.base, ranks)
+        return check_overlaps(self.name, names[:count], written, names[count:], items)
+
+    def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
+        what = "adjoint" if self.mode == "adjoint" else "tangent"
+        where = f"the {what} of parameter {name!r} of kernel {self.base.name!r}"
+        if not primal.is_array:
+            if self.mode == "adjoint" and (not derivative.is_array or derivative.shape != ()):
+                raise NumbridgeValueError(
+                    f"{where}, a scalar: wanted a 0-d array to which the gradient is added, got "
+                    f"{'shape ' + str(derivative.shape) if derivative.is_array else 'a number'}"
+                )
+            return
+        if not derivative.is_array or derivative.shape != primal.shape:
+            got = f"shape {derivative.shape}" if derivative.is_array else "no array"
+            raise NumbridgeValueError(f"{where}: wanted shape {primal.shape}, got {got}")
+
+
+def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
+    """Return an adjoint's text, with a second body that adds without atomics, and for which threads that is right."""
+    if not made.shared:
+        return made.text, None
+    name = f"{made.name}_private"
+    second = made.text.replace(f"def {made.name}(", f"def {name}(").replace("_nb_add(", "_nb_add_private(")
+    distance, arrays = made.near or (None, ())
+    return f"{made.text}\n\n\n{second}", (name, distance, arrays)
+
+
+class _Later(Mapping[str, Any]):
+    """A mapping that is made when it is first looked into."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        self._make = functools.cache(make)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a value."""
+        return self._make()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys."""
+        return iter(self._make())
+
+    def __len__(self) -> int:
+        """Return how many keys there are."""
+        return len(self._make())
+
+
+class _DerivativeVariants(Variants):
+    """The variants of a derivative: its base's arguments decide, adjoints and tangents must follow."""
+
+    kernel: Derivative
+
+    def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> tuple[tuple[ParameterType, ...], str]:
+        """Return the types of the base's arguments, then those of adjoints or tangents; raises if one does not fit."""
+        kernel = self.kernel
+        count = len(kernel.base.parameters)
+        types, weak = self._base_types(kernel.base, arguments[:count], found[:count])
+        _check_floats(kernel, types)
+        plan = kernel.plan(types, weak)
+        contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
+        by_name = {p.name: p for p in types}
+        made: list[ParameterType] = []
+        for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True):
+            primal = by_name.get(parameter.name)
+            written = parameter.name in plan.writes
+            if primal is None:
+                primal = self._derivative_type(parameter, by_name, argument, description)
+            if isinstance(primal, ArrayType):
+                if written:
+                    check_writable(f"{kernel.name}, argument {parameter.name!r}", argument, description)
+                primal = ArrayType(parameter.name, primal.scalar, primal.ndim, contiguous, written)
+            made.append(primal)
+        return tuple(made), weak
+
+    def _base_types(
+        self, base: Kernel, arguments: Sequence[Any], found: Sequence[Description]
+    ) -> tuple[tuple[ParameterType, ...], str]:
+        if isinstance(base, Derivative):
+            inner = len(base.base.parameters)
+            types, weak = self._base_types(base.base, arguments[:inner], found[:inner])
+            by_name = {p.name: p for p in types}
+            rest = zip(base.parameters[inner:], arguments[inner:], found[inner:], strict=True)
+            return (*types, *(self._derivative_type(p, by_name, a, d) for p, a, d in rest)), weak
+        return bound_types(base, arguments, found, frozenset())
+
+    def _derivative_type(
+        self, parameter: Parameter, primals: Mapping[str, ParameterType], argument: Any, found: Description
+    ) -> ParameterType:
+        adjoint = parameter.name.startswith(ADJOINT)
+        primal = primals[parameter.name.removeprefix(ADJOINT if adjoint else TANGENT)]
+        if isinstance(primal, ScalarType) and not adjoint:
+            return ScalarType(parameter.name, primal.scalar)
+        where = f"{self.kernel.name}, argument {parameter.name!r}"
+        row = check_array(where, None, argument, found)
+        if row != primal.scalar:
+            raise NumbridgeTypeError(
+                f"{where}: wanted elements of {primal.scalar.name}, got {row.name}; convert it first"
+            )
+        return ArrayType(parameter.name, row, found.ndim, True, False)
+
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
+        """Return the derivative's text."""
+        if target != "cpu":
+            raise KernelUnsupportedError(
+                f"the {self.kernel.name}: derivatives run on the CPU in this version; copy the arrays there"
+            )
+        return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak)
+
+
+def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
+    """Return the parameters that a kernel or a tangent writes."""
+    if not isinstance(kernel, Derivative):
+        found: frozenset[str] = variants_of(kernel).written(ranks)
+        return found
+    primal = _written(kernel.base, ranks)
+    return primal | {f"{TANGENT}{name}" for name in kernel.wanted if name in primal}
+
+
+def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
+    """Refuse derivatives by what is no real number."""
+    for parameter in types:
+        row = parameter.scalar
+        if row.code == scalars.COMPLEX:
+            raise KernelError(
+                f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "
+                "here; pass real and imaginary parts as arrays of their own"
+            )
+        if parameter.name in kernel.wanted and not row.is_float:
+            raise NumbridgeTypeError(
+                f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, which has no gradient; pass None for it"
+            )
+
+
+@functools.cache
+def _generator() -> str:
+    """Return what the generated text depends on besides the kernel: the generator's own source."""
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("*.py")), folder.parent / "emission.py"]
+    return digest(*(path.read_bytes() for path in files))
+
+
+def derived(base: Kernel, mode: str, wanted: tuple[str, ...]) -> Derivative:
+    """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
+    key = (mode, wanted)
+    found = base.derivatives.get(key)
+    if found is None:
+        if not base.options.get("enable_backward", True):
+            raise KernelError(
+                f"kernel {base.name!r} was declared with enable_backward=False and has no derivative; leave that out, or "
+                "give no adjoints for it"
+            )
+        names = [parameter.name for parameter in base.parameters]
+        for name in wanted:
+            if name not in names:
+                raise NumbridgeValueError(f"kernel {base.name!r} has the parameters {', '.join(names)}, not {name!r}")
+        found = base.derivatives[key] = Derivative(base, mode, wanted)
+    made: Derivative = found
+    return made
+
+
+def launch_adjoint(
+    kernel: Kernel,
+    dim: Any,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    adj_inputs: Sequence[Any],
+    adj_outputs: Sequence[Any],
+) -> None:
+    """Run a kernel's adjoint, given adjoints side by side with the arguments; None where no gradient is wanted."""
+    arguments = [*inputs, *outputs]
+    adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
+    names = [parameter.name for parameter in kernel.parameters]
+    if len(names) != len(arguments):
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+        )
+    given = [(name, adjoint) for name, adjoint in zip(names, adjoints, strict=True) if adjoint is not None]
+    if not given:
+        raise NumbridgeValueError(
+            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs"
+        )
+    derivative = kernel.adjoint([name for name, _ in given])
+    derivative.forall(dim)(*arguments, *(adjoint for _, adjoint in given))
+
+
+def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    if adjoints and len(adjoints) != len(arguments):
+        raise NumbridgeValueError(
+            f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
+        )
+    return list(adjoints) or [None] * len(arguments)
+
+
+def adjoint_source(kernel: Kernel) -> str:
+    """Return the text of a kernel's adjoint by all of its floating parameters."""
+    types, weak = _last_types(kernel)
+    wanted = [p.name for p in types if p.scalar.is_float]
+    derivative: Derivative = kernel.adjoint(wanted)
+    _check_floats(derivative, types)
+    return derivative.plan(types, weak).text
+
+
+def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
+    for mode, wanted in reversed(kernel.derivatives):
+        known = kernel.derivatives[mode, wanted].variants if mode == "adjoint" else None
+        if known is not None and known.last is not None:
+            types, weak = known.last
+            return types[: len(kernel.parameters)], weak
+    last = variants_of(kernel).last
+    if last is not None:
+        found: tuple[tuple[ParameterType, ...], str] = last
+        return found
+    types = tuple(_annotated(kernel, parameter) for parameter in kernel.parameters)
+    wide = any(p.scalar.is_float and p.scalar.itemsize > 4 for p in types)
+    return types, "float64" if wide else "float32"
+
+
+def _annotated(kernel: Kernel, parameter: Parameter) -> ParameterType:
+    annotation = parameter.annotation
+    if isinstance(annotation, ScalarAnnotation):
+        return ScalarType(parameter.name, annotation.scalar)
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None and annotation.ndim is not None:
+        return ArrayType(parameter.name, annotation.dtype, annotation.ndim, True, False)
+    raise KernelError(
+        f"the adjoint of kernel {kernel.name!r} depends on the type of {parameter.name!r}; annotate it, such as "
+        "nb.array1d[float], or launch the kernel once"
+    )

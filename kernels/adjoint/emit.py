@@ -1,0 +1,213 @@
+"""Programs as Python text that the back ends compile: lines, and the text of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from numba import types
+
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Atomic,
+    Compute,
+    Custom,
+    If,
+    Load,
+    Loop,
+    Op,
+    Program,
+    Raise,
+    Region,
+    Shape,
+    Store,
+    Value,
+    defined_by,
+    walk,
+)
+
+__all__ = ["EVERYTHING", "Lines", "Values", "element", "for_cuda", "index_text", "moves", "operation", "program_text"]
+
+
+class Values(Protocol):
+    """A set of values."""
+
+    def __contains__(self, value: object) -> bool:
+        """Tell whether a value is in it."""
+
+
+class _Everything:
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+EVERYTHING: Values = _Everything()
+
+
+class Lines:
+    """Lines of Python at a depth."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.lines: list[str] = []
+        self._depth = depth
+
+    def add(self, text: str) -> None:
+        """Append a line."""
+        self.lines.append("    " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Append a compound statement around what is appended meanwhile."""
+        self.add(head)
+        before = len(self.lines)
+        self._depth += 1
+        yield
+        if len(self.lines) == before:
+            self.add("pass")
+        self._depth -= 1
+
+    @contextmanager
+    def optional(self, head: str) -> Iterator[None]:
+        """Append a compound statement, unless nothing is appended meanwhile."""
+        self.add(head)
+        before = len(self.lines)
+        self._depth += 1
+        yield
+        self._depth -= 1
+        if len(self.lines) == before:
+            self.lines.pop()
+
+
+def index_text(index: Sequence[Value]) -> str:
+    """Return an index as one expression."""
+    names = [value.name for value in index]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def element(array: str, index: Sequence[Value]) -> str:
+    """Return the text of an element."""
+    return f"{array}[{', '.join(value.name for value in index) or '()'}]"
+
+
+def operation(op: Op) -> str:
+    """Return the text of an operation that holds no regions."""
+    match op:
+        case Compute():
+            return f"{op.result.name} = {op.function.text.format(*(a.name for a in op.arguments))}"
+        case Shape():
+            return f"{op.result.name} = {op.array.name}.shape[{op.axis}]"
+        case Load():
+            return f"{op.result.name} = {element(op.array.name, op.index)}"
+        case Store():
+            return f"{element(op.array.name, op.index)} = {op.value.name}"
+        case Atomic():
+            given = ", ".join([op.array.name, index_text(op.index), *(v.name for v in op.values)])
+            return f"{op.result.name} = _nb_atomic_{op.operation}({given})"
+        case Raise():
+            return op.text
+    raise TypeError(f"{op!r} is no simple operation")
+
+
+def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]], temporary: str) -> None:
+    """Assign several values at once: none is overwritten before it has been read."""
+    pairs = [(target, source) for target, source in pairs if target.name != source.name]
+    targets = {target.name for target, _ in pairs}
+    if any(source.name in targets for _, source in pairs):
+        for k, (_, source) in enumerate(pairs):
+            lines.add(f"{temporary}_{k} = {source.name}")
+        for k, (target, _) in enumerate(pairs):
+            lines.add(f"{target.name} = {temporary}_{k}")
+    else:
+        for target, source in pairs:
+            lines.add(f"{target.name} = {source.name}")
+
+
+def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
+    """Write what makes an array on the stack, filled with `zero` if that is given."""
+    extents = array.extents[0] if len(array.extents) == 1 else array.extents
+    lines.add(f"{name} = _nb_local_array({extents}, {array.dtype_text})")
+    if zero or array.zeroed:
+        lines.add(f"{name}[...] = {zero or 0}")
+
+
+def for_cuda(text: str) -> str:
+    """Return generated text with the operations of numba.cuda, by their full path, in place of the CPU's.
+
+    The prefix that is replaced is reserved, so nothing of a user's can be meant. The text needs `cuda` in its namespace.
+    """
+    for cpu, cuda in (("_nb_local_array(", "cuda.local.array("), ("_nb_add(", "cuda.atomic.add(")):
+        text = text.replace(cpu, cuda)
+    return text.replace("_nb_atomic_", "cuda.atomic.")
+
+
+class Primal:
+    """Writes a program as it is."""
+
+    def __init__(self, program: Program, lines: Lines) -> None:
+        self.program = program
+        self.lines = lines
+
+    def region(self, region: Region) -> None:
+        """Write a region."""
+        for op in region:
+            self._op(op)
+
+    def _op(self, op: Op) -> None:
+        match op:
+            case If():
+                for head, inner, side in ((f"if {op.condition.name}:", op.then, 0), ("else:", op.orelse, 1)):
+                    with self.lines.block(head):
+                        self.region(inner)
+                        moves(self.lines, [(m.result, (m.then, m.orelse)[side]) for m in op.merges], "_nb_move")
+            case Loop():
+                self._loop(op)
+            case Custom():
+                self.region(op.body)
+                moves(self.lines, list(zip(op.results, op.inner, strict=True)), "_nb_move")
+            case _:
+                self.lines.add(operation(op))
+
+    def _loop(self, op: Loop) -> None:
+        moves(self.lines, [(c.phi, c.initial) for c in op.carried], "_nb_move")
+        with self.lines.block(loop_head(op)):
+            start_trip(self.lines, op)
+            self.region(op.test)
+            if op.condition is not None:
+                self.lines.add(f"if not {op.condition.name}: break")
+            self.region(op.body)
+            moves(self.lines, [(c.phi, c.following) for c in op.carried], "_nb_move")
+            if op.leave is not None:
+                self.lines.add(f"if {op.leave.name}: break")
+        moves(self.lines, [(c.result, c.phi) for c in op.carried], "_nb_move")
+
+
+def loop_head(op: Loop) -> str:
+    """Return the first line of a loop."""
+    if op.index is None:
+        return "while True:"
+    counter = op.index.name if op.index.type == types.int64 else f"_nb_at_{op.index.name}"
+    start, stop, step = (bound.name for bound in op.bounds)
+    return f"for {counter} in range({start}, {stop}, {step}):"
+
+
+def start_trip(lines: Lines, op: Loop) -> None:
+    """Give the loop's variable its type, where that is not the counter's."""
+    if op.index is not None and op.index.type != types.int64:
+        lines.add(f"{op.index.name} = _nb_{op.index.type}(_nb_at_{op.index.name})")
+
+
+def program_text(program: Program, name: str) -> str:
+    """Return a program as a function."""
+    lines = Lines()
+    for array in program.locals:
+        local_array(lines, array.name, array)
+    Primal(program, lines).region(program.body)
+    lines.add("pass")
+    parameters = [v.name for v in program.hidden] + [p.name for p in program.parameters]
+    return "\n".join(["@_nb_device", f"def {name}({', '.join(parameters)}):", *lines.lines])
+
+
+def computes(region: Region, values: Values) -> bool:
+    """Tell whether a region, with what it holds, defines one of some values."""
+    return any(value in values for op in walk(region) for value in defined_by(op))

@@ -1,0 +1,299 @@
+"""Forward mode, from program to program: every value that depends on an input gets a tangent next to it.
+
+What comes out is an ordinary program with more parameters, so that it can be written as text, or reversed: the adjoint of
+a tangent is a second derivative. The rules are those of reverse mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from numbridge.kernels.adjoint.activity import Activity
+from numbridge.kernels.adjoint.construct import Construct
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Atomic,
+    Carried,
+    Compute,
+    Custom,
+    If,
+    Load,
+    Loop,
+    Merge,
+    Op,
+    Parameter,
+    Program,
+    Raise,
+    Region,
+    Shape,
+    Store,
+    Value,
+    is_float,
+    walk,
+)
+from numbridge.kernels.adjoint.prefixes import TANGENT
+from numbridge.kernels.adjoint.rules import partials
+
+__all__ = ["Facts", "facts", "forward"]
+
+
+def forward(program: Program, wanted: Collection[str]) -> Program:
+    """Return the tangent of a program: its own work, and tangents carried along.
+
+    Parameters
+    ----------
+    program : Program
+        What to differentiate; it must not be used afterwards.
+    wanted : collection of str
+        The floating parameters that have a tangent; it is passed in a parameter of its own after all others.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If the tangents would not be exact; the message shows where, and what to do.
+    """
+    return _Forward(program, wanted).run()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program does to its array parameters, and whether it raises or loops."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+    may_raise: bool
+    has_loop: bool
+
+
+def facts(program: Program) -> Facts:
+    """Return what launching a program needs to know."""
+    ops = list(walk(program.body))
+    parameters = {p.item for p in program.parameters}
+    return Facts(
+        frozenset(op.array.name for op in ops if isinstance(op, Load) and op.array in parameters),
+        frozenset(op.array.name for op in ops if isinstance(op, Store | Atomic) and op.array in parameters),
+        any(isinstance(op, Raise) for op in ops),
+        any(isinstance(op, Loop) for op in ops),
+    )
+
+
+class _Forward(Construct):
+    def __init__(self, program: Program, wanted: Collection[str]) -> None:
+        super().__init__(program.names, program.namespace, "_nb_")
+        self._program = program
+        self._activity = Activity(program, wanted)
+        self._tangents: dict[Value, Value] = {}
+        self._arrays: dict[Array, Array] = {}
+        self._added: list[Parameter] = []
+        for parameter in program.parameters:
+            if parameter.name in wanted:
+                self._add_parameter(parameter)
+        self._locals = [self._local(array) for array in program.locals if array in self._activity.arrays]
+
+    def _add_parameter(self, parameter: Parameter) -> None:
+        name, item = f"{TANGENT}{parameter.name}", parameter.item
+        if isinstance(item, Array):
+            self._arrays[item] = tangent = replace(item, name=name)
+            self._added.append(Parameter(name, tangent))
+        else:
+            self._tangents[item] = value = Value(name, item.type)
+            self._added.append(Parameter(name, value))
+
+    def _local(self, array: Array) -> Array:
+        self._arrays[array] = tangent = replace(array, name=f"{TANGENT}{array.name}", zeroed=True)
+        return tangent
+
+    def run(self) -> Program:
+        """Return the new program."""
+        program = self._program
+        body = self._region(program.body)
+        return replace(
+            program,
+            parameters=[*program.parameters, *self._added],
+            locals=[*program.locals, *self._locals],
+            body=body,
+        )
+
+    def _region(self, region: Region) -> Region:
+        outer, self.region = self.region, []
+        for op in region:
+            self.place = op.place
+            self._op(op)
+        made, self.region = self.region, outer
+        return made
+
+    def _tangent(self, value: Value) -> Value:
+        return self._tangents.get(value) or self.zero(value.type)
+
+    def _in(self, region: Region, value: Value, kind: object) -> Value:
+        """Return a value's tangent, converted at the end of a region."""
+        outer, self.region = self.region, region
+        made = self.cast(self._tangent(value), kind)
+        self.region = outer
+        return made
+
+    def _op(self, op: Op) -> None:
+        match op:
+            case Compute():
+                self.add(op)
+                self._compute(op)
+            case Load():
+                self.add(op)
+                if op.array in self._arrays and op.result in self._activity.values:
+                    tangent = Value(f"{TANGENT}{op.result.name}", op.result.type)
+                    self._tangents[op.result] = tangent
+                    self.add(Load(tangent, self._arrays[op.array], op.index))
+            case Store():
+                self.add(op)
+                if op.array in self._arrays:
+                    self.add(Store(self._arrays[op.array], op.index, self._tangent(op.value)))
+            case Atomic():
+                self._atomic(op)
+            case If():
+                self._if(op)
+            case Loop():
+                self._loop(op)
+            case Custom():
+                self._custom(op)
+            case Shape() | Raise():
+                self.add(op)
+
+    def _compute(self, op: Compute) -> None:
+        if op.result not in self._activity.values:
+            return
+        total: Value | None = None
+        for argument, partial in zip(op.arguments, partials(self, op), strict=True):
+            if partial is None or argument not in self._tangents:
+                continue
+            part = partial.times(self, self.cast(self._tangents[argument], op.result.type))
+            total = part if total is None else self.apply("add", total, part)
+        if total is not None:
+            self._tangents[op.result] = total
+
+    def _atomic(self, op: Atomic) -> None:
+        self.add(op)
+        if op.array in self._arrays:
+            held = Value(f"{TANGENT}{op.result.name}", op.result.type)
+            tangents = [self._tangent(value) for value in op.values]
+            self.add(Atomic(held, op.operation, self._arrays[op.array], op.index, tangents))
+
+    def _if(self, op: If) -> None:
+        then, orelse = self._region(op.then), self._region(op.orelse)
+        merges = list(op.merges)
+        for m in op.merges:
+            if m.result in self._activity.values:
+                result = Value(f"{TANGENT}{m.result.name}", m.result.type)
+                kind = result.type
+                merges.append(Merge(result, self._in(then, m.then, kind), self._in(orelse, m.orelse, kind)))
+                self._tangents[m.result] = result
+        self.add(replace(op, then=then, orelse=orelse, merges=merges))
+
+    def _loop(self, op: Loop) -> None:
+        moving = [c for c in op.carried if c.phi in self._activity.values]
+        initials = {c: self._tangent(c.initial) for c in moving}
+        for c in moving:
+            for value in (c.phi, c.result):
+                self._tangents[value] = Value(f"{TANGENT}{value.name}", value.type)
+        test, body = self._region(op.test), self._region(op.body)
+        carried = list(op.carried)
+        for c in moving:
+            following = self._in(body, c.following, c.phi.type)
+            carried.append(Carried(self._tangents[c.phi], initials[c], following, self._tangents[c.result]))
+        self.add(replace(op, test=test, body=body, carried=carried))
+
+    def _custom(self, op: Custom) -> None:
+        self.add(op)
+        if not any(argument in self._tangents for argument in op.arguments):
+            return
+        floats = [result for result in op.results if is_float(result)]
+        for result, own in zip(floats, op.cotangents, strict=True):
+            ones = {c: self.constant(1.0 if c is own else 0.0, c.type) for c in op.cotangents}
+            copied = _Copy(self, ones)
+            copied.region(op.pullback)
+            total = self.zero(result.type)
+            for argument, gradient in zip(op.arguments, op.gradients, strict=True):
+                if gradient is not None and argument in self._tangents:
+                    part = self.apply("mul", copied.value(gradient), self._tangents[argument])
+                    total = self.apply("add", total, self.cast(part, result.type))
+            self._tangents[result] = total
+
+
+class _Copy:
+    """Copies a region into a program, with values of its own and some values replaced."""
+
+    def __init__(self, construct: Construct, replaced: Mapping[Value, Value]) -> None:
+        self._construct = construct
+        self._values = dict(replaced)
+
+    def value(self, value: Value) -> Value:
+        """Return what stands for a value in the copy."""
+        return self._values.get(value, value)
+
+    def _new(self, value: Value) -> Value:
+        self._values[value] = made = self._construct.value(value.name.removeprefix("_nb_"), value.type)
+        return made
+
+    def region(self, region: Region) -> None:
+        """Add a copy of a region to the program."""
+        for op in region:
+            self._construct.add(self._op(op))
+
+    def _inner(self, region: Region) -> Region:
+        outer, self._construct.region = self._construct.region, []
+        self.region(region)
+        made, self._construct.region = self._construct.region, outer
+        return made
+
+    def _op(self, op: Op) -> Op:
+        match op:
+            case Compute():
+                arguments = [self.value(a) for a in op.arguments]
+                return replace(op, result=self._new(op.result), arguments=arguments)
+            case Load():
+                index = [self.value(v) for v in op.index]
+                return replace(op, result=self._new(op.result), index=index)
+            case Shape():
+                return replace(op, result=self._new(op.result))
+            case If():
+                then, orelse = self._inner(op.then), self._inner(op.orelse)
+                merges = [Merge(self._new(m.result), self.value(m.then), self.value(m.orelse)) for m in op.merges]
+                return replace(op, condition=self.value(op.condition), then=then, orelse=orelse, merges=merges)
+            case Loop():
+                return self._loop(op)
+            case Custom():
+                return self._custom(op)
+        return op
+
+    def _loop(self, op: Loop) -> Loop:
+        initials = [self.value(c.initial) for c in op.carried]
+        bounds = [self.value(bound) for bound in op.bounds]
+        index = None if op.index is None else self._new(op.index)
+        phis = [self._new(c.phi) for c in op.carried]
+        test, body = self._inner(op.test), self._inner(op.body)
+        carried = [
+            Carried(phi, initial, self.value(c.following), self._new(c.result))
+            for phi, initial, c in zip(phis, initials, op.carried, strict=True)
+        ]
+        condition = None if op.condition is None else self.value(op.condition)
+        leave = None if op.leave is None else self.value(op.leave)
+        return Loop(index, bounds, test, condition, body, carried, leave, place=op.place)
+
+    def _custom(self, op: Custom) -> Custom:
+        arguments = [self.value(a) for a in op.arguments]
+        body = self._inner(op.body)
+        inner = [self.value(v) for v in op.inner]
+        cotangents = [self._new(c) for c in op.cotangents]
+        pullback = self._inner(op.pullback)
+        gradients = [None if g is None else self.value(g) for g in op.gradients]
+        results = [self._new(r) for r in op.results]
+        return replace(
+            op,
+            arguments=arguments,
+            results=results,
+            body=body,
+            inner=inner,
+            cotangents=cotangents,
+            pullback=pullback,
+            gradients=gradients,
+        )

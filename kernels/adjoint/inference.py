@@ -1,0 +1,109 @@
+"""Types as Numba infers them, for one operation at a time.
+
+The derivative of a kernel replays it, so every value must have the type that it has in the kernel itself; Numba's own
+typing context is asked, and nothing is decided here. Importing this module imports Numba.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import typeof, types
+from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
+from numba.np.numpy_support import from_dtype
+
+from numbridge.kernels.adjoint.ir import Value
+from numbridge.kernels.scalars import Scalar
+
+__all__ = [
+    "FLOAT_NAMES",
+    "constant_type",
+    "dtype_of",
+    "is_float_type",
+    "range_type",
+    "result_type",
+    "scalar_type",
+    "unified",
+]
+
+FLOAT_NAMES = ("float16", "float32", "float64")
+
+
+@functools.cache
+def _context() -> Any:
+    context = cpu_target.typing_context
+    context.refresh()
+    return context
+
+
+def is_float_type(kind: Any) -> bool:
+    """Tell whether a type is a real floating type."""
+    return str(kind) in FLOAT_NAMES
+
+
+def scalar_type(scalar: Scalar) -> Any:
+    """Return the Numba type of a row of the dtype table."""
+    return getattr(types, scalar.numba or "none")
+
+
+def dtype_of(value: Any) -> Any:
+    """Return the type that a NumPy scalar type, dtype or Numba type stands for, or None."""
+    if isinstance(value, types.Number | types.Boolean):
+        return value
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        try:
+            return from_dtype(np.dtype(value))
+        except NumbaError:
+            return None
+    return None
+
+
+def constant_type(value: Any) -> Any:
+    """Return the type of a number as it stands in a program."""
+    return types.boolean if isinstance(value, bool) else typeof(value)
+
+
+def unified(kinds: Sequence[Any]) -> Any:
+    """Return the type of a variable that holds values of several types, or None if there is none."""
+    found = _context().unify_types(*kinds)
+    return found if isinstance(found, types.Number | types.Boolean) else None
+
+
+def result_type(primitive: Any, arguments: Sequence[Value]) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return the type of an operation's result and those that its arguments are converted to, or None."""
+    return _resolved(primitive, tuple(types.literal(a.constant) if _is_literal(a) else a.type for a in arguments))
+
+
+@functools.cache
+def _resolved(primitive: Any, kinds: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:
+    context = _context()
+    function: Any = primitive
+    try:
+        if not isinstance(primitive, types.Type) and getattr(primitive, "__module__", "") != "_operator":
+            function = context.resolve_value_type(primitive)
+        signature = context.resolve_function_type(function, kinds, {})
+    except (NumbaError, ValueError):  # the latter for functions of which Numba knows nothing
+        return None
+    if signature is None or not isinstance(signature.return_type, types.Number | types.Boolean):
+        return None
+    wanted = signature.args
+    if len(wanted) == 1 and isinstance(wanted[0], types.BaseTuple):
+        wanted = (signature.return_type,) * len(kinds)  # min and max take all of their arguments as a tuple
+    return signature.return_type, tuple(getattr(kind, "literal_type", kind) for kind in wanted)
+
+
+def range_type(bounds: Sequence[Value]) -> Any:
+    """Return the type of the variable of a loop over a range, or None if the bounds are no integers."""
+    context = _context()
+    if not all(isinstance(bound.type, types.Integer) for bound in bounds):
+        return None
+    signature = context.resolve_function_type(context.resolve_value_type(range), tuple(b.type for b in bounds), {})
+    return signature.return_type.dtype
+
+
+def _is_literal(value: Value) -> bool:
+    return value.literal and type(value.constant) in (int, bool)

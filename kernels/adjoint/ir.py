@@ -1,0 +1,365 @@
+"""The program that is differentiated: a typed, structured SSA form of a kernel.
+
+A region is a list of operations. Branches and loops are operations that hold regions; the values that leave them are
+named in merges and carried variables, so that every value has exactly one place where it is computed. Types are Numba's.
+This module only describes programs; it neither reads source nor writes any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "Array",
+    "Atomic",
+    "Carried",
+    "Compute",
+    "Custom",
+    "Function",
+    "If",
+    "Load",
+    "Loop",
+    "Merge",
+    "Names",
+    "Op",
+    "Parameter",
+    "Program",
+    "Raise",
+    "Region",
+    "Shape",
+    "Store",
+    "Value",
+    "defined_by",
+    "is_float",
+    "nested",
+    "operands",
+    "regions",
+    "walk",
+]
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A scalar that is computed once.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in generated source; for a constant, its text.
+    type : Numba type
+        Its type.
+    constant : object
+        The number, for a constant; None otherwise.
+    literal : bool
+        Whether Numba, too, sees a constant here: it types ``x ** 2`` by the 2.
+    """
+
+    name: str
+    type: Any
+    constant: Any = None
+    literal: bool = False
+
+    def __repr__(self) -> str:
+        """Return name and type."""
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(eq=False, slots=True)
+class Array:
+    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant."""
+
+    name: str
+    dtype: Any
+    ndim: int
+    kind: str = "parameter"
+    extents: tuple[int, ...] = ()
+    dtype_text: str = ""
+    zeroed: bool = False
+
+    def __repr__(self) -> str:
+        """Return name, dtype and rank."""
+        return f"{self.name}: {self.dtype}[{self.ndim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What a `Compute` computes: the key of its derivative rule, and its text, such as ``math.sin({0})``.
+
+    `primitive` is the Python object that Numba types the text by: an operator or a function.
+    """
+
+    key: str
+    text: str
+    primitive: Any
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """An operation; `place` is where it stands in the source, for messages."""
+
+    place: Any = field(default=None, kw_only=True)
+
+
+@dataclass(eq=False, slots=True)
+class Compute(Op):
+    """A pure function of scalars."""
+
+    result: Value
+    function: Function
+    arguments: list[Value]
+
+
+@dataclass(eq=False, slots=True)
+class Shape(Op):
+    """The extent of an axis."""
+
+    result: Value
+    array: Array
+    axis: int
+
+
+@dataclass(eq=False, slots=True)
+class Load(Op):
+    """An element of an array."""
+
+    result: Value
+    array: Array
+    index: list[Value]
+
+
+@dataclass(eq=False, slots=True)
+class Store(Op):
+    """A store to an element."""
+
+    array: Array
+    index: list[Value]
+    value: Value
+
+
+@dataclass(eq=False, slots=True)
+class Atomic(Op):
+    """An atomic operation on an element; `result` is what the element held."""
+
+    result: Value
+    operation: str
+    array: Array
+    index: list[Value]
+    values: list[Value]
+
+
+@dataclass(eq=False, slots=True)
+class Raise(Op):
+    """The thread ends with an exception."""
+
+    text: str
+
+
+@dataclass(eq=False, slots=True)
+class Merge:
+    """A value that is one of two, by the branch that was taken."""
+
+    result: Value
+    then: Value
+    orelse: Value
+
+
+@dataclass(eq=False, slots=True)
+class Carried:
+    """A variable of a loop.
+
+    `phi` is its value during a trip, `following` that at the trip's end, `result` that after the loop.
+    """
+
+    phi: Value
+    initial: Value
+    following: Value
+    result: Value
+
+
+@dataclass(eq=False, slots=True)
+class If(Op):
+    """A branch."""
+
+    condition: Value
+    then: list[Op]
+    orelse: list[Op]
+    merges: list[Merge]
+
+
+@dataclass(eq=False, slots=True)
+class Loop(Op):
+    """A loop over a range (`index` is its variable), or, without an `index`, while `condition` holds.
+
+    `test` computes the condition of a while loop. `leave` is a value of the body that ends the loop after the trip.
+    """
+
+    index: Value | None
+    bounds: list[Value]
+    test: list[Op]
+    condition: Value | None
+    body: list[Op]
+    carried: list[Carried]
+    leave: Value | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Custom(Op):
+    """A function with a derivative by hand.
+
+    `body` computes `results`; `pullback` computes `gradients` of the `arguments` (None where there is none) from the
+    `cotangents` of the results.
+    """
+
+    arguments: list[Value]
+    results: list[Value]
+    body: list[Op]
+    inner: list[Value]
+    cotangents: list[Value]
+    pullback: list[Op]
+    gradients: list[Value | None]
+    name: str
+
+
+Region = list[Op]
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A parameter of a program, and the array or scalar that it is."""
+
+    name: str
+    item: Array | Value
+
+
+class Names:
+    """Hands out names that nothing else in a program has, the same ones every time."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def fresh(self, base: str) -> str:
+        """Return a new name that begins with `base`."""
+        base = re.sub(r"_\d+$", "", base) or base
+        while True:
+            self._next[base] = number = self._next.get(base, 0) + 1
+            name = f"{base}_{number}"
+            if name not in self._taken:
+                self._taken.add(name)
+                return name
+
+    def claim(self, name: str) -> str:
+        """Return exactly this name, or a numbered one where it is taken."""
+        if name in self._taken:
+            return self.fresh(name)
+        self._taken.add(name)
+        return name
+
+
+@dataclass(eq=False)
+class Program:
+    """A kernel as a program.
+
+    Attributes
+    ----------
+    name : str
+        What its function is called.
+    hidden : list of Value
+        The leading parameters: thread indices, then block and grid dimensions.
+    parameters : list of Parameter
+        The kernel's parameters, then those that a derivative added.
+    locals : list of Array
+        Arrays on the thread's stack.
+    body : Region
+        What it does.
+    namespace : dict
+        The globals that the text of its operations refers to.
+    names : Names
+        For values to be added.
+    """
+
+    name: str
+    hidden: list[Value]
+    parameters: list[Parameter]
+    locals: list[Array]
+    body: Region
+    namespace: dict[str, Any]
+    names: Names
+
+    def array(self, name: str) -> Array:
+        """Return the array parameter of a name."""
+        return next(p.item for p in self.parameters if p.name == name and isinstance(p.item, Array))
+
+
+def is_float(value: Value | Array) -> bool:
+    """Tell whether a scalar, or an array's elements, are real floating-point numbers."""
+    kind = value.dtype if isinstance(value, Array) else value.type
+    return str(kind) in ("float16", "float32", "float64")
+
+
+def regions(op: Op) -> Iterator[Region]:
+    """Yield the regions that an operation holds, in the order in which they run."""
+    match op:
+        case If():
+            yield op.then
+            yield op.orelse
+        case Loop():
+            yield op.test
+            yield op.body
+        case Custom():
+            yield op.body
+
+
+def walk(region: Region) -> Iterator[Op]:
+    """Yield every operation of a region, with those in branches and loops, in source order."""
+    for op in region:
+        yield op
+        for inner in regions(op):
+            yield from walk(inner)
+
+
+def nested(region: Region) -> Iterator[Op]:
+    """Yield the operations of a region and of its branches, but not those within its loops."""
+    for op in region:
+        yield op
+        if not isinstance(op, Loop):
+            for inner in regions(op):
+                yield from nested(inner)
+
+
+def operands(op: Op) -> list[Value]:
+    """Return the values that an operation itself reads, not counting its regions."""
+    match op:
+        case Compute():
+            return op.arguments
+        case Load():
+            return op.index
+        case Store():
+            return [*op.index, op.value]
+        case Atomic():
+            return [*op.index, *op.values]
+        case If():
+            return [op.condition]
+        case Loop():
+            return op.bounds
+        case Custom():
+            return op.arguments
+    return []
+
+
+def defined_by(op: Op) -> list[Value]:
+    """Return the values that an operation defines, not counting its regions."""
+    match op:
+        case Compute() | Load() | Shape() | Atomic():
+            return [op.result]
+        case If():
+            return [merge.result for merge in op.merges]
+        case Loop():
+            phis = [value for carried in op.carried for value in (carried.phi, carried.result)]
+            return phis if op.index is None else [op.index, *phis]
+        case Custom():
+            return op.results
+    return []

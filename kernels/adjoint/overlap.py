@@ -1,0 +1,97 @@
+"""Whether arrays share memory, and which of a derivative's arguments may.
+
+Adjoints are carried through memory by address: two arguments with some of the same memory, one of which is written, would
+make a gradient wrong without anybody noticing, so they are refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
+from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.readers import Description
+
+__all__ = ["check_overlaps", "extent", "share_memory"]
+
+_WORK: Any = 10_000
+
+
+def extent(found: Description) -> tuple[int, int]:
+    """Return the first address that an array occupies, and the one after its last."""
+    itemsize = (found.word >> 8 & 0xFF) >> 3
+    if 0 in found.shape:
+        return found.data, found.data
+    steps = [(length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)]
+    low = found.data + sum(step for step in steps if step < 0)
+    high = found.data + sum(step for step in steps if step > 0) + itemsize
+    return low, high
+
+
+def share_memory(a: Description, b: Description) -> bool:
+    """Tell whether two arrays have an element in common; in doubt, they have."""
+    (low, high), (other_low, other_high) = extent(a), extent(b)
+    if low >= other_high or other_low >= high:
+        return False
+    if a.data == b.data:
+        return True
+    try:
+        return np.shares_memory(_values(a), _values(b), max_work=_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _values(found: Description) -> Any:
+    """Return a NumPy array on an array's memory, which must not outlive it."""
+    low, high = extent(found)
+    itemsize = (found.word >> 8 & 0xFF) >> 3
+    block: Any = (ctypes.c_char * (high - low)).from_address(low)
+    whole = np.frombuffer(block, np.uint8)
+    return np.ndarray(found.shape, np.dtype(f"V{itemsize}"), whole, found.data - low, found.strides)
+
+
+def check_overlaps(
+    name: str,
+    arguments: Sequence[str],
+    written: Collection[str],
+    adjoints: Sequence[str],
+    found: Mapping[str, Description],
+) -> bool:
+    """Return whether no two adjoints share memory.
+
+    Raises
+    ------
+    BufferAccessError
+        If an argument that the kernel writes shares memory with another, or an adjoint with an argument.
+    """
+    arrays = [a for a in arguments if found[a].is_array]
+    for position, first in enumerate(arrays):
+        for second in arrays[position + 1 :]:
+            if (first in written or second in written) and share_memory(found[first], found[second]):
+                raise BufferAccessError(
+                    f"the {name}: the parameters {first!r} and {second!r} share memory, and the kernel writes to it, so a "
+                    "gradient would be wrong; pass a copy for one of them"
+                )
+    derivatives = [a for a in adjoints if found[a].is_array]
+    for adjoint in derivatives:
+        for argument in arrays:
+            changed = adjoint.startswith(ADJOINT) or argument in written or adjoint.removeprefix(TANGENT) in written
+            if changed and share_memory(found[adjoint], found[argument]):
+                raise BufferAccessError(
+                    f"the {name}: {adjoint!r} shares memory with the argument {argument!r}; pass an array of its own"
+                )
+    apart = True
+    for position, first in enumerate(derivatives):
+        for second in derivatives[position + 1 :]:
+            if share_memory(found[first], found[second]):
+                apart = False
+                if any(item.removeprefix(ADJOINT).removeprefix(TANGENT) in written for item in (first, second)):
+                    raise BufferAccessError(
+                        f"the {name}: {first!r} and {second!r} share memory, and the kernel writes one of their arguments; "
+                        "pass arrays of their own"
+                    )
+    return apart

@@ -1,0 +1,307 @@
+"""The derivatives of everything that a kernel may compute: one table, which reverse and forward mode both read.
+
+A rule takes the arguments and the result of an operation and returns one partial derivative for each argument: an
+expression, `ONE`, `when(condition)` or `unless(condition)` (one where the condition holds or does not, and nothing of
+the other side is touched), or None where the derivative is zero.
+
+Where a derivative does not exist, NumPy's and Python's conventions are kept: of equal arguments, `min` and `max` return
+the first, which gets the whole derivative; that of `abs` at 0 is 0; steps (`floor`, `//`, `round`) have derivative 0,
+also on the step; `a % b` has derivative 1 with respect to `a`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.construct import CAST, Construct
+from numbridge.kernels.adjoint.ir import Compute, Value
+
+__all__ = ["KEYS", "RULES", "Partial", "partials"]
+
+
+class Expression:
+    """A value in a rule: arithmetic on it adds operations to a program."""
+
+    __slots__ = ("construct", "value")
+
+    def __init__(self, construct: Construct, value: Value) -> None:
+        self.construct = construct
+        self.value = value
+
+    def _lift(self, other: Any) -> Value:
+        return other.value if isinstance(other, Expression) else self.construct.constant(other, self.value.type)
+
+    def call(self, key: str, *others: Any) -> Expression:
+        """Apply an operation to this value and others."""
+        return Expression(self.construct, self.construct.apply(key, self.value, *map(self._lift, others)))
+
+    def _reversed(self, key: str, other: Any) -> Expression:
+        return Expression(self.construct, self.construct.apply(key, self._lift(other), self.value))
+
+    def __add__(self, other: Any) -> Expression:
+        """Add."""
+        return self.call("add", other)
+
+    def __radd__(self, other: Any) -> Expression:
+        """Add."""
+        return self._reversed("add", other)
+
+    def __sub__(self, other: Any) -> Expression:
+        """Subtract."""
+        return self.call("sub", other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        """Subtract."""
+        return self._reversed("sub", other)
+
+    def __mul__(self, other: Any) -> Expression:
+        """Multiply."""
+        return self.call("mul", other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        """Multiply."""
+        return self._reversed("mul", other)
+
+    def __truediv__(self, other: Any) -> Expression:
+        """Divide."""
+        return self.call("div", other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        """Divide."""
+        return self._reversed("div", other)
+
+    def __neg__(self) -> Expression:
+        """Negate."""
+        return self.call("neg")
+
+    def __lt__(self, other: Any) -> Expression:
+        """Compare."""
+        return self.call("lt", other)
+
+    def __gt__(self, other: Any) -> Expression:
+        """Compare."""
+        return self.call("gt", other)
+
+    def equals(self, other: Any) -> Expression:
+        """Compare."""
+        return self.call("eq", other)
+
+    def where(self, then: Any, orelse: Any) -> Expression:
+        """Return one of two values; this one is the condition."""
+        like = then if isinstance(then, Expression) else orelse
+        return Expression(self.construct, self.construct.select(self.value, like._lift(then), like._lift(orelse)))
+
+    def cast(self, like: Expression) -> Expression:
+        """Convert to another's type."""
+        return Expression(self.construct, self.construct.cast(self.value, like.value.type))
+
+    @property
+    def constant(self) -> Any:
+        """The number that this is, or None."""
+        return self.value.constant
+
+    @property
+    def is_float(self) -> bool:
+        """Whether this is a floating-point number."""
+        return inference.is_float_type(self.value.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A partial derivative: a factor (None is one), perhaps negated, perhaps only where a condition is as said."""
+
+    factor: Value | None = None
+    negative: bool = False
+    condition: Value | None = None
+    holds: bool = True
+
+    def times(self, construct: Construct, value: Value) -> Value:
+        """Return the derivative times a value."""
+        if self.factor is not None:
+            value = construct.apply("mul", value, construct.cast(self.factor, value.type))
+        if self.negative:
+            value = construct.apply("neg", value)
+        if self.condition is not None:
+            zero = construct.zero(value.type)
+            value = construct.select(self.condition, *((value, zero) if self.holds else (zero, value)))
+        return value
+
+
+ONE, MINUS_ONE = Partial(), Partial(negative=True)
+
+
+def when(condition: Expression) -> Partial:
+    """One where a condition holds."""
+    return Partial(condition=condition.value)
+
+
+def unless(condition: Expression) -> Partial:
+    """One where a condition does not hold."""
+    return Partial(condition=condition.value, holds=False)
+
+
+E = Expression
+Rule = Callable[..., tuple[Any, ...]]
+
+
+def _pow(a: E, b: E, r: E) -> tuple[Any, ...]:
+    exponent = b.cast(r)
+    if b.constant == 2:
+        by_base: Any = 2 * a.cast(r)
+    elif b.constant is not None:
+        by_base = None if b.constant == 0 else exponent * a.call("pow", b - 1)
+    else:
+        # 0 * 0 ** -1 is no number, and the derivative of a constant is zero.
+        by_base = exponent.equals(0).where(0, exponent * a.call("pow", b - 1).cast(r))
+    by_exponent = r * a.equals(0).where(0, a.call("log")).cast(r) if b.is_float and b.constant is None else None
+    return by_base, by_exponent
+
+
+def _abs(a: E, r: E) -> tuple[Any, ...]:
+    return ((a > 0).where(1, (a < 0).where(-1, 0 * a)),)
+
+
+def _number(number: float, like: E) -> E:
+    return Expression(like.construct, like.construct.constant(number, like.value.type))
+
+
+def _copysign(a: E, b: E, r: E) -> tuple[Any, ...]:
+    one = _number(1.0, r)
+    return one.call("copysign", a) * one.call("copysign", b), None
+
+
+def _nan_first(a: E, other: E, first: Callable[[E, E], E]) -> tuple[Any, ...]:
+    """NumPy's minimum and maximum: the first argument where it wins, is equal, or is not a number."""
+    keeps = first(a, other)
+    missing = a.call("ne", a)
+    chosen = missing.where(_true(a), keeps)
+    return when(chosen), unless(chosen)
+
+
+def _true(like: E) -> E:
+    return Expression(like.construct, like.construct.constant(True))
+
+
+_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+RULES: dict[str, Rule] = {
+    CAST: lambda a, r: (ONE,),
+    "pos": lambda a, r: (ONE,),
+    "add": lambda a, b, r: (ONE, ONE),
+    "sub": lambda a, b, r: (ONE, MINUS_ONE),
+    "mul": lambda a, b, r: (b, a),
+    "div": lambda a, b, r: (1 / b, -(r / b)),
+    "neg": lambda a, r: (MINUS_ONE,),
+    "pow": _pow,
+    "mod": lambda a, b, r: (ONE, -a.call("floordiv", b)),
+    "fmod": lambda a, b, r: (ONE, -(a / b).call("trunc").cast(r)),
+    "abs": _abs,
+    # Python keeps its first argument unless the second is better, also where one is not a number.
+    "min": lambda a, b, r: (unless(b < a), when(b < a)),
+    "max": lambda a, b, r: (unless(b > a), when(b > a)),
+    "minimum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("le", y)),
+    "maximum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("ge", y)),
+    "select": lambda c, a, b, r: (None, when(c), unless(c)),
+    "sin": lambda a, r: (a.call("cos"),),
+    "cos": lambda a, r: (-a.call("sin"),),
+    "tan": lambda a, r: (1 + r * r,),
+    "asin": lambda a, r: (1 / (1 - a * a).call("sqrt"),),
+    "acos": lambda a, r: (-1 / (1 - a * a).call("sqrt"),),
+    "atan": lambda a, r: (1 / (1 + a * a),),
+    "atan2": lambda a, b, r: (b / (a * a + b * b), -a / (a * a + b * b)),
+    "sinh": lambda a, r: (a.call("cosh"),),
+    "cosh": lambda a, r: (a.call("sinh"),),
+    "tanh": lambda a, r: (1 - r * r,),
+    "asinh": lambda a, r: (1 / (a * a + 1).call("sqrt"),),
+    "acosh": lambda a, r: (1 / ((a - 1).call("sqrt") * (a + 1).call("sqrt")),),
+    "atanh": lambda a, r: (1 / (1 - a * a),),
+    "exp": lambda a, r: (r,),
+    "exp2": lambda a, r: (r * math.log(2),),
+    "expm1": lambda a, r: (r + 1,),
+    "log": lambda a, r: (1 / a,),
+    "log2": lambda a, r: (1 / (a * math.log(2)),),
+    "log10": lambda a, r: (1 / (a * math.log(10)),),
+    "log1p": lambda a, r: (1 / (1 + a),),
+    "sqrt": lambda a, r: (0.5 / r,),
+    "cbrt": lambda a, r: (1 / (3 * r * r),),
+    "square": lambda a, r: (2 * a,),
+    "reciprocal": lambda a, r: (-(r * r),),
+    "hypot": lambda a, b, r: (a / r, b / r),
+    "copysign": _copysign,
+    "erf": lambda a, r: (_TWO_OVER_ROOT_PI * (-(a * a)).call("exp"),),
+    "erfc": lambda a, r: (-_TWO_OVER_ROOT_PI * (-(a * a)).call("exp"),),
+    "degrees": lambda a, r: (_number(180 / math.pi, r),),
+    "radians": lambda a, r: (_number(math.pi / 180, r),),
+    **{step: lambda a, r: (None,) for step in ("floor", "ceil", "trunc", "rint", "sign", "round")},
+    **{step: lambda a, b, r: (None, None) for step in ("floordiv", "round2")},
+}
+"""Key → the partial derivatives by each argument."""
+
+
+def _numpy(*names: str) -> dict[Any, str]:
+    return {getattr(np, name): name for name in names}
+
+
+_MATH = (
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "hypot", "copysign", "erf", "erfc", "degrees"),
+    *("radians", "pow", "fmod", "floor", "ceil", "trunc", "exp2", "cbrt", "gamma", "lgamma"),
+)
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "test": (
+        *(math.isnan, math.isinf, math.isfinite, np.isnan, np.isinf, np.isfinite, np.less, np.less_equal),
+        *(np.greater, np.greater_equal, np.equal, np.not_equal),
+    ),
+    "integer": (math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
+    "asin": (np.arcsin,),
+    "acos": (np.arccos,),
+    "atan": (np.arctan,),
+    "atan2": (np.arctan2,),
+    "asinh": (np.arcsinh,),
+    "acosh": (np.arccosh,),
+    "atanh": (np.arctanh,),
+    "radians": (np.deg2rad,),
+    "degrees": (np.rad2deg,),
+    "pow": (np.power, pow),
+    "abs": (np.absolute, np.fabs, math.fabs, abs),
+    "neg": (np.negative,),
+    "pos": (np.positive,),
+    "add": (np.add,),
+    "sub": (np.subtract,),
+    "mul": (np.multiply,),
+    "div": (np.true_divide,),
+    "floordiv": (np.floor_divide,),
+    "mod": (np.remainder,),
+    "min": (min,),
+    "max": (max,),
+}
+KEYS: dict[Any, str] = {
+    **{getattr(math, name): name for name in _MATH if hasattr(math, name)},
+    **_numpy("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    **_numpy("sqrt", "cbrt", "square", "reciprocal", "hypot", "copysign", "floor", "ceil", "trunc", "rint", "sign"),
+    **_numpy("minimum", "maximum", "fmod", "degrees", "radians"),
+    **{function: key for key, functions in _OTHERS.items() for function in functions},
+}
+"""What a kernel may call: the function itself → the key of its rule.
+
+Functions without a rule may be called on what no gradient is asked of.
+"""
+
+
+def partials(construct: Construct, op: Compute) -> list[Partial | None]:
+    """Return an operation's partial derivatives by each of its arguments; what they compute is added to `construct`.
+
+    Raises
+    ------
+    KeyError
+        If there is no rule.
+    """
+    given = [Expression(construct, value) for value in (*op.arguments, op.result)]
+    found = RULES[op.function.key](*given)
+    return [Partial(p.value) if isinstance(p, Expression) else p for p in found]

@@ -1,0 +1,120 @@
+"""The kernel around a body on CUDA, as source: how a thread of the grid learns which indices are its own.
+
+Two forms. The *masked* one serves `nb.launch`: every axis is a grid-stride loop up to the launch's dimension, so it is right
+for any grid, and ids past a dimension do not run. The dimensions follow the kernel's parameters. The *plain* one serves
+``kernel[blocks, threads]``: each thread runs the body once, as in numba.cuda. This module compiles nothing.
+
+The last index runs along x, where neighbouring threads are neighbours in memory, so indices need no division. A body that
+asks for its place in the block instead finds its first index along x, as ``cuda.grid`` has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from numbridge.kernels.emission import CUDA_MODULE
+
+__all__ = ["GRID", "Form", "block_shape", "grid_shape", "grid_source"]
+
+Form = Literal["masked", "plain"]
+GRID = "_nb_grid"
+_AXES = "xyz"
+# The largest extents of a grid and of a block along x, y and z: CUDA C++ Programming Guide, "Compute Capabilities".
+_GRID_LIMITS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
+_BLOCK_LIMITS = (1024, 1024, 64)
+
+
+def _axes(rank: int, *, first_along_x: bool) -> list[list[int]]:
+    """Return which indices run along x, y and z; a fourth shares z with its neighbour."""
+    order = list(range(rank)) if first_along_x else list(reversed(range(rank)))
+    axes = [[index] for index in order[:3]]
+    if rank == 4:
+        axes[2] = sorted(order[2:])
+    return axes
+
+
+def extents(dims: Sequence[int], *, first_along_x: bool) -> list[int]:
+    """Return how far x, y and z run for a launch's dimensions."""
+    found = [math.prod(dims[i] for i in axis) for axis in _axes(len(dims), first_along_x=first_along_x)]
+    return [*found, 1, 1][:3]
+
+
+def block_shape(along: Sequence[int], block_dim: int, *, first_along_x: bool) -> tuple[int, int, int]:
+    """Return a block of `block_dim` threads for extents along x, y and z.
+
+    A short x gives its threads to y and z, unless the body wants its block along x.
+    """
+    if first_along_x:
+        return block_dim, 1, 1
+    # An axis that no index runs along has extent 1 here and no loop in the kernel, so it must stay 1.
+    shape, rest = [1, 1, 1], block_dim
+    for axis in range(3):
+        size = min(rest, 1 << max(along[axis] - 1, 0).bit_length(), _BLOCK_LIMITS[axis])
+        shape[axis] = size if rest % size == 0 else 1
+        rest //= shape[axis]
+    # What no axis could use goes back to x, so that the block has as many threads as were asked for.
+    return shape[0] * rest, shape[1], shape[2]
+
+
+def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> tuple[int, int, int]:
+    """Return the grid that covers extents along x, y and z, with at most `max_blocks` blocks if that is not 0."""
+    grid = [min(-(-extent // size), limit) for extent, size, limit in zip(along, block, _GRID_LIMITS, strict=True)]
+    if max_blocks:
+        for axis in (2, 1, 0):
+            others = math.prod(grid) // max(grid[axis], 1)
+            grid[axis] = min(grid[axis], max(max_blocks // max(others, 1), 1))
+    return grid[0], grid[1], grid[2]
+
+
+def grid_source(
+    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], form: Form, *, first_along_x: bool
+) -> str:
+    """Return the source of the kernel around a body.
+
+    Parameters
+    ----------
+    entry : str
+        The body's name.
+    names : sequence of str
+        The kernel's parameters.
+    rank : int
+        How many thread indices the body takes, 0 to 4; without any the body runs once per thread.
+    hidden : sequence of str
+        The indices that the body takes before its parameters.
+    form : {'masked', 'plain'}
+        Whether ids are compared with the launch's dimensions.
+    first_along_x : bool
+        Whether the first index runs along x.
+    """
+    call = f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *names])})"
+    if form == "plain":
+        lines = [f"def {GRID}({', '.join(names)}):"]
+        lines += [f"    _nb_i{k} = {_first(axis)}" for k, axis in enumerate(_AXES[:rank])]
+        return "\n".join([*lines, f"    {call}", ""])
+    count = max(rank, 1)
+    lines = [f"def {GRID}({', '.join([*names, *(f'_nb_n{k}' for k in range(count))])}):"]
+    indent = "    "
+    tails: list[str] = []
+    for axis, indices in reversed(list(zip(_AXES, _axes(count, first_along_x=first_along_x), strict=False))):
+        run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
+        bound = " * ".join(f"_nb_n{k}" for k in indices)
+        lines += [f"{indent}{run} = {_first(axis)}", f"{indent}while {run} < {bound}:"]
+        indent += "    "
+        if len(indices) > 1:
+            lines += [
+                f"{indent}_nb_i{indices[0]} = {run} // _nb_n{indices[1]}",
+                f"{indent}_nb_i{indices[1]} = {run} - _nb_i{indices[0]} * _nb_n{indices[1]}",
+            ]
+        tails.append(f"{indent}{run} += {CUDA_MODULE}.gridDim.{axis} * {CUDA_MODULE}.blockDim.{axis}")
+    return "\n".join([*lines, f"{indent}{call}", *reversed(tails), ""])
+
+
+def _nonnegative(name: str) -> str:
+    return f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name
+
+
+def _first(axis: str) -> str:
+    m = CUDA_MODULE
+    return f"{m}.blockIdx.{axis} * {m}.blockDim.{axis} + {m}.threadIdx.{axis}"

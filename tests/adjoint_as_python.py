@@ -1,0 +1,273 @@
+"""Running generated text as plain Python, with NumPy scalars: thousands of programs in the time that Numba needs for one.
+
+What compiled code gets from the back end (atomics, arrays and stacks of the thread) is a few lines of Python here.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.build import build
+from numbridge.kernels.adjoint.emit import program_text
+from numbridge.kernels.adjoint.forward import forward
+from numbridge.kernels.adjoint.ir import Program
+from numbridge.kernels.adjoint.prefixes import TANGENT
+from numbridge.kernels.adjoint.reverse import Reversed, reverse
+from numbridge.kernels.emission import emit, rewrite
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+
+
+def _remember(log: list[Any], array: Any, index: Any) -> None:
+    log.append((index, array[index]))
+
+
+def _undo(log: list[Any], array: Any, mark: int) -> None:
+    while len(log) > mark:
+        index, value = log.pop()
+        array[index] = value
+
+
+def _atomic_add(array: Any, index: Any, value: Any) -> Any:
+    held = array[index]
+    array[index] = held + value
+    return held
+
+
+def _atomic_sub(array: Any, index: Any, value: Any) -> Any:
+    return _atomic_add(array, index, -value)
+
+
+RUNTIME: dict[str, Any] = {
+    "_nb_device": lambda function: function,
+    "_nb_local_array": lambda shape, dtype: np.full(shape, 77, dtype),
+    "_nb_atomic_add": _atomic_add,
+    "_nb_atomic_sub": _atomic_sub,
+    "_nb_add": _atomic_add,
+    "_nb_stack_new": list,
+    "_nb_stack_height": len,
+    "_nb_stack_free": lambda stack: None,
+    "_nb_stack_push": lambda stack, value: stack.append(value),
+    "_nb_stack_pop": lambda stack, like: stack.pop(),
+    "_nb_stack_remember": _remember,
+    "_nb_stack_undo": _undo,
+}
+
+
+def types_of(kernel: Any, arguments: Sequence[Any]) -> list[ParameterType]:
+    """Return the parameter types of NumPy arrays and scalars; Python floats are float64."""
+    ranks = {p.name: a.ndim for p, a in zip(kernel.parameters, arguments, strict=True) if isinstance(a, np.ndarray)}
+    written = kernel.source.written(ranks)
+    made: list[ParameterType] = []
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        row = scalars.scalar_of(np.asarray(argument).dtype)
+        if isinstance(argument, np.ndarray):
+            made.append(ArrayType(parameter.name, row, argument.ndim, True, parameter.name in written))
+        else:
+            made.append(ScalarType(parameter.name, row))
+    return made
+
+
+def program_of(kernel: Any, arguments: Sequence[Any], weak: str = "float64") -> Program:
+    """Return a kernel as a program for some arguments."""
+    return build(rewrite(kernel.source, weak, gradients=True), types_of(kernel, arguments))
+
+
+def floats_of(kernel: Any, arguments: Sequence[Any]) -> list[str]:
+    """Return the parameters that could have a gradient."""
+    return [p.name for p, a in zip(kernel.parameters, arguments, strict=True) if np.asarray(a).dtype.kind == "f"]
+
+
+def function(text: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Return a function of generated text."""
+    names = {**namespace, **RUNTIME}
+    exec(compile(text, f"<{name}>", "exec"), names)
+    return names[name]
+
+
+def over(dim: Sequence[int], run: Any) -> list[Any]:
+    """Call a function for every thread."""
+    return [run(*index) for index in itertools.product(*map(builtins.range, dim))]
+
+
+def replay(kernel: Any, dim: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Run a kernel through its program."""
+    program = program_of(kernel, arguments)
+    run = function(program_text(program, "replayed"), "replayed", program.namespace)
+    over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments))
+
+
+def adjoint_of(kernel: Any, arguments: Sequence[Any], wanted: Sequence[str] | None = None) -> tuple[Reversed, Program]:
+    """Return the adjoint of a kernel."""
+    program = program_of(kernel, arguments)
+    return reverse(program, floats_of(kernel, arguments) if wanted is None else wanted, "adjoint"), program
+
+
+def run_adjoint(
+    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], adjoints: dict[str, Any], wanted: Any = None
+) -> Reversed:
+    """Run the adjoint; `adjoints` are arrays, changed in place, and numbers, of which there are new ones afterwards."""
+    made, program = adjoint_of(kernel, arguments, wanted)
+    run = function(made.text, made.name, program.namespace)
+    given = [adjoints[name] for name in made.arrays]
+    results = over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments, *given))
+    for k, name in enumerate(made.scalars):
+        adjoints[name] = adjoints.get(name, 0.0) + sum(float(result[k]) for result in results)
+    return made
+
+
+def tangent_program(kernel: Any, arguments: Sequence[Any], wanted: Sequence[str]) -> Program:
+    """Return the tangent of a kernel."""
+    return forward(program_of(kernel, arguments), wanted)
+
+
+def run_program(program: Program, dim: Sequence[int], arguments: Sequence[Any]) -> None:
+    """Run a program."""
+    run = function(program_text(program, "program"), "program", program.namespace)
+    over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments))
+
+
+def run_tangent(
+    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], tangents: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Return the tangents of all arrays after a kernel, given those of its floating arguments before it."""
+    program = tangent_program(kernel, arguments, list(tangents))
+    copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    moved = {name: t.copy() if isinstance(t, np.ndarray) and t.ndim else t for name, t in tangents.items()}
+    order = [p.name for p in kernel.parameters if p.name in moved]
+    run_program(program, dim, [*copies, *(moved[name] for name in order)])
+    for got, wanted in zip(copies, oracle(kernel, dim, arguments), strict=True):
+        assert np.array_equal(got, wanted, equal_nan=True)
+    return {name: np.asarray(moved[name]) for name in order}
+
+
+def run_second(
+    kernel: Any,
+    dim: Sequence[int],
+    arguments: Sequence[Any],
+    tangents: dict[str, Any],
+    cotangents: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Return the gradients, by the arguments, of sum(cotangent * tangent after the kernel)."""
+    program = tangent_program(kernel, arguments, list(tangents))
+    order = [p.name for p in kernel.parameters if p.name in tangents]
+    wanted = [*order, *(f"{TANGENT}{name}" for name in order)]
+    made = reverse(program, wanted, "second")
+    run = function(made.text, made.name, program.namespace)
+    kinds = {name: np.zeros(np.shape(tangents[name])) for name in order}
+    adjoints = {name: kinds[name].copy() for name in order}
+    adjoints |= {f"{TANGENT}{name}": cotangents.get(name, kinds[name]).copy() for name in order}
+    given = [*arguments, *(tangents[name] for name in order), *(adjoints[name] for name in made.arrays)]
+    results = over(dim, lambda *index: run(*index[: len(program.hidden)], *given))
+    for k, name in enumerate(made.scalars):
+        adjoints[name] = sum(float(result[k]) for result in results)
+    return adjoints
+
+
+def oracle(kernel: Any, dim: Sequence[int], arguments: Sequence[Any]) -> list[np.ndarray]:
+    """Return what a kernel makes of copies of its arguments: its own emitted text, which no program has touched."""
+    run, hidden = _emitted(kernel)
+    copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    over(dim, lambda *index: run(*index[:hidden], *copies))
+    return [np.asarray(c) for c in copies]
+
+
+@functools.cache
+def _emitted(kernel: Any) -> tuple[Any, int]:
+    emitted = emit(kernel.source, "float64")
+    return function(emitted.text, emitted.entry, dict(emitted.namespace)), len(emitted.hidden)
+
+
+def float_arrays(arguments: Sequence[Any]) -> list[int]:
+    """Return the positions of floating arrays."""
+    return [k for k, a in enumerate(arguments) if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
+
+
+def differences(
+    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], cotangents: dict[int, Any]
+) -> dict[int, Any]:
+    """Return the gradients of sum(cotangent * final contents) by central differences, by position of the argument."""
+    step = 1e-6
+
+    def objective(changed: Sequence[Any]) -> float:
+        after = oracle(kernel, dim, changed)
+        return float(sum((cotangents[k] * after[k]).sum() for k in cotangents))
+
+    found: dict[int, Any] = {}
+    for k, argument in enumerate(arguments):
+        if np.asarray(argument).dtype.kind != "f":
+            continue
+        gradient = np.zeros(np.shape(argument))
+        for place in np.ndindex(np.shape(argument)):
+            sides = []
+            for sign in (1, -1):
+                changed = np.array(argument, copy=True)
+                changed[place] += sign * step
+                value = changed if isinstance(argument, np.ndarray) else float(changed)
+                sides.append(objective([*arguments[:k], value, *arguments[k + 1 :]]))
+            gradient[place] = (sides[0] - sides[1]) / (2 * step)
+        found[k] = gradient
+    return found
+
+
+def check(kernel: Any, dim: int | Sequence[int], *arguments: Any, tolerance: float = 2e-5) -> Reversed:
+    """Compare a kernel's adjoint, run as Python, with central differences, for random cotangents of all arrays."""
+    dim = (dim,) if isinstance(dim, int) else dim
+    names = [p.name for p in kernel.parameters]
+    random = np.random.default_rng(1)
+    cotangents = {k: random.normal(size=arguments[k].shape) for k in float_arrays(arguments)}
+    expected = differences(kernel, dim, arguments, cotangents)
+    adjoints = {names[k]: value.copy() for k, value in cotangents.items()}
+    before = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    made = run_adjoint(kernel, dim, arguments, adjoints)
+    for k, value in expected.items():
+        got = np.asarray(adjoints.get(names[k], 0.0))
+        scale = 1 + np.abs(value).max(initial=0)
+        assert np.allclose(got, value, rtol=tolerance, atol=tolerance * scale), (names[k], got, value, made.text)
+    for name, old, new in zip(names, before, arguments, strict=True):
+        assert np.array_equal(old, new, equal_nan=True), f"{name} was not brought back\n{made.text}"
+    return made
+
+
+def check_directions(kernel: Any, dim: int, *arguments: Any, count: int = 3) -> None:
+    """Compare directional derivatives of a random program's adjoint with central differences.
+
+    A difference across a kink is no derivative; there, differences of two steps do not agree, and nothing is compared.
+    """
+    names = [p.name for p in kernel.parameters]
+    random = np.random.default_rng(1)
+    floats = [k for k, a in enumerate(arguments) if np.asarray(a).dtype.kind == "f"]
+    cotangents = {k: random.normal(size=arguments[k].shape) for k in float_arrays(arguments)}
+    adjoints = {names[k]: value.copy() for k, value in cotangents.items()}
+    before = [np.array(a, copy=True) for a in arguments]
+    made = run_adjoint(kernel, (dim,), arguments, adjoints)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(arguments, before, strict=True)), made.text
+    for _ in range(count):
+        direction = {k: random.normal(size=np.shape(arguments[k])) for k in floats}
+        got = float(sum((adjoints.get(names[k], 0.0) * d).sum() for k, d in direction.items()))
+        wanted, finer = (_difference(kernel, dim, arguments, cotangents, direction, step) for step in (1e-6, 2.5e-7))
+        close = 1e-4 * (1 + abs(wanted))
+        if abs(wanted - finer) < close:
+            assert abs(got - wanted) < 3 * close, (got, wanted, finer, made.text)
+
+
+def _difference(
+    kernel: Any, dim: int, arguments: Sequence[Any], cotangents: dict[int, Any], direction: dict[int, Any], step: float
+) -> float:
+    sides = []
+    for sign in (1, -1):
+        moved = [
+            (a + sign * step * direction[k] if isinstance(a, np.ndarray) else float(a + sign * step * direction[k]))
+            if k in direction
+            else a
+            for k, a in enumerate(arguments)
+        ]
+        after = oracle(kernel, (dim,), moved)
+        sides.append(float(sum((cotangents[k] * after[k]).sum() for k in cotangents)))
+    return (sides[0] - sides[1]) / (2 * step)

@@ -1,0 +1,170 @@
+"""Random kernels: loops of every kind, jumps, branches, arrays changed in place, computed indices.
+
+A program is text, made of a stream of choices, so that hypothesis can shrink it. Threads stay apart: `y` is changed in
+the thread's own row only, `z` only by atomic additions. Values stay bounded, because everything that is assigned passes
+through a bounded function now and then.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.intrinsics import atomic_add, tid
+from numbridge.kernels.kernel import func, kernel
+
+FLOATS = ("s", "t", "u")
+INTEGERS = ("m", "p")
+WIDTH = 4
+
+
+@func
+def blend(a, b):
+    if a > b:
+        return a - 0.5 * b * b
+    return math.sin(a) * b
+
+
+class Writer:
+    """Writes one program; `pick(n)` is the next choice, below `n`."""
+
+    def __init__(self, pick: Callable[[int], int]) -> None:
+        self.pick = pick
+        self.lines: list[str] = []
+        self.loops = 0
+        self.budget = 14
+
+    def line(self, depth: int, text: str) -> None:
+        self.lines.append("    " * depth + text)
+
+    def integer(self) -> str:
+        forms = ("m", "p", "i", "0", "1", "index[i]", "index[{0}]", "({0} * 2 + 1)", "(m + p)", "n")
+        return forms[self.pick(len(forms))].format(INTEGERS[self.pick(2)])
+
+    def place(self) -> str:
+        return f"({self.integer()}) % {WIDTH}"
+
+    def real(self, depth: int = 2) -> str:
+        leaves = ("s", "t", "u", "x[{p}]", "y[i, {p}]", "a", "0.7", "1.3", "x[{p}]", "y[i, {p}]", "s", "t")
+        if depth == 0 or self.pick(4) == 0:
+            return leaves[self.pick(len(leaves))].format(p=self.place())
+        forms = (
+            *("({0} + {1})", "({0} - {1})", "({0} * {1})", "{0} * {1} * 0.5", "{0} / (1.5 + {1} * {1})"),
+            *("math.sin({0})", "math.cos({0} + 0.3)", "math.exp(-abs({0}))", "math.tanh({0})", "-{0}"),
+            *("math.sqrt(1.0 + {0} * {0})", "min({0}, {1})", "max({0}, {1})", "abs({0})", "({0}) ** 2"),
+            *("blend({0}, {1})", "({0} if {2} else {1})", "math.atan2({0}, 2.0 + {1} * {1})", "({0} + m)"),
+        )
+        form = forms[self.pick(len(forms))]
+        parts = [self.real(depth - 1) for _ in range(2 if "{1}" in form else 1)]
+        return form.format(*parts, self.condition(0) if "{2}" in form else "") if "{1}" in form else form.format(*parts)
+
+    def bounded(self) -> str:
+        forms = ("math.sin({0})", "math.tanh({0})", "0.5 * ({0})", "{0}", "1.2 * math.sin({0})")
+        return forms[self.pick(len(forms))].format(self.real())
+
+    def condition(self, depth: int = 1) -> str:
+        forms = ("{0} > {1}", "{0} < 0.4", "{i} % 2 == 0", "{i} > 1", "not {0} > 0.1", "{0} > 0.2 and {i} < 3")
+        form = forms[self.pick(len(forms))]
+        return form.format(self.real(depth), self.real(depth) if "{1}" in form else "", i=self.integer())
+
+    def block(self, depth: int, in_loop: bool, level: int) -> None:
+        for _ in range(1 + self.pick(3)):
+            self.statement(depth, in_loop, level)
+
+    def statement(self, depth: int, in_loop: bool, level: int) -> None:
+        self.budget -= 1
+        kinds = ["float", "float", "store", "augment", "integer", "atomic"]
+        if level > 0 and self.budget > 0:
+            kinds += ["if", "if", "for", "for", "while", "swap"]
+        if in_loop:
+            kinds += ["break", "continue"]
+        kinds += ["return"] if self.pick(12) == 0 else []
+        getattr(self, f"_{kinds[self.pick(len(kinds))]}")(depth, in_loop, level)
+
+    def _float(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"{FLOATS[self.pick(3)]} = {self.bounded()}")
+
+    def _swap(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"s, t = t, {self.bounded()}")
+
+    def _store(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"y[i, {self.place()}] = {self.bounded()}")
+
+    def _augment(self, depth: int, in_loop: bool, level: int) -> None:
+        target = (f"y[i, {self.place()}]", "s", "u")[self.pick(3)]
+        operator, value = (("+=", self.bounded()), ("*=", f"math.cos({self.real(1)})"), ("-=", self.bounded()))[
+            self.pick(3)
+        ]
+        self.line(depth, f"{target} {operator} {value}")
+
+    def _integer(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"{INTEGERS[self.pick(2)]} = ({self.integer()} + {self.integer()}) % 5")
+
+    def _atomic(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"atomic_add(z, {self.place()}, {self.bounded()})")
+
+    def _if(self, depth: int, in_loop: bool, level: int) -> None:
+        self.line(depth, f"if {self.condition()}:")
+        self.block(depth + 1, in_loop, level - 1)
+        if self.pick(2):
+            self.line(depth, "else:")
+            self.block(depth + 1, in_loop, level - 1)
+
+    def _for(self, depth: int, in_loop: bool, level: int) -> None:
+        self.loops += 1
+        heads = ("range(3)", "range(n)", "range(n, 0, -1)", "range(1, n + 2, 2)", "range(m)", "range(5, m, -2)")
+        self.line(depth, f"for k{self.loops} in {heads[self.pick(len(heads))]}:")
+        if self.pick(2):
+            self.line(depth + 1, f"m = (m + k{self.loops}) % 5")
+        self.block(depth + 1, True, level - 1)
+
+    def _while(self, depth: int, in_loop: bool, level: int) -> None:
+        self.loops += 1
+        count = f"w{self.loops}"
+        self.line(depth, f"{count} = 0")
+        test = (f"{count} < 4", f"{count} < n", f"{count} < 5 and {self.condition(0)}")[self.pick(3)]
+        self.line(depth, f"while {test}:")
+        self.line(depth + 1, f"{count} += 1")
+        self.block(depth + 1, True, level - 1)
+
+    def _jump(self, depth: int, statement: str) -> None:
+        self.line(depth, f"if {self.condition()}:")
+        self.line(depth + 1, statement)
+
+    def _break(self, depth: int, in_loop: bool, level: int) -> None:
+        self._jump(depth, "break")
+
+    def _continue(self, depth: int, in_loop: bool, level: int) -> None:
+        self._jump(depth, "continue")
+
+    def _return(self, depth: int, in_loop: bool, level: int) -> None:
+        self._jump(depth, "return")
+
+    def program(self) -> str:
+        self.line(0, "def generated(x, y, z, index, a, n):")
+        for text in ("i = tid()", "s = x[i]", "t = a * x[1]", "u = 0.5", "m = i", "p = index[i]"):
+            self.line(1, text)
+        for _ in range(2 + self.pick(4)):
+            self.statement(1, False, 3)
+        self.line(1, f"y[i, {self.place()}] = s * t + math.sin(u) * y[i, 0]")
+        return "\n".join(self.lines) + "\n"
+
+
+def declared(text: str) -> Any:
+    """Return the kernel that a program's text declares; its source can be read as if from a file."""
+    filename = f"<generated {hash(text):x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    names: dict[str, Any] = {"tid": tid, "atomic_add": atomic_add, "math": math, "blend": blend}
+    exec(compile(text, filename, "exec"), names)
+    return kernel(names["generated"])
+
+
+def arguments(seed: int) -> list[Any]:
+    """Return arguments for a generated kernel and two threads."""
+    random = np.random.default_rng(seed)
+    x, y = random.uniform(-1.2, 1.4, WIDTH), random.uniform(-1.2, 1.4, (2, WIDTH))
+    return [x, y, random.normal(size=WIDTH), random.integers(0, WIDTH, WIDTH + 1), 0.8, int(random.integers(0, 5))]

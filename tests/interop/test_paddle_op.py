@@ -1,0 +1,122 @@
+"""Kernels as Paddle operators: values, gradients to second order against Paddle's own, and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+import numbridge as nb
+
+
+@nb.kernel
+def two(x, w, y, z):
+    i = nb.tid()
+    y[i] = w[i] * x[i] * x[i] * x[i]
+    z[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
+def scaled(x, a, y):
+    i = nb.tid()
+    y[i] = a * math.sin(x[i])
+
+
+@nb.kernel
+def gathered(x, index, y):
+    i = nb.tid()
+    y[i] = x[index[i]] * x[index[i]]
+
+
+@nb.kernel
+def in_place(x, y):
+    i = nb.tid()
+    y[i] = y[i] + x[i]
+
+
+pair = nb.paddle_op(two, outputs=["y", "z"])
+
+
+def leaves():
+    made = [paddle.to_tensor(np.random.default_rng(k).normal(size=5)) for k in range(2)]
+    for tensor in made:
+        tensor.stop_gradient = False
+    return made
+
+
+def close(a, b):
+    np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12)
+
+
+def test_values_and_gradients():
+    x, w = leaves()
+    y, z = pair(x, w)
+    close(y, w * x**3)
+    close(z, x * w**2)
+    (y.sum() + 2 * z.sum()).backward()
+    close(x.grad, 3 * w * x**2 + 2 * w**2)
+    close(w.grad, x**3 + 4 * x * w)
+
+
+def test_numbers_and_integer_tensors():
+    x, _ = leaves()
+    y = nb.paddle_op(scaled, "y")(x, 2.0)
+    y.sum().backward()
+    close(x.grad, 2 * paddle.cos(x))
+    x, _ = leaves()
+    gather = nb.paddle_op(gathered, "y", launch_dims=3, output_dims=3)
+    gather(x, paddle.to_tensor([1, 3, 1])).sum().backward()
+    close(x.grad, 2 * x.detach() * paddle.to_tensor([0.0, 2, 0, 1, 0], dtype="float64"))
+
+
+def test_second_derivatives():
+    x, w = leaves()
+    gx, _ = paddle.grad(pair(x, w)[0].sum(), [x, w], create_graph=True)
+    close(gx, 3 * w * x**2)
+    gx.sum().backward()
+    close(x.grad, 6 * w * x)
+    close(w.grad, 3 * x**2)
+    x, w = leaves()
+    _, gw = paddle.grad(pair(x, w)[1].sum(), [x, w], create_graph=True)
+    gw.sum().backward()
+    close(x.grad, 2 * w)
+    close(w.grad, 2 * x)
+
+
+def test_only_what_requires_a_gradient_gets_one():
+    x, w = leaves()
+    w.stop_gradient = True
+    (gx,) = paddle.grad(pair(x, w)[0].sum(), [x], create_graph=True)
+    close(gx, 3 * w * x**2)
+    gx.sum().backward()
+    close(x.grad, 6 * w * x)
+    assert w.grad is None
+
+
+def test_without_gradients_nothing_is_recorded():
+    x, w = (t.detach() for t in leaves())
+    assert pair(x, w)[0].stop_gradient
+    x, w = leaves()
+    with paddle.no_grad():
+        assert pair(x, w)[0].stop_gradient
+
+
+def test_in_place():
+    op, y = nb.paddle_op(in_place), paddle.ones([4])
+    assert op(paddle.ones([4]), y) is None
+    assert y.tolist() == [2] * 4
+    x = paddle.ones([4])
+    x.stop_gradient = False
+    with pytest.raises(nb.NumbridgeError, match="changes y in place and has no gradient"):
+        op(x, y)
+    assert y.tolist() == [2] * 4
+
+
+def test_refusals():
+    with pytest.raises(nb.NumbridgeTypeError, match="paddle_op: wanted a kernel"):
+        nb.paddle_op(lambda x: x, "x")
+    with pytest.raises(nb.NumbridgeTypeError, match=r"takes 2 arguments \(x, w\), got 1"):
+        pair(paddle.ones([3]))
+    assert repr(pair) == "<PaddleOp two(x, w) -> y, z>"

@@ -1,0 +1,446 @@
+"""Tape: launches recorded and reversed, over arrays of every framework, views, slices and memory that is overwritten."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import numbridge as nb
+from numbridge.kernels.watching import is_watched
+
+
+@nb.kernel
+def square(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+@nb.kernel
+def sine(x, y):
+    i = nb.tid()
+    y[i] = math.sin(x[i])
+
+
+@nb.kernel
+def product(x, y, out):
+    i = nb.tid()
+    out[i] = x[i] * y[i]
+
+
+@nb.kernel
+def total(x, loss):
+    i = nb.tid()
+    nb.atomic_add(loss, 0, x[i])
+
+
+@nb.kernel
+def in_place(y):
+    i = nb.tid()
+    y[i] = y[i] * y[i] * y[i]
+
+
+@nb.kernel
+def double(x, y):
+    i = nb.tid()
+    y[i] = 2.0 * x[i]
+
+
+@nb.kernel(enable_backward=False)
+def undifferentiated(x, y):
+    i = nb.tid()
+    y[i] = x[i] + 1.0
+
+
+@nb.kernel
+def unsupported(x, y):
+    i = nb.tid()
+    y[i] = math.gamma(x[i])
+
+
+def leaf(*values):
+    return nb.array(list(values), dtype=nb.float64, requires_grad=True)
+
+
+def fresh(n=3):
+    return nb.zeros(n, dtype=nb.float64)
+
+
+def test_several_launches():
+    x, y, z, loss = leaf(0.1, 0.2, 0.3), fresh(), fresh(), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(sine, 3, [x], [y])
+        nb.launch(product, 3, [x, y], [z])
+        nb.launch(total, 3, [z], [loss])
+    tape.backward(loss)
+    v = x.numpy()
+    assert np.allclose(x.grad.numpy(), np.sin(v) + v * np.cos(v))
+    assert np.allclose(tape.gradients[y].numpy(), 0) and np.allclose(tape.gradients[loss].numpy(), 1)
+    assert tape.kept_bytes == 0
+
+
+def test_jax_agrees():
+    x, y, z, loss = leaf(0.4, 0.5, 0.6), fresh(), fresh(), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(sine, 3, [y], [z])
+        nb.launch(product, 3, [z, x], [y])
+        nb.launch(total, 3, [y], [loss])
+    tape.backward(loss)
+    with jax.enable_x64(True):
+        expected = jax.grad(lambda v: (jnp.sin(v * v) * v).sum())(jnp.asarray(x.numpy().copy()))
+    assert np.allclose(x.grad.numpy(), expected)
+
+
+@pytest.mark.parametrize("form", ["launch", "forall", "configured", "recorded"])
+def test_every_form_of_launch_is_recorded(form):
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    launches = {
+        "launch": lambda: nb.launch(square, 3, [x, y]),
+        "forall": lambda: square.forall(3)(x, y),
+        "configured": lambda: square[1, 3](x, y),
+        "recorded": nb.launch(square, 3, [x, y], record_cmd=True).launch,
+    }
+    launches[form]()  # known to compiled code already, so that only the watching sends it over the slow road
+    with nb.Tape() as tape:
+        launches[form]()
+    tape.backward(grads={y: [1.0, 1.0, 1.0]})
+    assert x.grad.list() == [2, 4, 6]
+
+
+def test_an_input_that_a_later_launch_overwrites_is_kept():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+        nb.launch(sine, 3, [z], [y])
+        nb.launch(double, 3, [z], [x])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [4, 32, 108]
+    # y for its square, z for its sine: not x, which is needed too, until it is overwritten.
+    assert tape.kept_bytes == 2 * 24
+
+
+def test_what_no_adjoint_reads_is_not_kept():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        for _ in range(4):
+            nb.launch(double, 3, [x], [y])
+            nb.launch(double, 3, [y], [x])
+    tape.backward(grads={x: np.ones(3)})
+    assert x.grad.list() == [256] * 3 and tape.kept_bytes == 0
+
+
+def test_in_place_launches():
+    y = leaf(0.5, 0.9, 1.1)
+    start = y.numpy().copy()
+    with nb.Tape() as tape:
+        nb.launch(in_place, 3, [y])
+        nb.launch(in_place, 3, [y])
+    tape.backward(grads=[(y, np.ones(3))])
+    assert np.allclose(y.grad.numpy(), 9 * start**8)
+    assert np.allclose(y.numpy(), start**9) and tape.kept_bytes == 48
+
+
+def test_launches_after_the_tape_cannot_spoil_it():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    double.forall(3)(y, x)
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6] and not is_watched()
+
+
+def test_methods_of_arrays_cannot_spoil_it():
+    for change in (lambda a: a.fill_(9), lambda a: a.zero_(), lambda a: a.assign([7.0, 8.0, 9.0])):
+        x, y = leaf(1.0, 2.0, 3.0), fresh()
+        with nb.Tape() as tape:
+            nb.launch(square, 3, [x], [y])
+            change(x)
+            nb.launch(product, 3, [x, x], [fresh()])
+        x[0] = 5.0
+        tape.backward(grads={y: np.ones(3)})
+        assert x.grad.list() == [2, 4, 6]
+
+
+def test_filling_ends_a_gradient():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        y.fill_(2.0)
+        nb.launch(product, 3, [x, y], [z])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [2, 2, 2]
+
+
+def test_clone_carries_gradients():
+    x, z = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        y = nb.clone(x)
+        nb.launch(square, 3, [y], [z])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6]
+
+
+def test_copies_that_are_not_recorded_are_refused():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape():
+        with pytest.raises(nb.NumbridgeError, match="is not recorded; copy it in a kernel"):
+            y.assign(x)
+        with pytest.raises(nb.NumbridgeError, match="is not recorded"):
+            nb.copy(y, x)
+        with pytest.raises(nb.NumbridgeError, match="is not recorded"):
+            y[:] = x
+
+
+def test_a_part_that_was_set_refuses_a_gradient():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        y[0] = 4.0
+        nb.launch(square, 3, [y], [z])
+    with pytest.raises(nb.NumbridgeError, match=r"was written by array\[...\] = value"):
+        tape.backward(grads={z: np.ones(3)})
+
+
+def test_the_same_array_twice():
+    x, z = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(product, 3, [x, x], [z])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6]
+    with nb.Tape(), pytest.raises(nb.BufferAccessError, match="share memory, and the kernel writes"):
+        nb.launch(product, 3, [z, x, x])
+
+
+def test_views_and_slices():
+    x, y, loss = nb.array(np.arange(1.0, 7.0), requires_grad=True), fresh(6), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x[::2]], [y[3:]])
+        nb.launch(square, 3, [x[1::2]], [y[:3]])
+        nb.launch(sine, 2, [y[2:4]], [y[4:]])
+        nb.launch(total, 6, [y], [loss])
+    tape.backward(loss)
+
+    def forward(v):
+        squares = jnp.concatenate([v[1::2] ** 2, v[::2] ** 2])
+        return jnp.concatenate([squares[:4], jnp.sin(squares[2:4])]).sum()
+
+    with jax.enable_x64(True):
+        expected = jax.grad(forward)(jnp.arange(1.0, 7.0))
+    assert np.allclose(x.grad.numpy(), expected)
+    assert np.allclose(tape.gradients[x[1:3]].numpy(), expected[1:3])
+
+
+def test_two_dimensional_views():
+    @nb.kernel
+    def rows(a, out):
+        i, j = nb.tid()
+        nb.atomic_add(out, i, a[i, j] * a[i, j])
+
+    a, out = nb.array(np.arange(6.0).reshape(2, 3), requires_grad=True), fresh(3)
+    with nb.Tape() as tape:
+        nb.launch(rows, (3, 2), [a.T], [out])
+    tape.backward(grads={out: np.ones(3)})
+    assert np.allclose(a.grad.numpy(), 2 * a.numpy())
+
+
+def test_gradients_accumulate():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    tape = nb.Tape()
+    for _ in range(2):
+        with tape:
+            nb.launch(square, 3, [x], [y])
+        tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [4, 8, 12]
+    tape.zero()
+    assert x.grad.list() == [0, 0, 0]
+
+
+def test_a_gradient_that_was_there_is_no_cotangent():
+    x, y = leaf(1.0, 2.0, 3.0), leaf(0.0, 0.0, 0.0)
+    y.grad.fill_(100)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6] and y.grad.list() == [100, 100, 100]
+
+
+def test_nothing_is_recorded_that_needs_no_gradient():
+    x, y = fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(unsupported, 3, [x], [y])
+    tape.backward(grads={y: np.ones(3)})
+    assert not is_watched()
+
+
+def test_what_cannot_be_differentiated_is_refused_before_it_runs():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape(), pytest.raises(nb.KernelUnsupportedError, match="no derivative"):
+        nb.launch(unsupported, 3, [x], [y])
+    assert y.list() == [0, 0, 0]
+
+
+def test_launches_without_a_derivative():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(undifferentiated, 3, [x], [y])
+        nb.launch(square, 3, [x], [z])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6]
+    with nb.Tape() as tape:
+        nb.launch(undifferentiated, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+    with pytest.raises(
+        nb.NumbridgeError, match="written by kernel 'undifferentiated', declared with enable_backward=False"
+    ):
+        tape.backward(grads={z: np.ones(3)})
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y], record_tape=False)
+        nb.launch(square, 3, [y], [z])
+    with pytest.raises(nb.NumbridgeError, match="launched with record_tape=False"):
+        tape.backward(grads={z: np.ones(3)})
+
+
+def test_errors():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    tape = nb.Tape()
+    with tape:
+        nb.launch(square, 3, [x], [y])
+        with pytest.raises(nb.NumbridgeError, match="still records"):
+            tape.backward(grads={y: np.ones(3)})
+    with pytest.raises(nb.NumbridgeValueError, match="needs a loss, or grads"):
+        tape.backward()
+    with pytest.raises(nb.NumbridgeValueError, match=r"the loss has shape \(3,\)"):
+        tape.backward(y)
+    with pytest.raises(nb.NumbridgeValueError, match=r"the gradient has shape \(2,\), and its array \(3,\)"):
+        tape.backward(grads={y: [1.0, 2.0]})
+    with pytest.raises(nb.NumbridgeTypeError, match="floating-point"):
+        tape.backward(grads={nb.zeros(3, dtype=int): [1, 2, 3]})
+    tape.backward(grads={y: np.ones(3)})
+    with pytest.raises(nb.NumbridgeError, match="used up"):
+        tape.backward(grads={y: np.ones(3)})
+    with pytest.raises(KeyError):
+        tape.gradients[fresh()]
+    assert len(tape.gradients) == 2 and {id(a) for a in tape.gradients} == {id(x), id(y)}
+
+
+def test_reset_forgets():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    assert is_watched()
+    tape.reset()
+    assert not is_watched()
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [0, 0, 0]
+
+
+def test_a_tape_that_is_dropped_watches_no_more():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    gone = weakref.ref(tape)
+    del tape
+    gc.collect()
+    assert gone() is None and not is_watched()
+
+
+def test_record_func():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+
+    def backward():
+        gradient = x.grad.numpy()
+        gradient += 3 * x.numpy() ** 2 * y.grad.numpy()
+        y.grad.zero_()
+
+    with nb.Tape() as tape:
+        y.assign(x.numpy() ** 3)
+        tape.record_func(backward, [x, y])
+        nb.launch(square, 3, [y], [z])
+    tape.backward(grads={z: np.ones(3)})
+    assert np.allclose(x.grad.numpy(), 6 * np.array([1.0, 2.0, 3.0]) ** 5)
+    assert not y.requires_grad
+    with pytest.raises(nb.NumbridgeTypeError, match="wanted arrays of numbridge"):
+        tape.record_func(backward, [np.zeros(3)])
+
+
+def test_inner_tapes_record_alone():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as outer:
+        nb.launch(square, 3, [x], [y])
+        with nb.Tape() as inner:
+            nb.launch(sine, 3, [x], [z])
+    inner.backward(grads={z: np.ones(3)})
+    assert np.allclose(x.grad.numpy(), np.cos([1, 2, 3]))
+    outer.backward(grads={y: np.ones(3)})
+    assert np.allclose(x.grad.numpy(), np.cos([1, 2, 3]) + np.array([2, 4, 6]))
+
+
+def test_other_threads_are_not_recorded():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        other = threading.Thread(target=lambda: nb.launch(double, 3, [x], [y]))
+        other.start()
+        other.join()
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [2, 4, 6]
+
+
+def test_torch_tensors():
+    t = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    y, loss = torch.zeros(3, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [t], [y])
+        nb.launch(total, 3, [y], [loss])
+    tape.backward(loss)
+    assert t.grad.tolist() == [2, 4, 6] and tape.gradients[y].list() == [0, 0, 0]
+
+
+def test_arrays_from_torch_share_the_gradient():
+    t = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    a = nb.from_torch(t)
+    y = nb.zeros(3)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [a], [y])
+        nb.launch(double, 3, [nb.from_torch(t)], [nb.zeros(3)])
+    tape.backward(grads={y: torch.ones(3)})
+    assert t.grad.tolist() == [2, 4, 6] and a.grad.ptr == t.grad.data_ptr()
+
+
+def test_paddle_tensors():
+    t = paddle.to_tensor([1.0, 2.0, 3.0], stop_gradient=False)
+    y = np.zeros(3, np.float32)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [nb.from_paddle(t)], [y])
+    tape.backward(grads=[(y, np.ones(3))])
+    assert t.grad.tolist() == [2, 4, 6]
+
+
+def test_memory_of_two_dtypes_is_refused():
+    x = leaf(1.0, 2.0, 3.0)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [fresh()])
+        nb.launch(double, 6, [nb.array(np.zeros(6, np.float32), requires_grad=True)], [x.view(nb.float32)])
+    with pytest.raises(nb.BufferAccessError, match="share memory, through which no gradient can be carried"):
+        tape.backward(grads={x: np.ones(3)})
+
+
+def test_many_threads_and_elements():
+    n = 200_000
+    x = nb.array(np.linspace(0, 1, n), requires_grad=True)
+    y, loss = nb.zeros(n, dtype=nb.float64), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(square, n, [x], [y])
+        nb.launch(total, n, [y], [loss])
+    tape.backward(loss)
+    assert np.allclose(x.grad.numpy(), 2 * x.numpy())

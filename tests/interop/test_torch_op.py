@@ -1,0 +1,213 @@
+"""Kernels as PyTorch operators: what torch itself checks of one, every transform, compile, export, and every refusal."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import numbridge as nb
+
+DOUBLE = torch.float64
+
+
+@nb.kernel
+def two(x, w, y, z):
+    i = nb.tid()
+    y[i] = w[i] * x[i] * x[i] * x[i]
+    z[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
+def scaled(x, a, n, y):
+    i = nb.tid()
+    y[i] = a * math.sin(x[i]) + n
+
+
+@nb.kernel
+def gathered(x, index, y):
+    i = nb.tid()
+    y[i] = x[index[i]] * x[index[i]]
+
+
+@nb.kernel
+def row_sums(x, y):
+    i = nb.tid()
+    s = 0.0
+    for j in range(x.shape[1]):
+        s += x[i, j] * x[i, j]
+    y[i] = s
+
+
+@nb.kernel
+def in_place(x, y):
+    i = nb.tid()
+    y[i] = y[i] + x[i]
+
+
+pair = nb.torch_op(two, outputs=["y", "z"], name="test_two")
+scale = nb.torch_op(scaled, outputs="y", name="test_scaled")
+gather = nb.torch_op(
+    gathered, "y", launch_dims=lambda x, i: i.shape, output_dims=lambda x, i: i.shape, name="test_gathered"
+)
+rows = nb.torch_op(row_sums, "y", launch_dims=lambda x: x.shape[0], output_dims={"y": (4,)}, name="test_row_sums")
+
+
+def leaves(count=5, seed=0):
+    torch.manual_seed(seed)
+    return [torch.randn(count, dtype=DOUBLE, requires_grad=True) for _ in range(2)]
+
+
+def test_values_and_gradients():
+    x, w = leaves()
+    y, z = pair(x, w)
+    torch.testing.assert_close(y, w * x**3)
+    torch.testing.assert_close(z, x * w**2)
+    (y.sum() + 2 * z.sum()).backward()
+    torch.testing.assert_close(x.grad, (3 * w * x**2 + 2 * w**2).detach())
+    torch.testing.assert_close(w.grad, (x**3 + 4 * x * w).detach())
+
+
+def test_an_output_that_nothing_depends_on():
+    x, w = leaves()
+    pair(x, w)[1].sum().backward()
+    torch.testing.assert_close(x.grad, (w**2).detach())
+
+
+def test_only_what_requires_a_gradient_gets_one():
+    x, w = leaves()
+    pair(x, w.detach())[0].sum().backward()
+    torch.testing.assert_close(x.grad, (3 * w * x**2).detach())
+    assert w.grad is None
+    assert not pair(x.detach(), w.detach())[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"), [(pair, leaves), (gather, lambda: (leaves()[0], torch.tensor([0, 4, 0, -1])))]
+)
+def test_torch_s_own_checks(op, arguments):
+    values = tuple(arguments())
+    torch.library.opcheck(op.op, values)
+    torch.library.opcheck(op.op, tuple(v.detach() for v in values))
+
+
+@pytest.mark.parametrize("op", [pair, rows], ids=["pair", "rows"])
+def test_gradcheck_to_second_order(op):
+    values = tuple(leaves()) if op is pair else (torch.randn(4, 3, dtype=DOUBLE, requires_grad=True),)
+    assert torch.autograd.gradcheck(op, values, nondet_tol=0.0)
+    assert torch.autograd.gradgradcheck(op, values)
+
+
+def test_gather_adds_up_repeated_indices():
+    x = torch.arange(5, dtype=DOUBLE, requires_grad=True)
+    gather(x, torch.tensor([1, 3, 1, -1])).sum().backward()
+    assert x.grad.tolist() == [0, 4, 0, 6, 8]
+
+
+def test_numbers():
+    x = leaves()[0]
+    y = scale(x, 2.0, 3)
+    torch.testing.assert_close(y, 2 * x.sin() + 3)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, (2 * x.cos()).detach())
+
+
+# torch's own decompositions for forward mode are scripted when they are first needed.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_transforms():
+    x, w = (v.detach() for v in leaves())
+    first = lambda x: pair(x, w)[0]  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(lambda x: first(x).sum())(x), 3 * w * x**2)
+    torch.testing.assert_close(torch.func.vjp(first, x)[1](torch.ones_like(x))[0], 3 * w * x**2)
+    torch.testing.assert_close(torch.func.jvp(first, (x,), (torch.ones_like(x),)), (w * x**3, 3 * w * x**2))
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(first)(x), torch.diag(3 * w * x**2))
+    torch.testing.assert_close(torch.func.hessian(lambda x: first(x).sum())(x), torch.diag(6 * w * x))
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(first))(x).sum((1, 2)), 6 * w * x)
+
+
+def test_vmap():
+    x, w = torch.randn(3, 5, dtype=DOUBLE), torch.randn(5, dtype=DOUBLE)
+    torch.testing.assert_close(torch.vmap(lambda x: pair(x, w)[1])(x), x * w**2)
+    torch.testing.assert_close(torch.vmap(lambda x, w: pair(x, w)[1], in_dims=(1, None))(x.T, w), x * w**2)
+    per_sample = torch.vmap(torch.func.grad(lambda x: pair(x, w)[0].sum()))
+    torch.testing.assert_close(per_sample(x), 3 * w * x**2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_in_one_graph(dynamic):
+    compiled = torch.compile(lambda x, w: pair(2 * x, w)[0].sum(), fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for count in (5, 7):
+        x, w = leaves(count)
+        compiled(x, w).backward()
+        torch.testing.assert_close(x.grad, (24 * w * x**2).detach())
+
+
+def test_export():
+    class Module(torch.nn.Module):
+        def forward(self, x, w):
+            return pair(x, w)[1] + 1
+
+    x, w = (v.detach() for v in leaves())
+    program = torch.export.export(Module(), (x, w))
+    assert "numbridge.test_two" in str(program.graph)
+    torch.testing.assert_close(program.module()(x, w), x * w**2 + 1)
+
+
+def test_autocast_computes_in_float32():
+    x = torch.randn(5, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, _ = pair(x, x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, x.float() ** 4)
+
+
+def test_fake_tensors_and_symbolic_shapes():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        y, z = pair(torch.empty(6), torch.empty(6))
+        assert (y.shape, z.dtype) == ((6,), torch.float32)
+
+
+def test_an_operator_that_changes_its_inputs_says_so():
+    op = nb.torch_op(in_place, name="test_in_place")
+    assert "Tensor(a!) y" in str(op.op._schema)
+    x, y = torch.ones(4), torch.ones(4)
+    assert op(x, y) is None
+    assert y.tolist() == [2] * 4
+    torch.library.opcheck(op.op, (torch.ones(4), torch.ones(4)))
+    with pytest.raises(nb.NumbridgeError, match="changes y in place and has no gradient"):
+        op(torch.ones(4, requires_grad=True), y)
+
+
+def test_names_are_stable_and_unique():
+    first, second = (nb.torch_op(scaled, "y", name="test again") for _ in range(2))
+    assert (first.name, second.name) == ("numbridge::test_again", "numbridge::test_again_2")
+    assert str(first.op._schema).startswith("numbridge::test_again(Tensor x, Scalar a, Scalar n) -> Tensor")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nb.torch_op(two, "q"), r"wanted some of its parameters \(x, w, y, z\), each once, got 'q'"),
+        (lambda: nb.torch_op(two, ["x", "y"]), "x is no array that the kernel writes; it writes y, z"),
+        (lambda: nb.torch_op(scaled, ["y", "y"]), "each once"),
+        (lambda: nb.torch_op(lambda x: x, "x"), "torch_op: wanted a kernel"),
+        (lambda: pair(torch.ones(3)), r"takes 2 arguments \(x, w\), got 1"),
+        (lambda: nb.torch_op(scaled, "y", output_dims={"z": 3})(torch.ones(3), 1.0, 1), "a shape for each of y, got z"),
+        (lambda: nb.torch_op(scaled, "y", output_dims="x")(torch.ones(3), 1.0, 1), "wanted an int or a tuple of ints"),
+    ],
+)
+def test_refusals(make, text):
+    with pytest.raises(nb.NumbridgeError, match=text):
+        make()
+
+
+def test_a_third_derivative_is_refused():
+    x, w = leaves()
+    (g,) = torch.autograd.grad(pair(x, w)[0].sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+    with pytest.raises(nb.KernelError, match="a third was asked for"):
+        torch.autograd.grad(h.sum(), x)

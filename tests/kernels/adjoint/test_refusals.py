@@ -1,0 +1,283 @@
+"""What has no derivative is refused before anything runs, with its place, a caret and the way out."""
+
+from __future__ import annotations
+
+import math
+import random as standard_random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+
+from adjoint_as_python import run_adjoint
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.intrinsics import atomic_add, atomic_exch, atomic_max, tid
+from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.launch import launch
+
+TABLE = np.array([1.0, 2.0, 3.0])
+
+
+@njit
+def compiled(value):
+    return value * 2.0
+
+
+@func
+def endless(value, n):
+    if n == 0:
+        return value
+    return endless(value, n - 1)
+
+
+@kernel
+def gamma(x, y):
+    i = tid()
+    y[i] = math.gamma(x[i])
+
+
+@kernel
+def library(x, y):
+    i = tid()
+    y[i] = compiled(x[i])
+
+
+@kernel
+def noise(x, y):
+    i = tid()
+    y[i] = x[i] * standard_random.random()
+
+
+@kernel
+def sliced(x, y):
+    i = tid()
+    y[i] = x[:2][0]
+
+
+@kernel
+def whole_row(x, y):
+    i = tid()
+    y[i] = np.sum(x)
+
+
+@kernel
+def unassigned(x, y):
+    i = tid()
+    for k in range(3):
+        if k == 0:
+            t = x[i]
+        else:
+            t = t * x[i]
+    y[i] = t
+
+
+@kernel
+def recursive(x, y):
+    i = tid()
+    y[i] = endless(x[i], 3)
+
+
+@kernel
+def maximum(x, y):
+    i = tid()
+    atomic_max(y, 0, x[i])
+
+
+@kernel
+def exchanged(x, y):
+    i = tid()
+    atomic_exch(y, i, x[i])
+
+
+@kernel
+def returned(x, y):
+    i = tid()
+    y[i] = atomic_add(y, 0, x[i]) * x[i]
+
+
+@kernel
+def read_after_atomic(x, y):
+    i = tid()
+    atomic_add(y, 0, x[i])
+    x[i] = y[0] * y[1]
+
+
+@kernel
+def neighbours(x, y):
+    i = tid()
+    if i > 0 and i < x.shape[0]:
+        x[i] = x[i - 1] * y[i]
+
+
+@kernel
+def iterated(x, y):
+    i = tid()
+    s = 0.0
+    for value in TABLE:
+        s += value * x[i]
+    y[i] = s
+
+
+@kernel
+def stored_row(x, y):
+    i = tid()
+    y[:] = x[i]
+
+
+@kernel
+def text(x, y):
+    i = tid()
+    name = "a"
+    y[i] = x[i] if name == "a" else 0.0
+
+
+@kernel
+def assigned_in_test(x, y):
+    i = tid()
+    s = x[i]
+    while (t := s * 0.5) > 0.1:
+        s = t
+    y[i] = s
+
+
+@kernel
+def named(x, y):
+    i = tid()
+    y[i] = round(x[i], ndigits=2)
+
+
+REFUSED = [
+    (gamma, "gamma has no derivative here; give one with @nb.func_grad", "y[i] = math.gamma(x[i])"),
+    (library, "compiled has no derivative here; write it as a function decorated with @nb.func", "compiled(x[i])"),
+    (noise, "random has no derivative here", "random.random()"),
+    (sliced, "slices have no derivative; write a loop over the elements", "x[:2][0]"),
+    (whole_row, "is given an array, through which gradients do not pass; use a loop", "np.sum(x)"),
+    (unassigned, "t may not have been assigned here; assign it on every path before this", "t = t * x[i]"),
+    (recursive, "endless calls itself", "return endless(value, n - 1)"),
+    (maximum, "atomic_max on 'y' has no derivative; use atomic_add", "atomic_max(y, 0, x[i])"),
+    (exchanged, "atomic_exch on 'y' has no derivative", "atomic_exch(y, i, x[i])"),
+    (returned, "the value that an atomic operation returns carries no gradient", "atomic_add(y, 0, x[i])"),
+    (read_after_atomic, "the kernel changes atomically; read it in another kernel", "x[i] = y[0] * y[1]"),
+    (neighbours, "'x' here that another thread writes", "x[i] = x[i - 1] * y[i]"),
+    (iterated, "only loops over range(...) have a derivative", "for value in TABLE:"),
+    (stored_row, "slices have no derivative", "y[:] = x[i]"),
+    (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),
+    (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s * 0.5) > 0.1:"),
+    (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),
+]
+
+
+@pytest.mark.parametrize(("refused", "message", "line"), REFUSED, ids=[case[0].name for case in REFUSED])
+def test_refused_with_its_place(refused, message, line):
+    x, y = np.ones(3), np.full(3, 2.0)
+    with pytest.raises(KernelUnsupportedError) as caught:
+        launch(refused, 3, [x, y], adj_inputs=[np.zeros(3), np.ones(3)], adjoint=True)
+    said = str(caught.value)
+    assert message in said and line in said
+    place, shown, caret = said.splitlines()[-3:]
+    assert place.strip().startswith(f"{__file__}:")
+    number, column = map(int, place.rsplit(":", 2)[1:])
+    source = Path(__file__).read_text().splitlines()[number - 1]
+    assert shown.strip() == source.strip() and caret.index("^") - 4 == column - 1 - (len(source) - len(source.lstrip()))
+    assert (x == 1).all() and (y == 2).all()
+
+
+@kernel
+def scratch(x, t, y):
+    i = tid()
+    t[i] = x[i] * 2.0
+    y[i] = t[i] * t[i]
+
+
+def test_a_gradient_that_would_be_lost_on_its_way_is_refused():
+    x, t, y = np.ones(3), np.ones(3), np.ones(3)
+    with pytest.raises(
+        KernelUnsupportedError, match="a gradient passes through the array 't', for which no adjoint is given"
+    ):
+        launch(scratch, 3, [x, t, y], adj_inputs=[np.zeros(3), None, np.ones(3)], adjoint=True)
+    by_x = np.zeros(3)
+    launch(scratch, 3, [x, t, y], adj_inputs=[by_x, np.zeros(3), np.ones(3)], adjoint=True)
+    assert by_x.tolist() == [8, 8, 8]
+
+
+@kernel
+def counted(x, y, counter):
+    i = tid()
+    atomic_add(counter, 0, 1)
+    y[i] = x[i] * 2.0
+
+
+@kernel
+def slotted(x, y, counter):
+    i = tid()
+    slot = atomic_add(counter, 0, 1)
+    y[slot] = x[i] * x[i]
+
+
+def test_a_returned_value_that_is_not_needed_is_allowed():
+    counter, by_x = np.zeros(1, np.int64), np.zeros(3)
+    launch(counted, 3, [np.ones(3), np.ones(3), counter], adj_inputs=[by_x, np.ones(3), None], adjoint=True)
+    assert by_x.tolist() == [2, 2, 2] and counter[0] == 0
+
+
+def test_a_returned_value_that_is_needed_is_refused():
+    counter = np.zeros(1, np.int64)
+    with pytest.raises(KernelUnsupportedError, match="this atomic operation returned, which it cannot get again"):
+        launch(slotted, 3, [np.ones(3), np.ones(3), counter], adj_inputs=[np.zeros(3), np.ones(3), None], adjoint=True)
+
+
+@kernel
+def unused_gamma(x, y):
+    i = tid()
+    y[i] = x[i] * 2.0
+    t = math.gamma(x[i])
+    if t > 100.0:
+        y[i] = 0.0
+
+
+def test_functions_without_a_derivative_may_decide_branches():
+    adjoints = {"x": np.zeros(2), "y": np.ones(2)}
+    run_adjoint(unused_gamma, (2,), [np.array([2.0, 7.0]), np.zeros(2)], adjoints)
+    assert adjoints["x"].tolist() == [2, 0]
+
+
+@kernel
+def red_and_black(x, n):
+    i = tid()
+    if i % 2 == 0 and i > 0 and i < n - 1:
+        x[i] = 0.5 * (x[i - 1] + x[i + 1])
+
+
+def test_threads_that_take_turns_do_not_race():
+    by_x = np.ones(5)
+    launch(red_and_black, 5, [np.ones(5), 5], adj_inputs=[by_x, None], adjoint=True)
+    assert by_x.tolist() == [1, 1.5, 0, 1.5, 1]
+
+
+def test_reserved_names_are_refused():
+    with pytest.raises(KernelError, match="reserved: generated names start with _nb_"):
+
+        @kernel
+        def reserved(x):
+            _nb_adj_x = tid()
+            x[_nb_adj_x] = 1.0
+
+
+@kernel
+def clashing(x, x_1, adj_x, value_1, y):
+    i = tid()
+    s_1 = x[i] * x_1[i]
+    value_2 = s_1 * adj_x[i]
+    y[i] = value_2 * value_1[i] * s_1
+
+
+def test_names_that_look_generated_do_not_clash():
+    values = [np.array([1.5]), np.array([2.0]), np.array([3.0]), np.array([0.5]), np.zeros(1)]
+    adjoints = {name: np.zeros(1) for name in ("x", "x_1", "adj_x", "value_1")} | {"y": np.ones(1)}
+    run_adjoint(clashing, (1,), values, adjoints)
+    x, x_1, adj_x, value_1, _ = (float(v[0]) for v in values)
+    expected = {"x": 2 * x * x_1**2 * adj_x * value_1, "x_1": 2 * x_1 * x**2 * adj_x * value_1}
+    expected |= {"adj_x": (x * x_1) ** 2 * value_1, "value_1": (x * x_1) ** 2 * adj_x}
+    for name, value in expected.items():
+        assert math.isclose(adjoints[name][0], value), name

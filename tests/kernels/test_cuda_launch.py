@@ -1,0 +1,504 @@
+"""Launches on CUDA against a recording driver: parameters, grids, streams, contexts, errors. No GPU runs here."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cuda
+
+import numbridge as nb
+from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    DeviceError,
+    KernelError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
+from numbridge.kernels.grid_source import GRID, block_shape, extents, grid_shape, grid_source
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.scalars import tag_of
+
+X, Y = 0x7000_0000, 0x8000_0000
+
+
+@pytest.fixture
+def driver():
+    with fake_cuda() as fake:
+        yield fake
+
+
+@nb.kernel
+def saxpy(x, y, a):
+    i = nb.tid()
+    y[i] = a * x[i] + y[i]
+
+
+@nb.kernel
+def write1(x):
+    i = nb.tid()
+    x[i] = 1.0
+
+
+@nb.kernel
+def write2(x):
+    i, j = nb.tid()
+    x[i, j] = 1.0
+
+
+@nb.kernel
+def write3(x):
+    i, j, k = nb.tid()
+    x[i, j, k] = 1.0
+
+
+@nb.kernel
+def write4(x):
+    i, j, k, m = nb.tid()
+    x[i, j, k, m] = 1.0
+
+
+@nb.kernel
+def read_only(x, y):
+    i = nb.tid()
+    y[i] = x[i]
+
+
+def _array_values(address, shape, strides, itemsize):
+    return [0, 0, math.prod(shape), itemsize, address, *shape, *strides]
+
+
+# What the driver gets
+
+
+def test_parameters_of_a_simple_launch(driver):
+    driver.parameters = 16
+    nb.launch(saxpy, 1000, [cuda_array((1000,), address=X), cuda_array((1000,), address=Y), 2.5])
+    done = driver.launches[-1]
+    expected = [*_array_values(X, (1000,), (4,), 4), *_array_values(Y, (1000,), (4,), 4), 2.5, 1000]
+    assert done.values(parameter_kinds([1, 1], [ctypes.c_float], 1)) == expected
+    assert (done.grid, done.block, done.shared, done.stream) == ((4, 1, 1), (256, 1, 1), 0, 0)
+    assert not done.cooperative
+    assert not done.extra
+    cubin, symbol = driver.loaded[done.kernel]
+    assert cubin[:4] == b"\x7fELF"
+    assert symbol.encode() in cubin
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"), [(write1, (7,)), (write2, (5, 7)), (write3, (3, 5, 7)), (write4, (2, 3, 5, 7))]
+)
+def test_dimensions_follow_the_parameters(driver, kernel, shape):
+    rank = len(shape)
+    driver.parameters = 5 + 3 * rank
+    strides = tuple(100 * 10**k for k in range(rank))
+    nb.launch(kernel, shape, [cuda_array(shape, np.float64, address=X, strides=strides)])
+    values = driver.launches[-1].values(parameter_kinds([rank], [], rank))
+    assert values == [*_array_values(X, shape, [8 * s for s in strides], 8), *shape]
+
+
+@nb.kernel
+def scalars(x, a, b, c, d, e, f, g):
+    i = nb.tid()
+    if g:
+        x[i] = a + b + c + d + e.real + f.real
+
+
+def test_scalars_of_every_kind_lie_as_numba_cuda_reads_them(driver):
+    driver.parameters = 7 + 9 + 1
+    arguments = [np.int8(-3), np.uint16(65535), np.float64(1e300), 2**40, np.complex64(1 + 2j), 3 - 4j, True]
+    nb.launch(scalars, 4, [cuda_array((4,), np.complex128), *arguments])
+    kinds = [ctypes.c_int8, ctypes.c_uint16, ctypes.c_double, ctypes.c_int64, ctypes.c_float, ctypes.c_float]
+    kinds += [ctypes.c_double, ctypes.c_double, ctypes.c_uint8]
+    values = driver.launches[-1].values(parameter_kinds([1], kinds, 1))
+    assert values[7:16] == [-3, 65535, 1e300, 2**40, 1.0, 2.0, 3.0, -4.0, 1]
+
+
+def test_the_parameter_list_is_that_of_the_ptx():
+    arguments = [np.zeros(3), np.zeros((2, 2), np.complex64), np.int8(1), np.float32(1), 1 + 1j, True]
+
+    @nb.kernel
+    def many(a, b, c, d, e, f):
+        i = nb.tid()
+        a[i] = b[i, 0].real + c + d + e.real
+
+    ptx = many.ptx(*arguments, capability=(9, 0))
+    entry = ptx[ptx.index(".visible .entry") :]
+    found = [line.split()[1] for line in entry[: entry.index(")")].splitlines() if ".param" in line]
+    assert found == [".u64"] * 16 + [".u8", ".f32", ".f64", ".f64", ".u8", ".u64"]
+
+
+def test_negative_strides_offsets_and_empty_arrays(driver):
+    driver.parameters = 8
+    x = machine().new_record(None, X + 36, tag_of("float32"), dl.CUDA, 0, (10,), (-1,), 0)
+    nb.launch(write1, 10, [x])
+    assert driver.launches[-1].values(parameter_kinds([1], [], 1)) == [0, 0, 10, 4, X + 36, 10, -4, 10]
+    nb.launch(write1, 0, [cuda_array((0,), address=0)])
+    assert len(driver.launches) == 1, "a launch of no threads reaches the driver"
+
+
+def test_a_launch_of_more_than_2_to_the_31_threads(driver):
+    driver.parameters = 8
+    count = (1 << 33) + 5
+    nb.launch(write1, count, [cuda_array((count,))])
+    done = driver.launches[-1]
+    assert done.grid[0] * done.block[0] >= count
+    assert done.values(parameter_kinds([1], [], 1))[-1] == count
+    assert "mul.wide.s32" in write1.ptx(np.zeros(3, np.float32), capability=(9, 0))
+
+
+def test_block_dim_and_max_blocks(driver):
+    nb.launch(write1, 1000, [cuda_array((1000,))], block_dim=64)
+    nb.launch(write1, 1000, [cuda_array((1000,))], block_dim=64, max_blocks=3)
+    assert [(d.grid, d.block) for d in driver.launches] == [((16, 1, 1), (64, 1, 1)), ((3, 1, 1), (64, 1, 1))]
+    for bad in (0, 1025):
+        with pytest.raises(NumbridgeValueError, match="block_dim of kernel 'write1': wanted 1 to 1024"):
+            nb.launch(write1, 10, [cuda_array((10,))], block_dim=bad)
+    with pytest.raises(NumbridgeValueError, match="max_blocks of kernel 'write1': wanted 0 or more, got -1"):
+        nb.launch(write1, 10, [cuda_array((10,))], max_blocks=-1)
+
+
+def test_the_form_of_numba_cuda(driver):
+    driver.parameters = 7
+    write1[(4,), (128, 1, 1), 0x55, 2048](cuda_array((512,)))
+    done = driver.launches[-1]
+    assert (done.grid, done.block, done.shared, done.stream) == ((4, 1, 1), (128, 1, 1), 2048, 0x55)
+    assert driver.shared == []
+    write1[4, 128, None, 100_000](cuda_array((512,)))
+    assert driver.shared == [(done.kernel, 0, 100_000)]
+    with pytest.raises(NumbridgeTypeError, match="shared memory is a number of bytes, 0 or more, got -1"):
+        write1[4, 128, None, -1]
+
+
+def test_both_forms_of_one_kernel_are_different_code(driver):
+    driver.parameters = 7
+    write1[4, 128](cuda_array((512,)))
+    driver.parameters = 8
+    nb.launch(write1, 512, [cuda_array((512,))])
+    assert driver.launches[0].kernel != driver.launches[1].kernel
+
+
+@nb.kernel
+def cooperative(x):
+    i = cuda.grid(1)
+    cuda.cg.this_grid().sync()
+    x[i] = x[0]
+
+
+def test_a_kernel_that_synchronises_its_grid_is_launched_cooperatively(driver):
+    cooperative[2, 64](cuda_array((128,)))
+    assert driver.launches[-1].cooperative
+
+
+# Streams
+
+
+def test_the_current_stream_is_asked_for(driver):
+    current = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(lambda device: 0x90 + device)
+    driver.follow(ctypes.cast(current, ctypes.c_void_p).value)
+    nb.launch(write1, 10, [cuda_array((10,))])
+    nb.launch(write1, 10, [cuda_array((10,), ordinal=1)])
+    assert [d.stream for d in driver.launches] == [0x90, 0x91]
+    assert [d.context for d in driver.launches] == [CONTEXTS, CONTEXTS + 1]
+    assert not [c for c in driver.calls if c[0] in ("record", "wait")]
+
+
+def test_a_producer_s_stream_is_the_launch_s(driver):
+    nb.launch(write1, 10, [cuda_array((10,), stream=0x77)])
+    assert driver.launches[-1].stream == 0x77
+    assert not [c for c in driver.calls if c[0] in ("record", "wait")]
+
+
+def test_mixed_streams_are_ordered_by_events_and_never_by_waiting(driver):
+    arrays = [cuda_array((10,), stream=s) for s in (0x70, 0x71)]
+    nb.launch(read_only, 10, arrays)
+    (event,) = {c[1] for c in driver.calls if c[0] == "record"}
+    assert [c for c in driver.calls if c[0] not in ("push", "pop")] == [
+        ("record", event, 0x71),
+        ("wait", 0x70, event),
+        ("launch", 0x70),
+        ("record", event, 0x70),
+        ("wait", 0x71, event),
+    ]
+
+
+def test_a_chosen_stream_overrides_and_keeps_the_arguments_until_it_is_done(driver):
+    x = cuda_array((10,), stream=0x70)
+    before = sys.getrefcount(x)
+    nb.launch(write1, 10, [x], stream=0x99)
+    assert driver.launches[-1].stream == 0x99
+    ((_, event, stream),) = [c for c in driver.calls if c[0] == "keep"]
+    assert stream == 0x99
+    assert not [c for c in driver.calls if c[0] in ("record", "wait")]
+    assert sys.getrefcount(x) > before
+    driver.done.add(event)
+    driver.capturing.add(0x98)
+    nb.launch(write1, 10, [cuda_array((10,))], stream=0x98)
+    assert sys.getrefcount(x) == before
+    assert len([c for c in driver.calls if c[0] == "keep"]) == 1, "a capturing stream got an event of ours"
+
+
+def test_streams_of_other_libraries(driver):
+    for stream in (
+        SimpleNamespace(__cuda_stream__=lambda: (0, 0x31)),
+        SimpleNamespace(__cuda_stream__=(0, 0x31)),
+        SimpleNamespace(cuda_stream=0x31),
+        SimpleNamespace(ptr=0x31),
+        SimpleNamespace(handle=ctypes.c_void_p(0x31)),
+        0x31,
+    ):
+        nb.launch(write1, 10, [cuda_array((10,))], stream=stream)
+        write1[1, 10, stream](cuda_array((10,)))
+    assert {d.stream for d in driver.launches} == {0x31}
+    with pytest.raises(NumbridgeTypeError, match=r"stream is 'x'; it must be an nb\.Stream"):
+        nb.launch(write1, 10, [cuda_array((10,))], stream="x")
+
+
+class _Table:
+    """A DLPack exchange table of C callbacks, for a tensor class that knows its stream."""
+
+    def __init__(self, stream: int, fails: int = 0) -> None:
+        read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+        self.asked: list[tuple[int, int]] = []
+
+        def read_tensor(obj, out):
+            extent = (ctypes.c_int64 * 1)(obj.extent)
+            obj.kept = extent
+            ctypes.c_int64.from_address(out + dl.DATA).value = obj.address
+            ctypes.c_int32.from_address(out + dl.DEVICE_TYPE).value = dl.CUDA
+            ctypes.c_int32.from_address(out + dl.DEVICE_ID).value = obj.ordinal
+            ctypes.c_int32.from_address(out + dl.NDIM).value = 1
+            ctypes.c_uint32.from_address(out + dl.DTYPE).value = tag_of("float32")
+            ctypes.c_int64.from_address(out + dl.SHAPE).value = ctypes.addressof(extent)
+            ctypes.c_int64.from_address(out + dl.STRIDES).value = 0
+            ctypes.c_int64.from_address(out + dl.BYTE_OFFSET).value = 0
+            return 0
+
+        def ask_stream(kind, ordinal, out):
+            self.asked.append((kind, ordinal))
+            out[0] = stream
+            return fails
+
+        self.functions = read(read_tensor), ask(ask_stream)
+        table = np.zeros(dl.EXCHANGE_SIZE // 8, np.int64)
+        table[0] = dl.MAJOR_VERSION | 3 << 32
+        table[dl.EXCHANGE_READ // 8] = ctypes.cast(self.functions[0], ctypes.c_void_p).value
+        table[dl.EXCHANGE_STREAM // 8] = ctypes.cast(self.functions[1], ctypes.c_void_p).value
+        self.table = table
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        self.capsule = new(("PyCapsule_New", ctypes.pythonapi))(table.ctypes.data, b"dlpack_exchange_api", None)
+
+
+def _tensor_class(table):
+    class Tensor:
+        __dlpack_c_exchange_api__ = table.capsule
+        # The reader table keeps the class, and with it the callbacks, for good.
+        functions = table
+
+        def __init__(self, extent, ordinal=0, address=X):
+            self.extent, self.ordinal, self.address = extent, ordinal, address
+
+    return Tensor
+
+
+def test_a_framework_is_asked_for_its_stream_once_per_launch(driver):
+    table = _Table(0x4242)
+    tensor = _tensor_class(table)
+    driver.parameters = 15
+    nb.launch(read_only, 10, [tensor(10), tensor(10, address=Y)])
+    del table.asked[:]
+    nb.launch(read_only, 10, [tensor(10), tensor(10, address=Y)])
+    assert driver.launches[-1].stream == 0x4242
+    assert table.asked == [(dl.CUDA, 0)]
+    assert driver.launches[-1].values(parameter_kinds([1, 1], [], 1))[4] == X
+
+
+def test_frameworks_with_different_streams_in_one_launch(driver):
+    first, second = _tensor_class(_Table(0x51)), _tensor_class(_Table(0x52))
+    nb.launch(read_only, 10, [first(10), second(10)])
+    assert [c[0] for c in driver.calls if c[0] not in ("push", "pop")] == ["record", "wait", "launch", "record", "wait"]
+    assert driver.launches[-1].stream == 0x51
+
+
+def test_a_framework_that_does_not_know_its_stream_is_an_error(driver):
+    tensor = _tensor_class(_Table(0, fails=-1))
+    with pytest.raises(DeviceError, match="400"):
+        nb.launch(write1, 10, [tensor(10)])
+    assert driver.launches == []
+    assert driver.stack == []
+
+
+# Contexts and devices
+
+
+def test_the_caller_s_context_is_restored_and_its_own_not_pushed(driver):
+    driver.stack = [CONTEXTS + 1]
+    nb.launch(write1, 10, [cuda_array((10,))])
+    assert driver.calls == [("push", CONTEXTS), ("launch", 0), ("pop", CONTEXTS)]
+    assert driver.stack == [CONTEXTS + 1]
+    del driver.calls[:]
+    driver.stack = [CONTEXTS]
+    nb.launch(write1, 10, [cuda_array((10,))])
+    assert driver.calls == [("launch", 0)]
+
+
+@pytest.mark.parametrize("function", ["get", "push", "launch", "pop", "record", "wait"])
+def test_what_the_driver_refuses_becomes_an_error_with_its_name(driver, function):
+    arrays = [cuda_array((10,), stream=s) for s in (0x70, 0x71)]
+    driver.fail[function] = 719
+    wanted = r"kernel 'read_only': the CUDA driver refused the launch.*CUDA_ERROR_LAUNCH_FAILED \(719\): unspecified"
+    with pytest.raises(DeviceError, match=wanted):
+        nb.launch(read_only, 10, arrays)
+    assert driver.stack == [], "the context stays pushed"
+    assert len(driver.launches) == (function in ("launch", "pop"))
+
+
+def test_arguments_on_two_devices_are_listed(driver):
+    wanted = r"different devices \(x: cuda:0 .*, y: cuda:1 .*\); copy them to one first"
+    with pytest.raises(DeviceError, match=wanted):
+        nb.launch(read_only, 10, [cuda_array((10,)), cuda_array((10,), ordinal=1)])
+    host = np.zeros(10, np.float32)
+    with pytest.raises(DeviceError, match=r"x: cuda:0 .*, y: cpu \(numpy.ndarray\)"):
+        nb.launch(read_only, 10, [cuda_array((10,)), host])
+    with pytest.raises(DeviceError, match=r"x: cuda:0 .*, and device='cuda:1' was asked for"):
+        nb.launch(write1, 10, [cuda_array((10,))], device="cuda:1")
+    with pytest.raises(DeviceError, match="there is no device 'cuda:2': this machine has cuda:0 to cuda:1"):
+        nb.launch(write1, 10, [cuda_array((10,))], device="cuda:2")
+    assert driver.launches == []
+
+
+def test_a_known_specialisation_does_not_take_another_device_s_array(driver):
+    nb.launch(read_only, 10, [cuda_array((10,)), cuda_array((10,))])
+    nb.launch(read_only, 10, [cuda_array((10,), ordinal=1), cuda_array((10,), ordinal=1)])
+    with pytest.raises(DeviceError, match="different devices"):
+        nb.launch(read_only, 10, [cuda_array((10,)), cuda_array((10,), ordinal=1)])
+    assert [d.context for d in driver.launches] == [CONTEXTS, CONTEXTS + 1]
+
+
+def test_host_arrays_still_run_on_the_cpu(driver):
+    x = np.zeros(10, np.float32)
+    nb.launch(write1, 10, [x])
+    assert x.tolist() == [1.0] * 10
+    assert driver.launches == []
+
+
+def test_managed_memory_goes_with_either_side(driver):
+    managed = cuda_array((10,), device=dl.CUDA_MANAGED)
+    nb.launch(read_only, 10, [cuda_array((10,)), managed])
+    nb.launch(write1, 10, [managed])
+    assert len(driver.launches) == 2
+
+
+def test_without_arrays_the_current_device_runs_it(driver):
+    @nb.kernel
+    def nothing(a):
+        i = nb.tid()
+        if i == a:
+            pass
+
+    nb.launch(nothing, 5, [1])
+    with nb.ScopedDevice("cuda:1"):
+        nb.launch(nothing, 5, [1])
+    assert [d.context for d in driver.launches] == [CONTEXTS, CONTEXTS + 1]
+    with nb.ScopedDevice("cpu"):
+        nb.launch(nothing, 5, [1])
+    nb.launch(nothing, 5, [1], device="cpu")
+    assert len(driver.launches) == 2
+
+
+# What must not be written
+
+
+def test_read_only_cuda_memory_is_refused(driver):
+    for flags, what in ((dl.FLAG_READ_ONLY, "read-only"), (dl.FLAG_READ_ONLY | dl.RECORD_IMMUTABLE, "immutable")):
+        with pytest.raises(BufferAccessError, match=f"parameter 'x': the kernel writes to it.*{what}"):
+            nb.launch(write1, 10, [cuda_array((10,), flags=flags)])
+    with pytest.raises(BufferAccessError, match="expanded view"):
+        nb.launch(write1, 10, [cuda_array((10,), strides=(0,))])
+    nb.launch(read_only, 10, [cuda_array((10,), flags=dl.FLAG_READ_ONLY), cuda_array((10,))])
+    assert len(driver.launches) == 1
+
+
+def test_what_does_not_compile_for_cuda_says_so(driver):
+    @nb.kernel
+    def wrong(x):
+        i = nb.tid()
+        nb.atomic_exch(x, i, 1)
+
+    with pytest.raises(KernelError, match=r"(?s)does not compile for \(x: int16.*on CUDA.*32- and 64-bit"):
+        nb.launch(wrong, 10, [cuda_array((10,), np.int16)])
+    with pytest.raises(KernelError, match="elements of bfloat16, with which kernels cannot compute on CUDA"):
+        nb.launch(write1, 10, [cuda_array((10,), nb.bfloat16)])
+
+
+def test_recorded_launches_and_explain(driver):
+    x = cuda_array((10,))
+    command = nb.launch(write1, 10, [x], record_cmd=True, max_blocks=2, block_dim=4)
+    command.launch()
+    command.set_dim(4)
+    command.launch()
+    assert [d.grid for d in driver.launches] == [(2, 1, 1), (1, 1, 1)]
+    assert "on cuda:0" in str(write1.explain(x))
+
+
+def test_without_cuda_every_question_has_one_answer():
+    for use in (lambda: nb.launch(write1, 10, [np.zeros(10)], stream=5), lambda: write1[1, 1, 5], nb.Stream):
+        with pytest.raises(DeviceError, match=r"needs CUDA; missing here: .*pip install 'numbridge\[cuda13\]'"):
+            use()
+
+
+# Which thread runs which ids
+
+
+def _ran(rank, dims, block, grid, first_along_x):
+    """Return the ids that the masked form runs, thread by thread, in plain Python."""
+    hidden = [f"_nb_i{k}" for k in range(rank)]
+    source = grid_source("body", [], rank, hidden, "masked", first_along_x=first_along_x)
+    found = []
+    here = SimpleNamespace(gridDim=_xyz(grid), blockDim=_xyz(block))
+    names = {"body": lambda *ids: found.append(ids), "_nb_cuda": here, "_nb_nonnegative": lambda index: index}
+    exec(source, names)
+    for b in itertools.product(*(range(extent) for extent in grid)):
+        for t in itertools.product(*(range(extent) for extent in block)):
+            here.blockIdx, here.threadIdx = _xyz(b), _xyz(t)
+            names[GRID](*dims)
+    return found
+
+
+def _xyz(values):
+    return SimpleNamespace(x=values[0], y=values[1], z=values[2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dims=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    block_dim=st.sampled_from([1, 2, 3, 8, 12]),
+    max_blocks=st.integers(0, 3),
+    first=st.booleans(),
+)
+def test_every_id_runs_once_on_any_grid(dims, block_dim, max_blocks, first):
+    along = extents(dims, first_along_x=first)
+    block = block_shape(along, block_dim, first_along_x=first)
+    assert math.prod(block) == block_dim
+    grid = grid_shape(along, block, max_blocks)
+    assert not max_blocks or math.prod(grid) <= max_blocks
+    ran = _ran(len(dims), dims, block, grid, first)
+    assert sorted(ran) == sorted(itertools.product(*(range(extent) for extent in dims)))
+
+
+def test_neighbouring_threads_are_neighbours_in_memory():
+    along = extents((1000, 2000), first_along_x=False)
+    assert along[0] == 2000
+    assert block_shape(along, 256, first_along_x=False) == (256, 1, 1)
+    assert block_shape(extents((1_000_000, 3), first_along_x=False), 256, first_along_x=False) == (4, 64, 1)
+    assert grid_shape(extents((1 << 20, 1 << 20), first_along_x=False), (256, 1, 1), 0) == (4096, 65535, 1)
