@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import check_overlaps
-from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
+from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -93,8 +93,9 @@ class Derivative(Kernel):
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
-        prefix = ADJOINT if mode == "adjoint" else TANGENT
-        self.parameters = (*base.parameters, *(Parameter(f"{prefix}{name}", None) for name in wanted))
+        level = sum(step[0] == "tangent" for step in self.steps())
+        self.prefix = ADJOINT if mode == "adjoint" else tangent_prefix(level)
+        self.parameters = (*base.parameters, *(Parameter(f"{self.prefix}{name}", None) for name in wanted))
         self.variants: Any = None
         self.launchers: dict[Any, Any] = {}
         self.derivatives: dict[Any, Any] = {}
@@ -154,7 +155,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.forward import forward
 
         program, rewritten = self._base_program(parameters, weak)
-        return forward(program, self.wanted), rewritten
+        return forward(program, self.wanted, self.prefix), rewritten
 
     def _base_program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         if isinstance(self.base, Derivative):
@@ -213,6 +214,27 @@ class Derivative(Kernel):
             found.writes,
         )
         return plan, program.namespace
+
+    def typed(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[ParameterType, ...]:
+        """Return the types of all parameters, of contiguous arrays, for those of the base's.
+
+        Raises
+        ------
+        NumbridgeError
+            If there is no such derivative.
+        """
+        _check_floats(self, parameters)
+        plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
+        made: list[ParameterType] = []
+        for name in (parameter.name for parameter in self.parameters):
+            primal = by_name.get(name) or by_name[primal_of(name)]
+            if isinstance(primal, ArrayType):
+                made.append(ArrayType(name, primal.scalar, primal.ndim, True, name in plan.writes))
+            elif name.startswith(ADJOINT):
+                made.append(ArrayType(name, primal.scalar, 0, True, name in plan.writes))
+            else:
+                made.append(ScalarType(name, primal.scalar))
+        return tuple(made)
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str) -> Emitted:
         """Return the text to compile, for types of the base's parameters."""
@@ -362,7 +384,7 @@ class _DerivativeVariants(Variants):
         self, parameter: Parameter, primals: Mapping[str, ParameterType], argument: Any, found: Description
     ) -> ParameterType:
         adjoint = parameter.name.startswith(ADJOINT)
-        primal = primals[parameter.name.removeprefix(ADJOINT if adjoint else TANGENT)]
+        primal = primals[primal_of(parameter.name)]
         if isinstance(primal, ScalarType) and not adjoint:
             return ScalarType(parameter.name, primal.scalar)
         where = f"{self.kernel.name}, argument {parameter.name!r}"
@@ -388,7 +410,7 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
         found: frozenset[str] = variants_of(kernel).written(ranks)
         return found
     primal = _written(kernel.base, ranks)
-    return primal | {f"{TANGENT}{name}" for name in kernel.wanted if name in primal}
+    return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
 def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:

@@ -38,7 +38,7 @@ from numbridge.kernels.adjoint.rules import partials
 __all__ = ["Facts", "facts", "forward"]
 
 
-def forward(program: Program, wanted: Collection[str]) -> Program:
+def forward(program: Program, wanted: Collection[str], prefix: str = TANGENT) -> Program:
     """Return the tangent of a program: its own work, and tangents carried along.
 
     Parameters
@@ -47,13 +47,15 @@ def forward(program: Program, wanted: Collection[str]) -> Program:
         What to differentiate; it must not be used afterwards.
     wanted : collection of str
         The floating parameters that have a tangent; it is passed in a parameter of its own after all others.
+    prefix : str
+        What the names of these parameters begin with.
 
     Raises
     ------
     KernelUnsupportedError
         If the tangents would not be exact; the message shows where, and what to do.
     """
-    return _Forward(program, wanted).run()
+    return _Forward(program, wanted, prefix).run()
 
 
 @dataclass(frozen=True)
@@ -79,20 +81,20 @@ def facts(program: Program) -> Facts:
 
 
 class _Forward(Construct):
-    def __init__(self, program: Program, wanted: Collection[str]) -> None:
+    def __init__(self, program: Program, wanted: Collection[str], prefix: str) -> None:
         super().__init__(program.names, program.namespace, "_nb_")
-        self._program = program
+        self._program, self._prefix = program, prefix
         self._activity = Activity(program, wanted)
         self._tangents: dict[Value, Value] = {}
         self._arrays: dict[Array, Array] = {}
         self._added: list[Parameter] = []
-        for parameter in program.parameters:
-            if parameter.name in wanted:
-                self._add_parameter(parameter)
+        parameters = {parameter.name: parameter for parameter in program.parameters}
+        for name in wanted:
+            self._add_parameter(parameters[name])
         self._locals = [self._local(array) for array in program.locals if array in self._activity.arrays]
 
     def _add_parameter(self, parameter: Parameter) -> None:
-        name, item = f"{TANGENT}{parameter.name}", parameter.item
+        name, item = self.names.claim(f"{self._prefix}{parameter.name}"), parameter.item
         if isinstance(item, Array):
             self._arrays[item] = tangent = replace(item, name=name)
             self._added.append(Parameter(name, tangent))
@@ -100,8 +102,11 @@ class _Forward(Construct):
             self._tangents[item] = value = Value(name, item.type)
             self._added.append(Parameter(name, value))
 
+    def _name(self, name: str) -> str:
+        return self.names.claim(f"{TANGENT}{name}")
+
     def _local(self, array: Array) -> Array:
-        self._arrays[array] = tangent = replace(array, name=f"{TANGENT}{array.name}", zeroed=True)
+        self._arrays[array] = tangent = replace(array, name=self._name(array.name), zeroed=True)
         return tangent
 
     def run(self) -> Program:
@@ -141,7 +146,7 @@ class _Forward(Construct):
             case Load():
                 self.add(op)
                 if op.array in self._arrays and op.result in self._activity.values:
-                    tangent = Value(f"{TANGENT}{op.result.name}", op.result.type)
+                    tangent = Value(self._name(op.result.name), op.result.type)
                     self._tangents[op.result] = tangent
                     self.add(Load(tangent, self._arrays[op.array], op.index))
             case Store():
@@ -174,7 +179,7 @@ class _Forward(Construct):
     def _atomic(self, op: Atomic) -> None:
         self.add(op)
         if op.array in self._arrays:
-            held = Value(f"{TANGENT}{op.result.name}", op.result.type)
+            held = Value(self._name(op.result.name), op.result.type)
             tangents = [self._tangent(value) for value in op.values]
             self.add(Atomic(held, op.operation, self._arrays[op.array], op.index, tangents))
 
@@ -183,7 +188,7 @@ class _Forward(Construct):
         merges = list(op.merges)
         for m in op.merges:
             if m.result in self._activity.values:
-                result = Value(f"{TANGENT}{m.result.name}", m.result.type)
+                result = Value(self._name(m.result.name), m.result.type)
                 kind = result.type
                 merges.append(Merge(result, self._in(then, m.then, kind), self._in(orelse, m.orelse, kind)))
                 self._tangents[m.result] = result
@@ -194,7 +199,7 @@ class _Forward(Construct):
         initials = {c: self._tangent(c.initial) for c in moving}
         for c in moving:
             for value in (c.phi, c.result):
-                self._tangents[value] = Value(f"{TANGENT}{value.name}", value.type)
+                self._tangents[value] = Value(self._name(value.name), value.type)
         test, body = self._region(op.test), self._region(op.body)
         carried = list(op.carried)
         for c in moving:

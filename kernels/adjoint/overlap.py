@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.adjoint.prefixes import ADJOINT, TANGENT
+from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
@@ -79,7 +79,7 @@ def check_overlaps(
     derivatives = [a for a in adjoints if found[a].is_array]
     for adjoint in derivatives:
         for argument in arrays:
-            changed = adjoint.startswith(ADJOINT) or argument in written or adjoint.removeprefix(TANGENT) in written
+            changed = adjoint.startswith(ADJOINT) or argument in written or primal_of(adjoint) in written
             if changed and share_memory(found[adjoint], found[argument]):
                 raise BufferAccessError(
                     f"the {name}: {adjoint!r} shares memory with the argument {argument!r}; pass an array of its own"
@@ -89,7 +89,7 @@ def check_overlaps(
         for second in derivatives[position + 1 :]:
             if share_memory(found[first], found[second]):
                 apart = False
-                if any(item.removeprefix(ADJOINT).removeprefix(TANGENT) in written for item in (first, second)):
+                if any(primal_of(item) in written for item in (first, second)):
                     raise BufferAccessError(
                         f"the {name}: {first!r} and {second!r} share memory, and the kernel writes one of their arguments; "
                         "pass arrays of their own"

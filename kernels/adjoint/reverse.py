@@ -141,7 +141,8 @@ class _Reverse:
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self.active = self.activity.values
-        self._wanted = [p for p in program.parameters if p.name in set(wanted)]
+        parameters = {parameter.name: parameter for parameter in program.parameters}
+        self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
         self._started: set[Value] = set()
         self._plans = self._plan(slots)

@@ -373,3 +373,44 @@ def test_rows_that_all_threads_read():
     expected = weight[:, None] * a[0]
     expected[0] += weight @ a
     assert np.allclose(by_a, expected)
+
+
+@kernel
+def tripled(x, y):
+    i = tid()
+    y[i] = 3.0 * x[i]
+
+
+def test_derivatives_may_be_asked_for_in_any_order():
+    by_x, by_y = np.zeros(2), np.ones(2)
+    tripled.adjoint(["y", "x"]).forall(2)(np.ones(2), np.zeros(2), by_y, by_x)
+    assert by_x.tolist() == [3, 3] and by_y.tolist() == [0, 0]
+    after_x, after_y = np.ones(2), np.zeros(2)
+    tripled.tangent(["y", "x"]).forall(2)(np.ones(2), np.zeros(2), after_y, after_x)
+    assert after_x.tolist() == [1, 1] and after_y.tolist() == [3, 3]
+
+
+@kernel
+def powers(x, y, a):
+    i = tid()
+    s = a
+    for _k in range(3):
+        s = s * x[i] * x[i] + math.sin(s)
+    y[i] = s
+
+
+def test_tangents_of_tangents():
+    def first(x, v, a, b):
+        after = np.zeros(2)
+        powers.tangent(["x", "y", "a"]).forall(2)(x, np.zeros(2), a, v, after, b)
+        return after
+
+    x, v, a, b = np.array([0.3, 0.7]), np.array([1.0, 0.5]), 0.8, 0.2
+    dx, dv, da, db = np.array([0.3, -0.2]), np.array([0.2, 0.1]), 0.4, -0.3
+    second = powers.tangent(["x", "y", "a"]).tangent(["x", "y", "_nb_tan_x", "_nb_tan_y", "a", "_nb_tan_a"])
+    after = np.zeros(2)
+    second.forall(2)(x, np.zeros(2), a, v, np.zeros(2), b, dx, np.zeros(2), dv, after, da, db)
+    step = 1e-5
+    plus = first(x + step * dx, v + step * dv, a + step * da, b + step * db)
+    minus = first(x - step * dx, v - step * dv, a - step * da, b - step * db)
+    assert np.allclose(after, (plus - minus) / (2 * step), rtol=1e-7)
