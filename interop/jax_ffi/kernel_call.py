@@ -21,7 +21,7 @@ from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, pa
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
 
@@ -64,7 +64,8 @@ def jax_kernel(
         Inputs that the kernel changes. Each becomes an output, before the other outputs, and shares the input's memory where JAX
         has no more use for that (in a jitted function, or when it is donated); the caller's array never changes.
     enable_backward : bool
-        Derivatives; not yet available.
+        Whether calls have derivatives, of every order, in forward and reverse mode: by array inputs of floating-point numbers,
+        and by numbers that are JAX values. What has no exact derivative is refused when JAX traces the derivative.
     has_side_effect : bool
         Whether to run the kernel even if nobody uses its outputs.
     block_dim : int, optional
@@ -108,10 +109,6 @@ def jax_kernel(
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"jax_kernel: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
     what = f"kernel {kernel.name!r}"
-    if enable_backward:
-        raise KernelUnsupportedError(
-            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
-        )
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     block = 256 if block_dim is None else operator.index(block_dim)
@@ -120,7 +117,7 @@ def jax_kernel(
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
-    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule)
+    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward))
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
