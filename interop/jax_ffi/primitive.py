@@ -18,7 +18,7 @@ from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, words
-from numbridge.jax_ffi.sharding import can_be_cut, partitioned
+from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -46,8 +46,7 @@ def _bind(call: Call, operands: Sequence[Any]) -> Any:
 def bind_form(form: Form, operands: Sequence[Any]) -> Any:
     """Run a derivative, or add it to the program that is being traced; return its results."""
     operands = _alike(operands)
-    avals = tuple(_outline(form).trace(*operands).jaxpr.out_avals)
-    return _derivative().bind(*operands, form=form, avals=avals)
+    return _derivative().bind(*operands, form=form, outline=_outline(form).trace(*operands).jaxpr)
 
 
 def _alike(operands: Sequence[Any]) -> list[Any]:
@@ -81,7 +80,8 @@ def _outline(form: Form) -> Any:
     import jax
 
     results = [jax.ShapeDtypeStruct((*form.batch, *shape), dtype) for shape, dtype in form.results]
-    return jax.jit(jax.ffi.ffi_call(targets.TARGET, results))
+    made = jax.ffi.ffi_call(targets.TARGET, results)
+    return jax.jit(partitionable(made) if jax.device_count() > 1 else made)
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -158,14 +158,14 @@ def _derivative_primitive() -> Any:
 
     made = Primitive("numbridge_derivative")
     made.multiple_results = True
-    made.def_impl(lambda *operands, form, avals: _form_runner(form)(*operands))
-    made.def_abstract_eval(lambda *operands, form, avals: _varying(operands, avals))
+    made.def_impl(lambda *operands, form, outline: _form_runner(form)(*operands))
+    made.def_abstract_eval(lambda *operands, form, outline: _varying(operands, outline.out_avals))
     mlir.register_lowering(
-        made, mlir.lower_fun(lambda *operands, form, avals: _form_runner(form)(*operands), multiple_results=True)
+        made, mlir.lower_fun(lambda *operands, form, outline: _form_runner(form)(*operands), multiple_results=True)
     )
     batching.primitive_batchers[made] = _batch_form
     ad.primitive_jvps[made] = _form_jvp
-    ad.primitive_transposes[made] = lambda cotangents, *operands, form, avals: pull_transpose(
+    ad.primitive_transposes[made] = lambda cotangents, *operands, form, outline: pull_transpose(
         form, cotangents, operands
     )
     return made
@@ -193,11 +193,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, body: A
     return results, differentiate(call, primals, tangents, results)
 
 
-def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, form: Form, avals: Any) -> Any:
+def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, form: Form, outline: Any) -> Any:
     import jax
     from jax.interpreters import ad
 
-    results = _derivative().bind(*primals, form=form, avals=avals)
+    results = _derivative().bind(*primals, form=form, outline=outline)
     made = pull_jvp(form, primals, tangents)
     return results, made or [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
 
@@ -215,7 +215,7 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], *, call: Call, body: An
     return _batched(call, frozenset(call.aliases), call.options.vmap_method, operands, axes)
 
 
-def _batch_form(operands: Sequence[Any], axes: Sequence[Any], *, form: Form, avals: Any) -> tuple[Any, Any]:
+def _batch_form(operands: Sequence[Any], axes: Sequence[Any], *, form: Form, outline: Any) -> tuple[Any, Any]:
     return _batched(form, form.taken_over, form.call.options.vmap_method, operands, axes)
 
 
