@@ -139,6 +139,7 @@ class JaxKernel:
         # Read with the first call: a global may be defined after the kernel.
         self._dependencies: tuple[Any, ...] = ()
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._plans: dict[Any, Call] = {}
         functools.update_wrapper(self, kernel.function)
 
     def __call__(
@@ -165,7 +166,7 @@ class JaxKernel:
     def _forget(self) -> None:
         """Drop what was traced with other globals."""
         with self._lock:
-            self._dependencies, self._calls = (), {}
+            self._dependencies, self._calls, self._plans = (), {}, {}
 
     def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
         import jax
@@ -197,9 +198,20 @@ class JaxKernel:
         """Return a call for numbers and JAX values, and its operands."""
         values = [a if isinstance(a, Number) else _value(self._signature, k, a) for k, a in enumerate(arguments)]
         described = [a if isinstance(a, Number) else _described(a) for a in values]
-        return plan_call(self.kernel, self._signature, options, described), [
-            a for a in values if not isinstance(a, Number)
-        ]
+        return self._planned(options, described), [a for a in values if not isinstance(a, Number)]
+
+    def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
+        """Return the call for such arguments: JAX traces the same one again and again."""
+        # Numbers that are equal may differ: 0.0 and -0.0, 1 and True.
+        key = (options, *((a.kind, repr(a.value), a.packed) if isinstance(a, Number) else a for a in described))
+        call = self._plans.get(key)
+        if call is None:
+            call = plan_call(self.kernel, self._signature, options, described)
+            with self._lock:
+                if len(self._plans) >= _MAX_CALLS:
+                    self._plans.clear()
+                self._plans[key] = call
+        return call
 
     def _eager(self, options: Options, arguments: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return a function of such arguments that runs at once."""

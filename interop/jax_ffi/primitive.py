@@ -32,7 +32,11 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
     values = [
-        jax.numpy.asarray(operand) if dtype is None else jax.lax.convert_element_type(operand, dtype)
+        jax.lax.convert_element_type(operand, dtype)
+        if dtype is not None
+        else operand
+        if isinstance(operand, jax.Array)
+        else jax.numpy.asarray(operand)
         for operand, dtype in zip(operands, call.casts, strict=True)
     ]
     return tuple(_bind(call, values))

@@ -149,3 +149,10 @@ def test_gradients_with_symbolic_dims():
     made = exported(jax.vmap(jax.grad(lambda x: (f(x)[0] ** 2).sum())), "b, n, m")
     for shape in ((2, 3, 4), (1, 1, 5)):
         np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 18.0))
+
+
+def test_an_exported_function_has_its_gradient_with_it():
+    f = nb.jax_kernel(triple, enable_backward=True)
+    made = exported(lambda x: (f(x)[0] ** 2).sum(), "n, m")
+    loaded = jax.export.deserialize(made.serialize(vjp_order=1))
+    np.testing.assert_array_equal(jax.grad(loaded.call)(jnp.ones((2, 3))), jnp.full((2, 3), 18.0))

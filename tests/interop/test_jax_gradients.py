@@ -265,6 +265,40 @@ def test_in_out_arguments_of_several_dtypes():
     assert (state == jnp.array([0.2, 0.5, 0.9])).all()
 
 
+IN_OUT_BATCHES = {
+    "state": ((4, 3), (3,), (0, None)),
+    "source": ((3,), (4, 3), (None, 0)),
+    "both": ((4, 3), (3, 4), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("method", ["broadcast_all", "sequential"])
+@pytest.mark.parametrize("batch", IN_OUT_BATCHES)
+def test_batches_of_in_out_arguments(method, batch):
+    g = nb.jax_kernel(
+        relax, 3, method, 3, in_out_argnames=["state", "seen"], output_dims={"total": 1}, enable_backward=True
+    )
+    *shapes, axes = IN_OUT_BATCHES[batch]
+    given = [jnp.asarray(np.random.default_rng(k).uniform(0.2, 0.9, shape)) for k, shape in enumerate(shapes)]
+
+    def ours(state, source):
+        state, _, total = g(state, source, jnp.zeros(3, jnp.int32))
+        return (jnp.sin(state) * total).sum()
+
+    def right(state, source):
+        state = state * state + source
+        return (jnp.sin(state) * (state * source).sum()).sum()
+
+    def both(h):
+        def whole(*arguments):
+            return (jax.vmap(h, axes)(*arguments) ** 2).sum()
+
+        return lambda *a: (jax.vmap(jax.grad(h, (0, 1)), axes)(*a), jax.grad(whole, (0, 1))(*a), jax.hessian(whole)(*a))
+
+    got, wanted = jax.jit(both(ours))(*given), both(right)(*given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), got, wanted)
+
+
 @nb.kernel
 def scatter(x: nb.array[nb.float32], out: nb.array2d[nb.float32]):
     i = nb.tid()
@@ -317,7 +351,27 @@ def test_no_threads_and_empty_batches():
     assert jax.vmap(jax.grad(lambda x: f(x, w0, 1.0, 2)[0].sum()))(jnp.zeros((0, 5))).shape == (0, 5)
 
 
+def test_outside_of_a_program():
+    with jax.disable_jit():
+        np.testing.assert_allclose(jax.grad(loss(f))(x0, w0, 0.8), jax.grad(loss(blend_jax))(x0, w0, 0.8))
+    seen = nb.jax_kernel(blend, 2, enable_backward=True, has_side_effect=True)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(jax.hessian(loss(seen)), (0, None, None)))(x0[None], w0, 0.8)[0],
+        jax.hessian(loss(blend_jax))(x0, w0, 0.8),
+    )
+
+
+def test_eager_gradients_do_not_grow(growth):
+    gradient, x, numbers = jax.grad(loss(f), (0, 2)), jnp.asarray(x0), iter(range(10_000))
+    assert growth(lambda: gradient(x, w0, float(next(numbers))), 1000) < 1 << 20
+
+
 # Refusals
+
+
+def test_a_kernel_is_not_linear():
+    with pytest.raises(nb.KernelUnsupportedError, match="'blend' under JAX is not linear, so it cannot be transposed"):
+        jax.linear_transpose(lambda x: f(x, w0, 0.8, 3), x0)((x0, x0))
 
 
 def test_refusals_at_trace_time():
