@@ -76,6 +76,20 @@ def row_sums(matrix: nb.array2d[float], sums: nb.array[float]):
 
 
 @nb.kernel
+def diagonals(out: nb.array3d[float]):
+    i = nb.tid()
+    for k in range(3):
+        out[i, k, k] = k + 1.0
+
+
+@nb.kernel
+def turned(points: nb.array2d[float], by: nb.array3d[float], out: nb.array2d[float]):
+    i = nb.tid()
+    for row in range(2):
+        out[i, row] = by[i, row, 0] * points[i, 0] + by[i, row, 1] * points[i, 1]
+
+
+@nb.kernel
 def lookup(table: nb.array[float], indices: nb.array[int], out: nb.array[float]):
     i = nb.tid()
     out[i] = table[indices[i]]
@@ -122,6 +136,16 @@ def dimensions() -> None:
     print("and launch dimensions:", g(x, launch_dims=3, output_dims={"halves": 5, "ends": 2}))
 
 
+def small_matrices() -> None:
+    """Vectors and matrices are the inner axes of an array, and a thread goes through those itself."""
+    (out,) = jax.jit(lambda: nb.jax_kernel(diagonals)(launch_dims=4, output_dims=(4, 3, 3)))()
+    np.testing.assert_array_equal(out, np.broadcast_to(np.diag([1.0, 2.0, 3.0]), (4, 3, 3)))
+    points, quarter = jnp.arange(10.0).reshape(5, 2), jnp.broadcast_to(jnp.array([[0.0, -1.0], [1.0, 0.0]]), (5, 2, 2))
+    (out,) = jax.jit(nb.jax_kernel(turned, launch_dims=5, output_dims=(5, 2)))(points, quarter)
+    np.testing.assert_array_equal(out, jnp.stack([-points[:, 1], points[:, 0]], 1))
+    print("points, turned:", out.tolist())
+
+
 def in_out_arguments() -> None:
     """An in-out argument starts with what is passed; a donated one is changed in place."""
     f = jax.jit(nb.jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
@@ -158,5 +182,5 @@ def batches() -> None:
 
 
 if __name__ == "__main__":
-    for part in (inputs_and_outputs, numbers, dimensions, in_out_arguments, batches):
+    for part in (inputs_and_outputs, numbers, dimensions, small_matrices, in_out_arguments, batches):
         part()

@@ -79,7 +79,8 @@ def jax_callable(
     in_out_argnames : sequence of str, optional
         Inputs that `func` changes; each becomes an output, before the other outputs. The caller's array never changes.
     enable_backward : bool
-        Derivatives; not yet available.
+        Whether calls have derivatives, as for `jax_kernel`: each launch of the trace has, and what lies between them. Not in
+        `GraphMode.NONE`.
 
     Returns
     -------
@@ -111,16 +112,17 @@ def jax_callable(
         raise NumbridgeTypeError(f"jax_callable: wanted a function, got {func!r}")
     name = getattr(func, "__name__", type(func).__name__)
     what = f"function {name!r}"
-    if enable_backward:
-        raise KernelUnsupportedError(
-            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
-        )
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     kind = _Called if graph_mode is GraphMode.NONE else JaxCallable
-    return kind(func, found, Options(None, frozen_dims(output_dims), method, 256, False))
+    if enable_backward and kind is _Called:
+        raise KernelUnsupportedError(
+            f"{what}: in GraphMode.NONE Python runs it each time, so there is nothing to differentiate; use GraphMode.JAX, or "
+            "wrap it with jax.custom_vjp"
+        )
+    return kind(func, found, Options(None, frozen_dims(output_dims), method, 256, False, None, bool(enable_backward)))
 
 
 def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:

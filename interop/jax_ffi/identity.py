@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from numbridge.kernels.emission import emit
+from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
-from numbridge.kernels.variant import Variant
+from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = ["Key", "identity_of"]
+__all__ = ["Key", "identity_of", "root_of", "spelled", "steps_from"]
 
 Key = tuple[int, int]
 _FORMAT = "numbridge kernel 1"
@@ -35,7 +35,7 @@ def identity_of(kernel: Kernel, variant: Variant) -> Key:
 
 
 def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:
-    emitted = emit(kernel.source, weak)
+    emitted = variants_of(kernel).emitted(tuple(parameters), weak, "cpu")
     # Comments say in which file the source lies, which makes no difference.
     code = "\n".join(line for line in emitted.text.splitlines() if not line.startswith("#"))
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)
@@ -43,3 +43,26 @@ def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) ->
     name = digest(_FORMAT, kernel.name, code, emitted.fingerprint, listed, options)
     low, high = (int.from_bytes(bytes.fromhex(half), "little", signed=True) for half in (name[:16], name[16:]))
     return low, high
+
+
+def root_of(kernel: Kernel) -> Kernel:
+    """Return the user's kernel that a kernel is, or is derived from."""
+    return root_of(kernel.base) if isinstance(kernel, Derivative) else kernel
+
+
+def spelled(kernel: Kernel) -> str:
+    """Return what a call site says of its kernel: the name of the user's kernel, then a line for each derivation."""
+    if not isinstance(kernel, Derivative):
+        return kernel.name
+    return f"{spelled(kernel.base)}\n{kernel.mode} {' '.join(kernel.wanted)}"
+
+
+def steps_from(kernel: Kernel, lines: Sequence[str]) -> Kernel | None:
+    """Return what is derived from a user's kernel by the lines of `spelled`, or None if there is no such thing."""
+    for line in lines:
+        mode, *wanted = line.split(" ")
+        names = [parameter.name for parameter in kernel.parameters]
+        if mode not in ("adjoint", "tangent") or not set(wanted) <= set(names):
+            return None
+        kernel = derived(kernel, mode, tuple(wanted))
+    return kernel

@@ -21,7 +21,7 @@ from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, pa
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
 
@@ -64,7 +64,8 @@ def jax_kernel(
         Inputs that the kernel changes. Each becomes an output, before the other outputs, and shares the input's memory where JAX
         has no more use for that (in a jitted function, or when it is donated); the caller's array never changes.
     enable_backward : bool
-        Derivatives; not yet available.
+        Whether calls have derivatives, of every order, in forward and reverse mode: by array inputs of floating-point numbers,
+        and by numbers that are JAX values. What has no exact derivative is refused when JAX traces the derivative.
     has_side_effect : bool
         Whether to run the kernel even if nobody uses its outputs.
     block_dim : int, optional
@@ -108,17 +109,15 @@ def jax_kernel(
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"jax_kernel: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
     what = f"kernel {kernel.name!r}"
-    if enable_backward:
-        raise KernelUnsupportedError(
-            f"{what}: enable_backward=True is not implemented yet; wrap it with jax.custom_vjp"
-        )
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
     block = 256 if block_dim is None else operator.index(block_dim)
+    if block < 1:
+        raise NumbridgeValueError(f"{what}: block_dim is {block}; it must be at least 1")
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
-    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule)
+    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward))
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
@@ -140,6 +139,7 @@ class JaxKernel:
         # Read with the first call: a global may be defined after the kernel.
         self._dependencies: tuple[Any, ...] = ()
         self._calls: dict[Any, Callable[..., Any]] = {}
+        self._plans: dict[Any, Call] = {}
         functools.update_wrapper(self, kernel.function)
 
     def __call__(
@@ -166,7 +166,7 @@ class JaxKernel:
     def _forget(self) -> None:
         """Drop what was traced with other globals."""
         with self._lock:
-            self._dependencies, self._calls = (), {}
+            self._dependencies, self._calls, self._plans = (), {}, {}
 
     def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
         import jax
@@ -198,9 +198,20 @@ class JaxKernel:
         """Return a call for numbers and JAX values, and its operands."""
         values = [a if isinstance(a, Number) else _value(self._signature, k, a) for k, a in enumerate(arguments)]
         described = [a if isinstance(a, Number) else _described(a) for a in values]
-        return plan_call(self.kernel, self._signature, options, described), [
-            a for a in values if not isinstance(a, Number)
-        ]
+        return self._planned(options, described), [a for a in values if not isinstance(a, Number)]
+
+    def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
+        """Return the call for such arguments: JAX traces the same one again and again."""
+        # Numbers that are equal may differ: 0.0 and -0.0, 1 and True.
+        key = (options, *((a.kind, repr(a.value), a.packed) if isinstance(a, Number) else a for a in described))
+        call = self._plans.get(key)
+        if call is None:
+            call = plan_call(self.kernel, self._signature, options, described)
+            with self._lock:
+                if len(self._plans) >= _MAX_CALLS:
+                    self._plans.clear()
+                self._plans[key] = call
+        return call
 
     def _eager(self, options: Options, arguments: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return a function of such arguments that runs at once."""

@@ -90,6 +90,7 @@ class Options:
     block_dim: int
     has_side_effect: bool
     sharding_rule: str | None = None
+    enable_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,11 @@ class Call:
 
 def number_of(value: Any) -> Number | None:
     """Return a Python or NumPy number as a static value, or None for anything else."""
-    if type(value) in _CLASSES:
-        return Number(type(value), value)
-    return Number(value.dtype, value) if isinstance(value, np.generic) else None
+    if isinstance(value, np.generic):
+        return Number(value.dtype, value)
+    # JAX hands on numbers of its own, which are subclasses of Python's.
+    kind = next((kind for kind in _CLASSES if isinstance(value, kind)), None)
+    return None if kind is None else Number(kind, kind(value))
 
 
 def plan_call(kernel: Kernel, signature: Signature, options: Options, arguments: Sequence[Operand | Number]) -> Call:
@@ -190,7 +193,7 @@ class _Planner:
         arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if row is not None and is_array(p, a)}
         pure = zip(self.signature.pure, shapes, strict=True)
         outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
-        types = targets.types_of(self.kernel, [*rows, *outputs])
+        types = targets.types_of(self.kernel, [*rows, *outputs], self.weak)
         self._check_written(types)
         key = targets.enter(self.kernel, types, self.weak)
         slots, operands, results = self._slots(types, dims, shapes)

@@ -1,7 +1,7 @@
-"""The JAX primitive that stands for one call of a kernel: its shapes, its lowering, and what `jax.vmap` makes of it.
+"""The JAX primitives that stand for one call of a kernel, and for one derivative of a call: shapes, lowering, and `jax.vmap`.
 
 A call carries a *body*, the JAX program that it is lowered to (a custom call of the handler). Transformations act on the call and
-make a new body; so a rule for derivatives is a rule that makes other calls. Only public names of JAX are used.
+make a new body; the rules for derivatives are in `differentiation`. Only public names of JAX are used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.derivative import Form, planned
+from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
+from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, words
-from numbridge.jax_ffi.sharding import can_be_cut, partitioned
+from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
 
-__all__ = ["bind_call", "primitive"]
+__all__ = ["bind_call", "bind_form", "primitive"]
 
 _BODIES = 1024
 
@@ -29,14 +32,37 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
     values = [
-        jax.numpy.asarray(operand) if dtype is None else jax.lax.convert_element_type(operand, dtype)
+        jax.lax.convert_element_type(operand, dtype)
+        if dtype is not None
+        else operand
+        if isinstance(operand, jax.Array)
+        else jax.numpy.asarray(operand)
         for operand, dtype in zip(operands, call.casts, strict=True)
     ]
     return tuple(_bind(call, values))
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:
+    operands = _alike(operands)
     return primitive().bind(*operands, call=call, body=_runner(call).trace(*operands).jaxpr)
+
+
+def bind_form(form: Form, operands: Sequence[Any]) -> Any:
+    """Run a derivative, or add it to the program that is being traced; return its results."""
+    operands = _alike(operands)
+    return _derivative().bind(*operands, form=form, outline=_outline(form).trace(*operands).jaxpr)
+
+
+def _alike(operands: Sequence[Any]) -> list[Any]:
+    """Return values that all vary over the same axes within `jax.shard_map`, as one call needs them."""
+    import jax
+
+    varying = [jax.typeof(x).mat.varying for x in operands]
+    union = frozenset().union(*varying)
+    return [
+        x if union == own else jax.lax.pcast(x, tuple(union - own), to="varying")
+        for x, own in zip(operands, varying, strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -52,6 +78,30 @@ def _runner(call: Call) -> Any:
     return jax.jit(numbridge_launch)
 
 
+@functools.lru_cache(maxsize=_BODIES)
+def _outline(form: Form) -> Any:
+    """Return a function with the results of a derivative, which needs no kernel and never runs."""
+    import jax
+
+    results = [jax.ShapeDtypeStruct((*form.batch, *shape), dtype) for shape, dtype in form.results]
+    made = jax.ffi.ffi_call(targets.TARGET, results)
+    return jax.jit(partitionable(made) if jax.device_count() > 1 else made)
+
+
+@functools.lru_cache(maxsize=_BODIES)
+def _form_runner(form: Form) -> Any:
+    """Return the jitted function of a derivative's operands."""
+    import jax
+
+    call, chosen = planned(form)
+
+    def numbridge_derivative(*operands: Any) -> list[Any]:
+        results = _runner(call)(*operands)
+        return [results[k] for k in chosen]
+
+    return jax.jit(numbridge_derivative)
+
+
 def custom_call(call: Call, operands: Sequence[Any]) -> list[Any]:
     """Return the results of the handler's custom call."""
     import jax
@@ -60,7 +110,7 @@ def custom_call(call: Call, operands: Sequence[Any]) -> list[Any]:
     results = [jax.ShapeDtypeStruct((*call.batch, *shape), dtype) for shape, dtype in call.results]
     made = jax.ffi.ffi_call(
         targets.TARGET, results, has_side_effect=call.options.has_side_effect, input_output_aliases=call.aliases
-    )(*operands, *grid, kernel=call.kernel.name, words=words(call, references))
+    )(*operands, *grid, kernel=spelled(call.kernel), words=words(call, references))
     return list(made)
 
 
@@ -78,7 +128,7 @@ _starting = threading.RLock()
 
 
 def primitive() -> Any:
-    """Return the primitive, with its rules registered."""
+    """Return the primitive of calls, with its rules registered."""
     # The cache alone would let two threads that come first make two.
     with _starting:
         return _primitive()
@@ -92,12 +142,44 @@ def _primitive() -> Any:
     made = Primitive("numbridge_launch")
     made.multiple_results = True
     made.def_impl(lambda *operands, call, body: _runner(call)(*operands))
-    made.def_effectful_abstract_eval(lambda *avals, call, body: (body.out_avals, body.effects))
+    made.def_effectful_abstract_eval(lambda *avals, call, body: (_varying(avals, body.out_avals), body.effects))
     mlir.register_lowering(made, mlir.lower_fun(_lowered, multiple_results=True))
     batching.primitive_batchers[made] = _batch
-    ad.primitive_jvps[made] = _no_derivative
+    ad.primitive_jvps[made] = _jvp
     ad.primitive_transposes[made] = _no_transpose
     return made
+
+
+def _derivative() -> Any:
+    with _starting:
+        return _derivative_primitive()
+
+
+@functools.cache
+def _derivative_primitive() -> Any:
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    made = Primitive("numbridge_derivative")
+    made.multiple_results = True
+    made.def_impl(lambda *operands, form, outline: _form_runner(form)(*operands))
+    made.def_abstract_eval(lambda *operands, form, outline: _varying(operands, outline.out_avals))
+    mlir.register_lowering(
+        made, mlir.lower_fun(lambda *operands, form, outline: _form_runner(form)(*operands), multiple_results=True)
+    )
+    batching.primitive_batchers[made] = _batch_form
+    ad.primitive_jvps[made] = _form_jvp
+    ad.primitive_transposes[made] = lambda cotangents, *operands, form, outline: pull_transpose(
+        form, cotangents, operands
+    )
+    return made
+
+
+def _varying(operands: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Return results that vary over the axes over which the operands do, within `jax.shard_map`."""
+    if not operands or not operands[0].mat.varying:
+        return tuple(results)
+    return tuple(aval.update(manual_axis_type=operands[0].mat) for aval in results)
 
 
 def _lowered(*operands: Any, call: Call, body: Any) -> Any:
@@ -106,54 +188,83 @@ def _lowered(*operands: Any, call: Call, body: Any) -> Any:
     return jaxpr_as_fun(body)(*operands)
 
 
-def _no_derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, body: Any) -> Any:
-    raise KernelUnsupportedError(
-        f"kernel {call.kernel.name!r} under JAX has no derivative; wrap it with jax.custom_jvp or jax.custom_vjp, or pass "
-        "jax.lax.stop_gradient(x) for its arguments"
-    )
+# --------------------------------------------------------------------------------------------------------------------
+# Derivatives
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, body: Any) -> Any:
+    results = primitive().bind(*primals, call=call, body=body)
+    return results, differentiate(call, primals, tangents, results)
+
+
+def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, form: Form, outline: Any) -> Any:
+    import jax
+    from jax.interpreters import ad
+
+    results = _derivative().bind(*primals, form=form, outline=outline)
+    made = pull_jvp(form, primals, tangents)
+    return results, made or [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
 
 
 def _no_transpose(cotangents: Any, *operands: Any, call: Call, body: Any) -> Any:
     raise KernelUnsupportedError(f"kernel {call.kernel.name!r} under JAX is not linear, so it cannot be transposed")
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# Batches
+
+
 def _batch(operands: Sequence[Any], axes: Sequence[Any], *, call: Call, body: Any) -> tuple[Any, Any]:
+    # An operand that a result takes over must have room for the whole batch.
+    return _batched(call, frozenset(call.aliases), call.options.vmap_method, operands, axes)
+
+
+def _batch_form(operands: Sequence[Any], axes: Sequence[Any], *, form: Form, outline: Any) -> tuple[Any, Any]:
+    return _batched(form, form.taken_over, form.call.options.vmap_method, operands, axes)
+
+
+def _batched(
+    work: Call | Form, taken_over: frozenset[int], method: str, operands: Sequence[Any], axes: Sequence[Any]
+) -> tuple[Any, Any]:
     import jax
 
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     moved = [x if axis is None else jax.numpy.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
     batched = [axis is not None for axis in axes]
-    if call.options.vmap_method in ("sequential", "sequential_unrolled"):
-        results = _one_by_one(call, moved, batched)
+    if method in ("sequential", "sequential_unrolled"):
+        results = _one_by_one(work, moved, batched, unroll=method == "sequential_unrolled")
     else:
-        results = _all_at_once(call, moved, batched, size)
+        results = _all_at_once(work, taken_over, moved, batched, size)
     return results, [0] * len(results)
 
 
-def _one_by_one(call: Call, operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:
+def _again(work: Call | Form, operands: Sequence[Any]) -> Any:
+    return bind_form(work, operands) if isinstance(work, Form) else _bind(work, operands)
+
+
+def _one_by_one(work: Call | Form, operands: Sequence[Any], batched: Sequence[bool], *, unroll: bool) -> list[Any]:
     """Return results of one call per batch element."""
     import jax
 
     def step(_: Any, some: Sequence[Any]) -> tuple[Any, Any]:
         rest = iter(some)
-        return (), _bind(
-            call, [next(rest) if is_batched else x for x, is_batched in zip(operands, batched, strict=True)]
-        )
+        values = [next(rest) if is_batched else x for x, is_batched in zip(operands, batched, strict=True)]
+        return (), _again(work, values)
 
     moving = [x for x, is_batched in zip(operands, batched, strict=True) if is_batched]
-    unroll = call.options.vmap_method == "sequential_unrolled"
     return list(jax.lax.scan(step, (), moving, unroll=unroll)[1])
 
 
-def _all_at_once(call: Call, operands: Sequence[Any], batched: Sequence[bool], size: Any) -> list[Any]:
+def _all_at_once(
+    work: Call | Form, taken_over: frozenset[int], operands: Sequence[Any], batched: Sequence[bool], size: Any
+) -> list[Any]:
     """Return results of one call, in which the handler goes through the batch; what is not batched stays where it is."""
     import jax
 
-    # An operand that a result takes over must have room for the whole batch.
-    whole = [is_batched or k in call.aliases for k, is_batched in enumerate(batched)]
+    whole = [is_batched or k in taken_over for k, is_batched in enumerate(batched)]
     values = [
         x if is_batched or flags is None else jax.lax.broadcast(x, (size if is_whole else 1,))
-        for x, is_batched, is_whole, flags in zip(operands, batched, whole, call.spread, strict=True)
+        for x, is_batched, is_whole, flags in zip(operands, batched, whole, work.spread, strict=True)
     ]
-    spread = tuple(flags if flags is None else (w, *flags) for w, flags in zip(whole, call.spread, strict=True))
-    return list(_bind(replace(call, batch=(size, *call.batch), spread=spread), values))
+    spread = tuple(flags if flags is None else (w, *flags) for w, flags in zip(whole, work.spread, strict=True))
+    return list(_again(replace(work, batch=(size, *work.batch), spread=spread), values))

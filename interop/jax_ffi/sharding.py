@@ -2,11 +2,13 @@
 
 Batch axes may always be cut. Of the others those that a free thread index selects along (`numbridge.kernels.indexing`), so that
 elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is
-gathered, unless the user's rule says better. Decides names of axes and specs; the partitioner of JAX does the rest.
+gathered, unless the user's rule says better. Adjoints and tangents are cut as what they belong to; a gradient to which threads of
+other shards contribute is summed over these. Decides names of axes and specs; the partitioner of JAX does the rest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
+from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
 
-__all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitioned"]
+__all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitionable", "partitioned"]
 
 Axes = tuple[str | None, ...]
 Names = tuple[str, ...]
@@ -34,16 +37,19 @@ class Factors:
         The axes of each, batch axes included.
     launch, batch : tuple
         The launch dimensions and the batch axes.
+    summed : tuple of tuple of str
+        For each result, the names along which shards of the launch compute parts of it that are to be added.
     """
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
     launch: Axes
     batch: Axes
+    summed: tuple[Names, ...]
 
     def __bool__(self) -> bool:
         """Tell whether anything may be cut."""
-        return any(name is not None for axes in self.results for name in axes)
+        return any(name is not None for name in (*self.launch, *self.batch))
 
 
 def factors_of(call: Call) -> Factors:
@@ -52,25 +58,29 @@ def factors_of(call: Call) -> Factors:
     launch, inner = _inner(call)
     operands: list[Axes] = [(None,)] * call.operands
     results: list[Axes] = [()] * len(call.results)
+    summed: list[Names] = [()] * len(call.results)
     for slot, kind in zip(call.slots, call.types, strict=True):
         if slot.kind in (nb.STATIC, nb.PACKED):
             continue
         axes = inner[kind.name]
         if slot.kind == nb.RESULT:
             results[slot.index] = (*batch, *axes)
+            if kind.name.startswith(ADJOINT):
+                summed[slot.index] = tuple(name for name in launch if name is not None and name not in axes)
         if slot.kind != nb.RESULT or slot.alias >= 0:
             k = slot.alias if slot.kind == nb.RESULT else slot.index
             # A batch axis of extent 1 stays where it is when its batch is cut.
             flags = call.spread[k] or ()
             operands[k] = (*(name if flag else None for name, flag in zip(batch, flags, strict=True)), *axes)
-    return Factors(tuple(operands), tuple(results), launch, batch)
+    return Factors(tuple(operands), tuple(results), launch, batch, tuple(summed))
 
 
 def _inner(call: Call) -> tuple[Axes, Mapping[str, Axes]]:
     """Return the names of the launch dimensions and of each parameter's axes, without the batch."""
     shapes = _shapes(call)
     if call.options.sharding_rule is not None:
-        return _ruled(call, shapes)
+        launch, ruled = _ruled(call, {name: shape for name, shape in shapes.items() if _origin(name) == name})
+        return launch, {name: ruled[_origin(name)] if shape else () for name, shape in shapes.items()}
     indexing = indexing_of(call.kernel)
     # An index may be cut only if all axes that it selects along have the launch's extent, so that shards fit together.
     free = {
@@ -80,17 +90,23 @@ def _inner(call: Call) -> tuple[Axes, Mapping[str, Axes]]:
         and all(
             shape[axis] == call.dims[number]
             for name, shape in shapes.items()
-            for axis, bound in enumerate(indexing.bound.get(name, ()))
+            for axis, bound in enumerate(indexing.bound.get(_origin(name), ()))
             if bound == number and axis < len(shape)
         )
     }
     launch = tuple(f"index{number}" if number in free else None for number in range(len(call.dims)))
     named = {}
     for name, shape in shapes.items():
-        bound = indexing.bound.get(name, ())
+        bound = indexing.bound.get(_origin(name), ())
         numbers = [bound[axis] if axis < len(bound) else None for axis in range(len(shape))]
         named[name] = tuple(None if number is None else launch[number] for number in numbers)
     return launch, named
+
+
+def _origin(name: str) -> str:
+    """Return the parameter of the user's kernel that a parameter is derived from."""
+    found = primal_of(name)
+    return name if found == name else _origin(found)
 
 
 def _shapes(call: Call) -> dict[str, Dims]:
@@ -138,7 +154,7 @@ def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...
 
 def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, Axes]]:
     launch, inputs, outputs = parse_rule(call.options.sharding_rule or "", call.signature)
-    arrays = [k.name for k in call.types if isinstance(k, ArrayType)]
+    arrays = [k.name for k in call.types if isinstance(k, ArrayType) and _origin(k.name) == k.name]
     results = [parameter.name for parameter in call.signature.outputs]
     given = [name for name in arrays if name not in [p.name for p in call.signature.pure]]
     if len(inputs) != len(given) and not (inputs == ((),) and not given):
@@ -195,9 +211,10 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
         specs = _specs(factors, operands, results)
         shards = {name: _shards(mesh, spec) for name, spec in specs.items()}
         local = _local(call, factors, shards)
+        sums = [[axis for name in names for axis in _mesh_axes(specs.get(name))] for names in factors.summed]
         return (
             mesh,
-            lambda *values: run(local, values),
+            lambda *values: _summed(run(local, values), sums),
             [_sharding(mesh, specs, axes) for axes in factors.results],
             tuple(_sharding(mesh, specs, axes) for axes in factors.operands),
         )
@@ -212,6 +229,22 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
     return cut
 
 
+def partitionable(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that never runs, from whose trace JAX sees that lowering needs to know the devices."""
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    def numbridge_outline(*operands: Any) -> Any:
+        return run(*operands)
+
+    def unused(*arguments: Any) -> Any:
+        raise AssertionError("an outline is not lowered")
+
+    made = custom_partitioning(numbridge_outline)
+    made.def_partition(unused, infer_sharding_from_operands=unused, sharding_rule=unused)
+    outline: Callable[..., Any] = made
+    return outline
+
+
 def _specs(factors: Factors, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
     """Return how each name is cut: as the first array says that has it, outputs before inputs, no mesh axis twice."""
     found: dict[str, Any] = {}
@@ -219,19 +252,26 @@ def _specs(factors: Factors, operands: Sequence[Any], results: Sequence[Any]) ->
     for axes, value in [*zip(factors.results, results, strict=False), *zip(factors.operands, operands, strict=True)]:
         spec = getattr(value.sharding, "spec", ())
         for name, part in zip(axes, spec, strict=False):
-            parts = part if isinstance(part, tuple) else (part,)
-            if name is None or part is None or name in found or taken & set(parts):
+            if name is None or part is None or name in found or taken & set(_mesh_axes(part)):
                 continue
             found[name] = part
-            taken |= set(parts)
+            taken |= set(_mesh_axes(part))
     return found
 
 
+def _mesh_axes(part: Any) -> tuple[Any, ...]:
+    return () if part is None else part if isinstance(part, tuple) else (part,)
+
+
 def _shards(mesh: Any, part: Any) -> int:
-    count = 1
-    for axis in part if isinstance(part, tuple) else (part,):
-        count *= mesh.shape[axis]
-    return count
+    return math.prod(mesh.shape[axis] for axis in _mesh_axes(part))
+
+
+def _summed(results: list[Any], axes: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return results of which each device has a part, added up over some axes of the mesh."""
+    import jax
+
+    return [jax.lax.psum(result, tuple(over)) if over else result for result, over in zip(results, axes, strict=True)]
 
 
 def _sharding(mesh: Any, specs: Mapping[str, Any], axes: Axes) -> Any:

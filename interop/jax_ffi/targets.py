@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
-from numbridge.jax_ffi.identity import Key, identity_of
+from numbridge.jax_ffi.identity import Key, identity_of, steps_from
 from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
@@ -162,8 +163,10 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> K
     return key
 
 
-def types_of(kernel: Kernel, rows: list[tuple[scalars.Scalar, int | None]]) -> tuple[ParameterType, ...]:
+def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], weak: str) -> tuple[ParameterType, ...]:
     """Return parameter types from element types and ranks, where a scalar's rank is None; XLA's buffers are contiguous."""
+    if isinstance(kernel, Derivative):
+        return kernel.typed(types_of(kernel.base, rows[: len(kernel.base.parameters)], weak), weak)
     names = [parameter.name for parameter in kernel.parameters]
     written = kernel.source.written(
         {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
@@ -185,11 +188,12 @@ def report(address: int, outcome: int) -> int:
 
 def _find(frame: Frame) -> bool:
     """Compile the kernel that a call site names, if it was declared in this process."""
-    name, words = frame.attributes["kernel"], frame.attributes["words"]
-    for kernel in _declared.get(name, ()):
-        rows = _rows(words)
-        if len(rows) == len(kernel.parameters):
-            key = enter(kernel, types_of(kernel, rows), WEAK[int(words[nb.WORD_WEAK // 8])])
+    (name, *steps), words = frame.attributes["kernel"].split("\n"), frame.attributes["words"]
+    for declared in _declared.get(name, ()):
+        rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
+        kernel = steps_from(declared, steps)
+        if kernel is not None and len(rows) == len(kernel.parameters):
+            key = enter(kernel, types_of(kernel, rows, weak), weak)
             if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):
                 return True
     return False
@@ -207,8 +211,9 @@ def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
 
 def _explain(frame: Frame, outcome: int, place: int) -> str:
     attributes = frame.attributes
-    name = attributes.get("kernel")
-    where = f"kernel {name!r} under JAX"
+    name, *steps = str(attributes.get("kernel")).split("\n")
+    derived = "".join(f"the {step.partition(' ')[0]} of " for step in reversed(steps))
+    where = f"{derived}kernel {name!r} under JAX"
     if outcome == nb.WRONG_WORDS:
         return f"numbridge: this call of {TARGET} carries no words of this version; export the program again"
     if outcome == nb.UNKNOWN_KERNEL:

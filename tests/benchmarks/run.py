@@ -258,6 +258,12 @@ def jax_scale(x: nb.array[float], s: float, out: nb.array[float]):
     out[i] = x[i] * s
 
 
+@nb.kernel
+def square_of_sum(a: nb.array[float], b: nb.array[float], s: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = (a[i] * s + b[i]) ** 2
+
+
 def inside_jax(bench: Bench) -> None:
     """Kernels inside JAX, against Warp's and XLA's own operations."""
     import jax
@@ -313,6 +319,18 @@ def inside_jax(bench: Bench) -> None:
         ready(ours, x, x, times=100),
         {"jnp.add, eager": (ready(jnp.add, x, x, times=100), 3.0)},
     )
+    squared = {"ours": nb.jax_kernel(square_of_sum, enable_backward=True), "Warp": warp_kernels.jax_square_of_sum()}
+    both = {
+        name: jax.jit(jax.value_and_grad(lambda a, b, f=f: f(a, b, 2.0)[0].sum(), argnums=(0, 1)))
+        for name, f in squared.items()
+    }
+    for size, limit in ((16, 1 / 10), (1 << 20, 1 / 2)):
+        given = jnp.ones(size)
+        bench.compare(
+            f"value_and_grad through a kernel, {size} elements",
+            ready(both["ours"], given, given),
+            {"Warp jax_kernel": (ready(both["Warp"], given, given), limit)},
+        )
     together, peer = nb.jax_callable(scaled_twice), warp_kernels.jax_scaled_twice()
     bench.compare(
         "200 jax_callables of 3 kernels in one jit",

@@ -51,6 +51,12 @@ def scale(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     out[i] = x[i] * s
 
 
+@wp.kernel
+def square_of_sum(a: wp.array(dtype=float), b: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
+    i = wp.tid()
+    out[i] = (a[i] * s + b[i]) ** 2.0
+
+
 def scaled_twice(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     once, twice = wp.empty_like(x), wp.empty_like(x)
     wp.launch(scale, x.shape, [x, s], [once], device="cpu")
@@ -61,6 +67,11 @@ def scaled_twice(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float))
 def jax_add():
     """Return the kernel `add` as a JAX function."""
     return wp.jax_kernel(add)
+
+
+def jax_square_of_sum():
+    """Return the kernel `square_of_sum` as a JAX function with gradients."""
+    return wp.jax_kernel(square_of_sum, enable_backward=True)
 
 
 def jax_scaled_twice():

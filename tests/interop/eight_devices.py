@@ -248,6 +248,95 @@ def check_callables_are_cut():
     assert moved(f, put(values(16), "x")) == []
 
 
+def check_gradients_follow_their_arguments():
+    one = nb.jax_kernel(add2, enable_backward=True)
+    a, b = values(8, 6), values(8, 6)
+    f = jax.jit(jax.grad(lambda a, b, s: (one(a, b, s)[0] ** 2).sum(), (0, 1)))
+    g = jax.jit(lambda a, b, s: jax.vjp(lambda a, b: one(a, b, s)[0], a, b)[1](a))
+    tangents = jax.jit(lambda a, b: jax.jvp(lambda a, b: one(a, b, 3.0)[0], (a, b), (b, a))[1])
+    for spec in (("x", "y"), ("x",), (None, "y"), (("x", "y"),)):
+        given = (put(a, *spec), put(b, *spec))
+        by_a, by_b = f(*given, 3.0)
+        np.testing.assert_allclose(by_a, 2 * (a + 3 * b), rtol=1e-5)
+        np.testing.assert_allclose(by_b, 6 * (a + 3 * b), rtol=1e-5)
+        np.testing.assert_allclose(g(*given, 3.0)[1], 3 * a, rtol=1e-5)
+        np.testing.assert_allclose(tangents(*given), b + 3 * a, rtol=1e-5)
+        assert moved(f, *given, 3.0) == moved(g, *given, 3.0) == moved(tangents, *given) == []
+        assert by_a.sharding.is_equivalent_to(given[0].sharding, 2)
+
+
+def check_gradients_of_what_is_whole_are_summed():
+    one = nb.jax_kernel(matmul, launch_dims=(8, 4), enable_backward=True)
+    a, b, c = values(8, 8), values(8, 4), values(8, 4)
+    f = jax.jit(lambda a, b, c: jax.vjp(lambda a, b: one(a, b)[0], a, b)[1](c))
+    for one_spec, two, three in (
+        (("x",), (), ("x",)),
+        (("x",), (None, "y"), ("x", "y")),
+        ((), (None, "x"), (None, "x")),
+    ):
+        given = put(a, *one_spec), put(b, *two), put(c, *three)
+        by_a, by_b = f(*given)
+        np.testing.assert_allclose(by_a, c @ b.T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(by_b, a.T @ c, rtol=1e-4, atol=1e-5)
+        assert moved(f, *given) == ["all-reduce"]
+    g = jax.jit(jax.grad(lambda t, i: nb.jax_kernel(lookup, launch_dims=16, enable_backward=True)(t, i)[0].sum()))
+    table, indices = values(64), np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)
+    np.testing.assert_array_equal(g(put(table), put(indices, "x")), np.bincount(indices, minlength=64))
+    assert moved(g, put(table), put(indices, "x")) == ["all-reduce"]
+    h = jax.jit(jax.grad(lambda s, a, b: nb.jax_kernel(add2, enable_backward=True)(a, b, s)[0].sum()))
+    x = values(8, 6)
+    for spec in (("x", "y"), (), (None, "y")):
+        np.testing.assert_allclose(h(np.float32(2), put(x, *spec), put(x, *spec)), x.sum(), rtol=1e-5)
+
+
+def check_gradients_by_a_rule_and_of_batches():
+    m = values(8, 6)
+    ruled = nb.jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i", enable_backward=True)
+    f = jax.jit(jax.grad(lambda m: (ruled(m)[0] ** 2).sum()))
+    np.testing.assert_allclose(f(put(m, "x")), np.broadcast_to(2 * m.sum(1)[:, None], m.shape), rtol=1e-5)
+    assert moved(f, put(m, "x")) == []
+    table, indices = values(64), np.random.default_rng(0).integers(0, 64, (16, 5)).astype(np.int32)
+    one = partial(nb.jax_kernel(lookup, enable_backward=True), launch_dims=5)
+    g = jax.jit(jax.grad(lambda t, i: jax.vmap(one, in_axes=(None, 0))(t, i)[0].sum()))
+    np.testing.assert_array_equal(
+        g(put(table), put(indices, ("x", "y"))), np.bincount(indices.ravel(), minlength=64).astype(np.float32)
+    )
+    h = jax.jit(jax.vmap(jax.grad(lambda x: (nb.jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum())))
+    x = values(8, 9)
+    wanted = jax.vmap(jax.grad(lambda x: (jnp.diff(x) ** 2).sum()))(x)
+    np.testing.assert_allclose(h(put(x, ("x", "y"))), wanted, rtol=1e-4, atol=1e-5)
+    assert moved(h, put(x, ("x", "y"))) == []
+
+
+def check_kernels_that_look_around_have_whole_gradients():
+    x = values(16)
+    f = jax.jit(jax.grad(lambda x: (nb.jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum()))
+    wanted = jax.grad(lambda x: (jnp.diff(x) ** 2).sum())(x)
+    np.testing.assert_allclose(f(put(x, "x")), wanted, rtol=1e-4, atol=1e-5)
+
+
+def check_gradients_in_shard_map():
+    a, b = values(8, 8), values(8, 4)
+    one = nb.jax_kernel(matmul, launch_dims=(2, 4), enable_backward=True)
+
+    def total(a, b):
+        local = jax.shard_map(
+            lambda a, b: jax.lax.psum((one(a, b)[0] ** 2).sum(), "x"), mesh=GRID, in_specs=(P("x"), P()), out_specs=P()
+        )
+        return local(a, b)
+
+    wanted = jax.grad(lambda a, b: ((a @ b) ** 2).sum(), (0, 1))(a, b)
+    for got, right in zip(jax.jit(jax.grad(total, (0, 1)))(put(a, "x"), put(b)), wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4)
+    inside = jax.shard_map(
+        lambda a, b: jax.grad(lambda b: jax.lax.psum((one(a, b)[0] ** 2).sum(), "x"))(b),
+        mesh=GRID,
+        in_specs=(P("x"), P()),
+        out_specs=P(),
+    )
+    np.testing.assert_allclose(jax.jit(inside)(put(a, "x"), put(b)), wanted[1], rtol=1e-3, atol=1e-4)
+
+
 def check_side_effects_of_each_shard():
     one = nb.jax_kernel(double, has_side_effect=True)
     f = jax.jit(jax.shard_map(lambda x: one(x)[0], mesh=LINE, in_specs=P("x"), out_specs=P("x")))

@@ -308,7 +308,7 @@ def test_errors_of_a_called_function_are_errors_of_xla():
     ("options", "message"),
     [
         ({"graph_mode": "jax"}, r"graph_mode is 'jax'; it must be a GraphMode"),
-        ({"enable_backward": True}, r"enable_backward=True is not implemented yet"),
+        ({"enable_backward": True, "graph_mode": nb.GraphMode.NONE}, "in GraphMode.NONE Python runs it each time"),
         ({"num_outputs": 9}, r"function 'two': num_outputs=9, and there are only 5 parameters"),
         ({"vmap_method": "x"}, r"vmap_method is 'x'"),
     ],
@@ -335,3 +335,61 @@ def test_scan_and_jit_inside():
 def test_eager_calls_do_not_grow(growth):
     f = nb.jax_callable(chained)
     assert growth(lambda: f(a10), 3000) < 1 << 20
+
+
+@nb.kernel
+def blend(x: nb.array[float], w: nb.array[float], a: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = nb.sin(x[i]) * w[i] + a * out[i]
+
+
+@nb.kernel
+def squares(x: nb.array[float], total: nb.array[float]):
+    i = nb.tid()
+    nb.atomic_add(total, 0, x[i] * x[i])
+
+
+def network(x: nb.array[float], w: nb.array2d[float], a: float, state: nb.array[float], loss: nb.array[float]):
+    hidden = nb.empty_like(x)
+    nb.copy(hidden, x)
+    for layer in range(3):
+        nb.launch(blend, x.shape, [hidden, w[layer], a, state])
+        nb.copy(hidden, state)
+        hidden[:1].fill_(0.5)
+    nb.launch(squares, 4, [hidden[::2]], [loss])
+
+
+def network_jax(x, w, a, state):
+    hidden = x
+    for layer in range(3):
+        state = jnp.sin(hidden) * w[layer] + a * state
+        hidden = state.at[0].set(0.5)
+    return state, (hidden[::2] ** 2).sum()[None]
+
+
+@pytest.mark.parametrize("mode", [nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE])
+def test_derivatives(mode):
+    f = nb.jax_callable(network, 2, mode, in_out_argnames=["state"], output_dims=1, enable_backward=True)
+    random = np.random.default_rng(0)
+    given = [jnp.asarray(random.uniform(0.2, 0.9, shape), jnp.float32) for shape in ((8,), (3, 8), (), (8,))]
+
+    def loss(function):
+        return lambda *arguments: sum(jnp.sin(part).sum() for part in function(*arguments))
+
+    def compare(transform):
+        for wrap in (jax.jit, lambda g: g):
+            got, wanted = wrap(transform(loss(f)))(*given), transform(loss(network_jax))(*given)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, wanted)
+
+    every = (0, 1, 2, 3)
+    compare(lambda g: jax.value_and_grad(g, every))
+    compare(lambda g: lambda *a: jax.jvp(g, a, a))
+    compare(lambda g: jax.hessian(g, (0, 2)))
+    compare(lambda g: lambda x, w, a, s: jax.vmap(jax.grad(g, (0, 1)), (None, None, 0, None))(x, w, jnp.ones(3) * a, s))
+    compare(lambda g: jax.grad(jax.checkpoint(g), every))
+
+
+def test_derivatives_are_asked_for():
+    f = nb.jax_callable(network, 2, in_out_argnames=["state"], output_dims=1)
+    with pytest.raises(nb.KernelUnsupportedError, match="wrapped without derivatives; pass enable_backward=True"):
+        jax.grad(lambda x: f(x, jnp.ones((3, 8)), 0.5, x)[1].sum())(jnp.ones(8))

@@ -60,6 +60,31 @@ def test_a_program_runs_in_a_new_process(run_python, tmp_path, monkeypatch):
     assert run(run_python, path, KERNEL, "\nnb.jax_kernel(saxpy)", USE) == wanted
 
 
+GRADIENT = """
+    def loss(x, y):
+        return (nb.jax_kernel(saxpy, enable_backward=True)(x, jnp.float32(2), y)[0] ** 2).sum()
+
+    shape = jax.export.symbolic_shape("n")
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("numbridge_launch")]
+    second = lambda x, y: jax.jvp(jax.grad(loss), (x, y), (y, x))[1]
+    made = jax.export.export(jax.jit(lambda x, y: jax.grad(loss)(x, y) + second(x, y)), disabled_checks=checks)(x, x)
+    open(sys.argv[1], "wb").write(made.serialize())
+"""
+
+
+def test_a_gradient_runs_in_a_new_process(run_python, tmp_path, monkeypatch):
+    path = tmp_path / "program"
+    run(run_python, path, KERNEL, GRADIENT)
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    # 2 a (a x + y), and along (y, x) 2 a (a y + x)
+    wanted = "".join(f"{[4 * (2 * k + 1) + 4 * (2 + k) for k in map(float, range(n))]}\n" for n in (3, 5))
+    assert run(run_python, path, KERNEL, "\nnb.jax_kernel(saxpy)", USE) == wanted
+    other = KERNEL.replace("a * x[i] + y[i]", "a * x[i] * x[i] + y[i]")
+    said = run(run_python, path, other, "\nnb.jax_kernel(saxpy)", USE)
+    assert "kernel 'saxpy' under JAX: this program was made elsewhere, and no kernel that computes the same" in said
+
+
 def test_a_kernel_that_computes_something_else_is_not_run(run_python, tmp_path):
     path = tmp_path / "program"
     run(run_python, path, KERNEL, MAKE)
@@ -117,3 +142,17 @@ def test_symbolic_dims_of_a_wrong_rank_are_refused():
     f = nb.jax_kernel(triple)
     with pytest.raises(nb.NumbridgeError, match=r"launch_dims \(n,\) has 1 dimension\(s\), and the kernel asks for 2"):
         exported(lambda x: f(x, launch_dims=x.shape[:1])[0], "n, m")
+
+
+def test_gradients_with_symbolic_dims():
+    f = nb.jax_kernel(triple, enable_backward=True)
+    made = exported(jax.vmap(jax.grad(lambda x: (f(x)[0] ** 2).sum())), "b, n, m")
+    for shape in ((2, 3, 4), (1, 1, 5)):
+        np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 18.0))
+
+
+def test_an_exported_function_has_its_gradient_with_it():
+    f = nb.jax_kernel(triple, enable_backward=True)
+    made = exported(lambda x: (f(x)[0] ** 2).sum(), "n, m")
+    loaded = jax.export.deserialize(made.serialize(vjp_order=1))
+    np.testing.assert_array_equal(jax.grad(loaded.call)(jnp.ones((2, 3))), jnp.full((2, 3), 18.0))

@@ -347,14 +347,12 @@ def test_control_flow():
         assert (f(a16)[0] == 3 * a16).all()
 
 
-def test_there_is_no_derivative():
+def test_there_is_no_derivative_unless_it_was_asked_for():
     f = nb.jax_kernel(triple)
     with pytest.raises(
-        nb.KernelUnsupportedError, match=r"kernel 'triple' under JAX has no derivative; .*jax\.custom_jvp"
+        nb.KernelUnsupportedError, match="'triple' under JAX was wrapped without derivatives; pass enable_backward=True"
     ):
         jax.grad(lambda x: f(x)[0].sum())(a16)
-    with pytest.raises(nb.KernelUnsupportedError, match=r"'triple': enable_backward=True is not implemented yet"):
-        nb.jax_kernel(triple, enable_backward=True)
     assert (jax.grad(lambda x: (f(jax.lax.stop_gradient(x))[0] * x).sum())(a16) == 3 * a16).all()
 
 
@@ -512,6 +510,8 @@ def test_what_is_wrong_is_said_when_it_is_traced(case):
             r"'out' is an output twice: it is in in_out_argnames and among the last 2",
         ),
         ({"vmap_method": None}, r"vmap_method is None; it must be one of"),
+        ({"block_dim": 0}, r"block_dim is 0; it must be at least 1"),
+        ({"sharding_rule": "i"}, r"sharding_rule 'i' has no \"->\"; write such as \"i k, k j -> i j\""),
     ],
 )
 def test_contradictions_are_refused_when_a_kernel_is_wrapped(options, message):
@@ -542,6 +542,22 @@ def test_calls_with_ever_new_dims_do_not_grow():
         f(a16, launch_dims=n % 17, output_dims=16 + n)
     assert len(f._calls) <= 256
     gc.collect()
+
+
+def test_blocks_are_those_that_are_asked_for():
+    from numba import cuda
+
+    @nb.kernel
+    def blocks(out: nb.array2d[int]):
+        i = cuda.grid(1)
+        out[i, 0] = cuda.blockDim.x
+        out[i, 1] = cuda.gridDim.x
+        out[i, 2] = cuda.blockIdx.x
+
+    (out,) = nb.jax_kernel(blocks, launch_dims=10, output_dims=(10, 3), block_dim=4)()
+    assert out.tolist() == [[4, 3, k // 4] for k in range(10)]
+    (out,) = nb.jax_kernel(blocks, launch_dims=10, output_dims=(10, 3))()
+    assert out.tolist() == [[256, 1, 0]] * 10
 
 
 def test_partial_application():

@@ -15,7 +15,10 @@ import numbridge as nb
 MODULES = sorted(file.stem for file in Path(nb.__file__).parent.glob("[!_]*.py"))
 
 
-@pytest.mark.parametrize("name", [*MODULES, "kernels.devices"])
+ROOMS = [f"jax_ffi.{name}" for name in ("kernel_call", "callable", "callback")]
+
+
+@pytest.mark.parametrize("name", [*MODULES, *ROOMS, "kernels.devices"])
 def test_examples_in_docstrings(name):
     module = importlib.import_module(f"numbridge.{name}")
     assert doctest.testmod(module).failed == 0
