@@ -49,7 +49,7 @@ def numba_type(parameter: ParameterType) -> Any:
             "float and convert it to float32"
         )
     if isinstance(parameter, ArrayType):
-        layout = "C" if parameter.contiguous else "A"
+        layout = "C" if parameter.contiguous or parameter.ndim == 0 else "A"
         return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
     return dtype
 
@@ -127,6 +127,8 @@ def compile_ptx(
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
+    names["_nb_add"] = cuda_intrinsics.atomic_add
+    names["_nb_row"] = cuda_intrinsics.row
     names |= _element_atomics()
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)

@@ -14,7 +14,7 @@ from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-__all__ = ["ATOMICS", "nonnegative"]
+__all__ = ["ATOMICS", "nonnegative", "row"]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
@@ -32,6 +32,23 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def row(typing_context: Any, array: Any) -> Any:
+    """Return an array of rank 0 as one of rank 1 on the same memory."""
+    made = types.Array(array.dtype, 1, "C", readonly=not array.mutable)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.make_array(array)(context, builder, arguments[0])
+        view = context.make_array(made)(context, builder)
+        for field in ("meminfo", "parent", "nitems", "itemsize", "data"):
+            setattr(view, field, getattr(given, field))
+        view.shape = cgutils.pack_array(builder, [given.nitems])
+        view.strides = cgutils.pack_array(builder, [given.itemsize])
+        return view._getvalue()
+
+    return made(array), generate
 
 
 @cuda.jit(device=True)

@@ -69,7 +69,14 @@ def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> t
 
 
 def grid_source(
-    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], form: Form, *, first_along_x: bool
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    form: Form,
+    *,
+    first_along_x: bool,
+    sums: Sequence[str] = (),
 ) -> str:
     """Return the source of the kernel around a body.
 
@@ -82,19 +89,29 @@ def grid_source(
     rank : int
         How many thread indices the body takes, 0 to 4; without any the body runs once per thread.
     hidden : sequence of str
-        The indices that the body takes before its parameters.
+        What the body takes before its parameters: indices, then block and grid dimensions.
     form : {'masked', 'plain'}
         Whether ids are compared with the launch's dimensions.
     first_along_x : bool
         Whether the first index runs along x.
+    sums : sequence of str, optional
+        Parameters that the body does not get, arrays of rank 0: it returns a tuple of numbers, one for each of them, and
+        each thread adds its own there.
     """
-    call = f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *names])})"
+    passed = [name for name in names if name not in sums]
+    body = [f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *passed])})"]
+    start = [f"    {name} = _nb_nonnegative({_extent(name)})" for name in hidden if not name.startswith("_nb_i")]
+    if sums:
+        start += [f"    _nb_sum{k} = 0.0" for k in range(len(sums))]
+        body = [f"_nb_result = {body[0]}", *(f"_nb_sum{k} += _nb_result[{k}]" for k in range(len(sums)))]
+    # Numba's atomics know no arrays of rank 0.
+    end = [f"    _nb_add(_nb_row({name}), 0, _nb_sum{k})" for k, name in enumerate(sums)]
     if form == "plain":
-        lines = [f"def {GRID}({', '.join(names)}):"]
+        lines = [f"def {GRID}({', '.join(names)}):", *start]
         lines += [f"    _nb_i{k} = {_first(axis)}" for k, axis in enumerate(_AXES[:rank])]
-        return "\n".join([*lines, f"    {call}", ""])
+        return "\n".join([*lines, *(f"    {line}" for line in body), *end, ""])
     count = max(rank, 1)
-    lines = [f"def {GRID}({', '.join([*names, *(f'_nb_n{k}' for k in range(count))])}):"]
+    lines = [f"def {GRID}({', '.join([*names, *(f'_nb_n{k}' for k in range(count))])}):", *start]
     indent = "    "
     tails: list[str] = []
     for axis, indices in reversed(list(zip(_AXES, _axes(count, first_along_x=first_along_x), strict=False))):
@@ -108,11 +125,16 @@ def grid_source(
                 f"{indent}_nb_i{indices[1]} = {run} - _nb_i{indices[0]} * _nb_n{indices[1]}",
             ]
         tails.append(f"{indent}{run} += {CUDA_MODULE}.gridDim.{axis} * {CUDA_MODULE}.blockDim.{axis}")
-    return "\n".join([*lines, f"{indent}{call}", *reversed(tails), ""])
+    return "\n".join([*lines, *(f"{indent}{line}" for line in body), *reversed(tails), *end, ""])
 
 
 def _nonnegative(name: str) -> str:
     return f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name
+
+
+def _extent(name: str) -> str:
+    """Return what a block or grid dimension is, such as ``_nb_b0``."""
+    return f"{CUDA_MODULE}.{'blockDim' if name[4] == 'b' else 'gridDim'}.{_AXES[int(name[5:])]}"
 
 
 def _first(axis: str) -> str:

@@ -632,7 +632,15 @@ def _cuda_code(
     """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
     rank = kernel.source.index_rank
     names = [p.name for p in parameters]
-    around = grid_source(emitted.entry, names, rank, emitted.hidden, form, first_along_x=emitted.asks_for_block)
+    around = grid_source(
+        emitted.entry,
+        names,
+        rank,
+        emitted.hidden,
+        form,
+        first_along_x=emitted.asks_for_block,
+        sums=[name for name, _ in emitted.sums],
+    )
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
     fastmath = bool(kernel.options.get("fastmath"))
     dims = max(rank, 1) if form == "masked" else 0

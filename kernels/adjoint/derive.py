@@ -118,18 +118,18 @@ class Derivative(Kernel):
         """Return an empty collection of variants."""
         return _DerivativeVariants(self)
 
-    def plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+    def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
         )
-        known = self._plans.get((bare, weak))
+        known = self._plans.get((bare, weak, target))
         if known is None or not all(dependency.holds() for dependency in known[1]):
-            known = self._plans[bare, weak] = (self._stored_plan(bare, weak), self.dependencies())
+            known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
         return known[0]
 
-    def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+    def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)
         key = digest(
             "derivative",
@@ -138,11 +138,12 @@ class Derivative(Kernel):
             emitted.text,
             emitted.fingerprint,
             repr([*self.steps()]),
+            target,
             *(f"{p.name} {p}" for p in parameters),
         )
 
         def generate() -> Compiled:
-            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak)[0])})
+            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak, target)[0])})
 
         compiled, _ = compiled_or_stored(key, generate)
         return Plan(**compiled.facts["plan"])
@@ -176,16 +177,21 @@ class Derivative(Kernel):
         check_races(program)
         return program, rewritten
 
-    def _generate(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
+    def _generate(
+        self, parameters: Sequence[ParameterType], weak: str, target: Target
+    ) -> tuple[Plan, Mapping[str, Any]]:
         """Return the plan and the globals of its text."""
         if self.mode == "tangent":
-            return self._generate_tangent(parameters, weak)
+            return self._generate_tangent(parameters, weak, target)
+        from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
+        from numbridge.kernels.adjoint.emit import for_cuda
         from numbridge.kernels.adjoint.reverse import reverse
 
         program, rewritten = self._base_program(parameters, weak)
-        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept)
+        limits: dict[str, Any] = {"slots": CUDA_SLOTS, "stacks": False} if target == "cuda" else {}
+        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept, **limits)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
-        text, private = _with_private(made)
+        text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
         plan = Plan(
             text,
             made.name,
@@ -201,15 +207,17 @@ class Derivative(Kernel):
         )
         return plan, program.namespace
 
-    def _generate_tangent(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
-        from numbridge.kernels.adjoint.emit import program_text
+    def _generate_tangent(
+        self, parameters: Sequence[ParameterType], weak: str, target: Target
+    ) -> tuple[Plan, Mapping[str, Any]]:
+        from numbridge.kernels.adjoint.emit import for_cuda, program_text
         from numbridge.kernels.adjoint.forward import facts
 
         program, rewritten = self.program(parameters, weak)
         name = f"{program.name}_tangent"
         found = facts(program)
         plan = Plan(
-            program_text(program, name),
+            program_text(program, name) if target == "cpu" else for_cuda(program_text(program, name)),
             name,
             tuple(v.name for v in program.hidden),
             found.may_raise,
@@ -244,10 +252,10 @@ class Derivative(Kernel):
                 made.append(ScalarType(name, primal.scalar))
         return tuple(made)
 
-    def emitted(self, parameters: tuple[ParameterType, ...], weak: str) -> Emitted:
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the text to compile, for types of the base's parameters."""
-        plan = self.plan(parameters, weak)
-        namespace = _Later(lambda: self._generate(parameters, weak)[1])
+        plan = self.plan(parameters, weak, target)
+        namespace = _Later(lambda: self._generate(parameters, weak, target)[1])
         return Emitted(
             plan.text,
             plan.entry,
@@ -256,6 +264,7 @@ class Derivative(Kernel):
             plan.fingerprint,
             plan.may_raise,
             plan.has_loop,
+            self.source.asks_for_block,
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
         )
@@ -424,11 +433,7 @@ class _DerivativeVariants(Variants):
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the derivative's text."""
-        if target != "cpu":
-            raise KernelUnsupportedError(
-                f"the {self.kernel.name}: derivatives run on the CPU in this version; copy the arrays there"
-            )
-        return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak)
+        return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak, target)
 
 
 def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:

@@ -26,6 +26,7 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
+from numbridge.kernels.emission import CUDA_MODULE
 
 __all__ = ["EVERYTHING", "Lines", "Values", "element", "for_cuda", "index_text", "moves", "operation", "program_text"]
 
@@ -132,13 +133,8 @@ def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
 
 
 def for_cuda(text: str) -> str:
-    """Return generated text with the operations of numba.cuda, by their full path, in place of the CPU's.
-
-    The prefix that is replaced is reserved, so nothing of a user's can be meant. The text needs `cuda` in its namespace.
-    """
-    for cpu, cuda in (("_nb_local_array(", "cuda.local.array("), ("_nb_add(", "cuda.atomic.add(")):
-        text = text.replace(cpu, cuda)
-    return text.replace("_nb_atomic_", "cuda.atomic.")
+    """Return generated text with numba.cuda's local arrays in place of the CPU's; a name that is replaced is reserved."""
+    return text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
 
 
 class Primal:

@@ -502,3 +502,32 @@ def test_neighbouring_threads_are_neighbours_in_memory():
     assert block_shape(along, 256, first_along_x=False) == (256, 1, 1)
     assert block_shape(extents((1_000_000, 3), first_along_x=False), 256, first_along_x=False) == (4, 64, 1)
     assert grid_shape(extents((1 << 20, 1 << 20), first_along_x=False), (256, 1, 1), 0) == (4096, 65535, 1)
+
+
+@pytest.mark.parametrize("form", ["masked", "plain"])
+def test_sums_over_threads_are_added_once_per_thread(form):
+    """The gradient of a scalar is the sum of what its threads return."""
+    block, grid, dims = (4, 1, 1), (2, 1, 1), (13,)
+    source = grid_source(
+        "body", ["x", "total"], 1, ["_nb_i0", "_nb_b0", "_nb_g0"], form, first_along_x=False, sums=["total"]
+    )
+    here = SimpleNamespace(gridDim=_xyz(grid), blockDim=_xyz(block))
+    added, seen = [], []
+
+    def body(i, threads, blocks, x):
+        seen.append(i)
+        assert (threads, blocks) == (4, 2)
+        return (x[i],)
+
+    names = {"body": body, "_nb_cuda": here, "_nb_nonnegative": lambda index: index}
+    names |= {"_nb_row": lambda array: ("row", array), "_nb_add": lambda *what: added.append(what)}
+    exec(source, names)
+    x, total = np.arange(13.0), object()
+    for b in range(grid[0]):
+        for t in range(block[0]):
+            here.blockIdx, here.threadIdx = _xyz((b, 0, 0)), _xyz((t, 0, 0))
+            names[GRID](x, total, *(dims if form == "masked" else ()))
+    ran = range(13) if form == "masked" else range(8)
+    assert sorted(seen) == list(ran)
+    assert all(what[:2] == (("row", total), 0) for what in added) and len(added) == 8
+    assert sum(what[2] for what in added) == sum(x[list(ran)])
