@@ -18,8 +18,10 @@ from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.devices import Device
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.grid_source import Form
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import Geometry, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
@@ -30,6 +32,7 @@ from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Dependency
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import (
+    Variant,
     Variants,
     bound_types,
     check_array,
@@ -116,21 +119,23 @@ class Derivative(Kernel):
         """Return an empty collection of variants."""
         return _DerivativeVariants(self)
 
-    def plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+    def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
         )
-        known = self._plans.get((bare, weak))
+        key = (bare, weak, target)
+        known = self._plans.get(key)
         if known is None or not all(dependency.holds() for dependency in known[1]):
-            known = self._plans[bare, weak] = (self._stored_plan(bare, weak), self.dependencies())
+            known = self._plans[key] = (self._stored_plan(*key), self.dependencies())
         return known[0]
 
-    def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str) -> Plan:
+    def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)
         key = digest(
             "derivative",
+            target,
             machine_fingerprint(),
             _generator(),
             emitted.text,
@@ -140,7 +145,7 @@ class Derivative(Kernel):
         )
 
         def generate() -> Compiled:
-            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak)[0])})
+            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak, target)[0])})
 
         compiled, _ = compiled_or_stored(key, generate)
         return Plan(**compiled.facts["plan"])
@@ -174,16 +179,28 @@ class Derivative(Kernel):
         check_races(program)
         return program, rewritten
 
-    def _generate(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Plan, Mapping[str, Any]]:
+    def _generate(
+        self, parameters: Sequence[ParameterType], weak: str, target: Target
+    ) -> tuple[Plan, Mapping[str, Any]]:
         """Return the plan and the globals of its text."""
         if self.mode == "tangent":
             return self._generate_tangent(parameters, weak)
+        from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS, MOST_SLOTS
         from numbridge.kernels.adjoint.reverse import reverse
 
         program, rewritten = self._base_program(parameters, weak)
-        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept)
+        on_cpu = target == "cpu"
+        made = reverse(
+            program,
+            self.wanted,
+            f"{program.name}_adjoint",
+            apart=self.apart,
+            kept=self.kept,
+            slots=MOST_SLOTS if on_cpu else CUDA_SLOTS,
+            stacks=on_cpu,
+        )
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
-        text, private = _with_private(made)
+        text, private = _with_private(made) if on_cpu else (made.text, None)
         plan = Plan(
             text,
             made.name,
@@ -242,10 +259,12 @@ class Derivative(Kernel):
                 made.append(ScalarType(name, primal.scalar))
         return tuple(made)
 
-    def emitted(self, parameters: tuple[ParameterType, ...], weak: str) -> Emitted:
+    def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Emitted:
         """Return the text to compile, for types of the base's parameters."""
-        plan = self.plan(parameters, weak)
-        namespace = _Later(lambda: self._generate(parameters, weak)[1])
+        plan = self.plan(parameters, weak, target)
+        namespace = _Later(lambda: self._generate(parameters, weak, target)[1])
+        if target != "cpu":
+            return self._emitted_for_cuda(plan, namespace)
         return Emitted(
             plan.text,
             plan.entry,
@@ -256,6 +275,24 @@ class Derivative(Kernel):
             plan.has_loop,
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
+        )
+
+    def _emitted_for_cuda(self, plan: Plan, namespace: Mapping[str, Any]) -> Emitted:
+        from numbridge.kernels.adjoint.emit import for_cuda, grid_entry
+
+        if plan.sums:
+            numbers = ", ".join(repr(name.removeprefix(ADJOINT)) for name, _ in plan.sums)
+            raise KernelUnsupportedError(
+                f"the {self.name}: gradients by numbers ({numbers}) are added up on the CPU only in this version; make them arrays "
+                "of one element, or leave them out"
+            )
+        entry = f"{plan.entry}_grid"
+        names = [parameter.name for parameter in self.parameters]
+        text = f"{for_cuda(plan.text)}\n\n\n{grid_entry(entry, plan.entry, plan.hidden, names)}"
+        hidden = tuple(name for name in plan.hidden if name[4] == "i")
+        return Emitted(
+            *(text, entry, hidden, namespace, plan.fingerprint, plan.may_raise, plan.has_loop),
+            asks_for_block=self.source.asks_for_block,
         )
 
     def forall(self, dim: int | tuple[int, ...], *, checked: bool = True) -> Callable[..., None]:
@@ -420,11 +457,14 @@ class _DerivativeVariants(Variants):
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the derivative's text."""
-        if target != "cpu":
+        return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak, target)
+
+    def _variant(self, types: Any, device: Device, form: Form) -> Variant:
+        if device.is_cuda:
             raise KernelUnsupportedError(
                 f"the {self.kernel.name}: derivatives run on the CPU in this version; copy the arrays there"
             )
-        return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak)
+        return super()._variant(types, device, form)
 
 
 def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:

@@ -26,8 +26,20 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
+from numbridge.kernels.emission import CUDA_MODULE
 
-__all__ = ["EVERYTHING", "Lines", "Values", "element", "for_cuda", "index_text", "moves", "operation", "program_text"]
+__all__ = [
+    "EVERYTHING",
+    "Lines",
+    "Values",
+    "element",
+    "for_cuda",
+    "grid_entry",
+    "index_text",
+    "moves",
+    "operation",
+    "program_text",
+]
 
 
 class Values(Protocol):
@@ -134,11 +146,20 @@ def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
 def for_cuda(text: str) -> str:
     """Return generated text with the operations of numba.cuda, by their full path, in place of the CPU's.
 
-    The prefix that is replaced is reserved, so nothing of a user's can be meant. The text needs `cuda` in its namespace.
+    The prefix that is replaced is reserved, so nothing of a user's can be meant.
     """
-    for cpu, cuda in (("_nb_local_array(", "cuda.local.array("), ("_nb_add(", "cuda.atomic.add(")):
-        text = text.replace(cpu, cuda)
-    return text.replace("_nb_atomic_", "cuda.atomic.")
+    for cpu, cuda in (("_nb_local_array(", "local.array("), ("_nb_add(", "atomic.add("), ("_nb_atomic_", "atomic.")):
+        text = text.replace(cpu, f"{CUDA_MODULE}.{cuda}")
+    return text
+
+
+def grid_entry(name: str, entry: str, hidden: Sequence[str], parameters: Sequence[str]) -> str:
+    """Return a function on CUDA that takes only thread indices, and passes the other hidden parameters on."""
+    sizes = {"b": "blockDim", "g": "gridDim"}
+    given = [h if h[4] == "i" else f"{CUDA_MODULE}.{sizes[h[4]]}.{'xyz'[int(h[5:])]}" for h in hidden]
+    taken = [h for h in hidden if h[4] == "i"]
+    head = f"@_nb_device\ndef {name}({', '.join([*taken, *parameters])}):"
+    return f"{head}\n    {entry}({', '.join([*given, *parameters])})"
 
 
 class Primal:

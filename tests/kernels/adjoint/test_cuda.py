@@ -1,65 +1,47 @@
-"""Adjoints compile to PTX for CUDA, without a GPU; what cannot is refused with its place."""
+"""Adjoints compile to PTX and cubins for CUDA, without a GPU; what cannot is refused with its place."""
 
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numba import cuda, types
-from numba.cuda import dispatcher
+from numba import cuda
 
-from adjoint_as_python import floats_of, program_of
-from adjoint_cases import CASES, name_of
-from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
-from numbridge.kernels.adjoint.emit import for_cuda
-from numbridge.kernels.adjoint.ir import Array, Value
-from numbridge.kernels.adjoint.reverse import reverse
+from adjoint_cases import CASES, name_of, saxpy
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.kernel import kernel
+
+CAPABILITY = (9, 0)
 
 
-@pytest.fixture(autouse=True)
-def no_driver(monkeypatch):
-    """Device functions ask for the device that is there; any will do."""
-    device = SimpleNamespace(compute_capability=(9, 0))
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: device)
+def derivative_of(mode, kernel, arguments, dtype):
+    """Return a kernel's adjoint or tangent by all its floating arrays, and arguments for it."""
+    narrow = [a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in arguments]
+    pairs = zip(kernel.parameters, narrow, strict=True)
+    arrays = {p.name: a for p, a in pairs if isinstance(a, np.ndarray) and a.dtype.kind == "f"}
+    return getattr(kernel, mode)([*arrays]), [*narrow, *map(np.zeros_like, arrays.values())]
 
 
 def ptx_of(kernel, arguments, dtype):
-    """Return the PTX of a kernel's adjoint with one thread per index along the first axis."""
-    narrow = [a.astype(dtype) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in arguments]
-    program = program_of(kernel, [dtype(a) if isinstance(a, float) else a for a in narrow], np.dtype(dtype).name)
-    made = reverse(program, floats_of(kernel, arguments), "adjoint", slots=CUDA_SLOTS, stacks=False)
-    names = {**program.namespace, "cuda": cuda, "_nb_device": cuda.jit(device=True)}
-    exec(compile(for_cuda(made.text), "<adjoint>", "exec"), names)
-    given = [p.name for p in program.parameters] + [f"_nb_adj_{name}" for name in made.arrays]
-    sums = [f"    cuda.atomic.add(_nb_sum, {k}, r[{k}])" for k in range(len(made.scalars))]
-    indices = ["i", "j"][: sum(v.name.startswith("_nb_i") for v in program.hidden)]
-    call = f"    r = adjoint({', '.join([*indices, *given])})"
-    grid = [f"    {', '.join(indices)} = cuda.grid({len(indices)})"] if indices else []
-    text = "\n".join([f"def run({', '.join([*given, '_nb_sum'])}):", *grid, call, *sums])
-    exec(compile(text, "<run>", "exec"), names)
-    kinds = [kind_of(p.item) for p in program.parameters]
-    kinds += [kind_of(program.array(name)) for name in made.arrays]
-    ptx, _ = cuda.compile_ptx(names["run"], (*kinds, types.float64[::1]), cc=(9, 0))
-    return ptx
-
-
-def kind_of(item):
-    if isinstance(item, Value):
-        return item.type
-    assert isinstance(item, Array)
-    return types.Array(item.dtype, item.ndim, "C")
+    derivative, given = derivative_of("adjoint", kernel, arguments, dtype)
+    return derivative.ptx(*given, capability=CAPABILITY)
 
 
 STACKED = {"squares_in_a_loop", "prefix_products", "in_place_nested", "local_memory"}
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[0].name not in STACKED], ids=name_of)
-def test_adjoint_compiles_to_ptx(case):
-    ptx = ptx_of(case[0], case[2:], np.float32)
-    assert ".visible .entry" in ptx
+def test_adjoint_compiles_to_a_cubin(case):
+    derivative, given = derivative_of("adjoint", case[0], case[2:], np.float32)
+    assert ".visible .entry" in derivative.ptx(*given, capability=CAPABILITY)
+    assert derivative.cubin(*given, capability=CAPABILITY).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("case", CASES[::6], ids=name_of)
+def test_tangent_compiles_to_a_cubin(case):
+    derivative, given = derivative_of("tangent", case[0], case[2:], np.float64)
+    assert derivative.cubin(*given, capability=CAPABILITY).startswith(b"\x7fELF")
 
 
 def test_float64_and_atomics():
@@ -72,3 +54,22 @@ def test_what_needs_a_stack_is_refused(name):
     case = next(c for c in CASES if c[0].name == name)
     with pytest.raises(KernelUnsupportedError, match=r"overwrites.*\n.*adjoint_cases.py:\d+:\d+\n"):
         ptx_of(case[0], case[2:], np.float64)
+
+
+def test_gradients_by_numbers_are_refused():
+    x, y = np.ones(3), np.ones(3)
+    with pytest.raises(KernelUnsupportedError, match=r"gradients by numbers \('a'\).*arrays of one element"):
+        saxpy.adjoint(["x", "y", "a"]).ptx(x, y, 2.0, x, y, np.zeros(()), capability=CAPABILITY)
+
+
+@kernel
+def strided(x, y, n):
+    start = cuda.grid(1)
+    for k in range(start, n, cuda.gridsize(1)):
+        y[k] = x[k] * x[k]
+
+
+def test_grid_stride_loops():
+    x = np.ones(4, np.float32)
+    ptx = strided.adjoint(["x", "y"]).ptx(x, x, 4, x, x, capability=CAPABILITY, plain=True)
+    assert "%nctaid.x" in ptx
