@@ -283,8 +283,8 @@ class Derivative(Kernel):
         if plan.sums:
             numbers = ", ".join(repr(name.removeprefix(ADJOINT)) for name, _ in plan.sums)
             raise KernelUnsupportedError(
-                f"the {self.name}: gradients by numbers ({numbers}) are added up on the CPU only in this version; make them arrays "
-                "of one element, or leave them out"
+                f"the {self.name}: gradients by numbers ({numbers}) are added up on the CPU only in this version; make them "
+                "arrays of one element, or leave them out"
             )
         entry = f"{plan.entry}_grid"
         names = [parameter.name for parameter in self.parameters]
