@@ -133,6 +133,7 @@ class Derivative(Kernel):
         emitted = emit(self.source, weak, gradients=True)
         key = digest(
             "derivative",
+            target,
             machine_fingerprint(),
             _generator(),
             emitted.text,

@@ -28,7 +28,17 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.emission import CUDA_MODULE
 
-__all__ = ["EVERYTHING", "Lines", "Values", "element", "for_cuda", "index_text", "moves", "operation", "program_text"]
+__all__ = [
+    "EVERYTHING",
+    "Lines",
+    "Values",
+    "element",
+    "for_cuda",
+    "index_text",
+    "moves",
+    "operation",
+    "program_text",
+]
 
 
 class Values(Protocol):

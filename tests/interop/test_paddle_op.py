@@ -120,3 +120,16 @@ def test_refusals():
     with pytest.raises(nb.NumbridgeTypeError, match=r"takes 2 arguments \(x, w\), got 1"):
         pair(paddle.ones([3]))
     assert repr(pair) == "<PaddleOp two(x, w) -> y, z>"
+
+
+@nb.kernel
+def output_first(y, x, w):
+    i = nb.tid()
+    y[i] = w[i] * w[i] * x[i]
+
+
+def test_an_output_may_come_before_inputs():
+    op = nb.paddle_op(output_first, "y")
+    x, w = (paddle.to_tensor([2.0, 3.0], stop_gradient=False) for _ in range(2))
+    op(x, w).sum().backward()
+    assert (x.grad.numpy() == [4, 9]).all() and (w.grad.numpy() == [8, 18]).all()

@@ -7,11 +7,13 @@ import re
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from adjoint_as_python import floats_of
 from adjoint_cases import CASES, name_of, prefix_products, saxpy
 from fake_cuda import cuda_array, fake_cuda, parameter_kinds
 from numbridge.kernels.errors import BufferAccessError, DeviceError, KernelUnsupportedError
+from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import launch
 
 
@@ -85,3 +87,16 @@ def test_adjoints_on_cuda_are_checked_as_on_the_cpu(driver):
     with pytest.raises(KernelUnsupportedError, match="overwrites"):
         launch(prefix_products, 1, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
     assert not driver.launches
+
+
+@kernel
+def strided(x, y, n):
+    start = cuda.grid(1)
+    for k in range(start, n, cuda.gridsize(1)):
+        y[k] = x[k] * x[k]
+
+
+def test_grid_stride_loops():
+    x = np.ones(4, np.float32)
+    ptx = strided.adjoint(["x", "y"]).ptx(x, x, 4, x, x, capability=(9, 0), plain=True)
+    assert "%nctaid.x" in ptx

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 import os
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -152,6 +154,63 @@ def test_rule_of_acosh():
 def test_rule_of_two_arguments(function):
     x, z = np.array([0.7, 1.9, 2.3, 0.4]), np.array([1.3, 0.6, 0.9, 1.1])
     check(binary(function), 4, x, z, np.ones(4))
+
+
+IN_JAX = {
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": jnp.tan,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "atan": jnp.arctan,
+    "sinh": jnp.sinh,
+    "cosh": jnp.cosh,
+    "tanh": jnp.tanh,
+    "asinh": jnp.arcsinh,
+    "atanh": jnp.arctanh,
+    "exp": jnp.exp,
+    "expm1": jnp.expm1,
+    "exp2": jnp.exp2,
+    "log": jnp.log,
+    "log2": jnp.log2,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "sqrt": jnp.sqrt,
+    "cbrt": jnp.cbrt,
+    "square": jnp.square,
+    "reciprocal": jnp.reciprocal,
+    "erf": jax.scipy.special.erf,
+    "erfc": jax.scipy.special.erfc,
+    "degrees": jnp.degrees,
+    "radians": jnp.radians,
+    "abs": jnp.abs,
+    "negative": jnp.negative,
+    "pow": jnp.power,
+    "atan2": jnp.arctan2,
+    "hypot": jnp.hypot,
+    "min": jnp.minimum,
+    "max": jnp.maximum,
+    "multiply": jnp.multiply,
+    "divide": jnp.divide,
+    "remainder": jnp.remainder,
+}
+
+
+@pytest.mark.parametrize("name", IN_JAX)
+def test_rules_agree_with_jax(name):
+    x, z = np.array([0.13, 0.37, 0.62, 0.94]), np.array([0.41, 0.29, 0.77, 0.58])
+    one = name in ONE
+    arguments = [x, np.zeros(4)] if one else [x, z, np.zeros(4)]
+    adjoints = {"x": np.zeros(4), "z": np.zeros(4), "y": np.ones(4)}
+    made = unary(ONE[name]) if one else binary(TWO[name])
+    run_adjoint(made, (4,), arguments, adjoints)
+    places = (0,) if one else (0, 1)
+    with jax.enable_x64(True):
+        wanted = jax.grad(lambda *values: IN_JAX[name](*values).sum(), argnums=places)(
+            *map(jnp.asarray, arguments[:-1])
+        )
+    for place in places:
+        np.testing.assert_allclose(adjoints["xz"[place]], wanted[place], rtol=1e-12)
 
 
 @kernel
