@@ -11,7 +11,7 @@ asks for its place in the block instead finds its first index along x, as ``cuda
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from numbridge.kernels.emission import CUDA_MODULE
@@ -69,7 +69,14 @@ def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> t
 
 
 def grid_source(
-    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], form: Form, *, first_along_x: bool
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    form: Form,
+    *,
+    first_along_x: bool,
+    by_reference: Collection[str] = (),
 ) -> str:
     """Return the source of the kernel around a body.
 
@@ -87,8 +94,11 @@ def grid_source(
         Whether ids are compared with the launch's dimensions.
     first_along_x : bool
         Whether the first index runs along x.
+    by_reference : collection of str
+        Scalars of the body that the kernel gets as arrays of one element.
     """
-    call = f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *names])})"
+    values = [f"{name}[0]" if name in by_reference else name for name in names]
+    call = f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *values])})"
     if form == "plain":
         lines = [f"def {GRID}({', '.join(names)}):"]
         lines += [f"    _nb_i{k} = {_first(axis)}" for k, axis in enumerate(_AXES[:rank])]
