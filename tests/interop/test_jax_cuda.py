@@ -12,7 +12,7 @@ import numbridge as nb
 from call_frames import OPTIONS, ORDINAL, STREAM, Elsewhere, Made
 from fake_cuda import CONTEXTS, fake_cuda, parameter_kinds
 from numbridge.jax_ffi import call_frame_layout as xla
-from numbridge.jax_ffi import targets
+from numbridge.jax_ffi import callback, targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
 from numbridge.kernels import cuda_driver
@@ -209,3 +209,24 @@ def test_other_stages_and_metadata(driver):
     extension = xla.XLA_FFI_Metadata_Extension(base, ctypes.addressof(metadata))
     made.frame.extension_start = ctypes.addressof(extension)
     assert run(driver, made, 22) == 0 and metadata.traits == xla.COMMAND_BUFFER_COMPATIBLE
+
+
+def test_a_callback_gets_arrays_on_the_stream_of_the_call(driver):
+    made, seen = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)]), {}
+
+    def function(inputs, outputs, attrs, ctx):
+        seen["where"] = str(ctx.device), ctx.stream, [str(x.device) for x in (*inputs, *outputs)]
+        seen["interface"] = inputs[0].__cuda_array_interface__
+        nb.launch(add, 10, [*inputs, *outputs])
+
+    nb.register_ffi_callback("test_on_cuda", function)
+    driver.calls.clear()
+    driver.parameters = 22
+    address = ctypes.cast(callback._handler(("test_on_cuda", "CUDA")), ctypes.c_void_p).value
+    assert made.run(address) == 0 and made.errors == []
+    assert seen["where"] == ("cuda:1", STREAM, ["cuda:1"] * 3)
+    assert seen["interface"]["data"] == (1 << 12, True) and seen["interface"]["stream"] == STREAM
+    (launched,) = driver.launches
+    assert launched.values([I64] * 22) == [*array(1, 10), *array(2, 10), *array(3, 10), 10]
+    assert (launched.stream, launched.context) == (STREAM, CONTEXTS + ORDINAL)
+    assert [call[0] for call in driver.calls] == ["push", "launch", "pop"]
