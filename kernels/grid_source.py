@@ -11,7 +11,7 @@ asks for its place in the block instead finds its first index along x, as ``cuda
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from numbridge.kernels.emission import CUDA_MODULE
@@ -77,6 +77,7 @@ def grid_source(
     *,
     first_along_x: bool,
     sums: Sequence[str] = (),
+    by_reference: Collection[str] = (),
 ) -> str:
     """Return the source of the kernel around a body.
 
@@ -97,8 +98,10 @@ def grid_source(
     sums : sequence of str, optional
         Parameters that the body does not get, arrays of rank 0: it returns a tuple of numbers, one for each of them, and
         each thread adds its own there.
+    by_reference : collection of str
+        Scalars of the body that the kernel gets as arrays of one element.
     """
-    passed = [name for name in names if name not in sums]
+    passed = [f"{name}[0]" if name in by_reference else name for name in names if name not in sums]
     body = [f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *passed])})"]
     start = [f"    {name} = _nb_nonnegative({_extent(name)})" for name in hidden if not name.startswith("_nb_i")]
     if sums:

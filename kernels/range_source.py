@@ -76,7 +76,8 @@ def range_source(
     passed = [name for name in names if name not in sums]
     before = ""
     if private is None or rank == 0:
-        loop = _loop(entry, passed, rank, hidden, len(sums))
+        told = ["False"] if private is not None and private.entry == entry else []
+        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums))
     else:
         bodies = dict.fromkeys((entry, private.entry))
         before = "".join(_function(body, passed, rank, hidden, len(sums), len(bodies) == 1) for body in bodies)

@@ -204,6 +204,18 @@ class Variants:
             self._forget_old_globals()
             return self._variant((parameters, weak), CPU, MASKED.form)
 
+    def by_reference(self, parameters: tuple[ParameterType, ...], weak: str, names: frozenset[str]) -> Variant:
+        """Return the variant for CUDA in which some scalars lie in device memory, each an array of one element."""
+        types = tuple(ArrayType(p.name, p.scalar, 1, True, False) if p.name in names else p for p in parameters)
+        key = (parameters, weak, names)
+        with self._lock:
+            self._forget_old_globals()
+            if key not in self._variants:
+                emitted = self.emitted(parameters, weak, "cuda")
+                device, form = get_device("cuda"), MASKED.form
+                self._variants[key] = _cuda_variant(self.kernel, emitted, types, weak, device, form, names)
+            return self._variants[key]
+
     def _forget_old_globals(self) -> tuple[Any, ...]:
         """Start anew if a global value that the kernel read has changed; return those that it reads."""
         known = self._dependencies
@@ -628,18 +640,19 @@ def _cuda_code(
     parameters: tuple[ParameterType, ...],
     capability: tuple[int, int],
     form: Form,
+    by_reference: frozenset[str] = frozenset(),
 ) -> CudaCode:
     """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
     rank = kernel.source.index_rank
-    names = [p.name for p in parameters]
     around = grid_source(
         emitted.entry,
-        names,
+        [p.name for p in parameters],
         rank,
         emitted.hidden,
         form,
         first_along_x=emitted.asks_for_block,
         sums=[name for name, _ in emitted.sums],
+        by_reference=by_reference,
     )
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
     fastmath = bool(kernel.options.get("fastmath"))
@@ -667,12 +680,18 @@ def _cuda_code(
 
 
 def _cuda_variant(
-    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str, device: Device, form: Form
+    kernel: Kernel,
+    emitted: Emitted,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    device: Device,
+    form: Form,
+    by_reference: frozenset[str] = frozenset(),
 ) -> Variant:
     """Return a kernel that is loaded for a CUDA device."""
     there = cuda_driver.devices()
     there.prepare(device.ordinal)
-    code = _cuda_code(kernel, emitted, parameters, there.capability(device.ordinal), form)
+    code = _cuda_code(kernel, emitted, parameters, there.capability(device.ordinal), form, by_reference)
     compiled = code.compiled
     return Variant(
         parameters,

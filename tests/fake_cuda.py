@@ -59,6 +59,8 @@ class FakeDriver:
             "cuCtxPopCurrent_v2": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer))(self._pop),
             "cuEventRecord": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer)(self._record),
             "cuStreamWaitEvent": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, _Unsigned)(self._wait),
+            "cuMemcpyDtoDAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
+            "cuMemsetD8Async": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.c_ubyte, ctypes.c_size_t, _Pointer)(self._fill),
             "cuLaunchKernel": ctypes.CFUNCTYPE(
                 _Int, _Pointer, *[_Unsigned] * 7, _Pointer, ctypes.POINTER(_Pointer), _Pointer
             )(self._launch),
@@ -151,6 +153,14 @@ class FakeDriver:
     def _wait(self, stream: int | None, event: int, flags: int) -> int:
         self.calls.append(("wait", stream or 0, event))
         return self.fail.get("wait", 0)
+
+    def _copy(self, target: int, source: int, size: int, stream: int | None) -> int:
+        self.calls.append(("copy", target, source, size, stream or 0))
+        return self.fail.get("copy", 0)
+
+    def _fill(self, target: int, value: int, size: int, stream: int | None) -> int:
+        self.calls.append(("fill", target, value, size, stream or 0))
+        return self.fail.get("fill", 0)
 
     def _launch(self, *a: Any) -> int:
         return self._note(a[0], a[1:4], a[4:7], a[7], a[8], a[9], a[10], cooperative=False)

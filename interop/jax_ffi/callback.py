@@ -19,8 +19,9 @@ from numbridge.array import Array, native, wrap
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device
-from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 
 __all__ = ["CallContext", "lent", "register_ffi_callback", "register_function"]
@@ -41,7 +42,7 @@ class CallContext:
     device : Device
         Where the buffers lie.
     stream : int or None
-        The address of the stream that the call is ordered on; None on the CPU, where it is done when the function returns.
+        The handle of the CUDA stream that the call is ordered on; None on the CPU, where it is done when the function returns.
     """
 
     device: Device
@@ -58,8 +59,9 @@ def register_ffi_callback(name: str, func: Function) -> None:
     func : callable
         ``func(inputs, outputs, attrs, ctx)``: `inputs` and `outputs` are lists of Arrays on XLA's memory, inputs read-only,
         outputs to be written; `attrs` is a dictionary of Python numbers, strings and NumPy arrays; `ctx` is a `CallContext`.
-        The Arrays have DLPack and ``__array_interface__``, and go into kernels as they are. They must not outlive the call: it
-        is an error if one, or a view of one, is still there afterwards. What an exception says becomes the text of XLA's error.
+        The Arrays have DLPack and ``__array_interface__`` (on CUDA ``__cuda_array_interface__``), and go into kernels as they
+        are; on CUDA these are launched on `ctx.stream`. They must not outlive the call: it is an error if one, or a view of one,
+        is still there afterwards. What an exception says becomes the text of XLA's error.
 
     Raises
     ------
@@ -87,11 +89,15 @@ def register_ffi_callback(name: str, func: Function) -> None:
     register_function(name, func)
 
 
-def register_function(name: str, function: Function, platform: str = "cpu") -> None:
-    """Make a Python function the answer to a target's calls on a platform."""
+def register_function(name: str, function: Function) -> None:
+    """Make a Python function the answer to a target's calls, on the CPU and where there is CUDA."""
+    for platform in ("cpu", "CUDA") if cuda_driver.driver_count() else ("cpu",):
+        _register((name, platform), function)
+
+
+def _register(key: tuple[str, str], function: Function) -> None:
     import jax
 
-    key = (name, platform)
     with _lock:
         known = key in _functions
         _functions[key] = function
@@ -99,7 +105,7 @@ def register_function(name: str, function: Function, platform: str = "cpu") -> N
             handler = _handler(key)
             _kept.append(handler)
             address = ctypes.cast(handler, ctypes.c_void_p).value
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+            jax.ffi.register_ffi_target(key[0], jax.ffi.pycapsule(address), platform=key[1])
 
 
 def _handler(key: tuple[str, str]) -> Any:
@@ -111,26 +117,35 @@ def _handler(key: tuple[str, str]) -> Any:
         if metadata is not None:
             metadata.api_version.major_version, metadata.api_version.minor_version = version
             return 0
-        return answer(frame, key[0], _functions[key]) if frame.stage == xla.STAGE_EXECUTE else 0
+        return answer(frame, key, _functions[key]) if frame.stage == xla.STAGE_EXECUTE else 0
 
     return _HANDLER(handle)
 
 
-def answer(frame: Frame, name: str, function: Function) -> int:
+def answer(frame: Frame, key: tuple[str, str], function: Function) -> int:
     """Call a function for a frame; return 0, or the XLA error of what went wrong."""
+    name, platform = key
     try:
-        _call(frame, function)
+        _call(frame, function, CallContext(CPU, None) if platform == "cpu" else _cuda_context(frame))
     except BaseException:  # noqa: BLE001 - no exception may cross into XLA
         text = f"numbridge: the Python function of {name!r} raised an exception:\n{traceback.format_exc()}"
         return error_in(frame, text, xla.INTERNAL)
     return 0
 
 
-def _call(frame: Frame, function: Function) -> None:
-    lease = Lease()
-    inputs = [lent(buffer, lease, read_only=True) for buffer in frame.inputs]
-    outputs = [lent(buffer, lease, read_only=False) for buffer in frame.outputs]
-    function(inputs, outputs, frame.attributes, CallContext(CPU, None))
+def _cuda_context(frame: Frame) -> CallContext:
+    ordinal = frame.device_ordinal()
+    if ordinal is None:
+        raise DeviceError("XLA does not say on which CUDA device this call runs")
+    cuda_driver.devices().prepare(ordinal)
+    return CallContext(Device("cuda", ordinal), frame.stream() or 0)
+
+
+def _call(frame: Frame, function: Function, context: CallContext) -> None:
+    lease = Lease() if context.stream is None else CudaLease(context.stream)
+    inputs = [lent(buffer, lease, context, read_only=True) for buffer in frame.inputs]
+    outputs = [lent(buffer, lease, context, read_only=False) for buffer in frame.outputs]
+    function(inputs, outputs, frame.attributes, context)
     del inputs, outputs
     watched = weakref.ref(lease)
     del lease
@@ -141,6 +156,21 @@ class Lease:
     """What owns lent memory: as long as it lives, somebody still has a view."""
 
     __slots__ = ("__weakref__",)
+
+
+class CudaLease(Lease):
+    """The same in CUDA memory, which is used on the stream of the call: array interfaces are how an owner says that."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """No elements, and the stream."""
+        # The protocol has no 0; 1 is the default stream.
+        return {"shape": (0,), "typestr": "|u1", "data": (0, True), "version": 3, "stream": self._stream or 1}
 
 
 def check_returned(watched: weakref.ref[Lease]) -> None:
@@ -154,8 +184,8 @@ def check_returned(watched: weakref.ref[Lease]) -> None:
         )
 
 
-def lent(buffer: Buffer, lease: Lease, *, read_only: bool) -> Array:
-    """Return an Array on a buffer's memory.
+def lent(buffer: Buffer, lease: Lease, context: CallContext, *, read_only: bool) -> Array:
+    """Return an Array on a buffer's memory, on the stream of its call.
 
     Raises
     ------
@@ -165,4 +195,7 @@ def lent(buffer: Buffer, lease: Lease, *, read_only: bool) -> Array:
     if buffer.scalar is None:
         raise ConversionError(f"a buffer of {buffer} has no counterpart among numbridge's dtypes")
     flags = dl.FLAG_READ_ONLY if read_only else 0
-    return wrap(native().new_record(lease, buffer.data, buffer.scalar.tag, dl.CPU, 0, buffer.shape, None, flags))
+    kind, ordinal = (dl.CPU, 0) if context.stream is None else (dl.CUDA, context.device.ordinal)
+    stream = () if context.stream is None else (context.stream,)
+    tag = buffer.scalar.tag
+    return wrap(native().new_record(lease, buffer.data, tag, kind, ordinal, buffer.shape, None, flags, *stream))

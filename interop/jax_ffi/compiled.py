@@ -115,11 +115,9 @@ def words_of(frame):
 
 
 @inlined
-def find_code(words):
-    """Return the code of the call site's kernel, or 0."""
-    table = load_i64(room(), nb.ROOM_TABLE)
+def find_code(table, low, high):
+    """Return the code of the kernel with a key, or 0."""
     mask = load_i64(table, nb.INDEX_MASK)
-    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH)
     slot = low & mask
     while True:
         code = load_i64(table, nb.INDEX_SLOTS + 8 * slot)
@@ -401,7 +399,8 @@ def execute(frame):
     words = words_of(frame)
     if words == 0:
         return nb.WRONG_WORDS
-    code = find_code(words)
+    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH)
+    code = find_code(load_i64(room(), nb.ROOM_TABLE), low, high)
     if code == 0:
         return nb.UNKNOWN_KERNEL
     if load_i64(frame, args_size) != load_i64(words, nb.WORD_OPERANDS):

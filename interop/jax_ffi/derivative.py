@@ -20,7 +20,7 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.plan import Call, Slot
+from numbridge.jax_ffi.plan import Call, Slot, by_reference
 from numbridge.jax_ffi.signature import Dims
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
@@ -191,7 +191,7 @@ class _Planner:
         return replace(
             call,
             kernel=self.kernel,
-            key=targets.enter(self.kernel, self.types, call.weak),
+            key=targets.enter(self.kernel, self.types, call.weak, by_reference(self.types, self.slots)),
             types=self.types,
             slots=tuple(self.slots),
             results=tuple(self.results),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from numbridge.kernels.adjoint.derive import Derivative, derived
+from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
@@ -23,19 +24,26 @@ _known: dict[tuple[str, int], Key] = {}
 _lock = threading.Lock()
 
 
-def identity_of(kernel: Kernel, variant: Variant) -> Key:
-    """Return the key of a variant as two signed 64-bit integers; both variants of one key compute the same."""
+def identity_of(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, variant: Variant) -> Key:
+    """Return the key of a kernel for parameter types as two signed 64-bit integers.
+
+    What has one key computes the same, on the CPU and on CUDA. `variant` is its code on either.
+    """
     known = (variant.source_file, variant.address)
     found = _known.get(known)
     if found is None:
-        made = _identity(kernel, variant.parameters, variant.weak_float)
+        made = _identity(kernel, parameters, weak)
         with _lock:
             found = _known.setdefault(known, made)
     return found
 
 
 def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:
-    emitted = variants_of(kernel).emitted(tuple(parameters), weak, "cpu")
+    try:
+        emitted = variants_of(kernel).emitted(tuple(parameters), weak, "cpu")
+    except KernelUnsupportedError:
+        # It uses what only CUDA has.
+        emitted = variants_of(kernel).emitted(tuple(parameters), weak, "cuda")
     # Comments say in which file the source lies, which makes no difference.
     code = "\n".join(line for line in emitted.text.splitlines() if not line.startswith("#"))
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)

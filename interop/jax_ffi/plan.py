@@ -6,6 +6,7 @@ alone, and raises whatever is wrong with them while the program is traced. It ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import dimensions
@@ -34,6 +36,7 @@ __all__ = [
     "Options",
     "Slot",
     "argument_row",
+    "by_reference",
     "is_array",
     "number_of",
     "output_row",
@@ -195,8 +198,8 @@ class _Planner:
         outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
         types = targets.types_of(self.kernel, [*rows, *outputs], self.weak)
         self._check_written(types)
-        key = targets.enter(self.kernel, types, self.weak)
         slots, operands, results = self._slots(types, dims, shapes)
+        key = targets.enter(self.kernel, types, self.weak, by_reference(types, slots))
         return Call(
             self.kernel,
             self.signature,
@@ -305,6 +308,11 @@ class _Planner:
             slots.append(Slot(nb.RESULT, len(results), fill=fill))
             results.append((shape, kind.scalar.numpy))
         return tuple(slots), operands, tuple(results)
+
+
+def by_reference(types: Sequence[ParameterType], slots: Sequence[Slot]) -> list[str]:
+    """Return the scalars that are data of the program."""
+    return [kind.name for kind, slot in zip(types, slots, strict=True) if slot.kind in (nb.TRACED, nb.PACKED)]
 
 
 def where_of(signature: Signature, parameter: Parameter) -> str:
@@ -484,6 +492,15 @@ def packed(where: str, value: Any, row: Scalar) -> bytes:
         return np.asarray(value).astype(row.numpy).tobytes().ljust(_ROOM, b"\0")
 
 
+def _cuda_grid(call: Call) -> tuple[int, ...]:
+    """Return the hardware's grid and block on CUDA."""
+    along_first = call.kernel.source.asks_for_block
+    dims = call.dims if call.kernel.source.index_rank else (math.prod(call.dims),)
+    along = extents(dims, first_along_x=along_first)
+    block = block_shape(along, call.options.block_dim, first_along_x=along_first)
+    return (*grid_shape(along, block, 0), *block)
+
+
 def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the words of a call site.
 
@@ -517,6 +534,8 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
     extents = [*(0 if extent < 0 else extent for extent in dims), 1, 1, 1][:3]
     grid = [-(-extent // size) for extent, size in zip(extents, block, strict=True)]
     made[nb.WORD_GRID // 8 : nb.WORD_GRID // 8 + 3] = grid
+    if not references:
+        made[nb.WORD_CUDA_GRID // 8 : nb.WORD_CUDA_BLOCK // 8 + 3] = _cuda_grid(call)
     for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
         ndim = kind.ndim if isinstance(kind, ArrayType) else 0
         row = [slot.kind, slot.index, _CODES[kind.scalar.name], ndim, kind.scalar.itemsize, slot.alias, slot.fill]

@@ -18,7 +18,7 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
-from numbridge.kernels.devices import CPU, Device
+from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
@@ -84,8 +84,10 @@ class TracedArray:
 
     @property
     def device(self) -> Device:
-        """Where it will lie."""
-        return CPU
+        """Where it will lie, as far as that is known: JAX's default device."""
+        import jax
+
+        return get_device("cuda") if jax.default_backend() == "gpu" else CPU
 
     @property
     def root(self) -> TracedArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,18 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
-from numbridge.jax_ffi.identity import Key, identity_of, steps_from
-from numbridge.kernels import scalars
+from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
+from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
 from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import GRAIN, GRAIN_WITH_LOOP, SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP, Variant, variants_of
 from numbridge.memory import native
 
-__all__ = ["TARGET", "WEAK", "declare", "enter", "register", "types_of"]
+__all__ = ["TARGET", "WEAK", "declare", "enter", "enter_cpu", "enter_cuda", "register", "types_of"]
 
 TARGET = "numbridge_launch"
 WEAK = ("float32", "float64")
@@ -43,12 +43,9 @@ class Room:
     """The native state that the handler works on, and the handler."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        # Handlers may be reading an old table while a new one takes its place.
-        self._tables: list[Any] = []
-        self._codes: dict[Key, Any] = {}
         self.state = np.zeros(nb.ROOM_SIZE // 8 + 1, np.int64)
-        self._new_table(_FIRST_SLOTS)
+        self.codes = _Codes(self.state, nb.ROOM_TABLE)
+        self.cuda_codes = _Codes(self.state, nb.ROOM_CUDA_TABLE)
         self.state[nb.ROOM_REPORT // 8] = id(report)
         self.state[nb.ROOM_MAJOR // 8], self.state[nb.ROOM_MINOR // 8] = installed_version()
         native()
@@ -57,18 +54,43 @@ class Room:
         compiled, _ = compiled_or_stored(digest("xla", machine_fingerprint(), *_own_sources()), _compile)
         self.handler = load(compiled)["numbridge_xla_handle"]
 
-    def enter(self, key: Key, variant: Variant) -> None:
-        """Let the handler find a variant by its key; what is entered stays."""
+    @functools.cached_property
+    def cuda_handler(self) -> int:
+        """The handler for CUDA; needs the driver."""
+        driver = cuda_driver.devices().driver
+        self.state[nb.ROOM_COPY // 8] = driver.address("cuMemcpyDtoDAsync_v2")
+        self.state[nb.ROOM_FILL // 8] = driver.address("cuMemsetD8Async")
+        key = digest("xla on cuda", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, _compile_for_cuda)
+        return load(compiled)["numbridge_xla_handle_cuda"]
+
+
+class _Codes:
+    """Kernels' native code by key, in a table that handlers read while it grows; what is entered stays."""
+
+    def __init__(self, state: Any, place: int) -> None:
+        self._lock = threading.RLock()
+        self._state, self._place = state, place
+        # Handlers may be reading an old table while a new one takes its place.
+        self._tables: list[Any] = []
+        self._codes: dict[Key, Any] = {}
+        self._kept: list[Any] = []
+        self._new_table(_FIRST_SLOTS)
+
+    def enter(self, key: Key, code: Any, *kept: Any) -> None:
+        """Let the handler find code by its key; `kept` lives as long."""
         with self._lock:
             if key in self._codes:
                 return
-            self._codes[key] = _code(key, variant)
+            code[nb.CODE_KEY // 8], code[nb.CODE_KEY_HIGH // 8] = key
+            self._codes[key] = code
+            self._kept.extend(kept)
             table = self._tables[-1]
             slots = int(table[nb.INDEX_MASK // 8]) + 1
             if 2 * len(self._codes) > slots:
                 self._new_table(4 * slots)
             else:
-                _put(table, self._codes[key])
+                _put(table, code)
 
     def _new_table(self, slots: int) -> None:
         table = np.zeros(nb.INDEX_SLOTS // 8 + slots, np.int64)
@@ -76,7 +98,7 @@ class Room:
         for code in self._codes.values():
             _put(table, code)
         self._tables.append(table)
-        self.state[nb.ROOM_TABLE // 8] = table.ctypes.data
+        self._state[self._place // 8] = table.ctypes.data
 
 
 def _put(table: Any, code: Any) -> None:
@@ -87,24 +109,45 @@ def _put(table: Any, code: Any) -> None:
     slots[slot] = code.ctypes.data
 
 
-def _code(key: Key, variant: Variant) -> Any:
-    code = np.zeros(nb.CODE_SIZE // 8, np.int64)
-    fields = {
-        nb.CODE_KEY: key[0],
-        nb.CODE_KEY_HIGH: key[1],
-        nb.CODE_RUN: variant.address,
-        nb.CODE_BLOCK_SIZE: max(block_offsets(variant.parameters)[-1], 16),
-        nb.CODE_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
-        nb.CODE_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
-    }
+def _filled(size: int, fields: Mapping[int, int]) -> Any:
+    made = np.zeros(size // 8, np.int64)
     for offset, value in fields.items():
-        code[offset // 8] = value
-    return code
+        made[offset // 8] = value
+    return made
+
+
+def _code(variant: Variant) -> Any:
+    return _filled(
+        nb.CODE_SIZE,
+        {
+            nb.CODE_RUN: variant.address,
+            nb.CODE_BLOCK_SIZE: max(block_offsets(variant.parameters)[-1], 16),
+            nb.CODE_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
+            nb.CODE_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
+        },
+    )
+
+
+def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
+    """Return the native code of a variant for CUDA, and what it points to."""
+    places = np.array(kernel_places(variant.parameters), np.int64)
+    fields = {
+        nb.CODE_LAUNCH: variant.launch_function,
+        nb.CODE_HANDLE: variant.address,
+        nb.CODE_CUDA_BLOCK: max(block_offsets(variant.parameters)[-1], 16),
+        nb.CODE_PLACES: places.ctypes.data,
+        nb.CODE_PLACE_COUNT: len(places),
+        nb.CODE_DIM_COUNT: variant.dims,
+        nb.CODE_RANK: kernel.source.index_rank,
+        nb.CODE_FIRST: int(kernel.source.asks_for_block),
+    }
+    return _filled(nb.CODE_CUDA_SIZE, fields), places
 
 
 def _own_sources() -> Iterator[bytes]:
     folder = Path(__file__).parent
-    return ((folder / f"{name}.py").read_bytes() for name in ("compiled", "call_frame_layout", "words_layout"))
+    names = ("compiled", "cuda_compiled", "call_frame_layout", "words_layout")
+    return ((folder / f"{name}.py").read_bytes() for name in names)
 
 
 def _compile() -> Compiled:
@@ -112,6 +155,14 @@ def _compile() -> Compiled:
 
     return compile_functions(
         {name: (getattr(compiled, function), kind) for name, (function, kind) in compiled.EXPORTS.items()}
+    )
+
+
+def _compile_for_cuda() -> Compiled:
+    from numbridge.jax_ffi import cuda_compiled
+
+    return compile_functions(
+        {name: (getattr(cuda_compiled, function), kind) for name, (function, kind) in cuda_compiled.EXPORTS.items()}
     )
 
 
@@ -130,16 +181,20 @@ def room() -> Room:
 
 
 @functools.cache
-def _register(platform: str) -> None:
+def _register() -> None:
     import jax
 
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(room().handler), platform=platform)
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(room().handler), platform="cpu")
+    if cuda_driver.driver_count():
+        for ordinal in range(cuda_driver.devices().count):
+            cuda_driver.devices().prepare(ordinal)
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(room().cuda_handler), platform="CUDA")
 
 
-def register(platform: str = "cpu") -> None:
-    """Register the handler with JAX, once per process and platform."""
+def register() -> None:
+    """Register the handlers with JAX, once per process: that for the CPU, and where there is CUDA, that for it."""
     with _starting:
-        _register(platform)
+        _register()
 
 
 def declare(kernel: Kernel) -> None:
@@ -149,17 +204,47 @@ def declare(kernel: Kernel) -> None:
         known.append(kernel)
 
 
-def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Key:
+def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()) -> Key:
     """Compile a kernel for parameter types, let the handler find it, and return its key.
+
+    It is compiled for where JAX runs what nobody places elsewhere; other code is compiled when the handler asks for it.
+
+    Parameters
+    ----------
+    kernel, parameters, weak
+        The kernel, its types and its floating type.
+    by_reference : collection of str
+        The scalars that are data of the program, which on CUDA lie in device memory.
 
     Raises
     ------
     KernelError
         If it does not compile for these types.
     """
+    import jax
+
+    declare(root_of(kernel))
+    if jax.default_backend() == "gpu":
+        return enter_cuda(kernel, parameters, weak, by_reference)
+    return enter_cpu(kernel, parameters, weak)
+
+
+def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Key:
+    """Do what `enter` does, for the CPU."""
     variant = variants_of(kernel).variant_of(parameters, weak)
-    key = identity_of(kernel, variant)
-    room().enter(key, variant)
+    key = identity_of(kernel, parameters, weak, variant)
+    room().codes.enter(key, _code(variant))
+    return key
+
+
+def enter_cuda(
+    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()
+) -> Key:
+    """Do what `enter` does, for CUDA."""
+    variant = variants_of(kernel).by_reference(parameters, weak, frozenset(by_reference))
+    low, high = key = identity_of(kernel, parameters, weak, variant)
+    mask = sum(1 << k for k, parameter in enumerate(parameters) if parameter.name in by_reference)
+    room().cuda_codes.enter((low, high ^ mask), *_cuda_code(kernel, variant))
     return key
 
 
@@ -180,23 +265,33 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
 def report(address: int, outcome: int) -> int:
     """Return the address of the XLA error for a call that did not run, or 0 if code that was missing is there now."""
     frame = Frame(address)
-    if outcome & 0xFF == nb.UNKNOWN_KERNEL and _find(frame):
+    if outcome & 0xFF in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA) and _find(frame, outcome & 0xFF):
         return 0
-    code = xla.INTERNAL if outcome & 0xFF == nb.RAISED else xla.INVALID_ARGUMENT
+    code = xla.INTERNAL if outcome & 0xFF in (nb.RAISED, nb.DRIVER_REFUSED) else xla.INVALID_ARGUMENT
     return error_in(frame, _explain(frame, outcome & 0xFF, outcome >> 8), code)
 
 
-def _find(frame: Frame) -> bool:
+def _find(frame: Frame, outcome: int) -> bool:
     """Compile the kernel that a call site names, if it was declared in this process."""
     (name, *steps), words = frame.attributes["kernel"].split("\n"), frame.attributes["words"]
     for declared in _declared.get(name, ()):
         rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
         kernel = steps_from(declared, steps)
         if kernel is not None and len(rows) == len(kernel.parameters):
-            key = enter(kernel, types_of(kernel, rows, weak), weak)
+            types = types_of(kernel, rows, weak)
+            if outcome == nb.UNKNOWN_ON_CUDA:
+                key = enter_cuda(kernel, types, weak, _references(kernel, words))
+            else:
+                key = enter_cpu(kernel, types, weak)
             if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):
                 return True
     return False
+
+
+def _references(kernel: Kernel, words: Any) -> list[str]:
+    slots = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)
+    kinds = slots[:, nb.SLOT_KIND // 8]
+    return [p.name for p, kind in zip(kernel.parameters, kinds, strict=True) if kind in (nb.TRACED, nb.PACKED)]
 
 
 def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
@@ -216,7 +311,13 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     where = f"{derived}kernel {name!r} under JAX"
     if outcome == nb.WRONG_WORDS:
         return f"numbridge: this call of {TARGET} carries no words of this version; export the program again"
-    if outcome == nb.UNKNOWN_KERNEL:
+    if outcome == nb.DRIVER_REFUSED:
+        name, said = cuda_driver.driver().describe(place)
+        return (
+            f"numbridge: {where}: the CUDA driver refused the launch, or reports what an earlier one did: {name} ({place}): "
+            f"{said}"
+        )
+    if outcome in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA):
         return (
             f"numbridge: {where}: this program was made elsewhere, and no kernel that computes the same has been declared in "
             f"this process; define it as it was and call nb.jax_kernel({name}) before the program runs"

@@ -5,9 +5,11 @@ threads, where each parameter comes from. They hold no address, so an exported m
 """
 
 # The words of a call site. The first one says how to read the rest.
-WORDS_MAGIC = 0x6E62_7264_6765_0001
+WORDS_MAGIC = 0x6E62_7264_6765_0002
 WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WORD_RESULTS = 0, 8, 16, 24, 32, 40, 48
-WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK, WORD_PARAMETERS = 56, 64, 96, 120, 144, 152
+WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK = 56, 64, 96, 120, 144
+# The hardware's grid and block on CUDA; a grid of 0 has to be worked out.
+WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_PARAMETERS = 152, 176, 200
 # A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
 # of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
@@ -28,9 +30,15 @@ SLOT_KIND, SLOT_INDEX, SLOT_TYPE, SLOT_NDIM, SLOT_ITEMSIZE, SLOT_ALIAS, SLOT_FIL
 OPERAND, RESULT, STATIC, TRACED, PACKED = 0, 1, 2, 3, 4
 
 # The native state of this room, its table of pointers (open addressing on the key), and one kernel's code in it
-ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR, ROOM_SIZE = 0, 8, 16, 24, 32
+ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR = 0, 8, 16, 24
+# On CUDA: its own table, and the driver's functions that copy and fill memory
+ROOM_CUDA_TABLE, ROOM_COPY, ROOM_FILL, ROOM_SIZE = 32, 40, 48, 56
 INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
+# One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
+# each of the kernel's parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x
+CODE_LAUNCH, CODE_HANDLE, CODE_CUDA_BLOCK, CODE_PLACES, CODE_PLACE_COUNT, CODE_DIM_COUNT = 16, 24, 32, 40, 48, 56
+CODE_RANK, CODE_FIRST, CODE_CUDA_SIZE = 64, 72, 80
 
 # A call in progress, as the threads that share it see it
 CALL_RUN, CALL_BLOCK, CALL_BLOCK_SIZE, CALL_GEOMETRY, CALL_PER, CALL_TOTAL, CALL_GRAIN, CALL_FAILED = (
@@ -50,3 +58,4 @@ ROW_TARGET, ROW_BASE, ROW_BYTES, ROW_STRIDES = 0, 8, 16, 24
 
 # How a call ended; a parameter's number may stand above the lowest byte.
 DONE, UNKNOWN_KERNEL, RAISED, WRONG_WORDS, WRONG_COUNT, WRONG_TYPE, WRONG_RANK, WRONG_DIMS = 0, 1, 2, 3, 4, 5, 6, 7
+UNKNOWN_ON_CUDA, DRIVER_REFUSED = 8, 9

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from call_frames import OPTIONS, Made
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import header, targets
 from numbridge.jax_ffi import words_layout as wl
-from numbridge.jax_ffi.plan import Operand, Options, plan_call, words
+from numbridge.jax_ffi.plan import Operand, plan_call
 from numbridge.jax_ffi.signature import signature
 from numbridge.kernels.variant import variants_of
-
-OPTIONS = Options(None, None, "broadcast_all", 256, False)
 
 
 @nb.kernel
@@ -71,66 +70,6 @@ def test_a_field_that_moved_is_refused(text):
         header.check_header(moved)
     with pytest.raises(nb.NumbridgeError, match=r"no structure XLA_FFI_CallFrame"):
         header.check_header(text.replace("struct XLA_FFI_CallFrame {", "struct XLA_FFI_Frame {"))
-
-
-class Made:
-    """A call frame made by hand, with an `XLA_FFI_Error_Create` that writes down what it is given."""
-
-    def __init__(self, kernel, arrays, results, numbers=(), **changes):
-        self.arrays, self.results, self.errors = arrays, results, []
-        found = signature(f"kernel {kernel.name!r}", kernel.parameters, len(results), None)
-        operands = [Operand(a.shape, a.dtype, False) for a in arrays]
-        self.words = words(plan_call(kernel, found, OPTIONS, operands))
-        for offset, value in changes.items():
-            self.words[getattr(wl, offset) // 8] = value
-        self.keep = []
-        self.create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._create)
-        self.api = xla.XLA_FFI_Api(XLA_FFI_Error_Create=ctypes.cast(self.create, ctypes.c_void_p).value)
-        self.frame = xla.XLA_FFI_CallFrame(stage=xla.STAGE_EXECUTE, api=ctypes.addressof(self.api))
-        self.frame.struct_size = ctypes.sizeof(self.frame)
-        self.frame.args.size, self.frame.args.args = len(arrays), self._buffers(arrays)
-        self.frame.rets.size, self.frame.rets.rets = len(results), self._buffers(results)
-        self._attributes(kernel.name)
-
-    def _create(self, address):
-        made = xla.XLA_FFI_Error_Create_Args.from_address(address)
-        self.errors.append((made.errc, made.message.decode()))
-        return 77
-
-    def _kept(self, value):
-        self.keep.append(value)
-        return ctypes.addressof(value)
-
-    def _buffers(self, arrays):
-        codes = dict(xla.DATA_TYPES)
-        places = [
-            self._kept(
-                xla.XLA_FFI_Buffer(
-                    48,
-                    None,
-                    codes[a.dtype.name],
-                    a.ctypes.data,
-                    a.ndim,
-                    self._kept((ctypes.c_int64 * a.ndim)(*a.shape)),
-                )
-            )
-            for a in arrays
-        ]
-        return self._kept((ctypes.c_void_p * len(places))(*places))
-
-    def _attributes(self, name):
-        texts = [self._kept(ctypes.create_string_buffer(text.encode())) for text in ("kernel", "words", name)]
-        spans = [self._kept(xla.XLA_FFI_ByteSpan(at, size)) for at, size in zip(texts, (6, 5, len(name)), strict=True)]
-        array = self._kept(xla.XLA_FFI_Array(xla.CODE_INT64, len(self.words), self.words.ctypes.data))
-        attributes = self.frame.attrs
-        attributes.size = 2
-        attributes.types = self._kept((ctypes.c_int * 2)(xla.ATTRIBUTE_STRING, xla.ATTRIBUTE_ARRAY))
-        attributes.names = self._kept((ctypes.c_void_p * 2)(*spans[:2]))
-        attributes.attrs = self._kept((ctypes.c_void_p * 2)(spans[2], array))
-
-    def run(self):
-        handler = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(targets.room().handler)
-        return handler(ctypes.addressof(self.frame))
 
 
 def ones(*shape, dtype=np.float32):
@@ -237,7 +176,7 @@ def test_the_table_grows():
     variant, before = variants_of(add).variant_of(parameters, "float32"), room.state[wl.ROOM_TABLE // 8]
     first = int(made.words[1]) // 2
     for k in range(600):
-        room.enter((first + k, -k - 1), variant)
+        room.codes.enter((first + k, -k - 1), targets._code(variant))
     assert room.state[wl.ROOM_TABLE // 8] != before
     assert made.run() == 0 and (made.results[0] == 2).all()
     for k in (0, 300, 599):

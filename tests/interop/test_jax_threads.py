@@ -23,7 +23,7 @@ STRESS = """
         i, j = nb.tid()
         nb.atomic_add(total, i, m[i, j])
 
-    f, g = nb.jax_kernel(axpy), nb.jax_kernel(sums, in_out_argnames=["total"])
+    f, g = nb.jax_kernel(axpy, enable_backward=True), nb.jax_kernel(sums, in_out_argnames=["total"])
     failures = []
 
     def work(number):
@@ -43,6 +43,8 @@ STRESS = """
                     np.testing.assert_allclose(out, want, rtol=1e-6)
                 if k % 10 == 0:
                     np.testing.assert_allclose(jax.jit(jax.vmap(one))(jnp.stack([x, x]))[1], want, rtol=1e-6)
+                    slope = jax.jit(jax.grad(lambda x: (one(x) ** 2).sum()))(x)
+                    np.testing.assert_allclose(slope, 2 * np.float32(a) * want, rtol=1e-5)
                     np.testing.assert_array_equal(jax.jit(g)(jnp.ones((3, n)), jnp.zeros(3))[0], np.full(3, n))
         except BaseException as error:
             failures.append(repr(error))

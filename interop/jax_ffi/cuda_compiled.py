@@ -1,0 +1,321 @@
+"""Compiled: the handler that XLA calls on CUDA, from a call frame to ``cuLaunchKernel`` on XLA's stream.
+
+The same words as on the CPU (see `compiled`), with three differences. Everything goes to the stream that XLA names, and nothing
+waits for it, so XLA may record the call into a command buffer. Scalars that are data lie in device memory, so the kernel was
+compiled to read them there (*by reference*), and the code of a kernel is found by its key and by which ones these are. A batch is
+one launch for each of its elements.
+
+Functions of the driver: CUDA Driver API (cuda.h), ``cuLaunchKernel``, ``cuMemcpyDtoDAsync``, ``cuMemsetD8Async``,
+``cuCtxGetCurrent``, ``cuCtxPushCurrent``, ``cuCtxPopCurrent``. Importing this module imports Numba.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.compiled import (
+    answer_metadata,
+    args_array,
+    args_size,
+    buffer_at,
+    buffer_data,
+    buffer_dims,
+    buffer_of,
+    check_buffer,
+    count_rows,
+    find_code,
+    frame_api,
+    frame_extension,
+    frame_known,
+    frame_stage,
+    lay_out_array,
+    lay_out_geometry,
+    lay_out_row,
+    move_to,
+    plain_error,
+    read_extents,
+    report,
+    rets_array,
+    rets_size,
+    room,
+    state,
+    words_of,
+)
+from numbridge.kernels.native import table_layout as core
+from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64, text
+
+EXPORTS = {"numbridge_xla_handle_cuda": ("handle", "int64(int64)")}
+
+call_one = indirect(types.int32, 1)
+call_memory = indirect(types.int32, 4)
+call_launch = indirect(types.int32, 11)
+call_api = indirect(types.int64, 1)
+
+frame_context = xla.XLA_FFI_CallFrame.ctx.offset
+stream_get = xla.XLA_FFI_Api.XLA_FFI_Stream_Get.offset
+ordinal_get = xla.XLA_FFI_Api.XLA_FFI_DeviceOrdinal_Get.offset
+question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA_FFI_Stream_Get_Args.stream.offset
+question_size = answer_place + 8
+
+SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
+MAX_GRID_Y = 65535
+
+
+@inlined
+def ask(frame, function, question):
+    """Ask XLA for something of the context, which is then in the question; return its error, or 0."""
+    store_i64(question, 0, question_size)
+    store_i64(question, 8, 0)
+    store_i64(question, question_context, load_i64(frame, frame_context))
+    store_i64(question, answer_place, 0)
+    return call_api(load_i64(load_i64(frame, frame_api), function), question)
+
+
+@inlined
+def references(words):
+    """Return which parameters are scalars in device memory, as bits."""
+    mask = 0
+    for k in range(load_i64(words, nb.WORD_COUNT)):
+        kind = load_i64(words, nb.WORD_PARAMETERS + k * nb.SLOT_SIZE + nb.SLOT_KIND)
+        if kind == nb.TRACED or kind == nb.PACKED:
+            mask |= 1 << k
+    return mask
+
+
+@inlined
+def lay_out_reference(address, itemsize, target):
+    """Write a scalar in device memory as the value of a Numba array of one element."""
+    store_i64(target, 0, 0)
+    store_i64(target, 8, 0)
+    store_i64(target, core.VALUE_COUNT, 1)
+    store_i64(target, core.VALUE_ITEMSIZE, itemsize)
+    store_i64(target, core.VALUE_DATA, address)
+    store_i64(target, core.VALUE_SHAPE, 1)
+    store_i64(target, core.VALUE_SHAPE + 8, itemsize)
+
+
+@native
+def prepare_result(slot, buffer, args, levels, extents, size, stream):
+    """Give a result its first contents, in the order of the stream; return the CUresult."""
+    total = size
+    for level in range(levels):
+        total *= load_i64(extents, 8 * level)
+    alias, data = load_i64(slot, nb.SLOT_ALIAS), load_i64(buffer, buffer_data)
+    if total <= 0:
+        return types.int32(0)
+    if alias >= 0:
+        source = load_i64(buffer_at(args, alias), buffer_data)
+        return (
+            call_memory(load_i64(room(), nb.ROOM_COPY), data, source, total, stream)
+            if source != data
+            else types.int32(0)
+        )
+    if load_i64(slot, nb.SLOT_FILL) != 0:
+        return call_memory(load_i64(room(), nb.ROOM_FILL), data, 0, total, stream)
+    return types.int32(0)
+
+
+@native
+def lay_out_buffer(slot, args, rets, levels, extents, target, row, stream):
+    """Write one parameter that comes from a buffer; return DONE or what is wrong."""
+    kind, ndim = load_i64(slot, nb.SLOT_KIND), load_i64(slot, nb.SLOT_NDIM)
+    itemsize, buffer = load_i64(slot, nb.SLOT_ITEMSIZE), buffer_of(slot, args, rets)
+    wrong = check_buffer(buffer, load_i64(slot, nb.SLOT_TYPE), levels + ndim)
+    if wrong != nb.DONE:
+        return wrong
+    size = itemsize
+    if kind == nb.TRACED:
+        lay_out_reference(load_i64(buffer, buffer_data), itemsize, target)
+    else:
+        size = lay_out_array(buffer, levels, ndim, itemsize, target)
+    if levels > 0:
+        store_i64(row, nb.ROW_BASE, load_i64(buffer, buffer_data))
+        store_i64(row, nb.ROW_BYTES, 0)
+        wrong = lay_out_row(row, buffer, levels, extents, size, kind == nb.RESULT)
+    if kind == nb.RESULT and wrong == nb.DONE:
+        failed = types.int64(prepare_result(slot, buffer, args, levels, extents, size, stream))
+        if failed != 0:
+            return nb.DRIVER_REFUSED | failed << 8
+    return wrong
+
+
+@inlined
+def lay_out_packed(slot, args, target):
+    """Write a scalar of an eager call, which lies in the operand into which all of them are packed."""
+    buffer = buffer_at(args, 0)
+    wrong = check_buffer(buffer, xla.CODE_UINT32, 1)
+    if wrong == nb.DONE:
+        offset = load_i64(slot, nb.SLOT_INDEX) * SCALAR_ROOM
+        if 4 * load_i64(load_i64(buffer, buffer_dims), 0) < offset + SCALAR_ROOM:
+            return nb.WRONG_DIMS
+        lay_out_reference(load_i64(buffer, buffer_data) + offset, load_i64(slot, nb.SLOT_ITEMSIZE), target)
+    return wrong
+
+
+@native
+def lay_out(words, args, rets, levels, extents, block, rows, row_size, stream):
+    """Write all parameters into the block and, for a batch, its rows; return DONE, or what is wrong with which one."""
+    offset, row = 0, rows
+    for k in range(load_i64(words, nb.WORD_COUNT)):
+        slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
+        kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_AS_ARRAY
+        if kind == nb.STATIC:
+            store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
+            store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
+            size = SCALAR_ROOM
+        elif kind == nb.PACKED:
+            wrong = lay_out_packed(slot, args, target)
+        else:
+            wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row, stream)
+            if kind != nb.TRACED:
+                size = (8 * (5 + 2 * load_i64(slot, nb.SLOT_NDIM)) + 15) & ~15
+            if levels > 0:
+                store_i64(row, nb.ROW_TARGET, offset + core.VALUE_DATA)
+                row += row_size
+        if wrong != nb.DONE:
+            # What the driver refused says so itself; its code takes the place of the parameter's number.
+            return wrong if wrong & 0xFF == nb.DRIVER_REFUSED else wrong | k << 8
+        offset += size
+    return nb.DONE
+
+
+@inlined
+def lay_out_grid(words, code, geometry, total, grid):
+    """Write the grid and the block: those of the call site, or where it does not know its extents, simple ones."""
+    for k in range(6):
+        store_i64(grid, 8 * k, load_i64(words, nb.WORD_CUDA_GRID + 8 * k))
+    if load_i64(grid, 0) == 0:
+        rank, size = load_i64(words, nb.WORD_RANK), load_i64(words, nb.WORD_BLOCK)
+        along = total
+        if load_i64(code, nb.CODE_RANK) > 0:
+            along = load_i64(geometry, 0 if load_i64(code, nb.CODE_FIRST) != 0 else 8 * (rank - 1))
+        store_i64(grid, 0, (along + size - 1) // size)
+        store_i64(grid, 8, min(total // along, MAX_GRID_Y))
+        store_i64(grid, 16, 1)
+        store_i64(grid, 24, size)
+        store_i64(grid, 32, 1)
+        store_i64(grid, 40, 1)
+
+
+@inlined
+def fill_places(code, block, geometry, places):
+    """Write the address of each of the kernel's parameters: those in the block, then the launch's dimensions."""
+    offsets, count = load_i64(code, nb.CODE_PLACES), load_i64(code, nb.CODE_PLACE_COUNT)
+    for k in range(count):
+        store_i64(places, 8 * k, block + load_i64(offsets, 8 * k))
+    for k in range(load_i64(code, nb.CODE_DIM_COUNT)):
+        store_i64(places, 8 * (count + k), geometry + 8 * k)
+
+
+@inlined
+def launch(code, grid, stream, places):
+    """Launch; return the CUresult."""
+    return call_launch(
+        load_i64(code, nb.CODE_LAUNCH),
+        load_i64(code, nb.CODE_HANDLE),
+        load_i64(grid, 0),
+        load_i64(grid, 8),
+        load_i64(grid, 16),
+        load_i64(grid, 24),
+        load_i64(grid, 32),
+        load_i64(grid, 40),
+        0,
+        stream,
+        places,
+        0,
+    )
+
+
+@native
+def execute(frame, stream):
+    """Answer a call; return DONE or what kept it from running, with a number above the lowest byte."""
+    words = words_of(frame)
+    if words == 0:
+        return nb.WRONG_WORDS
+    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
+    code = find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
+    if code == 0:
+        return nb.UNKNOWN_ON_CUDA
+    if load_i64(frame, args_size) != load_i64(words, nb.WORD_OPERANDS):
+        return nb.WRONG_COUNT
+    if load_i64(frame, rets_size) != load_i64(words, nb.WORD_RESULTS):
+        return nb.WRONG_COUNT
+    args, rets, levels = load_i64(frame, args_array), load_i64(frame, rets_array), load_i64(words, nb.WORD_LEVELS)
+    block, geometry = stack(load_i64(code, nb.CODE_CUDA_BLOCK)), stack(core.PLAN_SIZE - core.PLAN_DIMS)
+    count, row_size = (count_rows(words) if levels > 0 else 0), nb.ROW_STRIDES + 8 * levels
+    extents, rows, call, grid = stack(8 * levels + 8), stack(count * row_size + 8), stack(nb.CALL_SIZE), stack(48)
+    total, elements = lay_out_geometry(words, args, geometry), read_extents(rets, levels, extents)
+    if elements < 0:
+        return nb.WRONG_RANK
+    outcome = lay_out(words, args, rets, levels, extents, block, rows, row_size, stream)
+    if outcome != nb.DONE or total <= 0:
+        return outcome
+    if load_i64(code, nb.CODE_RANK) == 0:
+        store_i64(geometry, 0, total)
+    lay_out_grid(words, code, geometry, total, grid)
+    places = stack(8 * (load_i64(code, nb.CODE_PLACE_COUNT) + load_i64(code, nb.CODE_DIM_COUNT)) + 16)
+    fill_places(code, block, geometry, places)
+    store_i64(call, nb.CALL_LEVELS, levels)
+    store_i64(call, nb.CALL_EXTENTS, extents)
+    store_i64(call, nb.CALL_COUNT, count)
+    store_i64(call, nb.CALL_ROWS, rows)
+    store_i64(call, nb.CALL_ROW_SIZE, row_size)
+    for element in range(elements):
+        if levels > 0:
+            move_to(call, block, element)
+        failed = types.int64(launch(code, grid, stream, places))
+        if failed != 0:
+            return nb.DRIVER_REFUSED | failed << 8
+    return nb.DONE
+
+
+@native
+def execute_or_explain(frame, stream):
+    """Answer a call; return XLA's error, or 0."""
+    outcome = execute(frame, stream)
+    if outcome == nb.UNKNOWN_ON_CUDA:
+        error = report(frame, outcome)
+        if error != 0:
+            return error
+        outcome = execute(frame, stream)
+    return 0 if outcome == nb.DONE else report(frame, outcome)
+
+
+@native
+def within_context(frame, stream, ordinal):
+    """Answer a call with the device's context current."""
+    driver, out = load_i64(state(), core.STATE_DRIVER), stack(16)
+    if driver == 0:
+        return execute_or_explain(frame, stream)
+    context = load_i64(load_i64(driver, core.DRIVER_CONTEXTS), 8 * ordinal)
+    store_i64(out, 0, 0)
+    if context == 0 or (call_one(load_i64(driver, core.DRIVER_CONTEXT_GET), out) == 0 and load_i64(out, 0) == context):
+        return execute_or_explain(frame, stream)
+    failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_PUSH), context))
+    if failed != 0:
+        return report(frame, nb.DRIVER_REFUSED | failed << 8)
+    error = execute_or_explain(frame, stream)
+    failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_POP), out))
+    return report(frame, nb.DRIVER_REFUSED | failed << 8) if error == 0 and failed != 0 else error
+
+
+@native
+def handle(frame):
+    """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
+    extension, question = load_i64(frame, frame_extension), stack(question_size)
+    if extension != 0 and answer_metadata(extension):
+        return 0
+    if load_i64(frame, 0) < frame_known:
+        return plain_error(frame, text("numbridge: XLA's call frame is smaller than the header that numbridge knows"))
+    if load_i32(frame, frame_stage) != xla.STAGE_EXECUTE:
+        return 0
+    error = ask(frame, stream_get, question)
+    if error != 0:
+        return error
+    stream = load_i64(question, answer_place)
+    error = ask(frame, ordinal_get, question)
+    if error != 0:
+        return error
+    return within_context(frame, stream, types.int64(load_i32(question, answer_place)))

@@ -1,0 +1,232 @@
+"""The handler for CUDA, against call frames made by hand and a driver that records what it is asked to do."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from call_frames import OPTIONS, ORDINAL, STREAM, Elsewhere, Made
+from fake_cuda import CONTEXTS, fake_cuda, parameter_kinds
+from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.jax_ffi import callback, targets
+from numbridge.jax_ffi import words_layout as wl
+from numbridge.jax_ffi.plan import Number, by_reference
+from numbridge.kernels import cuda_driver
+
+I64, F32 = ctypes.c_int64, ctypes.c_float
+
+
+@nb.kernel
+def add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+@nb.kernel
+def scale(x: nb.array2d[float], s: float, n: int, out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] * s + n
+
+
+@nb.kernel
+def accumulate(x: nb.array[float], total: nb.array[float], seen: nb.array[float]):
+    i = nb.tid()
+    nb.atomic_add(total, 0, x[i])
+    if i > 0:
+        seen[i] = x[i]
+
+
+@pytest.fixture
+def driver():
+    with fake_cuda() as found:
+        for ordinal in range(found.count()):
+            cuda_driver.devices().prepare(ordinal)
+        yield found
+
+
+def at(number, *shape, dtype=np.float32):
+    return Elsewhere(number << 12, shape, np.dtype(dtype))
+
+
+def run(driver, made, parameters, *, enter=True):
+    """Run a frame through the handler for CUDA."""
+    if enter:
+        call = made.call
+        targets.enter_cuda(call.kernel, call.types, call.weak, by_reference(call.types, call.slots))
+    handler = targets.room().cuda_handler
+    driver.calls.clear()
+    driver.parameters = parameters
+    return made.run(handler)
+
+
+def array(address, *shape, itemsize=4):
+    strides = [itemsize * int(np.prod(shape[k + 1 :])) for k in range(len(shape))]
+    return [0, 0, int(np.prod(shape)), itemsize, address << 12, *shape, *strides]
+
+
+def test_a_launch_on_the_stream_and_device_of_the_frame(driver):
+    made = Made(add, [at(1, 1000), at(2, 1000)], [at(3, 1000)])
+    assert run(driver, made, 22) == 0 and made.errors == []
+    (launched,) = driver.launches
+    assert launched.values([I64] * 22) == [*array(1, 1000), *array(2, 1000), *array(3, 1000), 1000]
+    assert (launched.grid, launched.block) == ((4, 1, 1), (256, 1, 1))
+    assert (launched.stream, launched.context) == (STREAM, CONTEXTS + ORDINAL)
+    assert [call[0] for call in driver.calls] == ["push", "launch", "pop"]
+    assert made.asked == [("stream", 32, 0xC7), ("ordinal", 32, 0xC7)]
+
+
+def test_a_context_that_is_current_stays(driver):
+    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)])
+    driver.stack.append(CONTEXTS + ORDINAL)
+    assert run(driver, made, 22) == 0
+    assert [call[0] for call in driver.calls] == ["launch"]
+
+
+def test_numbers_by_value_and_by_reference(driver):
+    """A static number is a parameter; one that is data stays where it lies, and the kernel reads it there."""
+    x, s, out = at(1, 6, 300), at(7), at(3, 6, 300)
+    made = Made(scale, [x, s, Number(int, 5)], [out])
+    assert run(driver, made, 9 + 7 + 1 + 9 + 2) == 0
+    values = driver.launches[-1].values(parameter_kinds([2, 1], [I64], 0) + [I64] * 11)
+    assert values == [*array(1, 6, 300), *array(7, 1), 5, *array(3, 6, 300), 6, 300]
+    assert (driver.launches[-1].grid, driver.launches[-1].block) == ((2, 6, 1), (256, 1, 1))
+    made = Made(scale, [x, Number(float, 2.5), Number(int, 5)], [out])
+    assert run(driver, made, 9 + 1 + 1 + 9 + 2) == 0
+    assert driver.launches[-1].values([I64] * 9 + [F32, I64] + [I64] * 11)[9:11] == [2.5, 5]
+
+
+def test_numbers_of_an_eager_call(driver):
+    packed = [at(1, 6, 300), Number(float, None, packed=True), Number(int, None, packed=True)]
+    made = Made(scale, packed, [at(3, 6, 300)], given=[at(9, 8, dtype=np.uint32), at(1, 6, 300)])
+    assert run(driver, made, 9 + 7 + 7 + 9 + 2) == 0
+    second = [0, 0, 1, 4, (9 << 12) + 16, 1, 4]
+    assert driver.launches[-1].values([I64] * 34)[9:23] == [*array(9, 1), *second]
+    made = Made(scale, packed, [at(3, 6, 300)], given=[at(9, 4, dtype=np.uint32), at(1, 6, 300)])
+    assert run(driver, made, 34) == 77 and "parameter 2: wrong batch extents" in made.errors[0][1]
+
+
+def test_results_start_as_they_must(driver):
+    options = replace(OPTIONS, launch_dims=5)
+    made = Made(accumulate, [at(1, 5), at(2, 1)], [at(3, 1), at(4, 5)], in_out=["total"], options=options)
+    assert run(driver, made, 22) == 0
+    assert driver.calls[1:3] == [("copy", 3 << 12, 2 << 12, 4, STREAM), ("fill", 4 << 12, 0, 20, STREAM)]
+    assert driver.launches[-1].values([I64] * 22)[7:14] == array(3, 1)
+    made = Made(accumulate, [at(1, 5), at(3, 1)], [at(3, 1), at(4, 5)], in_out=["total"], options=options)
+    assert run(driver, made, 22) == 0
+    assert [call[0] for call in driver.calls] == ["push", "fill", "launch", "pop"]
+
+
+def test_a_batch_is_a_launch_for_each_element(driver):
+    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)], WORD_LEVELS=1)
+    made.frame.args.args, made.frame.rets.rets = (
+        made._buffers([at(1, 1, 10), at(2, 3, 10)]),
+        made._buffers([at(3, 3, 10)]),
+    )
+    assert run(driver, made, 22) == 0
+    found = [launched.values([I64] * 22) for launched in driver.launches]
+    assert [(values[4], values[11], values[18]) for values in found] == [
+        (1 << 12, (2 << 12) + 40 * k, (3 << 12) + 40 * k) for k in range(3)
+    ]
+    assert [values[5] for values in found] == [10] * 3
+
+
+def test_a_batch_of_numbers(driver):
+    made = Made(scale, [at(1, 6, 3), at(7), Number(int, 5)], [at(3, 6, 3)], WORD_LEVELS=1)
+    made.frame.args.args = made._buffers([at(1, 1, 6, 3), at(7, 2)])
+    made.frame.rets.rets = made._buffers([at(3, 2, 6, 3)])
+    assert run(driver, made, 28) == 0
+    assert [launched.values([I64] * 28)[13] for launched in driver.launches] == [7 << 12, (7 << 12) + 4]
+
+
+def test_dimensions_that_only_the_call_knows(driver):
+    made = Made(scale, [at(1, 6, 300), Number(float, 2.0), Number(int, 5)], [at(3, 6, 300)])
+    references = (made.call.dims and [-1 - (1 << wl.REFERENCE_SHIFT | axis) for axis in range(2)]) or []
+    made.words[wl.WORD_DIMS // 8 : wl.WORD_DIMS // 8 + 2] = references
+    made.words[wl.WORD_GRID // 8 : wl.WORD_GRID // 8 + 3] = 0
+    made.words[wl.WORD_CUDA_GRID // 8 : wl.WORD_CUDA_GRID // 8 + 6] = 0
+    made.words[wl.WORD_OPERANDS // 8] = 2
+    made.frame.args.size, made.frame.args.args = 2, made._buffers([at(1, 6, 300), at(8, 6, 300, 0, dtype=np.uint8)])
+    assert run(driver, made, 22) == 0
+    launched = driver.launches[-1]
+    assert launched.values([I64] * 22)[-2:] == [6, 300]
+    assert (launched.grid, launched.block) == ((2, 6, 1), (256, 1, 1))
+
+
+def test_nothing_to_run(driver):
+    made = Made(add, [at(1, 0), at(2, 0)], [at(3, 0)])
+    assert run(driver, made, 22) == 0 and driver.launches == []
+
+
+def test_code_that_is_missing_is_compiled_when_it_is_asked_for(driver):
+    @nb.kernel
+    def late(a: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        out[i] = a[i] * 7.0
+
+    made = Made(late, [at(1, 10)], [at(3, 10)])
+    assert run(driver, made, 15, enter=False) == 0 and made.errors == []
+    assert len(driver.launches) == 1
+    made.words[1] ^= 1
+    assert run(driver, made, 15, enter=False) == 77
+    assert "no kernel that computes the same has been declared" in made.errors[0][1]
+
+
+@pytest.mark.parametrize("step", ["launch", "push", "pop"])
+def test_what_the_driver_refuses_is_an_error(driver, step):
+    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)])
+    driver.fail[step] = 719
+    assert run(driver, made, 22) == 77
+    ((code, said),) = made.errors
+    assert code == xla.INTERNAL and "kernel 'add' under JAX: the CUDA driver refused the launch" in said
+    assert "CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure" in said
+
+
+@pytest.mark.parametrize("step", ["copy", "fill"])
+def test_a_refusal_before_the_launch(driver, step):
+    options = replace(OPTIONS, launch_dims=5)
+    made = Made(accumulate, [at(1, 5), at(2, 1)], [at(3, 1), at(4, 5)], in_out=["total"], options=options)
+    driver.fail[step] = 719
+    assert run(driver, made, 22) == 77 and "(719)" in made.errors[0][1] and driver.launches == []
+
+
+def test_wrong_buffers_are_refused(driver):
+    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)])
+    made.frame.args.args = made._buffers([at(1, 10), at(2, 10, dtype=np.float64)])
+    assert run(driver, made, 22) == 77 and driver.launches == []
+    assert "parameter 1: wrong element type: wanted float32" in made.errors[0][1]
+
+
+def test_other_stages_and_metadata(driver):
+    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)])
+    made.frame.stage = 1
+    assert run(driver, made, 22) == 0 and driver.calls == [] and made.asked == []
+    metadata = xla.XLA_FFI_Metadata(struct_size=ctypes.sizeof(xla.XLA_FFI_Metadata))
+    base = xla.XLA_FFI_Extension_Base(type=xla.EXTENSION_METADATA)
+    extension = xla.XLA_FFI_Metadata_Extension(base, ctypes.addressof(metadata))
+    made.frame.extension_start = ctypes.addressof(extension)
+    assert run(driver, made, 22) == 0 and metadata.traits == xla.COMMAND_BUFFER_COMPATIBLE
+
+
+def test_a_callback_gets_arrays_on_the_stream_of_the_call(driver):
+    made, seen = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)]), {}
+
+    def function(inputs, outputs, attrs, ctx):
+        seen["where"] = str(ctx.device), ctx.stream, [str(x.device) for x in (*inputs, *outputs)]
+        seen["interface"] = inputs[0].__cuda_array_interface__
+        nb.launch(add, 10, [*inputs, *outputs])
+
+    nb.register_ffi_callback("test_on_cuda", function)
+    driver.calls.clear()
+    driver.parameters = 22
+    address = ctypes.cast(callback._handler(("test_on_cuda", "CUDA")), ctypes.c_void_p).value
+    assert made.run(address) == 0 and made.errors == []
+    assert seen["where"] == ("cuda:1", STREAM, ["cuda:1"] * 3)
+    assert seen["interface"]["data"] == (1 << 12, True) and seen["interface"]["stream"] == STREAM
+    (launched,) = driver.launches
+    assert launched.values([I64] * 22) == [*array(1, 10), *array(2, 10), *array(3, 10), 10]
+    assert (launched.stream, launched.context) == (STREAM, CONTEXTS + ORDINAL)
+    assert [call[0] for call in driver.calls] == ["push", "launch", "pop"]
