@@ -57,7 +57,7 @@ def _alike(operands: Sequence[Any]) -> list[Any]:
     """Return values that all vary over the same axes within `jax.shard_map`, as one call needs them."""
     import jax
 
-    varying = [jax.typeof(x).mat.varying for x in operands]
+    varying = [_axes_of(jax.typeof(x)) for x in operands]
     union = frozenset().union(*varying)
     return [
         x if union == own else jax.lax.pcast(x, tuple(union - own), to="varying")
@@ -177,9 +177,16 @@ def _derivative_primitive() -> Any:
 
 def _varying(operands: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
     """Return results that vary over the axes over which the operands do, within `jax.shard_map`."""
-    if not operands or not operands[0].mat.varying:
+    if not operands or not _axes_of(operands[0]):
         return tuple(results)
-    return tuple(aval.update(manual_axis_type=operands[0].mat) for aval in results)
+    known = {"manual_axis_type": operands[0].mat} if hasattr(operands[0], "mat") else {"vma": operands[0].vma}
+    return tuple(aval.update(**known) for aval in results)
+
+
+def _axes_of(aval: Any) -> frozenset[Any]:
+    """Return the axes of `jax.shard_map` over which a value varies; how a type says that depends on the version of JAX."""
+    found: frozenset[Any] = aval.mat.varying if hasattr(aval, "mat") else getattr(aval, "vma", frozenset())
+    return found
 
 
 def _lowered(*operands: Any, call: Call, body: Any) -> Any:
