@@ -45,6 +45,7 @@ from numbridge.jax_ffi.callable import GraphMode, jax_callable
 from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
+from numbridge.kernels.config import config
 from numbridge.kernels.devices import (
     Device,
     ScopedDevice,
@@ -290,6 +291,7 @@ __all__ = [
     "clone",
     "complex64",
     "complex128",
+    "config",
     "convert",
     "copy",
     "cos",

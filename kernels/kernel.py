@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any, ClassVar, overload
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation, annotation_of
+from numbridge.kernels.config import config
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.source import Dependency, Role, Sourced, is_cuda_dispatcher
 
@@ -267,12 +268,17 @@ def _function_of(value: Any, decorator: str) -> FunctionType:
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
-    *, name: str | None = None, fastmath: bool = False, enable_backward: bool = True
+    *, name: str | None = None, fastmath: bool | None = None, enable_backward: bool | None = None
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 
 
 def kernel(
-    function: Any = None, /, *, name: str | None = None, fastmath: bool = False, enable_backward: bool = True
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    fastmath: bool | None = None,
+    enable_backward: bool | None = None,
 ) -> Any:
     """Declare a kernel: ``@nb.kernel``, or ``nb.kernel(f)`` on an existing ``@cuda.jit`` function.
 
@@ -282,10 +288,11 @@ def kernel(
         An ordinary numba.cuda kernel. Its parameters may be annotated (`nb.array2d[float]`, `float`, `nb.int64`).
     name : str, optional
         What messages call it.
-    fastmath : bool
-        Let the compiler reassociate floating-point arithmetic.
-    enable_backward : bool
-        Whether the kernel has derivatives; asking for one that it has not is an error.
+    fastmath : bool, optional
+        Let the compiler reassociate floating-point arithmetic; by default as `nb.config` says, which is not to.
+    enable_backward : bool, optional
+        Whether the kernel has derivatives; asking for one that it has not is an error. By default as `nb.config` says,
+        which is that it has.
 
     Returns
     -------
@@ -296,7 +303,11 @@ def kernel(
     KernelError
         If the function holds something that no kernel can; the message shows file, line and column.
     """
-    options = {"name": name, "fastmath": fastmath, "enable_backward": enable_backward}
+    options = {
+        "name": name,
+        "fastmath": config.fastmath if fastmath is None else fastmath,
+        "enable_backward": config.enable_backward if enable_backward is None else enable_backward,
+    }
     if function is None:
         return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))
     return Kernel(_function_of(function, "kernel"), options)

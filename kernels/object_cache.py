@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numbridge.kernels.config import config
 from numbridge.kernels.errors import NumbridgeError
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "digest",
     "load",
     "machine_fingerprint",
+    "private_folder",
     "remember",
     "stored",
 ]
@@ -115,16 +117,20 @@ def cuda_fingerprint() -> str:
     return "\n".join([*found, sys.version, sources])
 
 
-@functools.cache
 def cache_folder() -> Path:
-    """Return the folder of compiled code, private to the user; NUMBRIDGE_CACHE_DIR names another.
+    """Return the folder of compiled code, private to the user; see `config`."""
+    return private_folder(config.kernel_cache_dir)
+
+
+@functools.cache
+def private_folder(chosen: str | None) -> Path:
+    """Return a folder for compiled code, the user's usual one by default, and make it if it does not exist.
 
     Raises
     ------
     NumbridgeError
         If the folder belongs to somebody else or others may write to it.
     """
-    chosen = os.environ.get("NUMBRIDGE_CACHE_DIR")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(chosen).expanduser() if chosen else base / "numbridge"
     try:
@@ -135,7 +141,7 @@ def cache_folder() -> Path:
     if not usable:
         if chosen:
             raise NumbridgeError(
-                f"NUMBRIDGE_CACHE_DIR={chosen!r} cannot be written to; name another folder or unset it"
+                f"the cache folder {chosen!r} (NUMBRIDGE_CACHE_DIR or config.kernel_cache_dir) cannot be written to; name another"
             )
         # No home to write to (a container, a service account): code lives as long as the process.
         folder = Path(tempfile.mkdtemp(prefix="numbridge-"))
@@ -143,7 +149,7 @@ def cache_folder() -> Path:
     if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise NumbridgeError(
             f"the cache folder {folder} must belong to you and be writable by nobody else, because compiled code in it is "
-            f"executed; run `chmod go-w {folder}` or set NUMBRIDGE_CACHE_DIR"
+            f"executed; run `chmod go-w {folder}` or choose another (NUMBRIDGE_CACHE_DIR, config.kernel_cache_dir)"
         )
     return folder
 

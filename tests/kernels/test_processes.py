@@ -107,17 +107,17 @@ def test_the_cache_folder_is_private(tmp_path, monkeypatch):
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(shared))
-    object_cache.cache_folder.cache_clear()
+    object_cache.private_folder.cache_clear()
     try:
         with pytest.raises(NumbridgeError, match="writable by nobody else"):
             object_cache.cache_folder()
         monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "new"))
-        object_cache.cache_folder.cache_clear()
+        object_cache.private_folder.cache_clear()
         folder = object_cache.cache_folder()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     finally:
         monkeypatch.undo()
-        object_cache.cache_folder.cache_clear()
+        object_cache.private_folder.cache_clear()
 
 
 def test_the_generated_source_is_on_disk():

@@ -1,0 +1,80 @@
+"""What a process sets once for all kernels: where compiled code is kept, and what `nb.kernel` takes by default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from numbridge.kernels.errors import NumbridgeTypeError
+
+__all__ = ["config"]
+
+
+class Config:
+    """The settings of this process, as `nb.config`.
+
+    Attributes
+    ----------
+    kernel_cache_dir : str, path or None
+        The folder of compiled code, made if it does not exist; it must be private. By default ``NUMBRIDGE_CACHE_DIR`` from
+        the environment, or else ``~/.cache/numbridge``. Setting it counts for what is compiled afterwards; None goes back
+        to the default.
+    fastmath : bool
+        The default of `nb.kernel`, for kernels declared afterwards.
+    enable_backward : bool
+        Likewise.
+
+    Raises
+    ------
+    AttributeError
+        For a setting that does not exist.
+    NumbridgeTypeError
+        For a value of another type.
+    NumbridgeError
+        For a folder that cannot be written to, or that others could write to.
+
+    Examples
+    --------
+    >>> import numbridge as nb
+    >>> nb.config.enable_backward
+    True
+    """
+
+    __slots__ = ("_kernel_cache_dir", "enable_backward", "fastmath")
+
+    fastmath: bool
+    enable_backward: bool
+
+    def __init__(self) -> None:
+        self._kernel_cache_dir: str | None = None
+        self.fastmath, self.enable_backward = False, True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a setting, if it exists and the value is of its type."""
+        if name in ("fastmath", "enable_backward") and type(value) is not bool:
+            raise NumbridgeTypeError(f"config.{name}: wanted True or False, got {value!r}")
+        object.__setattr__(self, name, value)
+
+    @property
+    def kernel_cache_dir(self) -> str | None:
+        """The folder that was chosen, here or by ``NUMBRIDGE_CACHE_DIR``; None for the default."""
+        return self._kernel_cache_dir or os.environ.get("NUMBRIDGE_CACHE_DIR") or None
+
+    @kernel_cache_dir.setter
+    def kernel_cache_dir(self, folder: str | os.PathLike[str] | None) -> None:
+        from numbridge.kernels.object_cache import private_folder
+
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            raise NumbridgeTypeError(f"config.kernel_cache_dir: wanted a path or None, got {folder!r}")
+        chosen = None if folder is None else str(Path(folder).expanduser().absolute())
+        private_folder(chosen)
+        self._kernel_cache_dir = chosen
+
+    def __repr__(self) -> str:
+        """Return the settings as they are."""
+        names = ("kernel_cache_dir", "fastmath", "enable_backward")
+        return f"config({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+config = Config()
