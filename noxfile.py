@@ -52,8 +52,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["lint", "types", "environment"])
 def tests(session: nox.Session) -> None:
-    """Run lint, types and then every test; arguments after ``--`` go to pytest."""
-    run_in_environment(session, "pytest", *session.posargs)
+    """Run lint, types and then every test, on two processes; arguments after ``--`` go to pytest."""
+    run_in_environment(session, "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

@@ -49,7 +49,7 @@ def driver():
 
 
 def at(number, *shape, dtype=np.float32):
-    return Elsewhere(number << 12, shape, np.dtype(dtype))
+    return Elsewhere(number << 20, shape, np.dtype(dtype))
 
 
 def run(driver, made, parameters, *, enter=True):
@@ -65,7 +65,7 @@ def run(driver, made, parameters, *, enter=True):
 
 def array(address, *shape, itemsize=4):
     strides = [itemsize * int(np.prod(shape[k + 1 :])) for k in range(len(shape))]
-    return [0, 0, int(np.prod(shape)), itemsize, address << 12, *shape, *strides]
+    return [0, 0, int(np.prod(shape)), itemsize, address << 20, *shape, *strides]
 
 
 def test_a_launch_on_the_stream_and_device_of_the_frame(driver):
@@ -103,7 +103,7 @@ def test_numbers_of_an_eager_call(driver):
     packed = [at(1, 6, 300), Number(float, None, packed=True), Number(int, None, packed=True)]
     made = Made(scale, packed, [at(3, 6, 300)], given=[at(9, 8, dtype=np.uint32), at(1, 6, 300)])
     assert run(driver, made, 9 + 7 + 7 + 9 + 2) == 0
-    second = [0, 0, 1, 4, (9 << 12) + 16, 1, 4]
+    second = [0, 0, 1, 4, (9 << 20) + 16, 1, 4]
     assert driver.launches[-1].values([I64] * 34)[9:23] == [*array(9, 1), *second]
     made = Made(scale, packed, [at(3, 6, 300)], given=[at(9, 4, dtype=np.uint32), at(1, 6, 300)])
     assert run(driver, made, 34) == 77 and "parameter 2: wrong batch extents" in made.errors[0][1]
@@ -113,7 +113,7 @@ def test_results_start_as_they_must(driver):
     options = replace(OPTIONS, launch_dims=5)
     made = Made(accumulate, [at(1, 5), at(2, 1)], [at(3, 1), at(4, 5)], in_out=["total"], options=options)
     assert run(driver, made, 22) == 0
-    assert driver.calls[1:3] == [("copy", 3 << 12, 2 << 12, 4, STREAM), ("fill", 4 << 12, 0, 20, STREAM)]
+    assert driver.calls[1:3] == [("copy", 3 << 20, 2 << 20, 4, STREAM), ("fill", 4 << 20, 0, 20, STREAM)]
     assert driver.launches[-1].values([I64] * 22)[7:14] == array(3, 1)
     made = Made(accumulate, [at(1, 5), at(3, 1)], [at(3, 1), at(4, 5)], in_out=["total"], options=options)
     assert run(driver, made, 22) == 0
@@ -129,7 +129,7 @@ def test_a_batch_is_a_launch_for_each_element(driver):
     assert run(driver, made, 22) == 0
     found = [launched.values([I64] * 22) for launched in driver.launches]
     assert [(values[4], values[11], values[18]) for values in found] == [
-        (1 << 12, (2 << 12) + 40 * k, (3 << 12) + 40 * k) for k in range(3)
+        (1 << 20, (2 << 20) + 40 * k, (3 << 20) + 40 * k) for k in range(3)
     ]
     assert [values[5] for values in found] == [10] * 3
 
@@ -139,7 +139,7 @@ def test_a_batch_of_numbers(driver):
     made.frame.args.args = made._buffers([at(1, 1, 6, 3), at(7, 2)])
     made.frame.rets.rets = made._buffers([at(3, 2, 6, 3)])
     assert run(driver, made, 28) == 0
-    assert [launched.values([I64] * 28)[13] for launched in driver.launches] == [7 << 12, (7 << 12) + 4]
+    assert [launched.values([I64] * 28)[13] for launched in driver.launches] == [7 << 20, (7 << 20) + 4]
 
 
 def test_dimensions_that_only_the_call_knows(driver):
@@ -225,7 +225,7 @@ def test_a_callback_gets_arrays_on_the_stream_of_the_call(driver):
     address = ctypes.cast(callback._handler(("test_on_cuda", "CUDA")), ctypes.c_void_p).value
     assert made.run(address) == 0 and made.errors == []
     assert seen["where"] == ("cuda:1", STREAM, ["cuda:1"] * 3)
-    assert seen["interface"]["data"] == (1 << 12, True) and seen["interface"]["stream"] == STREAM
+    assert seen["interface"]["data"] == (1 << 20, True) and seen["interface"]["stream"] == STREAM
     (launched,) = driver.launches
     assert launched.values([I64] * 22) == [*array(1, 10), *array(2, 10), *array(3, 10), 10]
     assert (launched.stream, launched.context) == (STREAM, CONTEXTS + ORDINAL)
