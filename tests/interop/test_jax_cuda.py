@@ -222,8 +222,8 @@ def test_a_callback_gets_arrays_on_the_stream_of_the_call(driver):
     nb.register_ffi_callback("test_on_cuda", function)
     driver.calls.clear()
     driver.parameters = 22
-    address = ctypes.cast(callback._handler(("test_on_cuda", "CUDA")), ctypes.c_void_p).value
-    assert made.run(address) == 0 and made.errors == []
+    handler = callback._handler(("test_on_cuda", "CUDA"))
+    assert made.run(ctypes.cast(handler, ctypes.c_void_p).value) == 0 and made.errors == []
     assert seen["where"] == ("cuda:1", STREAM, ["cuda:1"] * 3)
     assert seen["interface"]["data"] == (1 << 20, True) and seen["interface"]["stream"] == STREAM
     (launched,) = driver.launches
