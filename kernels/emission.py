@@ -12,7 +12,7 @@ import copy
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
@@ -86,7 +86,7 @@ class Emitted:
     asks_for_block: bool = False
     sums: tuple[tuple[str, str], ...] = ()
     private: Private | None = None
-    parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = ()
+    parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
 
     def origin(self, line: int) -> str | None:
         """Return where a line of the text comes from: ``file:line:column``, the source line and a caret.
