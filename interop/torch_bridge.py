@@ -77,6 +77,7 @@ def reader(kind: type) -> Reader | None:
     return replace(found, function=exchange, stream=_stream_function())
 
 
+@functools.cache
 def _stream_function() -> int:
     import torch
 

@@ -307,6 +307,12 @@ def _name(obj: Any) -> str:
     return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
+# A prototype is a class, which ctypes would make anew at each use.
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 def exchange_function(kind: type, offset: int) -> int:
     """Return an address out of a type's DLPack exchange table, or 0 where it has none.
 
@@ -320,10 +326,7 @@ def exchange_function(kind: type, offset: int) -> int:
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if type(capsule).__name__ != "PyCapsule":
         return 0
-    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-        ("PyCapsule_GetPointer", ctypes.pythonapi)
-    )
-    table = pointer(capsule, dl.NAME_EXCHANGE.encode())
+    table = _capsule_pointer(capsule, dl.NAME_EXCHANGE.encode())
     while table and ctypes.c_uint32.from_address(table).value != dl.MAJOR_VERSION:
         table = ctypes.c_void_p.from_address(table + dl.EXCHANGE_PREVIOUS).value
     return int(ctypes.c_void_p.from_address(table + offset).value or 0) if table else 0
