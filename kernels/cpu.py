@@ -5,7 +5,6 @@ Importing this module imports Numba, so only code that is about to compile does.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,13 +61,6 @@ def _argument(kind: Any, offset: int) -> Any:
     return load
 
 
-@functools.cache
-def _element_atomics() -> dict[str, Any]:
-    """Return the atomics that also take elements, under the names of generated source."""
-    made = ((name, getattr(cpu_intrinsics, f"atomic_{name}")) for name in numba_elements.COMPONENT_ATOMICS)
-    return {f"_nb_atomic_{name}": numba_elements.component_atomic(name, atomic) for name, atomic in made}
-
-
 def compile_run(
     symbol: str,
     text: str,
@@ -119,7 +111,7 @@ def compile_run(
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):
             names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)
-    names |= _element_atomics()
+    names |= numba_elements.component_atomics(cpu_intrinsics)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     exec(compile(text, filename, "exec"), names)

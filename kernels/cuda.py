@@ -6,7 +6,6 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,13 +65,6 @@ def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
             dispatcher.get_current_device = original
 
 
-@functools.cache
-def _element_atomics() -> dict[str, Any]:
-    """Return the atomics that also take elements, under the names of generated source."""
-    made = ((name, getattr(cuda_intrinsics, f"atomic_{name}")) for name in numba_elements.COMPONENT_ATOMICS)
-    return {f"_nb_atomic_{name}": numba_elements.component_atomic(name, atomic) for name, atomic in made}
-
-
 def compile_ptx(
     text: str,
     filename: str,
@@ -129,7 +121,7 @@ def compile_ptx(
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_row"] = cuda_intrinsics.row
-    names |= _element_atomics()
+    names |= numba_elements.component_atomics(cuda_intrinsics)
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:

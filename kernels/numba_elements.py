@@ -24,7 +24,7 @@ from numbridge.kernels.elements import ElementType, component, element_types, ve
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["NAMES", "NumbaElement", "declare", "numba_element"]
+__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element"]
 
 # Elements with more components are indexed by a variable through the stack: comparing each place would take longer.
 _COMPARED = 16
@@ -538,7 +538,13 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
     return atomic
 
 
-COMPONENT_ATOMICS = ("add", "sub", "min", "max")
+@functools.cache
+def component_atomics(intrinsics: Any) -> dict[str, Any]:
+    """Return the atomics that also take elements, under the names of generated source, for a back end's module of them."""
+    made = ((name, getattr(intrinsics, f"atomic_{name}")) for name in ("add", "sub", "min", "max"))
+    return {f"_nb_atomic_{name}": component_atomic(name, atomic) for name, atomic in made}
+
+
 # What generated source calls.
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
