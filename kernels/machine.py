@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_sto
 
 __all__ = ["Machine", "builtin", "compile_functions", "machine"]
 
-_MODULES = ("entry", "records")
+_MODULES = ("entry", "records", "lent")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()
@@ -97,7 +97,6 @@ class Machine:
         self.state = np.zeros(nb.STATE_SIZE // 8, np.int64)
         self.table = np.zeros(self.TABLE_SLOTS * nb.ENTRY_SIZE // 8, np.int64)
         self.numpy_tags = _numpy_tags()
-        self._lent: Any = None
         self._set(nb.STATE_TABLE, self.table.ctypes.data)
         self._set(nb.STATE_TABLE_MASK, self.TABLE_SLOTS - 1)
         self._set(nb.STATE_NUMPY_TAGS, self.numpy_tags.ctypes.data)
@@ -115,6 +114,9 @@ class Machine:
         self.new_record = builtin("new_record", at["numbridge_new_record"])
         self.allocate = builtin("allocate", at["numbridge_allocate"])
         self.export_to = builtin("export_to", at["numbridge_export_to"])
+        self.lend = builtin("lend", at["numbridge_lend"])
+        self.end_lease = builtin("end_lease", at["numbridge_end_lease"])
+        self.lent_at = builtin("lent_at", at["numbridge_lent_at"], one=True)
         self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api(), one=True)
 
     def _set(self, offset: int, value: int) -> None:
@@ -147,20 +149,6 @@ class Machine:
     def set_watched(self, watched: bool) -> None:
         """Say whether somebody must be told of every launch."""
         self._set(nb.STATE_WATCHED, int(watched))
-
-    def set_lent(self, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Tell the compiled code which memory is read-only under any name.
-
-        Parameters
-        ----------
-        pieces : sequence of (int, int, int)
-            First address, address behind the last, and the bits of the word: READ_ONLY alone is for readings that
-            cannot tell by themselves, READ_ONLY and IMMUTABLE for all.
-        """
-        block = np.array([len(pieces), *(number for piece in pieces for number in piece)], np.int64)
-        # One store makes the new block valid; what compiled code read of the old one, it read under the GIL.
-        self._set(nb.STATE_LENT, block.ctypes.data if pieces else 0)
-        self._lent = block
 
     def set_lender(self, lender: Callable[[Any], None]) -> None:
         """Name the function that is told of each read-only array before compiled code hands it on."""

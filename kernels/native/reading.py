@@ -15,6 +15,7 @@ from numba import types
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.lent import lent_bits
 from numbridge.kernels.native.memory import (
     external,
     indirect,
@@ -79,18 +80,6 @@ def alignment(tag):
 
 
 @native
-def lent_bits(lent, data, wanted):
-    """Return the bits of the lent piece in which `data` lies, if it is `wanted` (READ_ONLY or IMMUTABLE), or 0."""
-    for k in range(load_i64(lent, 0)):
-        piece = lent + nb.LENT_PIECES + k * nb.LENT_SIZE
-        if load_i64(piece, nb.LENT_FIRST) <= data and data < load_i64(piece, nb.LENT_BEHIND):
-            bits = load_i64(piece, nb.LENT_BITS)
-            if bits & wanted != 0:
-                return bits
-    return 0
-
-
-@native
 def has_elements(out, ndim):
     """Tell whether no extent of what was read is 0."""
     shape, smallest = load_i64(out, nb.READ_SHAPE), 1
@@ -131,9 +120,8 @@ def array_word(out, tag, ndim, device, data, bits):
     # Freed memory has address 0, and a view of it an offset from there.
     if data >= 0 and data < nb.LOWEST_ADDRESS and has_elements(out, ndim):
         word = nb.UNSURE
-    lent = load_i64(state(), nb.STATE_LENT)
-    if lent != 0:
-        word |= lent_bits(lent, data, nb.IMMUTABLE)
+    if load_i64(state(), nb.STATE_LENT_COUNT) != 0:
+        word |= lent_bits(load_i64(state(), nb.STATE_LENT), data, nb.IMMUTABLE)
     store_i64(out, nb.READ_DATA, data)
     store_i64(out, nb.READ_WORD, word)
 
@@ -200,9 +188,10 @@ def read_capsule(capsule, out):
 @inlined
 def mark_lent(out):
     """Make a reading read-only if its memory was lent as such: what lies behind it may be unable to say so."""
-    lent, word = load_i64(state(), nb.STATE_LENT), load_i64(out, nb.READ_WORD)
-    if lent != 0 and word != 0:
-        store_i64(out, nb.READ_WORD, word | lent_bits(lent, load_i64(out, nb.READ_DATA), nb.READ_ONLY))
+    word = load_i64(out, nb.READ_WORD)
+    if load_i64(state(), nb.STATE_LENT_COUNT) != 0 and word != 0:
+        bits = lent_bits(load_i64(state(), nb.STATE_LENT), load_i64(out, nb.READ_DATA), nb.READ_ONLY)
+        store_i64(out, nb.READ_WORD, word | bits)
 
 
 @inlined

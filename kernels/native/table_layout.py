@@ -19,13 +19,14 @@ STATE_TABLE, STATE_TABLE_MASK, STATE_PARALLEL_FOR, STATE_THREAD_COUNT, STATE_LOC
 STATE_NUMPY_TAG_COUNT, STATE_ARRAY_TYPE, STATE_ARRAY_RECORD, STATE_ARRAY_SOURCE, STATE_ARRAY_EXTRA = 48, 56, 64, 72, 80
 # STATE_WATCHED is not 0 while somebody must be told of every launch, which then goes over the slow road.
 STATE_DRIVER, STATE_WATCHED = 88, 96
-# Memory that was lent (see `machine`), or 0: a count, then for each piece its first address, the address behind its last,
-# and READ_ONLY, with IMMUTABLE where nothing else may write to it either
-STATE_LENT = 104
-LENT_PIECES, LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_SIZE = 8, 0, 8, 16, 24
+# Memory that was lent (see `native.lent`): where its pieces lie, how many there are, and for how many there is room. Each
+# piece has its first address, the address behind its last, READ_ONLY (with IMMUTABLE where nothing else may write to it
+# either), and the highest address behind any piece up to this one.
+STATE_LENT, STATE_LENT_COUNT, STATE_LENT_ROOM = 104, 112, 120
+LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_REACH, LENT_SIZE = 0, 8, 16, 24, 32
 # The Python function that is told of each read-only Array that compiled code is about to hand on, or 0
-STATE_LENDER = 112
-STATE_SIZE = 128
+STATE_LENDER = 128
+STATE_SIZE = 144
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).

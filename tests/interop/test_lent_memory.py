@@ -10,9 +10,13 @@ import paddle
 import pytest
 import torch
 import tvm_ffi
+from hypothesis import given
+from hypothesis import strategies as st
 
 import numbridge as nb
 from numbridge import leases
+from numbridge.kernels.native import table_layout as nb_layout
+from numbridge.memory import native
 
 
 @nb.kernel
@@ -58,7 +62,7 @@ def test_the_memory_of_a_jax_array_is_not_written(name):
 @pytest.mark.parametrize("consumer", [torch, paddle, tvm_ffi], ids=lambda module: module.__name__)
 def test_what_is_merely_read_only_may_be_written_under_its_own_name(consumer):
     gc.collect()
-    before = dict(leases._lent)
+    before = set(leases._lent)
     x = np.zeros(8, np.float32)
     locked = x.view()
     locked.flags.writeable = False
@@ -70,7 +74,7 @@ def test_what_is_merely_read_only_may_be_written_under_its_own_name(consumer):
     assert x.tolist() == [5.0] * 8
     del tensor, locked
     gc.collect()
-    assert leases._lent == before
+    assert set(leases._lent) == before
 
 
 def test_memory_may_be_written_once_the_lease_has_ended():
@@ -81,3 +85,42 @@ def test_memory_may_be_written_once_the_lease_has_ended():
     gc.collect()
     nb.launch(fill, 8, [held])
     assert held.tolist() == [5.0] * 8
+
+
+def test_views_of_one_owner_share_their_leases():
+    gc.collect()
+    before = set(leases._lent)
+    x = jnp.zeros((6, 4), jnp.float32)
+    whole = nb.from_jax(x)
+    held = [nb.to_torch(whole[row]) for row in (0, 2, 4, 2)]
+    (added,) = (pieces for key, pieces in leases._lent.items() if key not in before)
+    assert [behind - first for first, behind in added] == [16, 16, 16]
+    held += [nb.to_torch(whole[1:4]), nb.to_torch(whole[:, 1:2])]
+    assert [behind - first for first, behind in added] == [88]
+    assert leases.is_lent(held[0].data_ptr())
+    address = held[0].data_ptr()
+    del held, whole, x, added
+    gc.collect()
+    assert set(leases._lent) == before
+    assert not leases.is_lent(address)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.booleans(), st.integers(0, 60)), max_size=80))
+def test_compiled_code_finds_every_lent_address(steps):
+    """Pieces that overlap, repeat, and end in any order, against a plain list; all lie in memory of our own."""
+    memory, lent = np.zeros(128, np.uint8), []
+    base, compiled = memory.ctypes.data, native()
+    for first, length, immutable, ended in steps:
+        piece = first, first + length, nb_layout.READ_ONLY | (nb_layout.IMMUTABLE if immutable else 0)
+        compiled.lend(base + piece[0], base + piece[1], piece[2])
+        lent.append(piece)
+        if ended < len(lent):
+            gone = lent.pop(ended)
+            compiled.end_lease(base + gone[0], base + gone[1], gone[2])
+    try:
+        for at in range(80):
+            found = any(first <= at < behind and bits & nb_layout.IMMUTABLE for first, behind, bits in lent)
+            assert leases.is_lent(base + at) == found
+    finally:
+        for first, behind, bits in lent:
+            compiled.end_lease(base + first, base + behind, bits)
