@@ -144,10 +144,10 @@ def _array(x: Any) -> Any:
 class _Export:
     """What JAX imports: a record's legacy capsule, the one kind that it takes. JAX never writes, so read-only is safe."""
 
-    __slots__ = ("_array",)
+    __slots__ = ("_array", "_device")
 
-    def __init__(self, array: Array) -> None:
-        self._array = array
+    def __init__(self, array: Array, device: tuple[int, int]) -> None:
+        self._array, self._device = array, device
 
     def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
         if self._array.device.is_cuda:
@@ -155,7 +155,23 @@ class _Export:
         return native().export_legacy(self._array._record)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
+        return self._device
+
+
+class _HostExport(_Export):
+    """The same for memory of the CPU, where nothing waits for a stream."""
+
+    __slots__ = ()
+
+    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+        return native().export_legacy(self._array._record)
+
+
+def _export(array: Array, word: int) -> _Export:
+    """Return what JAX imports of an array, whose word the caller has read."""
+    if word >> nb.WORD_DEVICE & 0xFF == dl.CPU and not word & nb.PINNED:
+        return _HostExport(array, (dl.CPU, 0))
+    return _Export(array, array.__dlpack_device__())
 
 
 @functools.cache
@@ -187,8 +203,8 @@ def to_jax(array: Array) -> jax.Array:
     tag = word & 0xFFFFFFFF if not word >> nb.WORD_INNER & 3 else row_of(array).tag
     unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
     if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
-        _check_export(array, ptr)
-    return _importer()(_Export(array))
+        _check_export(array, word, ptr)
+    return _importer()(_export(array, word))
 
 
 # The dtypes of which JAX has been seen to share memory of the layout that it asks for.
@@ -201,7 +217,7 @@ def _is_alive(source: Any) -> bool:
     return jax is not None and isinstance(source, jax.Array) and not source.is_deleted()
 
 
-def _check_export(array: Array, ptr: int) -> None:
+def _check_export(array: Array, word: int, ptr: int) -> None:
     """Raise if JAX would copy or narrow an array instead of sharing it."""
     import jax
 
@@ -220,7 +236,7 @@ def _check_export(array: Array, ptr: int) -> None:
         raise BufferAccessError(
             f"JAX shares only memory aligned to {_ALIGNMENT} bytes and would copy this, at {ptr:#x}; array.clone() copies it"
         )
-    if _importer()(_Export(array)).unsafe_buffer_pointer() != ptr:
+    if _importer()(_export(array, word)).unsafe_buffer_pointer() != ptr:
         raise BufferAccessError(
             f"this JAX copies memory of dtype {row.name} instead of sharing it; jax.numpy.array(array.numpy()) does so openly"
         )
