@@ -144,34 +144,43 @@ def _array(x: Any) -> Any:
 class _Export:
     """What JAX imports: a record's legacy capsule, the one kind that it takes. JAX never writes, so read-only is safe."""
 
-    __slots__ = ("_array", "_device")
+    __slots__ = ("_array",)
 
-    def __init__(self, array: Array, device: tuple[int, int]) -> None:
-        self._array, self._device = array, device
+    def __init__(self, array: Array) -> None:
+        self._array = array
 
-    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+    def __dlpack__(self, stream: Any = None) -> Any:
         if self._array.device.is_cuda:
             hand_over(self._array, stream)
         return native().export_legacy(self._array._record)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._device
+        return self._array.__dlpack_device__()
 
 
-class _HostExport(_Export):
-    """The same for memory of the CPU, where nothing waits for a stream."""
+class _HostExport:
+    """The same for memory of the CPU, where nothing waits for a stream; what JAX asks of it is found without a detour."""
 
-    __slots__ = ()
+    __slots__ = ("_export", "_record")
 
-    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
-        return native().export_legacy(self._array._record)
+    def __init__(self, export: Any, record: Any) -> None:
+        self._export, self._record = export, record
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self._export(self._record)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _HOST
 
 
-def _export(array: Array, word: int) -> _Export:
+_HOST = (dl.CPU, 0)
+
+
+def _export(array: Array, word: int) -> _Export | _HostExport:
     """Return what JAX imports of an array, whose word the caller has read."""
     if word >> nb.WORD_DEVICE & 0xFF == dl.CPU and not word & nb.PINNED:
-        return _HostExport(array, (dl.CPU, 0))
-    return _Export(array, array.__dlpack_device__())
+        return _HostExport(native().export_legacy, array._record)
+    return _Export(array)
 
 
 @functools.cache
@@ -199,14 +208,16 @@ def to_jax(array: Array) -> jax.Array:
     source = array._source
     if source is not None and _is_alive(source):
         return source
-    word, ptr, *_ = native().describe(array)
-    tag = word & 0xFFFFFFFF if not word >> nb.WORD_INNER & 3 else row_of(array).tag
+    described = native().describe(array)
+    word, ptr = described[0], described[1]
+    tag = row_of(array).tag if word & _ELEMENTS else word & 0xFFFFFFFF
     unproven = not word & nb.CONTIGUOUS or ptr % _ALIGNMENT or tag not in _shared
     if unproven or (tag in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
         _check_export(array, word, ptr)
     return _importer()(_export(array, word))
 
 
+_ELEMENTS = 3 << nb.WORD_INNER
 # The dtypes of which JAX has been seen to share memory of the layout that it asks for.
 _shared: set[int] = set()
 
