@@ -27,10 +27,18 @@ _LLVM = {
     types.float64: ir.DoubleType(),
 }
 
-# Native functions never touch Numba's runtime: they own no Numba memory, and run before it is initialised.
-native = njit(_nrt=False, error_model="numpy")
+# Native functions never touch Numba's runtime: they own no Numba memory, and run before it is initialised. Only compiled code
+# calls them, so what Python and C would call them through is left out, and there are no array expressions to rewrite.
+_options = {
+    "_nrt": False,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "no_rewrites": True,
+}
+native = njit(**_options)
 # For what every launch runs through: LLVM does not inline large functions by itself.
-inlined = njit(_nrt=False, error_model="numpy", forceinline=True)
+inlined = njit(forceinline=True, **_options)
 
 
 def _pointer(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
