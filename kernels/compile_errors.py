@@ -65,6 +65,9 @@ def _problem(text: str) -> str:
     """Return the first line that says what is wrong, with what an operation was given."""
     if _NO_MEMORY in text:
         return "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
+    own = re.search(r"raised a specific error:\s+\w+: (.+)\n\s+raised from .*numbridge", text)
+    if own is not None:  # one of numbridge's intrinsics says it better
+        return own[1]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     first = lines[0] if lines else text
     if first.endswith("found for signature:") and len(lines) > 1:

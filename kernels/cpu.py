@@ -13,13 +13,15 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_intrinsics, numba_elements
+from numbridge.kernels import cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
+from numbridge.kernels.native.memory import text as literal_text
+from numbridge.kernels.native.printing import show
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
@@ -104,6 +106,7 @@ def compile_run(
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
+    names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
     names["_nb_add_private"] = cpu_intrinsics.add
     names["_nb_add_either"] = cpu_intrinsics.add_either

@@ -127,7 +127,8 @@ def compile_ptx(
     try:
         with _for_capability(capability):
             ptx, _ = cuda.compile_ptx(names[GRID], signature, cc=capability, fastmath=fastmath)
-    except (NumbaError, CudaNumbaError, AttributeError) as error:  # the latter for `row += 1` on a read-only row
+    # The last two for `row += 1` on a read-only row, and for what numba.cuda does not print.
+    except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     symbol = _ENTRY.search(ptx)
     if symbol is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -450,6 +451,8 @@ class _Rewriter(ast.NodeTransformer):
         found = intrinsic_of(static.value) if static is not None else None
         if found is not None:
             return self._operation(node, found)
+        if static is not None and static.builtin and static.value is print:
+            return self._print(node)
         callee = self.writer.program.callee(static.value) if static is not None else None
         rewritten: Any = self.generic_visit(node)
         if callee is not None:
@@ -475,6 +478,23 @@ class _Rewriter(ast.NodeTransformer):
             made: ast.expr = rewritten
             return made
         raise self._unsupported(node, found)
+
+    def _print(self, node: ast.Call) -> ast.expr:
+        """Return a call that prints; on the CPU, strings become a template, and numbers follow it."""
+        if node.keywords:
+            raise self.source.error(node, "print in a kernel takes no keywords; each call prints one line")
+        node.args = [self.visit(argument) for argument in node.args]
+        if self.writer.target == "cuda":
+            return node
+        strings = [isinstance(argument, ast.Constant) and type(argument.value) is str for argument in node.args]
+        pieces = [
+            getattr(argument, "value", None) if string else None
+            for argument, string in zip(node.args, strings, strict=True)
+        ]
+        values = [argument for argument, string in zip(node.args, strings, strict=True) if not string]
+        numbers = ast.Call(ast.Name("_nb_numbers", ast.Load()), [ast.Tuple(values, ast.Load())], [])
+        template = ast.Call(ast.Name("_nb_text", ast.Load()), [ast.Constant(json.dumps(pieces))], [])
+        return ast.Call(ast.Name("_nb_print", ast.Load()), [template, ast.Starred(numbers, ast.Load())], [])
 
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:

@@ -18,6 +18,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.object_layout import MethodDef
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
+from numbridge.kernels.printing import print_line
 
 __all__ = ["Machine", "builtin", "compile_functions", "machine"]
 
@@ -124,6 +125,7 @@ class Machine:
 
     def _load(self) -> dict[str, int]:
         add_symbol("numbridge_state", self.state.ctypes.data)
+        add_symbol("numbridge_print", id(print_line))
         add_symbol("numbridge_BufferError", id(BufferError))
         add_symbol("numbridge_TypeError", id(TypeError))
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)

@@ -1,6 +1,16 @@
-"""Every kernel that a test launches on the CPU is also compiled for CUDA, to cubins of four architectures; no GPU is needed."""
+"""What all tests share. Every kernel that a test launches on the CPU is also compiled for CUDA, to cubins of four architectures.
+
+No GPU is needed for that.
+"""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
 
 from numbridge.kernels import variant
 from numbridge.kernels.emission import emit
@@ -8,8 +18,12 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
-# What only the CPU can: atomics on narrow integers, and NaN-aware ones on them.
-ONLY_ON_THE_CPU = ("Unimplemented atomic", "works on arrays of 32- and 64-bit numbers")
+# What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; printing complex numbers and vectors.
+ONLY_ON_THE_CPU = (
+    "Unimplemented atomic",
+    "works on arrays of 32- and 64-bit numbers",
+    "printing unimplemented for values of type",
+)
 
 
 def pytest_configure():
@@ -29,3 +43,16 @@ def pytest_configure():
         return made
 
     variant._cpu_variant = on_both
+
+
+@pytest.fixture
+def run_python() -> Callable[..., str]:
+    """``run_python(source)``: run it in a fresh process that must end well, and return what it printed."""
+
+    def run(source: str, *options: str) -> str:
+        command = [sys.executable, *options, "-c", textwrap.dedent(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,19 +32,6 @@ def values() -> Callable[..., np.ndarray]:
         return (np.arange(count) % 5).reshape(shape).astype(scalars.scalar_of(dtype).numpy)
 
     return make
-
-
-@pytest.fixture
-def run_python() -> Callable[..., str]:
-    """``run_python(source)``: run it in a fresh process that must end well, and return what it printed."""
-
-    def run(source: str, *options: str) -> str:
-        command = [sys.executable, *options, "-c", textwrap.dedent(source)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    return run
 
 
 @pytest.fixture
