@@ -264,6 +264,32 @@ def square_of_sum(a: nb.array[float], b: nb.array[float], s: float, out: nb.arra
     out[i] = (a[i] * s + b[i]) ** 2
 
 
+def _idle_call() -> Callable[..., object]:
+    """Return a JAX function whose handler returns at once: what XLA's own part of a call costs."""
+    import jax
+    from numba import cfunc
+
+    from numbridge.jax_ffi import compiled, targets
+    from numbridge.kernels.native.memory import load_i64
+
+    targets.room()
+    answer, extension_at = compiled.answer_metadata, compiled.frame_extension
+
+    @cfunc("int64(int64)", _nrt=False)
+    def idle(frame):
+        extension = load_i64(frame, extension_at)
+        if extension != 0:
+            answer(extension)
+        return 0
+
+    _kept.append(idle)
+    jax.ffi.register_ffi_target("numbridge_idle", jax.ffi.pycapsule(idle.address), platform="cpu")
+    return lambda a, b: jax.ffi.ffi_call("numbridge_idle", jax.ShapeDtypeStruct(a.shape, a.dtype))(a, b)
+
+
+_kept: list[object] = []
+
+
 def inside_jax(bench: Bench) -> None:
     """Kernels inside JAX, against Warp's and XLA's own operations."""
     import jax
@@ -298,6 +324,7 @@ def inside_jax(bench: Bench) -> None:
         {
             "Warp jax_kernel": (ready(many(calls["Warp"]), x, x), 1 / 100),
             "XLA add, not fused": (ready(many(calls["XLA"], compiler_options=alone), x, x), 1.5),
+            "a handler that does nothing": (ready(many(_idle_call()), x, x), 2.0),
         },
     )
     bench.compare(
