@@ -42,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 def types(session: nox.Session) -> None:
     """Check both packages with mypy --strict."""
-    session.install("mypy", "numpy", "ml_dtypes", *CONSTRAINTS)
+    session.install("mypy", "numpy", "ml_dtypes", "rich", "typer", *CONSTRAINTS)
     # mypy does not follow the import hook of an ordinary editable install; the strict kind is a folder of links, which
     # holds the files that there are now. So it is made anew each time, even where `nox -R` skips the installs.
     strict = ("--config-settings", "editable_mode=strict")
