@@ -71,6 +71,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build, with warnings as errors; ``-- linkcheck`` follows the links instead."""
+    builder = session.posargs[0] if session.posargs else "html"
+    run_in_environment(session, "sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"docs/_build/{builder}")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def benchmarks(session: nox.Session) -> None:
     """Measure against the peers, as ratios within one run; writes JSON and a table under docs/benchmarks/."""
     run_in_environment(session, "python", "tests/benchmarks/run.py", *session.posargs)

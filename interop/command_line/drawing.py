@@ -46,22 +46,27 @@ def table_svg(cells: Sequence[Sequence[str]], title: str) -> str:
     return _document(width, y + 14, body)
 
 
-def bars_svg(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, unit: str = "us") -> str:
+def _shown(microseconds: float) -> str:
+    """Return a time with three digits, in the unit that suits it."""
+    sizes = (("s", 1e6), ("ms", 1e3), ("us", 1.0))
+    unit, size = next((found for found in sizes if microseconds >= found[1]), sizes[-1])
+    return f"{microseconds / size:#.3g} {unit}".replace(". ", " ")
+
+
+def bars_svg(rows: Sequence[tuple[str, Mapping[str, float]]], title: str) -> str:
     """Return pieces of work as groups of bars on a logarithmic scale; the first bar of a group is ours.
 
     Parameters
     ----------
     rows : sequence of (str, mapping)
-        For each piece of work its name, and the time of each contestant.
+        For each piece of work its name, and the microseconds of each contestant.
     title : str
         What stands above.
-    unit : str
-        The unit of the times.
     """
     times = [time for _, group in rows for time in group.values()]
     low, high = math.log10(min(times)) - 0.2, math.log10(max(times))
     left, right, width = 190, 110, 860
-    body, y = [_text(12, 22, title, "head"), _text(12, 40, f"{unit}, logarithmic; shorter is better", "small")], 52
+    body, y = [_text(12, 22, title, "head"), _text(12, 40, "time, logarithmic; shorter is better", "small")], 52
     for work, group in rows:
         body.append(_text(12, y + 14, work, "head"))
         y += 20
@@ -71,7 +76,7 @@ def bars_svg(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, unit: 
             kind = "theirs" if k else "ours" if time == best else "lost"
             body.append(_text(left - 8, y + 12, name, "small", "end"))
             body.append(f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{max(long, 1):.1f}" height="12" rx="2"/>')
-            body.append(_text(left + long + 6, y + 12, f"{time:.3g} {unit}", "small"))
+            body.append(_text(left + long + 6, y + 12, _shown(time), "small"))
             y += 17
         y += 8
     return _document(width, y + 6, body)

@@ -269,3 +269,9 @@ def test_cache_lines_are_for_people():
         ("folder", "/a"),
         ("files", "2, 1.5 MB"),
     ]
+
+
+def test_times_are_shown_in_the_unit_that_suits_them():
+    drawn = drawing.bars_svg([("work", {"a": 0.5, "b": 1.0, "c": 20_700.0, "d": 2e6})], "title")
+    texts = [node.text for node in ET.fromstring(drawn).iter() if node.tag.endswith("text")]
+    assert texts[4::2] == ["0.500 us", "1.00 us", "20.7 ms", "2.00 s"]
