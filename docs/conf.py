@@ -24,6 +24,8 @@ extensions = [
 ]
 exclude_patterns = ["_build", "benchmarks/README.md", "benchmarks/cpu.md"]
 root_doc = "index"
+# A name in single backticks is a link, where it is documented.
+default_role = "py:obj"
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

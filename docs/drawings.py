@@ -51,7 +51,8 @@ class Drawing:
         tip = '<path class="nb-tip" d="M0 0 L8 4 L0 8 z"/></marker></defs>'
         size = f'viewBox="0 0 {width} {height}" style="max-width: {width}px"'
         body = "\n".join(self._parts)
-        return f'<svg class="nb-drawing" role="img" aria-label="{escape(self._label)}" {size}>\n{head}{tip}\n{body}\n</svg>\n'
+        frame = f'<div class="nb-frame"><svg class="nb-drawing" role="img" aria-label="{escape(self._label)}"'
+        return f"{frame} {size}>\n{head}{tip}\n{body}\n</svg></div>\n"
 
 
 def crossing() -> Drawing:
