@@ -42,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(default=False)
 def types(session: nox.Session) -> None:
     """Check both packages with mypy --strict."""
-    session.install("mypy", "numpy", "ml_dtypes", *CONSTRAINTS)
+    session.install("mypy", "numpy", "ml_dtypes", "rich", "typer", *CONSTRAINTS)
     # mypy does not follow the import hook of an ordinary editable install; the strict kind is a folder of links, which
     # holds the files that there are now. So it is made anew each time, even where `nox -R` skips the installs.
     strict = ("--config-settings", "editable_mode=strict")
@@ -68,6 +68,13 @@ def adjoint_fuzz(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build, with warnings as errors; ``-- linkcheck`` follows the links instead."""
+    builder = session.posargs[0] if session.posargs else "html"
+    run_in_environment(session, "sphinx-build", "-W", "--keep-going", "-b", builder, "docs", f"docs/_build/{builder}")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

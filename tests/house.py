@@ -31,6 +31,9 @@ FRAMEWORKS = {
 }
 ROOMS = {"numpy", *FRAMEWORKS.values()}
 PEERS = {"tvm_ffi", "warp"}
+# What only the command line may import. It speaks of all frameworks, and nothing of interop imports it.
+COMMAND_LINE = "interop/command_line/"
+FOR_THE_COMMAND_LINE = {"rich", "typer", *PEERS}
 # A module of one of these names would be imported in its stead by whatever runs inside the folder.
 TAKEN = {"llvmlite", "ml_dtypes", "numba", "numpy", "tbb", *FRAMEWORKS, *PEERS}
 
@@ -64,6 +67,10 @@ class Module:
     def room(self) -> str | None:
         """The framework whose room this is: ``interop/torch_bridge.py``, ``interop/jax/primitive.py``."""
         return room_of(".".join(self.path.with_suffix("").parts[1:])) if self.folder == "interop" else None
+
+    @property
+    def is_command_line(self) -> bool:
+        return self.path.as_posix().startswith(COMMAND_LINE)
 
     @cached_property
     def imports(self) -> list[Import]:
@@ -149,8 +156,17 @@ def kernels_look_down(house: House) -> Iterator[str]:
 def interop_looks_down(house: House) -> Iterator[str]:
     for module in house.within("interop"):
         for found in module.imports:
-            if found.root not in {*BELOW, *FRAMEWORKS, "numbridge"}:
+            more = FOR_THE_COMMAND_LINE if module.is_command_line else set()
+            if found.root not in {*BELOW, *FRAMEWORKS, *more, "numbridge"}:
                 yield module.at(found.line, f"interop may not import {found.name}")
+
+
+def command_line_is_left_alone(house: House) -> Iterator[str]:
+    for module in house.within("interop"):
+        if not module.is_command_line and module.path.as_posix() != "interop/__main__.py":
+            for found in module.imports:
+                if is_under(found.name, "numbridge.command_line"):
+                    yield module.at(found.line, "only __main__ imports the command line, which is slow to import")
 
 
 def interop_uses_public_names(house: House) -> Iterator[str]:
@@ -176,7 +192,7 @@ def rooms_keep_apart(house: House) -> Iterator[str]:
     for module in house.within("interop"):
         for found in module.imports:
             framework = FRAMEWORKS.get(found.root)
-            if framework not in {None, module.room}:
+            if framework not in {None, module.room} and not module.is_command_line:
                 yield module.at(found.line, f"{found.name} belongs to the room of {framework}")
             other = room_of(found.name.removeprefix("numbridge.")) if found.root == "numbridge" else None
             if module.room and other not in {None, module.room}:
@@ -287,6 +303,7 @@ RULES: tuple[Rule, ...] = (
     imports_are_absolute,
     kernels_look_down,
     interop_looks_down,
+    command_line_is_left_alone,
     interop_uses_public_names,
     frameworks_are_lazy,
     rooms_keep_apart,

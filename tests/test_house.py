@@ -15,6 +15,7 @@ from house import (
     RULES,
     House,
     Rule,
+    command_line_is_left_alone,
     every_test_is_run,
     frameworks_are_lazy,
     imports_are_absolute,
@@ -46,7 +47,7 @@ def test_house_is_read_whole() -> None:
 GOOD = {
     "pyproject.toml": """
         [tool.setuptools]
-        packages = ["numbridge", "numbridge.kernels"]
+        packages = ["numbridge", "numbridge.command_line", "numbridge.kernels"]
         """,
     "kernels/__init__.py": '"""The core."""',
     "kernels/x_layout.py": '''
@@ -89,6 +90,15 @@ GOOD = {
             import torch
             return torch.empty(0)
         ''',
+    "interop/command_line/__init__.py": '"""The room."""',
+    "interop/command_line/app.py": '''
+        """The command line."""
+        import rich
+
+        def compare() -> None:
+            import torch
+            import warp
+        ''',
     "tests/test_ok.py": '''
         """Tests may import anything, and use a name once in each scope."""
         import torch
@@ -120,6 +130,13 @@ BAD: tuple[tuple[Rule, str, str, str], ...] = (
     (kernels_look_down, "kernels/sub/a.py", f"{DOC}m = __import__('paddle')\n", "kernels may not import paddle"),
     (interop_looks_down, "interop/a.py", f"{DOC}from tests import frameworks\n", "may not import tests.frameworks"),
     (interop_looks_down, "interop/a.py", f"{DOC}def f():\n    import warp\n", "a.py:3: interop may not import warp"),
+    (interop_looks_down, "interop/a.py", f"{DOC}import rich\n", "a.py:2: interop may not import rich"),
+    (
+        command_line_is_left_alone,
+        "interop/a.py",
+        f"{DOC}def f():\n    from numbridge.command_line import app\n",
+        "a.py:3: only __main__ imports the command line",
+    ),
     (
         interop_uses_public_names,
         "interop/a.py",

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import runpy
 from pathlib import Path
 
+from documents import blocks, run_page
+
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+README = ROOT / "README.md"
 
 
 def test_examples_run(tmp_path: Path) -> None:
-    file = tmp_path / "example.py"
-    file.write_text("\n".join(blocks("python")))
-    assert runpy.run_path(str(file))["y"].shape == (1000,)
+    assert run_page(README, tmp_path)["y"].shape == (1000,)
 
 
 def test_ci_runs_the_second_command() -> None:
-    assert blocks("sh")[1].strip() == (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert blocks(README, "sh")[1].text.strip() == (ROOT / ".ci" / "run").read_text().splitlines()[-1]

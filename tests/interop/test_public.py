@@ -65,7 +65,7 @@ def test_the_import_is_light(run_python):
     printed = run_python("""
         import sys
         import numbridge
-        heavy = ("numba", "llvmlite", "torch", "paddle", "jax", "jaxlib", "cupy", "cuda")
+        heavy = ("numba", "llvmlite", "torch", "paddle", "jax", "jaxlib", "cupy", "cuda", "rich", "typer")
         print([name for name in heavy if name in sys.modules])
     """)
     assert printed == "[]\n"

@@ -1,0 +1,41 @@
+"""Which frameworks there are, found out without importing them, and the line that brings the others."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from numbridge.kernels import cuda_driver
+
+__all__ = ["FRAMEWORK_PACKAGES", "absent", "is_there", "version"]
+
+# Import name → (packages on PyPI that have it, what brings it)
+FRAMEWORK_PACKAGES = {
+    "numpy": (("numpy",), "pip install numpy"),
+    "torch": (("torch",), "pip install 'numbridge[torch]'"),
+    "paddle": (("paddlepaddle", "paddlepaddle-gpu"), "pip install 'numbridge[paddle]'"),
+    "jax": (("jax",), "pip install 'numbridge[jax]'"),
+    "cupy": (("cupy-cuda13x", "cupy-cuda12x", "cupy"), "pip install 'numbridge[cuda13]'"),
+}
+
+
+def version(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def is_there(module: str) -> bool:
+    """Tell whether a module can be imported."""
+    return importlib.util.find_spec(module) is not None
+
+
+def absent(framework: str) -> str | None:
+    """Return why a framework cannot be used here and what to do about it, or None if it can."""
+    if not is_there(framework):
+        return f"not installed; {FRAMEWORK_PACKAGES[framework][1]}"
+    if framework == "cupy" and not cuda_driver.driver_count():
+        return "has CUDA arrays only, and there is no CUDA device here"
+    return None

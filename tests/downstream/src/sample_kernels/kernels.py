@@ -1,0 +1,19 @@
+"""The kernels. They are ordinary functions of a module, and are compiled where they are first launched."""
+
+# The elements of arrays have no types yet.
+# pyright: reportOperatorIssue=false
+import numbridge as nb
+
+__all__ = ["smooth_kernel"]
+
+
+@nb.func
+def clamped(i: int, n: int) -> int:
+    return min(max(i, 0), n - 1)
+
+
+@nb.kernel
+def smooth_kernel(x: nb.array[float], weight: float, out: nb.array[float]) -> None:
+    i = nb.tid()
+    n = x.shape[0]
+    out[i] = x[i] + weight * (x[clamped(i - 1, n)] - 2.0 * x[i] + x[clamped(i + 1, n)])
