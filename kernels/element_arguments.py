@@ -18,7 +18,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, array_text
 
-__all__ = ["check_elements", "check_value", "inner_dimensions", "outer_rank", "refuse_elements"]
+__all__ = ["check_elements", "check_value", "full_shape", "inner_dimensions", "outer_rank", "refuse_elements"]
 
 
 def refuse_elements(what: str, elements: Iterable[tuple[str, Any]]) -> None:
@@ -44,6 +44,11 @@ def outer_rank(annotation: Any, found: Description) -> int:
     if isinstance(element, ElementType) and found.element is None:
         return max(found.ndim - len(element.extents), 0)
     return found.ndim
+
+
+def full_shape(found: Description) -> tuple[int, ...]:
+    """Return a value's shape with the dimensions of its elements."""
+    return found.shape if found.element is None else (*found.shape, *found.element.extents)
 
 
 def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Description) -> None:

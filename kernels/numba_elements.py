@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, overload, overload_attribute, register_model
 
-from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation
+from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation, inner
 from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType, component, element_types, vector
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
@@ -283,6 +283,7 @@ def _register_operations() -> None:
     for name, function in FUNCTIONS.items():
         if name not in _ROWS:
             _register(name, function, 1 if name in _ONE_OPERAND else 2)
+    _register("inner", inner, 2)
     for name, function in (("min", min), ("max", max)):
         _register(name, function, 1)
         _register(name, function, 2)
@@ -491,7 +492,7 @@ def _scalars_of(typing_context: Any, array: Any) -> Any:
     if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
         return None
     kind = array.dtype
-    scalars = types.Array(kind.dtype, array.ndim + 1, "A", readonly=not array.mutable)
+    scalars = types.Array(kind.dtype, array.ndim + 1, "C" if array.layout == "C" else "A", readonly=not array.mutable)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         given = context.make_array(array)(context, builder, arguments[0])
@@ -549,6 +550,7 @@ def component_atomics(intrinsics: Any) -> dict[str, Any]:
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
+    "_nb_components": _scalars_of,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()

@@ -589,7 +589,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         kernel.source.index_rank,
         emitted.hidden,
         may_raise=emitted.may_raise,
-        sums=dict(emitted.sums),
+        sums=emitted.sums,
         private=emitted.private,
     )
     text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
@@ -651,7 +651,7 @@ def _cuda_code(
         emitted.hidden,
         form,
         first_along_x=emitted.asks_for_block,
-        sums=[name for name, _ in emitted.sums],
+        sums=emitted.sums,
         by_reference=by_reference,
     )
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
