@@ -5,37 +5,19 @@ An array of scalars fits if its last dimensions are the element's, dense in C or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.elements import ElementType
-from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, array_text
 
-__all__ = ["check_elements", "check_value", "full_shape", "inner_dimensions", "outer_rank", "refuse_elements"]
-
-
-def refuse_elements(what: str, elements: Iterable[tuple[str, Any]]) -> None:
-    """Raise for what takes scalars only, if one of the parameters, given as name and annotation or type, has elements.
-
-    Raises
-    ------
-    KernelUnsupportedError
-        With the parameter and its element type.
-    """
-    for name, found in elements:
-        kind = getattr(found, "element", None) or getattr(found, "dtype", None)
-        if isinstance(kind, ElementType):
-            raise KernelUnsupportedError(
-                f"{what}: parameter {name!r} has elements of {kind.name}, which it does not take yet; declare it as an array of "
-                f"{kind.scalar.name} with {len(kind.extents)} more dimension(s), and index those"
-            )
+__all__ = ["check_elements", "check_value", "full_shape", "inner_dimensions", "outer_rank"]
 
 
 def outer_rank(annotation: Any, found: Description) -> int:
