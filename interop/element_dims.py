@@ -13,7 +13,7 @@ from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
 
-__all__ = ["element_of", "inner_dims", "outer_dims", "outer_shape", "refuse_values"]
+__all__ = ["element_of", "inner_dims", "outer_dims", "outer_shape", "refuse_records", "refuse_values"]
 
 Dims = tuple[Any, ...]
 
@@ -62,6 +62,23 @@ def outer_dims(parameter: Parameter, dims: Dims) -> Dims:
     if ends and (outer > 0 if rank is None else outer == rank):
         return tuple(dims[:outer])
     return dims
+
+
+def refuse_records(what: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raise for an array parameter of a structured dtype, which tensors do not have.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        With the parameter and its dtype.
+    """
+    for parameter in parameters:
+        element = element_of(parameter)
+        if element is not None and element.fields is not None:
+            raise KernelUnsupportedError(
+                f"{what}: parameter {parameter.name!r} has records of {element.name}, which tensors do not; launch the kernel on "
+                "NumPy arrays, or give each field an array of its own"
+            )
 
 
 def refuse_values(what: str, parameters: tuple[Parameter, ...]) -> None:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape
+from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
@@ -68,6 +68,7 @@ class OperatorPlan:
                 f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got "
                 f"{outputs!r}"
             )
+        refuse_records(f"kernel {kernel.name!r} as an operator", kernel.parameters)
         self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
         used = _arrays(kernel.source)
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}

@@ -17,7 +17,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, array_text
 
-__all__ = ["check_elements", "check_value", "full_shape", "inner_dimensions", "outer_rank"]
+__all__ = ["check_elements", "check_value", "full_shape", "has_components", "inner_dimensions", "outer_rank"]
 
 
 def outer_rank(annotation: Any, found: Description) -> int:
@@ -45,7 +45,11 @@ def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Des
     """
     element = annotation.dtype
     assert isinstance(element, ElementType)
-    if found.element is not None:
+    if found.element is not None and found.element.fields is not None and _is_in(found.element, element):
+        if annotation.ndim not in (None, found.ndim):
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {got}; reshape it first")
+        return
+    if found.element is not None or element.fields is not None:
         if found.element is not element or annotation.ndim not in (None, found.ndim):
             raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {got}; convert or reshape it first")
         return
@@ -66,6 +70,19 @@ def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Des
             f"{where}: wanted {annotation!r}, whose components {wanted} lie densely one after another, got {got} with "
             f"strides {found.strides} bytes; pass a contiguous copy"
         )
+
+
+def _is_in(record: ElementType, element: ElementType) -> bool:
+    return record is element if element.fields is not None else has_components(record.fields, element)
+
+
+def has_components(dtype: Any, element: ElementType) -> bool:
+    """Tell whether the fields of a structured dtype, in their order, are an element's components and nothing else."""
+    parts = list((dtype.fields or {}).values())
+    components = [kind.base for kind, *_ in parts for _ in range(kind.itemsize // kind.base.itemsize)]
+    places = [offset for _, offset, *_ in parts]
+    dense = dtype.itemsize == element.bytes and places == sorted(places)
+    return bool(dense and components == [element.scalar.numpy] * element.count)
 
 
 def _is_dense(element: ElementType, found: Description) -> bool:

@@ -435,6 +435,9 @@ def put_back(target: Any, index: Any, value: Any) -> Any:
 def _replaced(target: Any, index: Any, value: Any) -> Any:
     if isinstance(target, types.Buffer):
         return _made("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
+    if isinstance(target, types.Record) and isinstance(index, types.StringLiteral):
+        field = f"target[{index.literal_value!r}]"
+        return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
     if not isinstance(target, NumbaElement):
         return None
     element = target.element
@@ -453,7 +456,7 @@ def _replaced(target: Any, index: Any, value: Any) -> Any:
 
 @_overload(put_back)
 def _put_back(target: Any, index: Any, value: Any) -> Any:
-    if isinstance(value, types.Buffer):
+    if isinstance(value, types.Buffer | types.Record):
         return _made("def implementation(target, index, value): return target", {})
     return _replaced(target, index, value)
 
@@ -465,6 +468,8 @@ def _part_setter(name: str) -> Any:
         raise NotImplementedError
 
     def generated(target: Any, value: Any) -> Any:
+        if isinstance(target, types.Record):
+            return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
         found = component(target.element, name) if isinstance(target, NumbaElement) else None
         if found is None:
             return None

@@ -330,10 +330,8 @@ class Derivative(Kernel):
         wanted = full_shape(primal)
         if not primal.is_array:
             if self.mode == "adjoint" and (not derivative.is_array or full_shape(derivative) != wanted):
-                kind = "a scalar" if not wanted else "an element by value"
-                raise NumbridgeValueError(
-                    f"{where}, {kind}: wanted an array of shape {wanted} to which the gradient is added, got {got}"
-                )
+                kind = "a scalar: wanted a 0-d array" if not wanted else f"a value: wanted an array of shape {wanted}"
+                raise NumbridgeValueError(f"{where}, {kind} to which the gradient is added, got {got}")
         elif not derivative.is_array or full_shape(derivative) != wanted:
             raise NumbridgeValueError(f"{where}: wanted shape {wanted}, got {got}")
 

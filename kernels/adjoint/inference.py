@@ -19,6 +19,7 @@ from numba.np.numpy_support import from_dtype
 from numbridge.kernels.adjoint.ir import Value
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.numba_elements import NumbaElement, numba_element
+from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import Scalar
 
@@ -57,6 +58,8 @@ def scalar_type(scalar: Scalar) -> Any:
 
 def parameter_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a scalar or an element by value, or of what an array holds."""
+    if parameter.element is not None and parameter.element.fields is not None:
+        return numba_record(parameter.element, written=False)
     return scalar_type(parameter.scalar) if parameter.element is None else numba_element(parameter.element)
 
 
