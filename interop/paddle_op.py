@@ -37,7 +37,8 @@ def paddle_op(
         that of the first tensor.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others.
-        `output_dims` may also be a dict by output name.
+        `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of tensors; dims may
+        include theirs or not.
     name : str, optional
         What messages call it; the kernel's name by default.
 

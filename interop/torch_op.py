@@ -45,7 +45,8 @@ def torch_op(
         that of the first tensor.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others; it also runs
-        on tensors without data. `output_dims` may also be a dict by output name.
+        on tensors without data. `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of
+        tensors; dims may include theirs or not.
     name : str, optional
         The operator's name in ``torch.ops.numbridge``; the kernel's by default. One that is taken gets a number.
 
