@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.adjoint.overlap import extent
+from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
@@ -40,12 +41,15 @@ class Region:
         self._block: NDArray[Any] | None = None
 
     def adjoint(self, found: Description) -> NDArray[Any]:
-        """Return the adjoint of an array that lies in this region, zero at first."""
+        """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
         if self._block is None:
             self._block = np.zeros(-(-(self.high - self.low) // self.dtype.itemsize), self.dtype)
-        if 0 in found.shape:
-            return np.zeros(found.shape, self.dtype)
-        return np.ndarray(found.shape, self.dtype, self._block, found.data - self.low, found.strides)
+        shape, strides = full_shape(found), found.strides
+        if 0 in shape:
+            return np.zeros(shape, self.dtype)
+        if found.element is not None:
+            strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
+        return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
 
 class AdjointMemory:

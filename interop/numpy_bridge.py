@@ -12,6 +12,7 @@ import numpy as np
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
+from numbridge.kernels.element_arguments import has_components
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Reader
@@ -82,16 +83,13 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
 
 def _components(arr: NDArray[Any], element: ElementType) -> NDArray[Any]:
     """Return the fields of a structured array, which are an element's components, as last dimensions."""
-    fields = dict(arr.dtype.fields or {})
-    size, kind = element.scalar.itemsize, element.scalar.numpy
-    wanted = [(kind, size * place) for place in range(element.count)]
-    if [(field[0], field[1]) for field in fields.values()] != wanted:
+    if not has_components(arr.dtype, element):
         raise ConversionError(
             f"dtype is {element.name}, which is {element.count} components of {element.scalar.name} without gaps, and arr has "
             f"the structured dtype {arr.dtype}; pass its fields one by one, as arr[name]"
         )
     shape, strides = (*arr.shape, *element.extents), (*arr.strides, *inner_strides(element))
-    first = arr[next(iter(fields))]
+    first = arr[next(iter(arr.dtype.fields or ()))]
     return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=bool(arr.flags.writeable))
 
 

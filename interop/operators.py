@@ -1,7 +1,8 @@
 """A kernel as an operator of a framework: what goes in, what comes out, and how large it is. Names no framework.
 
 An operator takes the kernel's parameters that are not outputs, in order, and returns the outputs as new arrays. A parameter is
-an array if its annotation says so, or if the kernel uses it as one.
+an array if its annotation says so, or if the kernel uses it as one. Vectors and matrices, in arrays or by value, are the last
+dimensions of tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
-from numbridge.kernels.element_arguments import refuse_elements
+from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
@@ -37,7 +38,8 @@ class OperatorPlan:
         The array parameters that the operator returns.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first array. A callable gets the operator's inputs and returns one of the others; it also runs
-        on tensors without data. `output_dims` may also be a dict by output name.
+        on tensors without data. `output_dims` may also be a dict by output name; its shapes may have the dimensions of vectors
+        and matrices or not.
 
     Attributes
     ----------
@@ -66,7 +68,8 @@ class OperatorPlan:
                 f"outputs of kernel {kernel.name!r}: wanted some of its parameters ({', '.join(names)}), each once, got "
                 f"{outputs!r}"
             )
-        refuse_elements(f"kernel {kernel.name!r} as an operator", ((p.name, p.annotation) for p in kernel.parameters))
+        refuse_records(f"kernel {kernel.name!r} as an operator", kernel.parameters)
+        self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
         used = _arrays(kernel.source)
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
         written = kernel.source.written()
@@ -81,8 +84,12 @@ class OperatorPlan:
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
         self.mutated = tuple(name for name in self.arrays if name in written)
         self._launch_dims, self._output_dims = launch_dims, output_dims
-        self.like_first, self.along_first = output_dims is None, launch_dims is None
-        if not self.arrays and (launch_dims is None or (self.outputs and output_dims is None)):
+        # What comes by value has no shape that a launch could have.
+        self.first = next((name for name in self.arrays if not self._is_value(name)), None)
+        inner = () if self.first is None else self._inner(self.first)
+        self.like_first = output_dims is None and all(self._inner(name) == inner for name in self.outputs)
+        self.along_first = launch_dims is None and not inner
+        if self.first is None and (launch_dims is None or (self.outputs and output_dims is None)):
             raise NumbridgeValueError(
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "
                 "output_dims"
@@ -92,7 +99,13 @@ class OperatorPlan:
         """Return the annotated element type of a parameter, or None."""
         annotation = next(p.annotation for p in self.kernel.parameters if p.name == name)
         dtype = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
-        return dtype if isinstance(dtype, Scalar) else None
+        return dtype if isinstance(dtype, Scalar) else None if dtype is None else dtype.scalar
+
+    def _is_value(self, name: str) -> bool:
+        return isinstance(self._parameters[name].annotation, ElementAnnotation)
+
+    def _inner(self, name: str) -> tuple[int, ...]:
+        return inner_dims(self._parameters[name])
 
     def output_shapes(self, values: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
         """Return the shape of each output for the operator's inputs; extents may be symbolic."""
@@ -105,8 +118,12 @@ class OperatorPlan:
                     f"output_dims of kernel {self.kernel.name!r}: wanted a shape for each of {', '.join(self.outputs)}, got "
                     f"{', '.join(map(str, dims))}"
                 )
-            return {name: self._shape(dims[name], values, "output_dims") for name in self.outputs}
-        return dict.fromkeys(self.outputs, self._shape(dims, values, "output_dims"))
+            return {name: self._output_shape(name, dims[name], values) for name in self.outputs}
+        return {name: self._output_shape(name, dims, values) for name in self.outputs}
+
+    def _output_shape(self, name: str, dims: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+        parameter, shape = self._parameters[name], self._shape(dims, values, "output_dims")
+        return (*(shape if dims is None else outer_dims(parameter, shape)), *inner_dims(parameter))
 
     def launch_shape(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the launch's dimensions for the operator's inputs."""
@@ -115,8 +132,11 @@ class OperatorPlan:
 
     def _shape(self, dims: Any, values: Sequence[Any], what: str) -> tuple[Any, ...]:
         if dims is None:
-            first = values[self.inputs.index(self.arrays[0])]
-            return tuple(first.shape)
+            assert self.first is not None
+            parameter, first = self._parameters[self.first], values[self.inputs.index(self.first)]
+            if element_of(parameter) is None:
+                return tuple(first.shape)
+            return outer_shape(f"kernel {self.kernel.name!r}, parameter {self.first!r}", parameter, tuple(first.shape))
         if isinstance(dims, tuple | list):
             return tuple(dims)
         try:
@@ -129,7 +149,7 @@ class OperatorPlan:
 
 
 def _kind(annotation: Any, used: bool) -> Kind:
-    if isinstance(annotation, ArrayAnnotation):
+    if isinstance(annotation, ArrayAnnotation | ElementAnnotation):
         return "array"
     if isinstance(annotation, ScalarAnnotation):
         code = annotation.scalar.code

@@ -37,7 +37,8 @@ def paddle_op(
         that of the first tensor.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others.
-        `output_dims` may also be a dict by output name.
+        `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of tensors; dims may
+        include theirs or not.
     name : str, optional
         What messages call it; the kernel's name by default.
 
@@ -169,10 +170,14 @@ class PaddleOp:
         inputs = self.differentiable(self._arrays(values), self.plan.arrays)
         outputs = self.differentiable(grads, self.plan.outputs)
         kernel = self.kernel.tangent([*(name for name, _ in inputs), *(name for name, _ in outputs)])
-        derivative = kernel.adjoint([*(name for name, _ in inputs), *(f"{TANGENT}{name}" for name, _ in outputs)])
+        # A kernel may read what it wrote, so that gradients go through its outputs too.
+        wanted = [*(name for name, _ in inputs), *(name for name, _ in outputs)]
+        derivative = kernel.adjoint([*wanted, *(f"{TANGENT}{name}" for name, _ in outputs)])
         made = {name: paddle.zeros_like(tensor) for name, tensor in inputs}
-        scratch, results = [paddle.zeros_like(g) for g in grads], [paddle.zeros_like(g) for _, g in outputs]
-        more = [*(_copied(t) for t in tangents), *results, *made.values(), *(_copied(g) for _, g in outputs)]
+        scratch = [paddle.zeros_like(g) for g in grads]
+        results, through = ([paddle.zeros_like(g) for _, g in outputs] for _ in range(2))
+        adjoints = [*made.values(), *through, *(_copied(g) for _, g in outputs)]
+        more = [*(_copied(t) for t in tangents), *results, *adjoints]
         self._launch(derivative, values, scratch, more)
         return [made.get(name) for name in self.plan.arrays]
 

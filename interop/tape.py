@@ -20,9 +20,11 @@ from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, filled
 from numbridge.convert import asarray
+from numbridge.element_views import packed
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
+from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
@@ -408,7 +410,7 @@ class Gradients(Mapping[Any, Array]):
         adjoint = self._adjoint(array)
         if adjoint is None:
             raise KeyError("the tape has no gradient of this array")
-        return asarray(adjoint)
+        return _like(asarray(adjoint), describe(array))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the arrays that were recorded."""
@@ -453,18 +455,18 @@ def _floating(array: Any) -> Description:
 
 def _one_element(loss: Any) -> tuple[int, ...]:
     found = _floating(loss)
-    if any(extent != 1 for extent in found.shape):
+    if any(extent != 1 for extent in full_shape(found)):
         raise NumbridgeValueError(
-            f"backward: the loss has shape {found.shape}, and must have one element; pass grads={{array: gradient}}"
+            f"backward: the loss has shape {full_shape(found)}, and must have one element; pass grads={{array: gradient}}"
         )
-    return found.shape
+    return full_shape(found)
 
 
 def _cotangent(array: Any, value: Any) -> Any:
-    values, found = np.asarray(as_values(value)), describe(array)
-    if values.shape != found.shape:
+    values, wanted = np.asarray(as_values(value)), full_shape(describe(array))
+    if values.shape != wanted:
         raise NumbridgeValueError(
-            f"backward: the gradient has shape {values.shape}, and its array {found.shape}; give one of the same shape"
+            f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
         )
     return values
 
@@ -473,6 +475,11 @@ def _region(memory: AdjointMemory, found: Description) -> Region:
     region = memory.region(found)
     assert region is not None
     return region
+
+
+def _like(gradient: Array, found: Description) -> Array:
+    """Return an array of scalars as one of the elements that another has."""
+    return gradient if found.element is None else packed(gradient, found.element)
 
 
 def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
@@ -508,7 +515,7 @@ def _reverse_function(event: _FunctionEvent, memory: AdjointMemory) -> None:
         before.append((array, state, None if state is None else (state.required, state.gradient)))
         array.requires_grad = True
         assert array._extra is not None
-        array._extra.gradient = asarray(region.adjoint(found))
+        array._extra.gradient = _like(asarray(region.adjoint(found)), found)
         region.reached = True
     try:
         event.backward()

@@ -35,7 +35,7 @@ class Launches:
         given = (*plan.inputs, *plan.outputs)
         self._order = [given.index(parameter.name) for parameter in plan.kernel.parameters]
         self._dtypes = [None if row is None else dtype_to_torch(row) for row in map(plan.dtype, plan.outputs)]
-        self._first = plan.inputs.index(plan.arrays[0]) if plan.arrays else -1
+        self._first = -1 if plan.first is None else plan.inputs.index(plan.first)
         # Derivatives that must not have the gradients that come in themselves, but copies.
         self._changing: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         self._adjoints: dict[Any, Any] = {}

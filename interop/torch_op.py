@@ -45,7 +45,8 @@ def torch_op(
         that of the first tensor.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others; it also runs
-        on tensors without data. `output_dims` may also be a dict by output name.
+        on tensors without data. `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of
+        tensors; dims may include theirs or not.
     name : str, optional
         The operator's name in ``torch.ops.numbridge``; the kernel's by default. One that is taken gets a number.
 
@@ -266,14 +267,17 @@ class TorchOp:
         floats = [(n, g) for n, g in zip(self.plan.outputs, grads, strict=True) if g.is_floating_point()]
         tangent = self.kernel.tangent([*names, *(n for n, _ in floats)])
         by = [name for name, want in zip(self.plan.arrays, wanted, strict=True) if want]
-        derivative = tangent.adjoint([*by, *(f"{TANGENT}{n}" for n, _ in floats)])
+        # A kernel may read what it wrote, so that gradients go through its outputs too.
+        derivative = tangent.adjoint([*by, *(n for n, _ in floats), *(f"{TANGENT}{n}" for n, _ in floats)])
         made = {
             n: torch.zeros_like(a, memory_format=torch.contiguous_format) for n, a in self._named(inputs) if n in by
         }
         scratch = [torch.zeros_like(g, memory_format=torch.contiguous_format) for g in grads]
-        results = [torch.zeros_like(g, memory_format=torch.contiguous_format) for _, g in floats]
+        results, through = (
+            [torch.zeros_like(g, memory_format=torch.contiguous_format) for _, g in floats] for _ in range(2)
+        )
         run = derivative.forall(self._launches.dims(inputs), checked=False)
-        adjoints = [*(made[n] for n in by), *(_copied(g) for _, g in floats)]
+        adjoints = [*(made[n] for n in by), *through, *(_copied(g) for _, g in floats)]
         run(*map(_detached, self._launches.arguments(inputs, scratch)), *given, *results, *adjoints)
         return _returned([made[n] if n in made else _nothing(a) for n, a in self._named(inputs)])
 

@@ -22,6 +22,7 @@ from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
 from numbridge.kernels.native.printing import show
+from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
@@ -31,7 +32,10 @@ __all__ = ["compile_run", "numba_type"]
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    if parameter.element is not None:
+    if parameter.element is not None and parameter.element.fields is not None:
+        written = isinstance(parameter, ArrayType) and parameter.written
+        dtype = numba_record(parameter.element, written=written)
+    elif parameter.element is not None:
         dtype = numba_elements.numba_element(parameter.element)
     else:
         dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)

@@ -26,6 +26,8 @@ from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 from numba.np.arrayobj import fix_integer_index
 
+from numbridge.kernels.numba_records import ReadOnlyRecord
+
 __all__ = [
     "accumulate",
     "add",
@@ -402,7 +404,7 @@ def readonly_violations(overload: Any) -> list[str]:
     """Return where a compiled function may write to a read-only array although Numba typed it without complaint.
 
     Numba refuses stores through read-only arrays and their views, with two exceptions that lose the flag:
-    ``array.flat[k] = value``, and ``numpy.nditer``, whose elements are writable 0-d arrays.
+    ``array.flat[k] = value``, and ``numpy.nditer``, whose elements are writable 0-d arrays. It knows no read-only records.
 
     Parameters
     ----------
@@ -429,6 +431,10 @@ def _violation(statement: Any, kinds: Any) -> str | None:
     stores = isinstance(statement, numba_ir.SetItem | numba_ir.StaticSetItem)
     if stores and isinstance(kind, types.NumpyFlatType) and not kind.array_type.mutable:
         return f"a store through .flat into {kind.array_type}, which is read-only; pass a writable array for it"
+    if isinstance(statement, numba_ir.SetAttr | numba_ir.SetItem | numba_ir.StaticSetItem):
+        record = kinds.get(statement.target.name)
+        if isinstance(record, ReadOnlyRecord):
+            return "a store into a record of an array that is read-only; store into the parameter, as in p[i].x = value"
     called = isinstance(statement, numba_ir.Assign) and isinstance(statement.value, numba_ir.Expr)
     if called and statement.value.op == "call" and isinstance(kind, types.NumpyNdIterType):
         locked = [array for array in kind.arrays if isinstance(array, types.Array) and not array.mutable]

@@ -24,6 +24,7 @@ from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
+from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 
@@ -38,7 +39,10 @@ register_casts(lower_cast)
 
 def numba_type(parameter: ParameterType) -> Any:
     """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
-    if parameter.element is not None:
+    if parameter.element is not None and parameter.element.fields is not None:
+        written = isinstance(parameter, ArrayType) and parameter.written
+        dtype = numba_record(parameter.element, written=written)
+    elif parameter.element is not None:
         dtype = numba_elements.numba_element(parameter.element)
     else:
         dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)

@@ -5,37 +5,19 @@ An array of scalars fits if its last dimensions are the element's, dense in C or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.elements import ElementType
-from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, array_text
 
-__all__ = ["check_elements", "check_value", "inner_dimensions", "outer_rank", "refuse_elements"]
-
-
-def refuse_elements(what: str, elements: Iterable[tuple[str, Any]]) -> None:
-    """Raise for what takes scalars only, if one of the parameters, given as name and annotation or type, has elements.
-
-    Raises
-    ------
-    KernelUnsupportedError
-        With the parameter and its element type.
-    """
-    for name, found in elements:
-        kind = getattr(found, "element", None) or getattr(found, "dtype", None)
-        if isinstance(kind, ElementType):
-            raise KernelUnsupportedError(
-                f"{what}: parameter {name!r} has elements of {kind.name}, which it does not take yet; declare it as an array of "
-                f"{kind.scalar.name} with {len(kind.extents)} more dimension(s), and index those"
-            )
+__all__ = ["check_elements", "check_value", "full_shape", "has_components", "inner_dimensions", "outer_rank"]
 
 
 def outer_rank(annotation: Any, found: Description) -> int:
@@ -44,6 +26,11 @@ def outer_rank(annotation: Any, found: Description) -> int:
     if isinstance(element, ElementType) and found.element is None:
         return max(found.ndim - len(element.extents), 0)
     return found.ndim
+
+
+def full_shape(found: Description) -> tuple[int, ...]:
+    """Return a value's shape with the dimensions of its elements."""
+    return found.shape if found.element is None else (*found.shape, *found.element.extents)
 
 
 def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Description) -> None:
@@ -58,7 +45,11 @@ def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Des
     """
     element = annotation.dtype
     assert isinstance(element, ElementType)
-    if found.element is not None:
+    if found.element is not None and found.element.fields is not None and _is_in(found.element, element):
+        if annotation.ndim not in (None, found.ndim):
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {got}; reshape it first")
+        return
+    if found.element is not None or element.fields is not None:
         if found.element is not element or annotation.ndim not in (None, found.ndim):
             raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {got}; convert or reshape it first")
         return
@@ -79,6 +70,19 @@ def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Des
             f"{where}: wanted {annotation!r}, whose components {wanted} lie densely one after another, got {got} with "
             f"strides {found.strides} bytes; pass a contiguous copy"
         )
+
+
+def _is_in(record: ElementType, element: ElementType) -> bool:
+    return record is element if element.fields is not None else has_components(record.fields, element)
+
+
+def has_components(dtype: Any, element: ElementType) -> bool:
+    """Tell whether the fields of a structured dtype, in their order, are an element's components and nothing else."""
+    parts = list((dtype.fields or {}).values())
+    components = [kind.base for kind, *_ in parts for _ in range(kind.itemsize // kind.base.itemsize)]
+    places = [offset for _, offset, *_ in parts]
+    dense = dtype.itemsize == element.bytes and places == sorted(places)
+    return bool(dense and components == [element.scalar.numpy] * element.count)
 
 
 def _is_dense(element: ElementType, found: Description) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "dot",
     "expand",
     "implementation",
+    "inner",
     "inverse",
     "length",
     "length_sq",
@@ -239,6 +240,14 @@ def _compared(name: str, a: Operand, b: Operand) -> Expansion | None:
 @_operation("dot")
 def _inner(a: Operand, b: Operand) -> Expansion | None:
     kind = _element(a, "vector", "quaternion")
+    _require(a is b)
+    return Expansion(kind.scalar, None, (_dot(_components(kind, "a"), _components(kind, "b")),))
+
+
+@_operation("inner")
+def _inner_product(a: Operand, b: Operand) -> Expansion | None:
+    """For derivatives: the sum of the products of components, of elements of any family."""
+    kind = _element(a)
     _require(a is b)
     return Expansion(kind.scalar, None, (_dot(_components(kind, "a"), _components(kind, "b")),))
 
@@ -564,6 +573,11 @@ _HINTS = {
 def dot(a: Any, b: Any) -> Any:
     """Return the scalar product of two vectors."""
     return _call("dot", a, b)
+
+
+def inner(a: Any, b: Any) -> Any:
+    """Return the sum of the products of two elements' components."""
+    return _call("inner", a, b)
 
 
 def cross(a: Any, b: Any) -> Any:

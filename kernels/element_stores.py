@@ -55,8 +55,10 @@ class StoreRewriter:
             return False
         if any(isinstance(part, ast.Slice) for step in steps if isinstance(step, ast.expr) for part in ast.walk(step)):
             return False
+        if any(isinstance(step, str) and step not in PARTS for step in steps):
+            return False  # a field of a record, which is memory
         if isinstance(steps[-1], str):
-            return steps[-1] in PARTS
+            return True
         return len(steps) > 1 or not self._is_array(base.id)
 
     def _stored(self, target: ast.expr, value: ast.expr) -> Iterator[ast.stmt]:

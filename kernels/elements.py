@@ -49,6 +49,7 @@ __all__ = [
     "quatf",
     "quath",
     "quati",
+    "record_type",
     "spatial_matrix",
     "spatial_matrixd",
     "spatial_matrixf",
@@ -82,7 +83,7 @@ __all__ = [
     "vector",
 ]
 
-Family = Literal["vector", "matrix", "quaternion", "transform"]
+Family = Literal["vector", "matrix", "quaternion", "transform", "record"]
 
 # Above this an element would be an array: unrolled code grows with its square.
 MAX_COMPONENTS = 256
@@ -92,6 +93,7 @@ _lock = threading.Lock()
 _numbers = itertools.count(1)
 _known: dict[tuple[Family, tuple[int, ...], str], ElementType] = {}
 _by_number: dict[int, ElementType] = {}
+_records: dict[str, ElementType] = {}
 
 
 class ElementType(type):
@@ -99,20 +101,23 @@ class ElementType(type):
 
     Attributes
     ----------
-    family : {'vector', 'matrix', 'quaternion', 'transform'}
-        What products mean.
+    family : {'vector', 'matrix', 'quaternion', 'transform', 'record'}
+        What products mean; records have none.
     extents : tuple of int
         ``(length,)`` or ``(rows, columns)``: the trailing dimensions of an array of such elements in other frameworks.
     scalar : Scalar
         The components.
     number : int
         Stands for the type in the words of readings, from 0x8001 on; not the same in every process.
+    fields : numpy.dtype or None
+        The structured dtype of a record, whose bytes are counted in words of its alignment as if they were components.
     """
 
     family: Family
     extents: tuple[int, ...]
     scalar: Scalar
     number: int
+    fields: np.dtype[Any] | None
 
     @property
     def name(cls) -> str:
@@ -333,11 +338,57 @@ def _element_type(family: Family, extents: tuple[int, ...], scalar: Scalar, name
             body = {"__slots__": (), "__module__": __name__, "__doc__": _described(family, extents, scalar)}
             found = ElementType(name or _name(family, extents, scalar), (Element,), body)
             found.family, found.extents, found.scalar = family, extents, scalar
-            found.number = 0x8000 | next(_numbers)
-            if found.number > 0xFFFF:
-                raise NumbridgeValueError("there are too many element types in this process, at most 32767")
-            _known[key] = _by_number[found.number] = found
+            found.fields = None
+            _known[key] = _numbered(found)
         return found
+
+
+def _numbered(made: ElementType) -> ElementType:
+    made.number = 0x8000 | next(_numbers)
+    if made.number > 0xFFFF:
+        raise NumbridgeValueError("there are too many element types in this process, at most 32767")
+    _by_number[made.number] = made
+    return made
+
+
+def record_type(dtype: np.dtype[Any]) -> ElementType:
+    """Return the element type that stands for a structured NumPy dtype.
+
+    Raises
+    ------
+    ConversionError
+        If it holds Python objects, or is not in this machine's byte order.
+    """
+    if dtype.hasobject or not dtype.isnative or not dtype.itemsize:
+        why = "holds Python objects" if dtype.hasobject else "is not in this machine's byte order, or is empty"
+        raise ConversionError(f"{dtype!r} {why}; kernels take records of numbers in native byte order")
+    with _lock:
+        found = _records.get(repr(dtype))
+        if found is None:
+            unit = _word_of(dtype)
+            body = {"__slots__": (), "__module__": __name__, "__doc__": f"Records of {dtype!r}."}
+            found = ElementType(repr(dtype), (Element,), body)
+            found.family, found.extents, found.scalar = "record", (dtype.itemsize // unit.itemsize,), unit
+            found.fields = dtype
+            _records[repr(dtype)] = _numbered(found)
+        return found
+
+
+def _word_of(dtype: np.dtype[Any]) -> Scalar:
+    """Return the unsigned type in whose multiples all fields lie, so that whoever reads one sees what is misaligned."""
+    size = max(_alignments(dtype), default=1)
+    offsets = [offset for _, offset, *_ in (dtype.fields or {}).values()]
+    fits = dtype.itemsize % size == 0 and all(offset % size == 0 or dtype.isalignedstruct for offset in offsets)
+    return scalars.by_name(f"uint{8 * size if fits else 8}")
+
+
+def _alignments(dtype: np.dtype[Any]) -> Iterator[int]:
+    for kind, *_ in (dtype.fields or {}).values():
+        base = kind.base
+        if base.fields is not None:
+            yield from _alignments(base)
+        elif base.kind in "?iufc":
+            yield min(base.alignment, 8)
 
 
 def _described(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
@@ -369,13 +420,15 @@ def element_types() -> tuple[ElementType, ...]:
 
 
 def dtype_of(dtype: Any) -> Scalar | ElementType:
-    """Return what an array's elements are: an element type, or the row of a scalar type.
+    """Return what an array's elements are: an element type, records of a structured dtype, or the row of a scalar type.
 
     Raises
     ------
     ConversionError
         If it is neither.
     """
+    if isinstance(dtype, np.dtype) and dtype.names is not None:
+        return record_type(dtype)
     if isinstance(dtype, ElementType):
         if dtype is Element:
             raise ConversionError("Element is the base of element types and none itself; name one, such as nb.vec3")

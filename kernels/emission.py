@@ -69,8 +69,8 @@ class Emitted:
     asks_for_block : bool
         Whether it asks for its place in a block or a grid, or works with the other threads of its block.
     sums : tuple of (str, str)
-        For derivatives: parameters that the function does not take, and the index of the element to which the sum of
-        what the threads return is added; see `range_source`.
+        For derivatives: parameters that the function does not take, and the component to which the sum of what the
+        threads return is added; see `range_source`.
     private : Private or None
         For derivatives: another function of the text, for threads that share no elements with others.
     parts : tuple of (FunctionSource, ast.FunctionDef)

@@ -76,7 +76,7 @@ def grid_source(
     form: Form,
     *,
     first_along_x: bool,
-    sums: Sequence[str] = (),
+    sums: Sequence[tuple[str, str]] = (),
     by_reference: Collection[str] = (),
 ) -> str:
     """Return the source of the kernel around a body.
@@ -95,20 +95,24 @@ def grid_source(
         Whether ids are compared with the launch's dimensions.
     first_along_x : bool
         Whether the first index runs along x.
-    sums : sequence of str, optional
-        Parameters that the body does not get, arrays of rank 0: it returns a tuple of numbers, one for each of them, and
-        each thread adds its own there.
+    sums : sequence of (str, str)
+        Parameters that the body does not get, arrays of rank 0, and the place of a component of its element, or ``""`` for
+        a number: it returns a tuple of numbers, one for each pair, and each thread adds its own there.
     by_reference : collection of str
         Scalars of the body that the kernel gets as arrays of one element.
     """
-    passed = [f"{name}[0]" if name in by_reference else name for name in names if name not in sums]
+    summed = {name for name, _ in sums}
+    passed = [f"{name}[0]" if name in by_reference else name for name in names if name not in summed]
     body = [f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *passed])})"]
     start = [f"    {name} = _nb_nonnegative({_extent(name)})" for name in hidden if not name.startswith("_nb_i")]
     if sums:
         start += [f"    _nb_sum{k} = 0.0" for k in range(len(sums))]
         body = [f"_nb_result = {body[0]}", *(f"_nb_sum{k} += _nb_result[{k}]" for k in range(len(sums)))]
     # Numba's atomics know no arrays of rank 0.
-    end = [f"    _nb_add(_nb_row({name}), 0, _nb_sum{k})" for k, name in enumerate(sums)]
+    end = [
+        f"    _nb_add({f'_nb_components({name})' if place else f'_nb_row({name})'}, {place or 0}, _nb_sum{k})"
+        for k, (name, place) in enumerate(sums)
+    ]
     if form == "plain":
         lines = [f"def {GRID}({', '.join(names)}):", *start]
         lines += [f"    _nb_i{k} = {_first(axis)}" for k, axis in enumerate(_AXES[:rank])]

@@ -18,7 +18,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, overload, overload_attribute, register_model
 
-from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation
+from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation, inner
 from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType, component, element_types, vector
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
@@ -283,6 +283,7 @@ def _register_operations() -> None:
     for name, function in FUNCTIONS.items():
         if name not in _ROWS:
             _register(name, function, 1 if name in _ONE_OPERAND else 2)
+    _register("inner", inner, 2)
     for name, function in (("min", min), ("max", max)):
         _register(name, function, 1)
         _register(name, function, 2)
@@ -434,6 +435,9 @@ def put_back(target: Any, index: Any, value: Any) -> Any:
 def _replaced(target: Any, index: Any, value: Any) -> Any:
     if isinstance(target, types.Buffer):
         return _made("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
+    if isinstance(target, types.Record) and isinstance(index, types.StringLiteral):
+        field = f"target[{index.literal_value!r}]"
+        return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
     if not isinstance(target, NumbaElement):
         return None
     element = target.element
@@ -452,7 +456,7 @@ def _replaced(target: Any, index: Any, value: Any) -> Any:
 
 @_overload(put_back)
 def _put_back(target: Any, index: Any, value: Any) -> Any:
-    if isinstance(value, types.Buffer):
+    if isinstance(value, types.Buffer | types.Record):
         return _made("def implementation(target, index, value): return target", {})
     return _replaced(target, index, value)
 
@@ -464,6 +468,8 @@ def _part_setter(name: str) -> Any:
         raise NotImplementedError
 
     def generated(target: Any, value: Any) -> Any:
+        if isinstance(target, types.Record):
+            return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
         found = component(target.element, name) if isinstance(target, NumbaElement) else None
         if found is None:
             return None
@@ -491,7 +497,7 @@ def _scalars_of(typing_context: Any, array: Any) -> Any:
     if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
         return None
     kind = array.dtype
-    scalars = types.Array(kind.dtype, array.ndim + 1, "A", readonly=not array.mutable)
+    scalars = types.Array(kind.dtype, array.ndim + 1, "C" if array.layout == "C" else "A", readonly=not array.mutable)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         given = context.make_array(array)(context, builder, arguments[0])
@@ -549,6 +555,7 @@ def component_atomics(intrinsics: Any) -> dict[str, Any]:
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
+    "_nb_components": _scalars_of,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()

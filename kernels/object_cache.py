@@ -98,7 +98,7 @@ def _native_sources() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-_ELEMENTS = ("element_operations", "narrow_floats", "numba_elements")
+_ELEMENTS = ("element_operations", "narrow_floats", "numba_elements", "numba_records")
 _CPU_SOURCES = ("cpu", "cpu_intrinsics", "cpu_stack", *_ELEMENTS)
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)
 

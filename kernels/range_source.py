@@ -8,7 +8,7 @@ compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numbridge.kernels.native import table_layout as nb
@@ -42,7 +42,7 @@ def range_source(
     hidden: Sequence[str],
     *,
     may_raise: bool,
-    sums: Mapping[str, str] | None = None,
+    sums: Sequence[tuple[str, str]] = (),
     private: Private | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
@@ -59,13 +59,12 @@ def range_source(
         What the body takes before its parameters: indices, then block and grid dimensions.
     may_raise : bool
         Whether the body has ``raise`` or ``assert``: the loop then stops and returns 1.
-    sums : mapping of str to str, optional
-        Parameters that the body does not get, and the index of an element of each: the body returns a tuple of numbers,
-        one for each of them, whose sums over all threads are added there.
+    sums : sequence of (str, str)
+        Parameters that the body does not get, arrays of rank 0, and the place of a component of its element, or ``""`` for
+        a number: the body returns a tuple of numbers, one for each pair, whose sums over all threads are added there.
     private : Private, optional
         Another body for threads that share no elements with others at work.
     """
-    sums = sums or {}
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
     for name in hidden:
@@ -73,7 +72,7 @@ def range_source(
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
-    passed = [name for name in names if name not in sums]
+    passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
@@ -85,11 +84,15 @@ def range_source(
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
         *loop,
-        *(f"    _nb_atomic_add({name}, {index}, _nb_sum{k})" for k, (name, index) in enumerate(sums.items())),
+        *(f"    _nb_atomic_add({_summed(*pair)}, _nb_sum{k})" for k, pair in enumerate(sums)),
     ]
     if may_raise:
         loop = ["    try:", *(f"    {line}" for line in loop), "    except Exception:", "        return 1"]
     return before + "\n".join([*lines, *loop, "    return 0", ""])
+
+
+def _summed(name: str, place: str) -> str:
+    return f"_nb_components({name}), ({place},)" if place else f"{name}, ()"
 
 
 def _function(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int, either: bool) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.elements import Element, ElementType, by_number
+from numbridge.kernels.elements import Element, ElementType, by_number, record_type
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
@@ -250,6 +250,8 @@ def unreadable(obj: Any) -> Exception:
         return BufferAccessError(
             f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it"
         )
+    if isinstance(obj, np.ndarray) and not isinstance(obj, np.ma.MaskedArray):
+        return _unreadable_numpy(obj)
     try:
         if reader.inspect is not None:
             reader.inspect(obj)
@@ -259,8 +261,6 @@ def unreadable(obj: Any) -> Exception:
             memoryview(obj)
     except Exception as error:  # noqa: BLE001 - whatever the producer says is the reason that the user needs
         return error if isinstance(error, ConversionError | BufferAccessError | DeviceError) else _refused(obj, error)
-    if isinstance(obj, np.ndarray):
-        return _unreadable_numpy(obj)
     if reader.kind == nb.CAPSULE:
         return NumbridgeTypeError(
             f"{obj!r} is no array by itself; nb.from_dlpack(capsule) makes one of a DLPack capsule"
@@ -286,6 +286,15 @@ def _refused(obj: Any, error: Exception) -> Exception:
 
 
 def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
+    if array.dtype.names is not None:
+        try:
+            record_type(array.dtype)
+        except ConversionError as error:
+            return error
+        return ConversionError(
+            f"a structured NumPy array of dtype {array.dtype} cannot be one array; only kernels take records: pass its fields "
+            f"({', '.join(map(repr, array.dtype.names))}) one by one, as array[name]"
+        )
     if not array.dtype.isnative:
         return ConversionError(
             f"a NumPy array of dtype {array.dtype.str!r} is not in this machine's byte order; use "
@@ -369,7 +378,24 @@ def _numpy_type(kind: type) -> Reader | None:
     if issubclass(kind, np.ma.MaskedArray):
         return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_mask)
     _check_numpy_layout()
-    return Reader(nb.NUMPY, protocol="NumPy's array structure")
+    return Reader(nb.NUMPY, protocol="NumPy's array structure", adapter=_records_of)
+
+
+def _records_of(array: np.ndarray[Any, Any]) -> Any:
+    """Return a record's capsule for an array of a structured dtype, as elements of that dtype."""
+    if array.dtype.names is None:
+        raise ConversionError(f"a NumPy array of dtype {array.dtype!r} has no counterpart")
+    kind = record_type(array.dtype)
+    step = kind.scalar.itemsize
+    if any(stride % step for stride in array.strides):
+        raise BufferAccessError(
+            f"a NumPy array of records with strides {array.strides} bytes is not aligned to {step} bytes; pass a copy"
+        )
+    flags = kind.number << dl.RECORD_ELEMENT | 1 << dl.RECORD_INNER
+    flags |= 0 if array.flags.writeable else dl.FLAG_READ_ONLY
+    strides = (*(stride // step for stride in array.strides), 1)
+    place = (array.ctypes.data, kind.scalar.tag, dl.CPU, 0)
+    return machine().new_record(array, *place, (*array.shape, *kind.extents), strides, flags)
 
 
 def _refuse_mask(obj: Any) -> Any:

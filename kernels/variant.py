@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -563,12 +563,23 @@ def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) 
     """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
     widths = [32]
     for dtype in checked:
+        if isinstance(dtype, ElementType) and dtype.fields is not None:
+            widths += [64 for name in _leaves(dtype.fields) if name in ("float64", "complex128")]
+            continue
         row = dtype.scalar if isinstance(dtype, ElementType) else dtype
         if row is not None and row.code == scalars.COMPLEX:
             widths.append(row.itemsize * 4)
         elif row is not None and row.is_float:
             widths.append(row.itemsize * 8)
     return "float64" if max(widths) > 32 else "float32"
+
+
+def _leaves(dtype: Any) -> Iterator[str]:
+    """Yield the names of the dtypes of all fields, also of those within fields."""
+    for kind, *_ in (dtype.fields or {}).values():
+        if kind.base.fields is None:
+            yield kind.base.name
+        yield from _leaves(kind.base)
 
 
 def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
@@ -589,7 +600,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         kernel.source.index_rank,
         emitted.hidden,
         may_raise=emitted.may_raise,
-        sums=dict(emitted.sums),
+        sums=emitted.sums,
         private=emitted.private,
     )
     text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
@@ -651,7 +662,7 @@ def _cuda_code(
         emitted.hidden,
         form,
         first_along_x=emitted.asks_for_block,
-        sums=[name for name, _ in emitted.sums],
+        sums=emitted.sums,
         by_reference=by_reference,
     )
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")

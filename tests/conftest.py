@@ -18,10 +18,12 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
-# What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; printing complex numbers and vectors.
+# What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
+# complex numbers and vectors.
 ONLY_ON_THE_CPU = (
     "Unimplemented atomic",
     "works on arrays of 32- and 64-bit numbers",
+    "is not aligned",
     "printing unimplemented for values of type",
 )
 

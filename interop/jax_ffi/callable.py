@@ -20,6 +20,8 @@ import numpy as np
 
 from numbridge.array import Array
 from numbridge.creation import making
+from numbridge.element_dims import element_of, inner_dims, outer_shape
+from numbridge.element_views import packed
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
 from numbridge.jax_ffi.recording import TracedArray
@@ -198,11 +200,19 @@ class JaxCallable:
         """Return shape and dtype of each output that is no input, with all arguments checked."""
         given = list(zip(self._signature.inputs, described, strict=True))
         rows = [argument_row(self._signature, parameter, argument) for parameter, argument in given]
-        first = next((a.shape for p, a in given if isinstance(a, Operand) and is_array(p, a)), None)
+        what = self._signature.what
+        first = next(
+            (
+                outer_shape(f"{what} under JAX, argument {p.name!r}", p, a.shape)
+                for p, a in given
+                if isinstance(a, Operand) and is_array(p, a)
+            ),
+            None,
+        )
         shapes = self._signature.output_dims(options.output_dims, first)
         arrays = {row for (p, a), row in zip(given, rows, strict=True) if row is not None and is_array(p, a)}
         pure = zip(self._signature.pure, shapes, strict=True)
-        return [(shape, output_row(self._signature, p, shape, arrays).numpy) for p, shape in pure]
+        return [((*shape, *inner_dims(p)), output_row(self._signature, p, shape, arrays).numpy) for p, shape in pure]
 
     def _run(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
         """Trace the function: run it on arrays that stand for the arguments, and return what its outputs stand for then."""
@@ -210,11 +220,15 @@ class JaxCallable:
 
         found, described = self._signature, self._described(arguments)
         passed = [
-            TracedArray(jnp.asarray(a), p.name, options, writable=p.name in found.in_out) if is_array(p, d) else a
+            TracedArray(jnp.asarray(a), p.name, options, writable=p.name in found.in_out, element=element_of(p))
+            if is_array(p, d)
+            else a
             for p, a, d in zip(found.inputs, arguments, described, strict=True)
         ]
         results = zip(found.pure, self._results(options, described), strict=True)
-        made = [TracedArray(jnp.zeros(*kind), p.name, options, writable=True) for p, kind in results]
+        made = [
+            TracedArray(jnp.zeros(*kind), p.name, options, writable=True, element=element_of(p)) for p, kind in results
+        ]
         with making(TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False).new):
             self._finish(self._func(*passed, *made))
         in_out = [array for p, array in zip(found.inputs, passed, strict=True) if p.name in found.in_out]
@@ -287,14 +301,21 @@ class _Called(JaxCallable):
                 continue
             value = next(operands)
             if parameter.name in self._signature.in_out:
-                passed.append(next(written))
+                passed.append(_packed(parameter, next(written)))
             elif is_array(parameter, Operand(value.shape, value.dtype, False)):
-                passed.append(value)
+                passed.append(_packed(parameter, value))
             else:
                 annotation = parameter.annotation
                 wanted = annotation.scalar.numpy if isinstance(annotation, ScalarAnnotation) else value.dtype
                 passed.append(value.numpy().astype(wanted)[()])
-        self._finish(self._func(*passed, *written))
+        outputs = [_packed(p, x) for p, x in zip(self._signature.pure, written, strict=True)]
+        self._finish(self._func(*passed, *outputs))
+
+
+def _packed(parameter: Parameter, array: Array) -> Array:
+    """Return an array of scalars as one of the elements that a parameter is annotated with."""
+    element = element_of(parameter)
+    return array if element is None else packed(array, element)
 
 
 def _in_out_operands(found: Signature, numbers: str) -> list[bool]:

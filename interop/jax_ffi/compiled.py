@@ -217,6 +217,12 @@ def prepare_result(slot, buffer, args, levels, extents, size):
 
 
 @inlined
+def rank_of(slot):
+    """Return the rank of a parameter, without the dimensions of its elements."""
+    return load_i64(slot, nb.SLOT_NDIM) & nb.RANK_MASK
+
+
+@inlined
 def buffer_of(slot, args, rets):
     """Return the buffer that a parameter comes from."""
     index = load_i64(slot, nb.SLOT_INDEX)
@@ -226,9 +232,10 @@ def buffer_of(slot, args, rets):
 @inlined
 def lay_out_buffer(slot, args, rets, levels, extents, target, row):
     """Write one parameter that comes from a buffer; return DONE or what is wrong."""
-    kind, ndim = load_i64(slot, nb.SLOT_KIND), load_i64(slot, nb.SLOT_NDIM)
+    kind, ndim = load_i64(slot, nb.SLOT_KIND), rank_of(slot)
     itemsize, buffer = load_i64(slot, nb.SLOT_ITEMSIZE), buffer_of(slot, args, rets)
-    wrong = check_buffer(buffer, load_i64(slot, nb.SLOT_TYPE), levels + ndim)
+    inner = load_i64(slot, nb.SLOT_NDIM) >> nb.INNER_SHIFT
+    wrong = check_buffer(buffer, load_i64(slot, nb.SLOT_TYPE), levels + ndim + inner)
     if wrong != nb.DONE:
         return wrong
     size = itemsize
@@ -274,7 +281,7 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size):
         else:
             wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row)
             if kind != nb.TRACED:
-                size = (8 * (5 + 2 * load_i64(slot, nb.SLOT_NDIM)) + 15) & ~15
+                size = (8 * (5 + 2 * rank_of(slot)) + 15) & ~15
             if levels > 0:
                 store_i64(row, nb.ROW_TARGET, offset + (0 if kind == nb.TRACED else core.VALUE_DATA))
                 row += row_size

@@ -35,6 +35,7 @@ from numbridge.jax_ffi.compiled import (
     lay_out_row,
     move_to,
     plain_error,
+    rank_of,
     read_extents,
     report,
     rets_array,
@@ -120,9 +121,10 @@ def prepare_result(slot, buffer, args, levels, extents, size, stream):
 @native
 def lay_out_buffer(slot, args, rets, levels, extents, target, row, stream):
     """Write one parameter that comes from a buffer; return DONE or what is wrong."""
-    kind, ndim = load_i64(slot, nb.SLOT_KIND), load_i64(slot, nb.SLOT_NDIM)
+    kind, ndim = load_i64(slot, nb.SLOT_KIND), rank_of(slot)
     itemsize, buffer = load_i64(slot, nb.SLOT_ITEMSIZE), buffer_of(slot, args, rets)
-    wrong = check_buffer(buffer, load_i64(slot, nb.SLOT_TYPE), levels + ndim)
+    inner = load_i64(slot, nb.SLOT_NDIM) >> nb.INNER_SHIFT
+    wrong = check_buffer(buffer, load_i64(slot, nb.SLOT_TYPE), levels + ndim + inner)
     if wrong != nb.DONE:
         return wrong
     size = itemsize
@@ -170,7 +172,7 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size, stream):
         else:
             wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row, stream)
             if kind != nb.TRACED:
-                size = (8 * (5 + 2 * load_i64(slot, nb.SLOT_NDIM)) + 15) & ~15
+                size = (8 * (5 + 2 * rank_of(slot)) + 15) & ~15
             if levels > 0:
                 store_i64(row, nb.ROW_TARGET, offset + core.VALUE_DATA)
                 row += row_size

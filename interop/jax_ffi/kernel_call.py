@@ -59,7 +59,7 @@ def jax_kernel(
         Extents of the launch, without batch axes; by default the shape of the first array argument.
     output_dims : int, tuple of int or dict, optional
         Shape of the outputs that are no in-out arguments, without batch axes, or a shape for each name; by default the launch
-        dimensions.
+        dimensions. Vectors and matrices are the last dimensions of JAX's arrays; shapes may include theirs or not.
     in_out_argnames : sequence of str, optional
         Inputs that the kernel changes. Each becomes an output, before the other outputs, and shares the input's memory where JAX
         has no more use for that (in a jitted function, or when it is donated); the caller's array never changes.

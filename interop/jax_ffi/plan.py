@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.element_dims import element_of, inner_dims, outer_shape
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
@@ -53,7 +54,7 @@ _ROOM = 16  # bytes: the widest scalar, complex128
 
 @dataclass(frozen=True)
 class Operand:
-    """A JAX value that is passed for a parameter."""
+    """A JAX value that is passed for a parameter; its shape has the dimensions of elements."""
 
     shape: Dims
     dtype: Any
@@ -220,7 +221,10 @@ class _Planner:
 
     def _input_rows(self) -> list[tuple[Scalar, int | None]]:
         return [
-            (row or _weak_row(argument, self.weak), len(argument.shape) if is_array(parameter, argument) else None)
+            (
+                row or _weak_row(argument, self.weak),
+                len(argument.shape) - len(inner_dims(parameter)) if is_array(parameter, argument) else None,
+            )
             if isinstance(argument, Operand)
             else (row or _weak_row(argument, self.weak), None)
             for (parameter, argument), row in zip(self.given, self.rows, strict=True)
@@ -259,7 +263,8 @@ class _Planner:
     def _inferred_dims(self) -> Dims:
         for parameter, argument in self.given:
             if isinstance(argument, Operand) and is_array(parameter, argument):
-                return self._fitting(parameter, argument.shape)
+                where = where_of(self.signature, parameter)
+                return self._fitting(parameter, outer_shape(where, parameter, argument.shape))
         raise NumbridgeValueError(
             f"{self.signature.what} under JAX: no launch dimensions: there is no array argument to infer them from; pass "
             "launch_dims"
@@ -306,7 +311,7 @@ class _Planner:
         for parameter, kind, shape in zip(self.signature.pure, types[len(self.given) :], shapes, strict=True):
             fill = parameter.name not in covered or shape != dims
             slots.append(Slot(nb.RESULT, len(results), fill=fill))
-            results.append((shape, kind.scalar.numpy))
+            results.append(((*shape, *inner_dims(parameter)), kind.scalar.numpy))
         return tuple(slots), operands, tuple(results)
 
 
@@ -336,7 +341,7 @@ def argument_row(signature: Signature, parameter: Parameter, argument: Operand |
     if isinstance(annotation, ScalarAnnotation):
         return _traced_row(where, annotation.scalar, argument)
     if is_array(parameter, argument):
-        return _array_row(where, annotation, argument)
+        return _array_row(where, parameter, argument)
     found = _scalar(where, argument.dtype)
     return None if argument.weak and _class_of(found) > 1 else found
 
@@ -351,7 +356,7 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
     parameter : Parameter
         The output.
     shape : tuple
-        Its shape.
+        Its shape, without the dimensions of its elements.
     arrays : set of Scalar
         The element types of the array arguments; if there is only one, an output without annotation has it too.
     """
@@ -363,8 +368,9 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
             f"{where}: it is annotated as {annotation!r}, of {annotation.ndim} dimension(s), and would have shape "
             f"{shape}; pass output_dims"
         )
-    if isinstance(annotation, ArrayAnnotation) and isinstance(annotation.dtype, Scalar):
-        return _checked_result(where, annotation.dtype)
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
+        element = element_of(parameter)
+        return _checked_result(where, element.scalar if element is not None else scalars.scalar_of(annotation.dtype))
     if len(arrays) != 1:
         raise NumbridgeTypeError(
             f"{where}: its dtype cannot be inferred, because the array arguments have {len(arrays)} different dtypes; annotate "
@@ -398,15 +404,19 @@ def _class_of(dtype: Any) -> int:
     return 2 if row.is_float else _KINDS[row.code]
 
 
-def _array_row(where: str, annotation: Any, operand: Operand) -> Scalar:
-    row = _scalar(where, operand.dtype)
+def _array_row(where: str, parameter: Parameter, operand: Operand) -> Scalar:
+    row, annotation, element = _scalar(where, operand.dtype), parameter.annotation, element_of(parameter)
     if isinstance(annotation, ArrayAnnotation):
-        if annotation.ndim not in (None, len(operand.shape)):
+        outer = outer_shape(where, parameter, operand.shape)
+        if annotation.ndim not in (None, len(outer)):
+            beside = "" if element is None else f" beside the last {len(element.extents)} of {element.name}"
             raise NumbridgeTypeError(
-                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension(s), got {operand}; reshape it, or use jax.vmap"
+                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension(s){beside}, got {operand}; reshape it, or use "
+                "jax.vmap"
             )
-        if annotation.dtype not in (None, row):
-            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; use x.astype({annotation.dtype})")
+        wanted = annotation.dtype if element is None else element.scalar
+        if wanted is not None and wanted != row:
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; use x.astype({wanted.name!r})")
     return row
 
 
@@ -538,7 +548,10 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
         made[nb.WORD_CUDA_GRID // 8 : nb.WORD_CUDA_BLOCK // 8 + 3] = _cuda_grid(call)
     for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
         ndim = kind.ndim if isinstance(kind, ArrayType) else 0
-        row = [slot.kind, slot.index, _CODES[kind.scalar.name], ndim, kind.scalar.itemsize, slot.alias, slot.fill]
+        inner = () if kind.element is None else kind.element.extents
+        itemsize = kind.itemsize if isinstance(kind, ArrayType) else kind.scalar.itemsize
+        ranks = ndim | len(inner) << nb.INNER_SHIFT
+        row = [slot.kind, slot.index, _CODES[kind.scalar.name], ranks, itemsize, slot.alias, slot.fill]
         number = np.frombuffer(slot.value.ljust(_ROOM, b"\0"), np.int64)
         start = nb.WORD_PARAMETERS // 8 + k * size
         made[start : start + size] = [*row, *number]

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from numbridge.array import Array, adopt
+from numbridge.element_dims import element_of, inner_dims
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
 from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.launch import Geometry
+from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
 
 __all__ = ["TracedArray"]
@@ -41,15 +44,20 @@ class TracedArray:
         How its launches transform.
     writable : bool
         Whether kernels may write to it.
+    element : ElementType, optional
+        What the last dimensions of the value are the components of.
     """
 
-    __slots__ = ("_base", "_get", "_name", "_options", "_put", "_value", "_writable")
+    __slots__ = ("_base", "_element", "_get", "_name", "_options", "_put", "_value", "_writable")
 
     # Marks arrays that other parts of numbridge hand over to, instead of looking for memory.
     __is_traced__ = True
 
-    def __init__(self, value: Any, name: str, options: Options, *, writable: bool) -> None:
+    def __init__(
+        self, value: Any, name: str, options: Options, *, writable: bool, element: ElementType | None = None
+    ) -> None:
         self._value, self._name, self._options, self._writable = value, name, options, writable
+        self._element = element
         self._base: TracedArray | None = None
         self._get: Callable[[Any], Any] | None = None
         self._put: Callable[[Any, Any], Any] | None = None
@@ -63,14 +71,18 @@ class TracedArray:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Extent of each axis."""
-        return tuple(self.value.shape)
+        """Extent of each axis, without those of elements."""
+        shape = tuple(self.value.shape)
+        return shape[: len(shape) - len(self._inner)]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def _inner(self) -> tuple[int, ...]:
+        return () if self._element is None else self._element.extents
+
+    @property
+    def dtype(self) -> Any:
         """The element type."""
-        dtype: np.dtype[Any] = np.dtype(self.value.dtype)
-        return dtype
+        return np.dtype(self.value.dtype) if self._element is None else self._element
 
     @property
     def ndim(self) -> int:
@@ -105,7 +117,7 @@ class TracedArray:
     # Views
 
     def _view(self, get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> TracedArray:
-        made = TracedArray(None, self._name, self._options, writable=self._writable)
+        made = TracedArray(None, self._name, self._options, writable=self._writable, element=self._element)
         made._base, made._get, made._put = self, get, put
         return made
 
@@ -115,11 +127,14 @@ class TracedArray:
         for part in parts:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise NumbridgeTypeError(f"{self!r} is indexed with {part!r}; a view takes ints, slices, ... and None")
-        return self._view(lambda base: base[key], lambda base, new: base.at[key].set(new))
+        # Elements stay whole: an ellipsis stands for axes before theirs.
+        place = (*parts, *(slice(None) for _ in self._inner)) if any(part is Ellipsis for part in parts) else key
+        return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new))
 
     def reshape(self, *shape: Any) -> TracedArray:
         """Return a view with another shape."""
-        target = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        outer = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        target = (*outer, *self._inner)
         return self._view(lambda base: base.reshape(target), lambda base, new: new.reshape(base.shape))
 
     def flatten(self) -> TracedArray:
@@ -155,24 +170,28 @@ class TracedArray:
         """Set every element to a value."""
         import jax.numpy as jnp
 
-        return self._change(jnp.full(self.shape, value, self.dtype))
+        return self._change(jnp.full(self.value.shape, np.asarray(value), self.value.dtype))
 
     def assign(self, values: Any) -> TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
         import jax.numpy as jnp
 
-        return self._change(jnp.broadcast_to(_constant(values), self.shape).astype(self.dtype))
+        return self._change(jnp.broadcast_to(_constant(values), self.value.shape).astype(self.value.dtype))
 
     def clone(self) -> TracedArray:
         """Return a copy that may be written."""
-        return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True)
+        return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True, element=self._element)
 
     def new(self, shape: Any, dtype: Any) -> TracedArray:
         """Return a new array of zeros; XLA allocates it for each run."""
         import jax.numpy as jnp
 
+        element = dtype if isinstance(dtype, ElementType) else None
         extents = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        return TracedArray(jnp.zeros(extents, scalar_of(dtype).numpy), "a temporary", self._options, writable=True)
+        if element is not None:
+            extents = (*extents, *element.extents)
+        value = jnp.zeros(extents, scalar_of(dtype if element is None else element.scalar).numpy)
+        return TracedArray(value, "a temporary", self._options, writable=True, element=element)
 
     # What there is not
 
@@ -200,7 +219,12 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
         )
     values = [_launch_value(argument) for argument in arguments]
     described = [value if isinstance(value, Number) else _described(value) for value in values]
-    ranks = {name: len(d.shape) for name, d in zip(names, described, strict=True) if isinstance(d, Operand)}
+    _check_elements(kernel, arguments)
+    ranks = {
+        p.name: len(d.shape) - len(inner_dims(p))
+        for p, d in zip(kernel.parameters, described, strict=True)
+        if isinstance(d, Operand)
+    }
     written = kernel.source.written(ranks)
     targets = [(name, a) for name, a in zip(names, arguments, strict=True) if name in written]
     _check_targets(kernel, targets)
@@ -215,6 +239,16 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
     operands = [value for value in values if not isinstance(value, Number)]
     for (_, target), new in zip(targets, bind_call(*_without_old_contents(call, operands)), strict=True):
         target.store(new)
+
+
+def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        found = argument._element if isinstance(argument, TracedArray) else None
+        if found is not None and found is not element_of(parameter):
+            raise NumbridgeTypeError(
+                f"kernel {kernel.name!r}, parameter {parameter.name!r}: got {argument!r}, and under JAX a kernel takes "
+                f"vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
+            )
 
 
 def _launch_value(argument: Any) -> Any:
@@ -266,13 +300,17 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
         roots.append(target.root)
 
 
+def _outer(kind: ParameterType, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    return shape if kind.element is None else shape[: len(shape) - len(kind.element.extents)]
+
+
 def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Sequence[Any]]:
     """Return a call in which a result that is stored as a whole does not start from what was there before."""
     covered = indexing_of(call.kernel).covered
     dropped = {
         slot.alias
         for slot, kind in zip(call.slots, call.types, strict=True)
-        if slot.kind == nb.RESULT and kind.name in covered and call.results[slot.index][0] == call.dims
+        if slot.kind == nb.RESULT and kind.name in covered and _outer(kind, call.results[slot.index][0]) == call.dims
     }
     kept = [k for k in range(call.operands) if k not in dropped]
     places = {old: new for new, old in enumerate(kept)}

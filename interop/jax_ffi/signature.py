@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.kernels.element_arguments import refuse_elements
+from numbridge.element_dims import outer_dims, refuse_records, refuse_values
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
@@ -64,25 +64,28 @@ class Signature:
             )
 
     def output_dims(self, dims: Any, default: Dims | None) -> tuple[Dims, ...]:
-        """Return the shape of each output that is no input.
+        """Return the shape of each output that is no input, without the dimensions of its elements.
 
         Parameters
         ----------
         dims : None, int, tuple or NamedDims
-            One shape for all, or a shape for each name.
+            One shape for all, or a shape for each name; with the dimensions of elements or without.
         default : tuple or None
             What None stands for.
         """
         names = [parameter.name for parameter in self.pure]
         if isinstance(dims, NamedDims):
-            return tuple(self._named_dims(dict(dims.items), names))
+            named = self._named_dims(dict(dims.items), names)
+            return tuple(outer_dims(p, shape) for p, shape in zip(self.pure, named, strict=True))
         shape = default if dims is None else as_dims(dims, f"{self.what}: output_dims")
         if shape is None and names:
             raise NumbridgeValueError(
                 f"{self.what} under JAX: the shape of output {names[0]!r} cannot be inferred, because no input is an array; "
                 "pass launch_dims or output_dims"
             )
-        return tuple(shape or () for _ in names)
+        if dims is None:
+            return tuple(shape or () for _ in names)
+        return tuple(outer_dims(parameter, shape or ()) for parameter in self.pure)
 
     def _named_dims(self, dims: Mapping[str, Any], names: list[str]) -> list[Dims]:
         for name in dims:
@@ -110,7 +113,8 @@ def signature(
     NumbridgeError
         If outputs and in-out arguments contradict each other; the message names the argument.
     """
-    refuse_elements(f"{what} under JAX", ((p.name, p.annotation) for p in parameters))
+    refuse_records(f"{what} under JAX", tuple(parameters))
+    refuse_values(what, tuple(parameters))
     names = [parameter.name for parameter in parameters]
     in_out = _in_out(what, names, in_out_argnames)
     try:

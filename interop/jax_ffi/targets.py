@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.element_dims import element_of
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
@@ -249,7 +250,10 @@ def enter_cuda(
 
 
 def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], weak: str) -> tuple[ParameterType, ...]:
-    """Return parameter types from element types and ranks, where a scalar's rank is None; XLA's buffers are contiguous."""
+    """Return parameter types from scalar types and ranks, where a scalar's rank is None; XLA's buffers are contiguous.
+
+    Which arrays hold vectors or matrices is what the kernel's annotations say.
+    """
     if isinstance(kernel, Derivative):
         return kernel.typed(types_of(kernel.base, rows[: len(kernel.base.parameters)], weak), weak)
     names = [parameter.name for parameter in kernel.parameters]
@@ -257,8 +261,10 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
         {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
     )
     return tuple(
-        ScalarType(name, row) if rank is None else ArrayType(name, row, rank, True, name in written)
-        for name, (row, rank) in zip(names, rows, strict=True)
+        ScalarType(p.name, row)
+        if rank is None
+        else ArrayType(p.name, row, rank, True, p.name in written, element_of(p))
+        for p, (row, rank) in zip(kernel.parameters, rows, strict=True)
     )
 
 
@@ -300,7 +306,7 @@ def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
     for slot in slots:
         row = scalars.by_name(_NAMES[int(slot[nb.SLOT_TYPE // 8])])
         is_array = slot[nb.SLOT_KIND // 8] in (nb.OPERAND, nb.RESULT)
-        rows.append((row, int(slot[nb.SLOT_NDIM // 8]) if is_array else None))
+        rows.append((row, int(slot[nb.SLOT_NDIM // 8]) & nb.RANK_MASK if is_array else None))
     return rows
 
 
@@ -339,7 +345,8 @@ def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:
     index = 0 if slot[nb.SLOT_KIND // 8] == nb.PACKED else int(slot[nb.SLOT_INDEX // 8])
     found: Buffer | str = buffers[index] if index < len(buffers) else "nothing"
     wanted = _NAMES.get(int(slot[nb.SLOT_TYPE // 8]), "?")
-    levels, ndim = int(words[nb.WORD_LEVELS // 8]), int(slot[nb.SLOT_NDIM // 8])
+    levels, ranks = int(words[nb.WORD_LEVELS // 8]), int(slot[nb.SLOT_NDIM // 8])
+    ndim = (ranks & nb.RANK_MASK) + (ranks >> nb.INNER_SHIFT)
     what = {nb.WRONG_TYPE: "element type", nb.WRONG_RANK: "rank", nb.WRONG_DIMS: "batch extents"}.get(outcome, "buffer")
     return (
         f"parameter {place}: wrong {what}: wanted {wanted} of {ndim} dimensions behind {levels} batch axes, got {found}"

@@ -34,7 +34,7 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
-from numbridge.kernels.adjoint.rules import RULES, Partial, partials
+from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 
 __all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "refused"]
@@ -117,7 +117,7 @@ class Activity:
                 )
             if isinstance(op, Atomic):
                 self._check_atomic(op, carrying)
-            if isinstance(op, Compute) and op.result in self.values and op.function.key not in RULES:
+            if isinstance(op, Compute) and op.result in self.values and not has_rule(op.function.key):
                 raise refused(
                     op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
                 )
@@ -192,7 +192,7 @@ class Pullback:
     """The reverse of one operation: what to compute first, and the partial derivatives by the active arguments."""
 
     region: Region
-    partials: list[tuple[Value, Partial]]
+    partials: list[tuple[Value, AnyPartial]]
 
     @property
     def reads(self) -> set[Value]:
@@ -200,7 +200,7 @@ class Pullback:
         made = {value for op in self.region for value in defined_by(op)}
         used = {value for op in self.region for value in operands(op)}
         for _, partial in self.partials:
-            used |= {value for value in (partial.factor, partial.condition) if value is not None}
+            used.update(partial.reads)
         return {value for value in used - made if value.constant is None}
 
 
@@ -272,7 +272,7 @@ class Needs:
             for argument, partial in zip(op.arguments, partials(construct, op), strict=True)
             if partial is not None and argument in self.activity.values
         ]
-        wanted = {v for _, p in found for v in (p.factor, p.condition) if v is not None}
+        wanted = {v for _, p in found for v in p.reads}
         kept: Region = []
         for made in reversed(construct.region):
             if not wanted.isdisjoint(defined_by(made)):

@@ -20,6 +20,14 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import ARITHMETIC, Construct
+from numbridge.kernels.adjoint.element_program import (
+    construct_element,
+    named_part,
+    operate,
+    part,
+    replaced,
+    with_named_part,
+)
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -38,9 +46,13 @@ from numbridge.kernels.adjoint.ir import (
     Shape,
     Store,
     Value,
+    is_float,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER, without_jumps
 from numbridge.kernels.adjoint.rules import KEYS
+from numbridge.kernels.element_operations import FUNCTIONS
+from numbridge.kernels.element_stores import PARTS
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
@@ -66,6 +78,14 @@ _INTEGER = {
 }
 _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 _MAX_INLINED = 32
+# What Python's operators and functions are called in the table of what elements can do.
+_ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
+_NAMED: dict[Any, str] = {
+    **{function: name for name, function in FUNCTIONS.items()},
+    min: "min",
+    max: "max",
+    abs: "abs",
+}
 
 
 @dataclass(frozen=True)
@@ -202,33 +222,104 @@ class _Builder(Construct):
                     )
                 for element, part in zip(target.elts, value, strict=True):
                     self._assign(element, part)
-            case ast.Subscript():
-                view = self._element(target)
-                self._store(target, view, value)
+            case ast.Subscript() | ast.Attribute():
+                self._place(target)[1](value)
             case _:
                 raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+
+    def _place(self, target: ast.expr) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        """Return what reads and what writes a variable, an element of an array, or a part of a vector or matrix."""
+        if isinstance(target, ast.Name):
+            name = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+            return lambda: self._name(name), lambda value: self._env.update({target.id: value})
+        if not isinstance(target, ast.Subscript | ast.Attribute):
+            raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+        read, write = self._place(target.value) if self._is_place(target.value) else (None, None)
+        owner = self._expression(target.value) if read is None else read()
+        if isinstance(owner, Value) and inference.element_of(owner.type) is not None and write is not None:
+            return self._part_place(target, owner, write)
+        if isinstance(target, ast.Attribute):
+            raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+        view = self._indexed(target, owner)
+        if len(view.index) != view.array.ndim:
+            return lambda: view, lambda value: self._whole_row(target)
+        return lambda: self._load(view), lambda value: self._store(target, view, value)
+
+    def _is_place(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr in PARTS
+        return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in self._env)
+
+    def _whole_row(self, target: ast.expr) -> None:
+        raise self._refused(
+            target, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
+        )
+
+    def _part_place(
+        self, target: ast.Subscript | ast.Attribute, owner: Value, write: Callable[[Binding], None]
+    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        """Return what reads and writes a part of an element: to write one is to replace the whole."""
+        index = [] if isinstance(target, ast.Attribute) else self._integers(target)
+
+        def put(value: Binding) -> None:
+            made = None
+            if isinstance(value, Value):
+                if isinstance(target, ast.Attribute):
+                    made = with_named_part(self, owner, target.attr, value)
+                else:
+                    made = replaced(self, owner, index, value)
+            if made is None:
+                raise self._refused(target, f"this does not fit into a part of {_kind_name(owner)}")
+            write(made)
+
+        if isinstance(target, ast.Attribute):
+            return lambda: self._part_named(target, owner), put
+        return lambda: self._part_at(target, owner, index), put
+
+    def _part_named(self, node: ast.Attribute, owner: Value) -> Value:
+        found = named_part(self, owner, node.attr)
+        if found is None:
+            raise self._refused(node, f"{_kind_name(owner)} has no part {node.attr!r}")
+        return found
+
+    def _part_at(self, node: ast.expr, owner: Value, index: Sequence[Value]) -> Value:
+        found = part(self, owner, index)
+        if found is None:
+            raise self._refused(node, f"{_kind_name(owner)} has no such component; index it by integers")
+        return found
+
+    def _integers(self, node: ast.Subscript) -> list[Value]:
+        """Return the indices in brackets."""
+        index: list[Value] = []
+        for place in self._index_parts(node.slice):
+            if not isinstance(place, Value) or not isinstance(place.type, types.Integer | types.Boolean):
+                raise self._refused(
+                    node, "an index is an integer in a kernel that is differentiated; write a loop for slices"
+                )
+            index.append(place)
+        return index
 
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
             raise self._refused(target, "only a number can be stored into an element of an array")
+        if (inference.element_of(value.type) or inference.element_of(view.array.dtype)) and (
+            value.type != view.array.dtype
+        ):
+            raise self._refused(
+                target, f"{_kind_name(value)} cannot be stored into an array of {_kind_name(view.array)}; make one"
+            )
         if view.array.kind == "constant":
             raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 
     def _augment(self, node: ast.AugAssign) -> None:
-        if isinstance(node.target, ast.Subscript):
-            view = self._element(node.target)
-            held = self._load(view)
-            self._store(node.target, view, self._binary(node, node.op, held, self._scalar(node.value)))
-        elif isinstance(node.target, ast.Name):
-            held = self._name(ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
-            if not isinstance(held, Value):
-                raise self._refused(
-                    node, "an augmented assignment needs a number here; assign to the elements one by one"
-                )
-            self._env[node.target.id] = self._binary(node, node.op, held, self._scalar(node.value))
-        else:
-            raise self._refused(node, "gradients do not follow this assignment; assign to a name or an element")
+        read, write = self._place(node.target)
+        held = read()
+        if isinstance(held, View) and isinstance(node.target, ast.Subscript):
+            self._whole_row(node.target)
+        if not isinstance(held, Value):
+            raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")
+        write(self._binary(node, node.op, held, self._value(node.value)))
 
     # Branches
 
@@ -420,6 +511,13 @@ class _Builder(Construct):
 
     def _scalar(self, node: ast.expr) -> Value:
         value = self._expression(node)
+        if not isinstance(value, Value) or inference.element_of(value.type) is not None:
+            raise self._refused(node, "a number is needed here, and this is none; take an element of it")
+        return value
+
+    def _value(self, node: ast.expr) -> Value:
+        """Return a number, a vector or a matrix."""
+        value = self._expression(node)
         if not isinstance(value, Value):
             raise self._refused(node, "a number is needed here, and this is none; take an element of it")
         return value
@@ -437,7 +535,7 @@ class _Builder(Construct):
             case ast.Subscript():
                 return self._subscript(node)
             case ast.BinOp():
-                return self._binary(node, node.op, self._scalar(node.left), self._scalar(node.right))
+                return self._binary(node, node.op, self._value(node.left), self._value(node.right))
             case ast.UnaryOp():
                 return self._unary(node)
             case ast.Compare():
@@ -501,6 +599,8 @@ class _Builder(Construct):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, View):
             return self._property(node, base)
+        if isinstance(base, Value) and inference.element_of(base.type) is not None:
+            return self._part_named(node, base)
         raise self._refused(node, f"gradients do not follow .{node.attr}; pass it as an argument")
 
     def _property(self, node: ast.Attribute, view: View) -> Binding:
@@ -532,27 +632,15 @@ class _Builder(Construct):
             if isinstance(place, Value) and type(place.constant) is int and -len(base) <= place.constant < len(base):
                 return base[place.constant]
             raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+        if isinstance(base, Value) and inference.element_of(base.type) is not None:
+            return self._part_at(node, base, self._integers(node))
         view = self._indexed(node, base)
         return self._load(view) if len(view.index) == view.array.ndim else view
-
-    def _element(self, node: ast.Subscript) -> View:
-        view = self._indexed(node, self._expression(node.value))
-        if len(view.index) != view.array.ndim:
-            raise self._refused(
-                node, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
-            )
-        return view
 
     def _indexed(self, node: ast.Subscript, base: Binding) -> View:
         if not isinstance(base, View):
             raise self._refused(node, "only arrays and tuples have elements here")
-        index = []
-        for part in self._index_parts(node.slice):
-            if not isinstance(part, Value) or not isinstance(part.type, types.Integer | types.Boolean):
-                raise self._refused(
-                    node, "an index is an integer in a kernel that is differentiated; write a loop for slices"
-                )
-            index.append(part)
+        index = self._integers(node)
         if len(base.index) + len(index) > base.array.ndim:
             raise self._refused(
                 node, f"{base.array.name} has {base.array.ndim} dimension(s), and more indices are given"
@@ -573,6 +661,8 @@ class _Builder(Construct):
         return made
 
     def _binary(self, node: Any, op: ast.operator, left: Value, right: Value) -> Value:
+        if _has_element(left, right):
+            return self._on_elements(node, _ON_ELEMENTS.get(type(op), ""), left, right)
         key = _BINARY.get(type(op))
         if key is not None:
             function = ARITHMETIC[key]
@@ -583,6 +673,13 @@ class _Builder(Construct):
             raise self._refused(node, "this operator has no derivative")
         return self._checked(node, function, [left, right])
 
+    def _on_elements(self, node: Any, name: str, *operands: Value) -> Value:
+        made = operate(self, name, *operands)
+        if made is None:
+            listed = ", ".join(_kind_name(operand) for operand in operands)
+            raise self._refused(node, f"there is no such operation for ({listed})")
+        return made
+
     def _checked(self, node: Any, function: Function, arguments: Sequence[Value], base: str = "value") -> Value:
         made = self.compute(function, arguments, base)
         if made is None:
@@ -591,7 +688,9 @@ class _Builder(Construct):
         return made
 
     def _unary(self, node: ast.UnaryOp) -> Value:
-        operand = self._scalar(node.operand)
+        operand = self._value(node.operand)
+        if _has_element(operand):
+            return self._on_elements(node, {ast.USub: "neg", ast.UAdd: "pos"}.get(type(node.op), ""), operand)
         match node.op:
             case ast.USub() if operand.literal and not isinstance(operand.type, types.Boolean):
                 # Python folds this, so Numba sees a literal.
@@ -605,7 +704,7 @@ class _Builder(Construct):
         return self._checked(node, Function("integer", "~{0}", operator.invert), [operand])
 
     def _compare(self, node: ast.Compare) -> Value:
-        left = self._scalar(node.left)
+        left = self._value(node.left)
         return self._comparison(node, left, list(zip(node.ops, node.comparators, strict=True)))
 
     def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
@@ -614,8 +713,11 @@ class _Builder(Construct):
             raise self._refused(
                 node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
             )
-        right = self._scalar(right_node)
-        made = self._checked(node, ARITHMETIC[_COMPARISON[type(op)]], [left, right])
+        right, key = self._value(right_node), _COMPARISON[type(op)]
+        if _has_element(left, right):
+            made = self._on_elements(node, key, left, right)
+        else:
+            made = self._checked(node, ARITHMETIC[key], [left, right])
         if not more:
             return made
         both: Value = self._choice(
@@ -656,6 +758,10 @@ class _Builder(Construct):
             raise self._refused(
                 node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"
             )
+        if isinstance(callee.value, ElementType):
+            return self._element(node, callee.value, arguments)
+        if _has_element(*arguments):
+            return self._element_function(node, callee, arguments)
         kind = inference.dtype_of(callee.value)
         if kind is not None and len(arguments) == 1:
             return self.cast(arguments[0], kind)
@@ -676,6 +782,25 @@ class _Builder(Construct):
             return self._fold(node, callee, rule, arguments)
         return self._checked(node, Function(rule, _call_text(callee, arguments), callee.value), arguments, rule)
 
+    def _element(self, node: ast.Call, element: ElementType, arguments: list[Value]) -> Value:
+        made = construct_element(self, element, arguments)
+        if made is None:
+            listed = ", ".join(_kind_name(argument) for argument in arguments)
+            raise self._refused(
+                node, f"{element.name} has {element.count} components, and cannot be made of ({listed})"
+            )
+        return made
+
+    def _element_function(self, node: ast.Call, callee: Static, arguments: list[Value]) -> Value:
+        name = _NAMED.get(callee.value) if _hashable(callee.value) else None
+        if name is None:
+            raise self._refused(
+                node,
+                f"{callee.text} has no derivative for vectors and matrices; write it as a function decorated with @nb.func, "
+                "or give its derivative with @nb.func_grad",
+            )
+        return self._on_elements(node, name, *arguments)
+
     def _fold(self, node: ast.Call, callee: Static, key: str, arguments: list[Value]) -> Value:
         kind = inference.unified([argument.type for argument in arguments])
         first, *rest = (self.cast(argument, kind) for argument in arguments)
@@ -690,6 +815,9 @@ class _Builder(Construct):
             return self.constant(len(argument))
         if isinstance(argument, View) and len(argument.index) < argument.array.ndim:
             return self._extent(argument.array, len(argument.index))
+        element = inference.element_of(argument.type) if isinstance(argument, Value) else None
+        if element is not None:
+            return self.constant(element.extents[0])
         raise self._refused(node, "len() needs an array or a tuple")
 
     def _atomic(self, node: ast.Call, operation: str) -> Value:
@@ -700,10 +828,18 @@ class _Builder(Construct):
         view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
         if len(view.index) != view.array.ndim:
             raise self._refused(node, "an atomic operation needs one index for each dimension")
-        values = [self.cast(self._scalar(argument), view.array.dtype) for argument in node.args[-count:]]
+        values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
         made = self.value(view.array.name, view.array.dtype)
         self.add(Atomic(made, operation, view.array, list(view.index), values, place=(self._frames[-1].source, node)))
         return made
+
+    def _atomic_value(self, node: ast.Call, argument: ast.expr, array: Array) -> Value:
+        if inference.element_of(array.dtype) is None:
+            return self.cast(self._scalar(argument), array.dtype)
+        value = self._value(argument)
+        if value.type != array.dtype:
+            raise self._refused(node, f"the elements of {array.name} are {_kind_name(array)}, not {_kind_name(value)}")
+        return value
 
     def _local_array(self, node: ast.Call) -> View:
         shape = ast.literal_eval(node.args[0])
@@ -739,16 +875,22 @@ class _Builder(Construct):
         given = self._bind(node, source, self._rewritten.trees[id(source)])
         arguments = list(given.values())
         if not all(isinstance(argument, Value) for argument in arguments):
-            raise self._refused(node, f"{source.name} has a derivative by hand, and such functions take numbers only")
+            raise self._refused(
+                node,
+                f"{source.name} has a derivative by hand, and such functions take numbers, vectors and matrices only",
+            )
         body: Region = []
         pullback: Region = []
         with self._into(body):
             inner = self._run_function(node, source, given)
         results = inner if isinstance(inner, tuple) else (inner,)
         if not results or not all(isinstance(result, Value) for result in results):
-            raise self._refused(node, f"{source.name} has a derivative by hand, and such functions return numbers only")
+            raise self._refused(
+                node,
+                f"{source.name} has a derivative by hand, and such functions return numbers, vectors and matrices only",
+            )
         made = [self.value(source.name, result.type) for result in results]
-        cotangents = [self.value("cotangent", r.type) for r in results if inference.is_float_type(r.type)]
+        cotangents = [self.value("cotangent", r.type) for r in results if is_float(r)]
         with self._into(pullback):
             gradients = self._gradients(node, source, gradient, arguments, cotangents)
         custom = Custom(arguments, made, body, list(results), cotangents, pullback, gradients, source.name)
@@ -778,9 +920,19 @@ class _Builder(Construct):
                 f"{gradient.name} must return one number for each of the {len(arguments)} arguments of {source.name}",
             )
         return [
-            self.cast(part, argument.type) if inference.is_float_type(argument.type) else None
+            self._gradient(node, gradient, part, argument) if is_float(argument) else None
             for part, argument in zip(parts, arguments, strict=True)
         ]
+
+    def _gradient(self, node: ast.Call, source: FunctionSource, made: Value, argument: Value) -> Value:
+        if not _has_element(made, argument):
+            return self.cast(made, argument.type)
+        if made.type != argument.type:
+            raise self._refused(
+                node,
+                f"{source.name} returns {_kind_name(made)} as the gradient by an argument of {_kind_name(argument)}",
+            )
+        return made
 
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
         names = [argument.arg for argument in tree.args.args]
@@ -795,10 +947,20 @@ class _Builder(Construct):
 
 
 def _item(parameter: ParameterType) -> Array | Value:
-    kind = inference.scalar_type(parameter.scalar)
+    kind = inference.parameter_type(parameter)
     if isinstance(parameter, ArrayType):
         return Array(parameter.name, kind, parameter.ndim)
     return Value(parameter.name, kind)
+
+
+def _has_element(*values: Value) -> bool:
+    return any(inference.element_of(value.type) is not None for value in values)
+
+
+def _kind_name(item: Array | Value) -> str:
+    kind = item.dtype if isinstance(item, Array) else item.type
+    element = inference.element_of(kind)
+    return str(kind) if element is None else element.name
 
 
 def _three(bounds: list[Value], constant: Callable[[int], Value]) -> list[Value]:

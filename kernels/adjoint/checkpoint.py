@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numbridge.kernels.adjoint.activity import LoopNeeds
+from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines
+from numbridge.kernels.adjoint.inference import element_of
 from numbridge.kernels.adjoint.ir import Carried, Loop
 
 __all__ = ["CUDA_SLOTS", "MOST_SLOTS", "Checkpoints", "constant_trips", "slots_for", "trips_text"]
@@ -92,9 +94,26 @@ class Checkpoints:
         if self.needs.stacked:
             return
         for carried, kind in zip(self.needs.saved, type_names, strict=True):
-            lines.add(f"{self.kept(carried)} = _nb_local_array({self.slots}, {kind})")
+            count = len(places(carried.phi))
+            extents = self.slots if count == 1 else (self.slots, count)
+            lines.add(f"{self.kept(carried)} = _nb_local_array({extents}, {kind})")
             if not self.exact:
-                lines.add(f"{self.again(carried)} = _nb_local_array({self.slots}, {kind})")
+                lines.add(f"{self.again(carried)} = _nb_local_array({extents}, {kind})")
+
+    def put(self, lines: Lines, carried: Carried, array: str, slot: str) -> None:
+        """Write a variable into an array that keeps it; an element is kept as its components."""
+        parts = places(carried.phi)
+        for k, part in enumerate(parts):
+            lines.add(f"{array}[{slot}{f', {k}' if len(parts) > 1 else ''}] = {carried.phi.name}{part}")
+
+    def restored(self, carried: Carried, array: str, slot: str) -> str:
+        """Return the line that reads a variable from an array that keeps it."""
+        name, count = carried.phi.name, len(places(carried.phi))
+        if count == 1:
+            return f"{name} = {array}[{slot}]"
+        element = element_of(carried.phi.type)
+        assert element is not None
+        return f"{name} = _nb_{element.name}({', '.join(f'{array}[{slot}, {k}]' for k in range(count))})"
 
     def start(self, lines: Lines) -> None:
         """Prepare for the forward sweep."""
@@ -121,13 +140,13 @@ class Checkpoints:
         trip, shift = self.name("trip"), self.name("shift")
         if self.exact:
             for carried in self.needs.saved:
-                lines.add(f"{self.kept(carried)}[{trip}] = {carried.phi.name}")
+                self.put(lines, carried, self.kept(carried), trip)
             return
         with lines.block(f"if {trip} & ((1 << {shift}) - 1) == 0:"):
             if self._grows:
                 self._double(lines, trip, shift)
             for carried in self.needs.saved:
-                lines.add(f"{self.kept(carried)}[{trip} >> {shift}] = {carried.phi.name}")
+                self.put(lines, carried, self.kept(carried), f"{trip} >> {shift}")
 
     def _double(self, lines: Lines, trip: str, shift: str) -> None:
         """Drop every other trip that is kept, when the slots are full."""
@@ -135,7 +154,9 @@ class Checkpoints:
         with lines.block(f"if {trip} >> {shift} == {self.slots}:"):
             with lines.block(f"for {slot} in range({self.slots // 2}):"):
                 for carried in self.needs.saved:
-                    lines.add(f"{self.kept(carried)}[{slot}] = {self.kept(carried)}[2 * {slot}]")
+                    array, count = self.kept(carried), len(places(carried.phi))
+                    for k in [""] if count == 1 else [f", {k}" for k in range(count)]:
+                        lines.add(f"{array}[{slot}{k}] = {array}[2 * {slot}{k}]")
             lines.add(f"{shift} += 1")
 
     def end_trip(self, lines: Lines) -> None:

@@ -12,6 +12,7 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Compute, Function, Names, Op, Region, Value
+from numbridge.kernels.elements import Element
 
 __all__ = ["ARITHMETIC", "CAST", "Construct"]
 
@@ -90,6 +91,9 @@ class Construct:
     def constant(self, number: Any, kind: Any = None, *, literal: bool = False) -> Value:
         """Return a number of a type as a value that needs no operation."""
         kind = inference.constant_type(number) if kind is None else kind
+        if isinstance(number, Element):
+            parts = ", ".join(map(repr, number.numpy().reshape(-1).tolist()))
+            return Value(f"{self.type_name(kind)}({parts})", kind, number)
         if isinstance(kind, types.Boolean):
             return Value(repr(bool(number)), kind, bool(number), literal)
         if str(kind) == "float64" and np.isfinite(number):
@@ -103,12 +107,19 @@ class Construct:
 
     def zero(self, kind: Any) -> Value:
         """Return zero of a type."""
+        element = inference.element_of(kind)
+        if element is not None:
+            return Value(f"{self.type_name(kind)}()", kind, element())
         return self.constant(0.0 if inference.is_float_type(kind) else 0, kind)
 
     def type_name(self, kind: Any) -> str:
-        """Return how generated source names a scalar type."""
+        """Return how generated source names a type."""
         if isinstance(kind, types.Boolean):
             return "bool"
+        element = inference.element_of(kind)
+        if element is not None:
+            self.namespace[f"_nb_{element.name}"] = element
+            return f"_nb_{element.name}"
         name = f"_nb_{kind}"
         self.namespace[name] = getattr(np, str(kind))
         return name

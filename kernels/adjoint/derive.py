@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
-from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
-from numbridge.kernels.element_arguments import refuse_elements
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.element_arguments import check_value, full_shape
+from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -199,7 +200,7 @@ class Derivative(Kernel):
             tuple(v.name for v in program.hidden),
             made.may_raise,
             made.has_loop,
-            tuple((f"{ADJOINT}{name}", "()") for name in made.scalars),
+            tuple((f"{ADJOINT}{name}", place) for name, place in made.sums),
             private,
             describe_namespace(program.namespace, rewritten.program),
             made.reads,
@@ -246,11 +247,11 @@ class Derivative(Kernel):
         for name in (parameter.name for parameter in self.parameters):
             primal = by_name.get(name) or by_name[primal_of(name)]
             if isinstance(primal, ArrayType):
-                made.append(ArrayType(name, primal.scalar, primal.ndim, True, name in plan.writes))
+                made.append(dataclasses.replace(primal, name=name, contiguous=True, written=name in plan.writes))
             elif name.startswith(ADJOINT):
-                made.append(ArrayType(name, primal.scalar, 0, True, name in plan.writes))
+                made.append(ArrayType(name, primal.scalar, 0, True, name in plan.writes, primal.element))
             else:
-                made.append(ScalarType(name, primal.scalar))
+                made.append(dataclasses.replace(primal, name=name))
         return tuple(made)
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
@@ -325,16 +326,14 @@ class Derivative(Kernel):
     def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
         what = "adjoint" if self.mode == "adjoint" else "tangent"
         where = f"the {what} of parameter {name!r} of kernel {self.base.name!r}"
+        got = f"shape {full_shape(derivative)}" if derivative.is_array else "no array"
+        wanted = full_shape(primal)
         if not primal.is_array:
-            if self.mode == "adjoint" and (not derivative.is_array or derivative.shape != ()):
-                raise NumbridgeValueError(
-                    f"{where}, a scalar: wanted a 0-d array to which the gradient is added, got "
-                    f"{'shape ' + str(derivative.shape) if derivative.is_array else 'a number'}"
-                )
-            return
-        if not derivative.is_array or derivative.shape != primal.shape:
-            got = f"shape {derivative.shape}" if derivative.is_array else "no array"
-            raise NumbridgeValueError(f"{where}: wanted shape {primal.shape}, got {got}")
+            if self.mode == "adjoint" and (not derivative.is_array or full_shape(derivative) != wanted):
+                kind = "a scalar: wanted a 0-d array" if not wanted else f"a value: wanted an array of shape {wanted}"
+                raise NumbridgeValueError(f"{where}, {kind} to which the gradient is added, got {got}")
+        elif not derivative.is_array or full_shape(derivative) != wanted:
+            raise NumbridgeValueError(f"{where}: wanted shape {wanted}, got {got}")
 
 
 def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
@@ -400,7 +399,7 @@ class _DerivativeVariants(Variants):
             if isinstance(primal, ArrayType):
                 if written:
                     check_writable(f"{kernel.name}, argument {parameter.name!r}", argument, description)
-                primal = ArrayType(parameter.name, primal.scalar, primal.ndim, contiguous, written)
+                primal = dataclasses.replace(primal, name=parameter.name, contiguous=contiguous, written=written)
             made.append(primal)
         return tuple(made), weak
 
@@ -413,24 +412,28 @@ class _DerivativeVariants(Variants):
             by_name = {p.name: p for p in types}
             rest = zip(base.parameters[inner:], arguments[inner:], found[inner:], strict=True)
             return (*types, *(self._derivative_type(p, by_name, a, d) for p, a, d in rest)), weak
-        types, weak = bound_types(base, arguments, found, frozenset())
-        refuse_elements(f"the derivative of kernel {base.name!r}", ((p.name, p) for p in types))
-        return types, weak
+        return bound_types(base, arguments, found, frozenset())
 
     def _derivative_type(
         self, parameter: Parameter, primals: Mapping[str, ParameterType], argument: Any, found: Description
     ) -> ParameterType:
         adjoint = parameter.name.startswith(ADJOINT)
         primal = primals[primal_of(parameter.name)]
-        if isinstance(primal, ScalarType) and not adjoint:
-            return ScalarType(parameter.name, primal.scalar)
         where = f"{self.kernel.name}, argument {parameter.name!r}"
+        if isinstance(primal, ScalarType) and not adjoint:
+            if primal.element is not None:
+                check_value(where, ElementAnnotation(primal.element), argument, found)
+            return dataclasses.replace(primal, name=parameter.name)
+        ndim = primal.ndim if isinstance(primal, ArrayType) else 0
+        if primal.element is not None:
+            check_array(where, ArrayAnnotation(primal.element, ndim), argument, found)
+            return ArrayType(parameter.name, primal.scalar, ndim, True, False, primal.element)
         row = check_array(where, None, argument, found)
         if row != primal.scalar:
             raise NumbridgeTypeError(
                 f"{where}: wanted elements of {primal.scalar.name}, got {row.name}; convert it first"
             )
-        return ArrayType(parameter.name, row, found.ndim, True, False)
+        return ArrayType(parameter.name, primal.scalar, found.ndim, True, False)
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the derivative's text."""
@@ -555,15 +558,15 @@ def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
 
 def _annotated(kernel: Kernel, parameter: Parameter) -> ParameterType:
     annotation = parameter.annotation
-    refuse_elements(f"the adjoint of kernel {kernel.name!r}", [(parameter.name, annotation)])
     if isinstance(annotation, ScalarAnnotation):
         return ScalarType(parameter.name, annotation.scalar)
-    if (
-        isinstance(annotation, ArrayAnnotation)
-        and isinstance(annotation.dtype, scalars.Scalar)
-        and annotation.ndim is not None
-    ):
-        return ArrayType(parameter.name, annotation.dtype, annotation.ndim, True, False)
+    if isinstance(annotation, ElementAnnotation):
+        return ScalarType(parameter.name, annotation.element.scalar, annotation.element)
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None and annotation.ndim is not None:
+        dtype = annotation.dtype
+        element = dtype if isinstance(dtype, ElementType) else None
+        scalar = dtype.scalar if isinstance(dtype, ElementType) else dtype
+        return ArrayType(parameter.name, scalar, annotation.ndim, True, False, element)
     raise KernelError(
         f"the adjoint of kernel {kernel.name!r} depends on the type of {parameter.name!r}; annotate it, such as "
         "nb.array1d[float], or launch the kernel once"

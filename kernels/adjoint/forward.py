@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity
 from numbridge.kernels.adjoint.construct import Construct
+from numbridge.kernels.adjoint.element_program import made_of, operate
+from numbridge.kernels.adjoint.element_rules import JOINTLY_LINEAR
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -167,14 +170,28 @@ class _Forward(Construct):
     def _compute(self, op: Compute) -> None:
         if op.result not in self._activity.values:
             return
+        if op.function.key in JOINTLY_LINEAR:
+            given = [self._tangent(argument) if is_float(argument) else argument for argument in op.arguments]
+            self._tangents[op.result] = made = self.value("p", op.result.type)
+            self.add(Compute(made, op.function, given))
+            return
         total: Value | None = None
         for argument, partial in zip(op.arguments, partials(self, op), strict=True):
             if partial is None or argument not in self._tangents:
                 continue
-            part = partial.times(self, self.cast(self._tangents[argument], op.result.type))
-            total = part if total is None else self.apply("add", total, part)
+            tangent = self._tangents[argument]
+            scalars = inference.is_float_type(tangent.type) and inference.is_float_type(op.result.type)
+            part = partial.along(self, self.cast(tangent, op.result.type) if scalars else tangent)
+            total = part if total is None else self._sum(total, part)
         if total is not None:
             self._tangents[op.result] = total
+
+    def _sum(self, a: Value, b: Value) -> Value:
+        if inference.element_of(a.type) is None:
+            return self.apply("add", a, b)
+        made = operate(self, "add", a, b)
+        assert made is not None
+        return made
 
     def _atomic(self, op: Atomic) -> None:
         self.add(op)
@@ -213,15 +230,32 @@ class _Forward(Construct):
             return
         floats = [result for result in op.results if is_float(result)]
         for result, own in zip(floats, op.cotangents, strict=True):
-            ones = {c: self.constant(1.0 if c is own else 0.0, c.type) for c in op.cotangents}
-            copied = _Copy(self, ones)
-            copied.region(op.pullback)
-            total = self.zero(result.type)
-            for argument, gradient in zip(op.arguments, op.gradients, strict=True):
-                if gradient is not None and argument in self._tangents:
-                    part = self.apply("mul", copied.value(gradient), self._tangents[argument])
-                    total = self.apply("add", total, self.cast(part, result.type))
-            self._tangents[result] = total
+            element = inference.element_of(result.type)
+            if element is None:
+                self._tangents[result] = self._custom_tangent(op, own, self.constant(1.0, own.type))
+                continue
+            units = [element(*(float(j == k) for j in range(element.count))) for k in range(element.count)]
+            parts = [self._custom_tangent(op, own, self.constant(unit, own.type)) for unit in units]
+            self._tangents[result] = made_of(self, element, parts)
+
+    def _custom_tangent(self, op: Custom, own: Value, unit: Value) -> Value:
+        """Return the tangent of a result, or of one component: the pullback of one there, times the tangents."""
+        copied = _Copy(self, {c: unit if c is own else self.zero(c.type) for c in op.cotangents})
+        copied.region(op.pullback)
+        kind = getattr(own.type, "dtype", own.type)
+        total = self.zero(kind)
+        for argument, gradient in zip(op.arguments, op.gradients, strict=True):
+            if gradient is not None and argument in self._tangents:
+                part = self._product(copied.value(gradient), self._tangents[argument])
+                total = self.apply("add", total, self.cast(part, kind))
+        return total
+
+    def _product(self, gradient: Value, tangent: Value) -> Value:
+        if inference.element_of(tangent.type) is None:
+            return self.apply("mul", gradient, tangent)
+        made = operate(self, "inner", gradient, tangent)
+        assert made is not None
+        return made
 
 
 class _Copy:

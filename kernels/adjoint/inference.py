@@ -17,13 +17,19 @@ from numba.core.registry import cpu_target
 from numba.np.numpy_support import from_dtype
 
 from numbridge.kernels.adjoint.ir import Value
+from numbridge.kernels.elements import ElementType
+from numbridge.kernels.numba_elements import NumbaElement, numba_element
+from numbridge.kernels.numba_records import numba_record
+from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import Scalar
 
 __all__ = [
     "FLOAT_NAMES",
     "constant_type",
     "dtype_of",
+    "element_of",
     "is_float_type",
+    "parameter_type",
     "range_type",
     "result_type",
     "scalar_type",
@@ -50,6 +56,18 @@ def scalar_type(scalar: Scalar) -> Any:
     return getattr(types, scalar.numba or "none")
 
 
+def parameter_type(parameter: ParameterType) -> Any:
+    """Return the Numba type of a scalar or an element by value, or of what an array holds."""
+    if parameter.element is not None and parameter.element.fields is not None:
+        return numba_record(parameter.element, written=False)
+    return scalar_type(parameter.scalar) if parameter.element is None else numba_element(parameter.element)
+
+
+def element_of(kind: Any) -> ElementType | None:
+    """Return the element type that a Numba type is that of, or None."""
+    return kind.element if isinstance(kind, NumbaElement) else None
+
+
 def dtype_of(value: Any) -> Any:
     """Return the type that a NumPy scalar type, dtype or Numba type stands for, or None."""
     if isinstance(value, types.Number | types.Boolean):
@@ -70,7 +88,7 @@ def constant_type(value: Any) -> Any:
 def unified(kinds: Sequence[Any]) -> Any:
     """Return the type of a variable that holds values of several types, or None if there is none."""
     found = _context().unify_types(*kinds)
-    return found if isinstance(found, types.Number | types.Boolean) else None
+    return found if isinstance(found, types.Number | types.Boolean | NumbaElement) else None
 
 
 def result_type(primitive: Any, arguments: Sequence[Value]) -> tuple[Any, tuple[Any, ...]] | None:

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A scalar that is computed once.
+    """A scalar, a vector or a matrix that is computed once.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Value:
     type : Numba type
         Its type.
     constant : object
-        The number, for a constant; None otherwise.
+        The number or element, for a constant; None otherwise.
     literal : bool
         Whether Numba, too, sees a constant here: it types ``x ** 2`` by the 2.
     """
@@ -105,7 +105,7 @@ class Op:
 
 @dataclass(eq=False, slots=True)
 class Compute(Op):
-    """A pure function of scalars."""
+    """A pure function of values."""
 
     result: Value
     function: Function
@@ -295,9 +295,9 @@ class Program:
 
 
 def is_float(value: Value | Array) -> bool:
-    """Tell whether a scalar, or an array's elements, are real floating-point numbers."""
+    """Tell whether a value, or an array's elements, are real floating-point numbers, or vectors or matrices of such."""
     kind = value.dtype if isinstance(value, Array) else value.type
-    return str(kind) in ("float16", "float32", "float64")
+    return str(getattr(kind, "dtype", kind)) in ("float16", "float32", "float64")
 
 
 def regions(op: Op) -> Iterator[Region]:

@@ -23,13 +23,17 @@ _WORK: Any = 10_000
 
 def extent(found: Description) -> tuple[int, int]:
     """Return the first address that an array occupies, and the one after its last."""
-    itemsize = (found.word >> 8 & 0xFF) >> 3
+    itemsize = _itemsize(found)
     if 0 in found.shape:
         return found.data, found.data
     steps = [(length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)]
     low = found.data + sum(step for step in steps if step < 0)
     high = found.data + sum(step for step in steps if step > 0) + itemsize
     return low, high
+
+
+def _itemsize(found: Description) -> int:
+    return found.element.bytes if found.element is not None else (found.word >> 8 & 0xFF) >> 3
 
 
 def share_memory(a: Description, b: Description) -> bool:
@@ -48,7 +52,7 @@ def share_memory(a: Description, b: Description) -> bool:
 def _values(found: Description) -> Any:
     """Return a NumPy array on an array's memory, which must not outlive it."""
     low, high = extent(found)
-    itemsize = (found.word >> 8 & 0xFF) >> 3
+    itemsize = _itemsize(found)
     block: Any = (ctypes.c_char * (high - low)).from_address(low)
     whole = np.frombuffer(block, np.uint8)
     return np.ndarray(found.shape, np.dtype(f"V{itemsize}"), whole, found.data - low, found.strides)

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
+from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity, Needs, refused
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints, constant_trips, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
+from numbridge.kernels.adjoint.element_program import places
+from numbridge.kernels.adjoint.element_rules import Part
 from numbridge.kernels.adjoint.emit import (
     Lines,
     Primal,
@@ -39,6 +42,7 @@ from numbridge.kernels.adjoint.ir import (
     Load,
     Loop,
     Op,
+    Parameter,
     Program,
     Raise,
     Region,
@@ -49,7 +53,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.prefixes import ADJOINT
-from numbridge.kernels.adjoint.rules import Partial
+from numbridge.kernels.adjoint.rules import AnyPartial, Partial
 
 __all__ = ["Reversed", "reverse"]
 
@@ -67,8 +71,13 @@ class Reversed:
         gradients of the active scalars.
     name : str
         Its name.
-    arrays, scalars : tuple of str
-        The parameters with an adjoint, in order.
+    arrays : tuple of str
+        The parameters with an adjoint, in order, that are arrays.
+    scalars : tuple of str
+        Those that are numbers or elements by value.
+    sums : tuple of (str, str)
+        For each number that is returned, the parameter whose adjoint it is added to, and the place of the component in
+        row-major order, or nothing for a number.
     reads : frozenset of str
         Arrays whose contents the adjoint reads.
     snapshot : frozenset of str
@@ -90,6 +99,7 @@ class Reversed:
     name: str
     arrays: tuple[str, ...]
     scalars: tuple[str, ...]
+    sums: tuple[tuple[str, str], ...]
     reads: frozenset[str]
     snapshot: frozenset[str]
     writes: frozenset[str]
@@ -207,7 +217,7 @@ class _Reverse:
             if isinstance(parameter.item, Value):
                 self._begin(parameter.item)
         self._release()
-        returned = "".join(f"{ADJOINT}{p.name}, " for p in scalars)
+        returned = "".join(f"{ADJOINT}{p.name}{place}, " for p in scalars for place in places(p.item))
         self.lines.add(f"return ({returned.strip()})" if scalars else "pass")
         arrays = tuple(p.name for p in self._wanted if isinstance(p.item, Array))
         head = [v.name for v in self.program.hidden] + [p.name for p in self.program.parameters]
@@ -219,9 +229,9 @@ class _Reverse:
             *self._declarations().lines,
             *self.lines.lines,
         ]
-        return self._result("\n".join(text), name, arrays, tuple(p.name for p in scalars))
+        return self._result("\n".join(text), name, arrays, scalars)
 
-    def _result(self, text: str, name: str, arrays: tuple[str, ...], scalars: tuple[str, ...]) -> Reversed:
+    def _result(self, text: str, name: str, arrays: tuple[str, ...], scalars: Sequence[Parameter]) -> Reversed:
         changed = {a.name for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
@@ -229,7 +239,8 @@ class _Reverse:
             text,
             name,
             arrays,
-            scalars,
+            tuple(p.name for p in scalars),
+            tuple((p.name, str(k) if part else "") for p in scalars for k, part in enumerate(places(p.item))),
             reads=frozenset(a.name for a in self.needs.read),
             snapshot=frozenset(a.name for a in self.needs.snapshot),
             writes=frozenset(a.name for a in replayed if a.kind == "parameter"),
@@ -269,7 +280,7 @@ class _Reverse:
         return lines
 
     def _kind(self, value: Value) -> str:
-        name = self.construct.type_name(value.type)
+        name = self.construct.type_name(getattr(value.type, "dtype", value.type))
         if name == "bool":
             self.program.namespace["_nb_bool"] = np.bool_
             return "_nb_bool"
@@ -378,7 +389,8 @@ class _Reverse:
             plan.keep(self.lines)
             return
         for carried in plan.needs.saved:
-            self.lines.add(f"_nb_stack_push({STACK}, {carried.phi.name})")
+            for place in places(carried.phi):
+                self.lines.add(f"_nb_stack_push({STACK}, {carried.phi.name}{place})")
         for array in self._logged_in(plan.op):
             self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({_log(array)}))")
 
@@ -390,7 +402,8 @@ class _Reverse:
         if save:
             self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
         else:
-            self.lines.add(f"_nb_stack_remember({_log(op.array)}, {op.array.name}, {index_text(op.index)})")
+            for memory, index in _scalar_places(op.array, op.array.name, op.index):
+                self.lines.add(f"_nb_stack_remember({_log(op.array)}, {memory}, {index})")
         self.lines.add(operation(op))
 
     def _old(self, op: Store) -> str:
@@ -429,13 +442,23 @@ class _Reverse:
             self.lines.add(f"{name} = {text}")
             self._started.add(value)
 
-    def _contribute(self, value: Value, partial: Partial, adjoint: Value) -> None:
+    def _contribute(self, value: Value, partial: AnyPartial, adjoint: Value) -> None:
         """Add a partial derivative times the adjoint of a result to the adjoint of an argument."""
+        if isinstance(partial, Part):
+            self._add_part(value, partial, adjoint.name)
+            return
         self.construct.region = []
         made = self.construct.cast(partial.times(self.construct, adjoint), value.type)
         for op in self.construct.region:
             self.lines.add(operation(op))
         self._add(value, made.name)
+
+    def _add_part(self, value: Value, part: Part, text: str) -> None:
+        """Add to a component or a row of an element's adjoint."""
+        self._begin(value)
+        name, place = ADJOINT + value.name, ", ".join(index.name for index in part.index)
+        index = place if len(part.index) == 1 else f"({place})"
+        self.lines.add(f"{name} = _nb_replaced({name}, {index}, {name}[{place}] + {text})")
 
     def _flush(self, read: Array | None = None) -> None:
         """Set the adjoints of overwritten elements to zero, where that was put off and now makes a difference."""
@@ -491,7 +514,8 @@ class _Reverse:
             self.lines.add(f"{element(name, index)} += {text}")
         else:
             self._shared.add(array)
-            self.lines.add(f"_nb_add({name}, {index_text(index)}, {text})")
+            for (memory, place), part in zip(_scalar_places(array, name, index), places(array), strict=True):
+                self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")
 
     def _reverse_store(self, op: Store) -> None:
         if op.array in self.activity.arrays:
@@ -560,7 +584,7 @@ class _Reverse:
             case Custom():
                 yield from op.arguments
 
-    def _partials(self, op: Compute) -> list[tuple[Value, Partial]]:
+    def _partials(self, op: Compute) -> list[tuple[Value, AnyPartial]]:
         pullback = self.needs.pullbacks.get(op)
         return [] if pullback is None else pullback.partials
 
@@ -635,15 +659,24 @@ class _Reverse:
             self._restore_stacked(plan)
         elif plan.exact:
             for c in plan.needs.saved:
-                self.lines.add(f"{c.phi.name} = {plan.kept(c)}[{counter}]")
+                self.lines.add(plan.restored(c, plan.kept(c), counter))
         elif plan.needs.saved:
             self._restore_segment(plan, counter)
 
     def _restore_stacked(self, plan: Checkpoints) -> None:
         for array in reversed(self._logged_in(plan.op)):
-            self.lines.add(f"_nb_stack_undo({_log(array)}, {array.name}, _nb_stack_pop({STACK}, 0))")
+            memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
+            self.lines.add(f"_nb_stack_undo({_log(array)}, {memory}, _nb_stack_pop({STACK}, 0))")
         for c in reversed(plan.needs.saved):
-            self.lines.add(f"{c.phi.name} = _nb_stack_pop({STACK}, {self.construct.zero(c.phi.type).name})")
+            zero = self.construct.zero(getattr(c.phi.type, "dtype", c.phi.type)).name
+            popped = f"_nb_stack_pop({STACK}, {zero})"
+            if inference.element_of(c.phi.type) is None:
+                self.lines.add(f"{c.phi.name} = {popped}")
+                continue
+            parts = [f"_nb_popped_{k}" for k in range(len(places(c.phi)))]
+            for part in reversed(parts):
+                self.lines.add(f"{part} = {popped}")
+            self.lines.add(f"{c.phi.name} = {self.construct.type_name(c.phi.type)}({', '.join(parts)})")
 
     def _restore_segment(self, plan: Checkpoints, counter: str) -> None:
         lines, saved = self.lines, plan.needs.saved
@@ -651,7 +684,7 @@ class _Reverse:
         place, first, again = plan.name("place"), plan.name("first"), plan.name("again")
         with lines.block(f"if {shift} == 0:"):
             for c in saved:
-                lines.add(f"{c.phi.name} = {plan.kept(c)}[{counter}]")
+                lines.add(plan.restored(c, plan.kept(c), counter))
         with lines.block("else:"):
             lines.add(f"{place} = {counter} & ((1 << {shift}) - 1)")
             with lines.block(f"if {counter} >> {shift} != {segment}:"):
@@ -659,18 +692,27 @@ class _Reverse:
                 lines.add(f"{again_shift} = max({shift} - {plan.slots.bit_length() - 1}, 0)")
                 lines.add(f"{first} = 0")
                 for c in saved:
-                    lines.add(f"{c.phi.name} = {plan.kept(c)}[{segment}]")
+                    lines.add(plan.restored(c, plan.kept(c), segment))
             with lines.block("else:"):
                 lines.add(f"{first} = {place} >> {again_shift} << {again_shift}")
                 for c in saved:
-                    lines.add(f"{c.phi.name} = {plan.again(c)}[{place} >> {again_shift}]")
+                    lines.add(plan.restored(c, plan.again(c), f"{place} >> {again_shift}"))
             with self._copy(plan.op), lines.block(f"for {again} in range({first}, {place}):"):
                 with lines.block(f"if {again} & ((1 << {again_shift}) - 1) == 0:"):
                     for c in saved:
-                        lines.add(f"{plan.again(c)}[{again} >> {again_shift}] = {c.phi.name}")
+                        plan.put(lines, c, plan.again(c), f"{again} >> {again_shift}")
                 self._set_index(plan.op, f"(({segment} << {shift}) + {again})", plan.needs.again)
                 self._forward(plan.op.body, plan.needs.again, save=False)
                 moves(lines, [(c.phi, c.following) for c in saved], "_nb_move")
+
+
+def _scalar_places(array: Array, name: str, index: Sequence[Value]) -> list[tuple[str, str]]:
+    """Return where an element's scalars lie, each as the text of an array and an index."""
+    element = inference.element_of(array.dtype)
+    if element is None:
+        return [(name, index_text(index))]
+    outer = "".join(f"{value.name}, " for value in index)
+    return [(f"_nb_components({name})", f"({outer}{k})") for k in range(element.count)]
 
 
 def _log(array: Array) -> str:

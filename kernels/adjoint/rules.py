@@ -5,8 +5,8 @@ expression, `ONE`, `when(condition)` or `unless(condition)` (one where the condi
 the other side is touched), or None where the derivative is zero.
 
 Where a derivative does not exist, NumPy's and Python's conventions are kept: of equal arguments, `min` and `max` return
-the first, which gets the whole derivative; that of `abs` at 0 is 0; steps (`floor`, `//`, `round`) have derivative 0,
-also on the step; `a % b` has derivative 1 with respect to `a`.
+the first, which gets the whole derivative; that of `abs` at 0 is 0, as are those of `length` and `normalize` of zeros;
+steps (`floor`, `//`, `round`) have derivative 0, also on the step; `a % b` has derivative 1 with respect to `a`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST, Construct
+from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Value
 
-__all__ = ["KEYS", "RULES", "Partial", "partials"]
+__all__ = ["KEYS", "RULES", "AnyPartial", "Partial", "has_rule", "partials"]
 
 
 class Expression:
@@ -121,6 +122,15 @@ class Partial:
     condition: Value | None = None
     holds: bool = True
 
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        """The kernel's values that this uses."""
+        return tuple(value for value in (self.factor, self.condition) if value is not None)
+
+    def along(self, construct: Construct, value: Value) -> Value:
+        """Return what a tangent adds to that of the result: for numbers the same as `times`."""
+        return self.times(construct, value)
+
     def times(self, construct: Construct, value: Value) -> Value:
         """Return the derivative times a value."""
         if self.factor is not None:
@@ -133,6 +143,7 @@ class Partial:
         return value
 
 
+AnyPartial = Partial | Linear | Part
 ONE, MINUS_ONE = Partial(), Partial(negative=True)
 
 
@@ -294,7 +305,12 @@ Functions without a rule may be called on what no gradient is asked of.
 """
 
 
-def partials(construct: Construct, op: Compute) -> list[Partial | None]:
+def has_rule(key: str) -> bool:
+    """Tell whether there is a rule for an operation."""
+    return key in RULES or key in ELEMENT_RULES
+
+
+def partials(construct: Construct, op: Compute) -> list[AnyPartial | None]:
     """Return an operation's partial derivatives by each of its arguments; what they compute is added to `construct`.
 
     Raises
@@ -302,6 +318,8 @@ def partials(construct: Construct, op: Compute) -> list[Partial | None]:
     KeyError
         If there is no rule.
     """
+    if op.function.key in ELEMENT_RULES:
+        return list(ELEMENT_RULES[op.function.key](*op.arguments, op.result))
     given = [Expression(construct, value) for value in (*op.arguments, op.result)]
     found = RULES[op.function.key](*given)
     return [Partial(p.value) if isinstance(p, Expression) else p for p in found]

@@ -232,8 +232,9 @@ def captured(obj):
         # The adapter's capsule is that record already: the reading's reference becomes the caller's.
         capsule = load_i64(reading, nb.READ_HELD)
         word = load_i64(reading, nb.READ_WORD)
-        # An element by value is no array, and its memory no one else's to write.
-        if word != 0 and word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ELEMENT:
+        # An element by value is no array, and its memory no one else's to write; a NumPy array that comes so has records.
+        has_records = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_KIND) == nb.NUMPY
+        if word != 0 and word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ELEMENT and not has_records:
             return capsule
         decrease(capsule)
         return 0

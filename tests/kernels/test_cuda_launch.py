@@ -509,7 +509,7 @@ def test_sums_over_threads_are_added_once_per_thread(form):
     """The gradient of a scalar is the sum of what its threads return."""
     block, grid, dims = (4, 1, 1), (2, 1, 1), (13,)
     source = grid_source(
-        "body", ["x", "total"], 1, ["_nb_i0", "_nb_b0", "_nb_g0"], form, first_along_x=False, sums=["total"]
+        "body", ["x", "total"], 1, ["_nb_i0", "_nb_b0", "_nb_g0"], form, first_along_x=False, sums=[("total", "")]
     )
     here = SimpleNamespace(gridDim=_xyz(grid), blockDim=_xyz(block))
     added, seen = [], []

@@ -1,0 +1,98 @@
+"""Arrays of vectors and matrices in operators and under JAX: their components are a tensor's last dimensions.
+
+Which parameters hold elements is said by their annotations. Shapes that a user gives may have those dimensions or not. Pure
+values; imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.elements import ElementType
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.kernel import Parameter
+
+__all__ = ["element_of", "inner_dims", "outer_dims", "outer_shape", "refuse_records", "refuse_values"]
+
+Dims = tuple[Any, ...]
+
+
+def element_of(parameter: Parameter) -> ElementType | None:
+    """Return the element type of an array parameter's annotation, or None."""
+    annotation = parameter.annotation
+    dtype = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
+    return dtype if isinstance(dtype, ElementType) else None
+
+
+def inner_dims(parameter: Parameter) -> tuple[int, ...]:
+    """Return the dimensions of an array parameter's elements; none for numbers."""
+    element = element_of(parameter)
+    return () if element is None else element.extents
+
+
+def outer_shape(where: str, parameter: Parameter, shape: Dims) -> Dims:
+    """Return the shape of a tensor without the dimensions of its elements.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If it does not end in them; the message has both.
+    """
+    inner = inner_dims(parameter)
+    outer = len(shape) - len(inner)
+    if outer < 0 or tuple(shape[outer:]) != inner:
+        raise NumbridgeTypeError(
+            f"{where}: wanted {parameter.annotation!r}, whose elements are the last dimensions, (..., "
+            f"{', '.join(map(str, inner))}), got shape {tuple(shape)}; reshape it"
+        )
+    return tuple(shape[:outer])
+
+
+def outer_dims(parameter: Parameter, dims: Dims) -> Dims:
+    """Return an output's shape without the dimensions of its elements, given with them or without.
+
+    The annotation's rank decides which it is. Without one, a shape that ends in the element's dimensions has them, unless nothing
+    else would be left.
+    """
+    inner, annotation = inner_dims(parameter), parameter.annotation
+    rank = annotation.ndim if isinstance(annotation, ArrayAnnotation) else None
+    outer = len(dims) - len(inner)
+    ends = bool(inner) and outer >= 0 and tuple(dims[outer:]) == inner
+    if ends and (outer > 0 if rank is None else outer == rank):
+        return tuple(dims[:outer])
+    return dims
+
+
+def refuse_records(what: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raise for an array parameter of a structured dtype, which tensors do not have.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        With the parameter and its dtype.
+    """
+    for parameter in parameters:
+        element = element_of(parameter)
+        if element is not None and element.fields is not None:
+            raise KernelUnsupportedError(
+                f"{what}: parameter {parameter.name!r} has records of {element.name}, which tensors do not; launch the kernel on "
+                "NumPy arrays, or give each field an array of its own"
+            )
+
+
+def refuse_values(what: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raise for a parameter that is a vector or matrix by value.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        With the parameter and its type.
+    """
+    for parameter in parameters:
+        if isinstance(parameter.annotation, ElementAnnotation):
+            name = parameter.annotation.element.name
+            raise KernelUnsupportedError(
+                f"{what} under JAX: parameter {parameter.name!r} is a {name} by value, which JAX cannot pass; declare it as "
+                f"nb.array[nb.{name}] and use its element 0"
+            )

@@ -1,0 +1,233 @@
+"""Arrays of structured NumPy dtypes in kernels: as records, on the memory that is there, and as vectors where they fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+
+N = 6
+PARTICLE = np.dtype([("x", np.float32), ("mass", np.float64), ("kind", np.int32)], align=True)
+PACKED = np.dtype([("flag", np.uint8), ("x", np.float32), ("mass", np.float64), ("kind", np.int16)])
+NESTED = np.dtype([("v", np.float32, (3,)), ("inner", PARTICLE)], align=True)
+
+
+def particles(dtype=PARTICLE):
+    made = np.zeros(N, dtype)
+    made["x"], made["mass"], made["kind"] = np.arange(N), 0.5, 7
+    return made
+
+
+@nb.kernel
+def step(p, q):
+    i = nb.tid()
+    q[i].x = p[i].x * 2.0 + p[i]["mass"]
+    q[i]["mass"] = p[i].mass + 1.0
+    q[i].kind += p[i].kind
+    q[i]["kind"] += 2
+
+
+@pytest.mark.parametrize("dtype", [PARTICLE, PACKED])
+def test_fields_are_read_and_written_in_place(dtype):
+    p, q = particles(dtype), particles(dtype)
+    nb.launch(step, N, [p], [q])
+    np.testing.assert_array_equal(q["x"], 2 * p["x"] + 0.5)
+    assert (q["mass"] == 1.5).all() and (q["kind"] == 16).all()
+
+
+def test_views_of_records():
+    p, q = particles(), particles()
+    nb.launch(step, N // 2, [p[::-2], q[::2]])
+    np.testing.assert_array_equal(q["x"][::2], 2 * p["x"][::-2] + 0.5)
+    assert (q["kind"][1::2] == 7).all()
+    grid = np.zeros((2, 3), PARTICLE)
+
+    @nb.kernel
+    def place(g: nb.array2d[PARTICLE]):
+        i, j = nb.tid()
+        g[i, j].kind = i * 10 + j
+
+    nb.launch(place, (3, 2), [grid.T])
+    assert grid["kind"].tolist() == [[0, 10, 20], [1, 11, 21]]
+
+
+def test_nested_fields():
+    @nb.kernel
+    def inner(p, out):
+        i = nb.tid()
+        p[i].v[1] = p[i].v[0] + 1.0
+        p[i].inner.mass = 2.0
+        out[i] = p[i].v[2]
+
+    p, out = np.zeros(N, NESTED), np.zeros(N, np.float32)
+    p["v"][:, 2] = np.arange(N)
+    nb.launch(inner, N, [p, out])
+    assert (p["v"][:, 1] == 1).all() and (p["inner"]["mass"] == 2).all() and (out == np.arange(N)).all()
+
+
+@nb.kernel
+def only_other_names(p):
+    i = nb.tid()
+    p[i].mass = 3.0
+
+
+@nb.kernel
+def through_an_alias(p, out):
+    i = nb.tid()
+    r = p[i]
+    r.mass = 3.0
+    out[i] = r.x
+
+
+@nb.kernel
+def through_a_nested_array(p, out):
+    i = nb.tid()
+    v = p[i].v
+    v[0] = 3.0
+    out[i] = v[1]
+
+
+@nb.kernel
+def through_a_nested_record(p, out):
+    i = nb.tid()
+    r = p[i].inner
+    r.mass = 3.0
+    out[i] = r.x
+
+
+@nb.func
+def change(r):
+    r.mass = 3.0
+    return r.x
+
+
+@nb.kernel
+def through_a_function(p, out):
+    i = nb.tid()
+    out[i] = change(p[i])
+
+
+@pytest.mark.parametrize(
+    "kernel", [only_other_names, through_an_alias, through_a_nested_array, through_a_nested_record, through_a_function]
+)
+def test_nothing_is_written_to_read_only_records(kernel):
+    p = np.zeros(N, NESTED if "nested" in kernel.name else PARTICLE)
+    p.flags.writeable = False
+    before = p.tobytes()
+    arguments = [p] if kernel is only_other_names else [p, np.zeros(N, np.float32)]
+    with pytest.raises(nb.NumbridgeError, match="read-only"):
+        nb.launch(kernel, N, arguments)
+    assert p.tobytes() == before
+
+
+def test_float64_fields_make_literals_wide():
+    @nb.kernel
+    def tenth(p, out):
+        i = nb.tid()
+        out[i].mass = 0.1
+
+    p, out = particles(), particles()
+    nb.launch(tenth, N, [p, out])
+    assert (out["mass"] == 0.1).all()
+
+
+def test_annotations_name_the_dtype():
+    @nb.kernel
+    def kinds(p: nb.array[PARTICLE], out: nb.array[int]):
+        i = nb.tid()
+        out[i] = p[i].kind
+
+    out = np.zeros(N, np.int32)
+    nb.launch(kinds, N, [particles(), out])
+    assert (out == 7).all()
+    for wrong in (particles(PACKED), np.zeros((N, 24), np.uint8), np.zeros((N, 3), np.uint64)):
+        with pytest.raises(nb.NumbridgeTypeError, match=r"wanted array1d\[dtype\(\[\('x'"):
+            nb.launch(kinds, N, [wrong, out])
+
+
+@nb.kernel
+def lengths(v: nb.array[nb.vec3], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = nb.length(v[i])
+
+
+FITTING = [
+    np.dtype([("x", "f4"), ("y", "f4"), ("z", "f4")]),
+    np.dtype([("xy", "f4", (2,)), ("z", "f4")], align=True),
+]
+
+
+@pytest.mark.parametrize("dtype", FITTING)
+def test_fields_that_are_a_vectors_components(dtype):
+    v, out = np.zeros((N, 3), np.float32), np.zeros(N, np.float32)
+    v[:] = [0, 3, 4]
+    nb.launch(lengths, N, [v.view(dtype)[:, 0], out])
+    assert (out == 5).all()
+    out[:] = 0
+    nb.launch(lengths, N // 2, [v.view(dtype)[::2, 0], out])
+    assert (out[: N // 2] == 5).all()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("x", "f4"), ("y", "f4")]),
+        np.dtype([("x", "f4"), ("y", "f8"), ("z", "f4")]),
+        np.dtype({"names": ["x", "y", "z"], "formats": ["f4"] * 3, "offsets": [8, 4, 0]}),
+        np.dtype({"names": ["x", "y", "z"], "formats": ["f4"] * 3, "offsets": [0, 4, 12]}),
+    ],
+)
+def test_other_fields_are_no_vector(dtype):
+    with pytest.raises(nb.NumbridgeTypeError, match=r"'v': wanted array1d\[vec3\], got a 1-d array of dtype"):
+        nb.launch(lengths, N, [np.zeros(N, dtype), np.zeros(N, np.float32)])
+
+
+def test_gradients_by_components_that_are_fields():
+    v, out = np.zeros(N, FITTING[0]), np.zeros(N, np.float32)
+    v["y"], v["z"] = 3, 4
+    by_v = np.zeros((N, 3), np.float32)
+    nb.launch(lengths, N, [v], [out], adj_inputs=[by_v], adj_outputs=[np.ones_like(out)], adjoint=True)
+    np.testing.assert_allclose(by_v, np.tile([0, 0.6, 0.8], (N, 1)), rtol=1e-6)
+
+
+def test_records_have_no_gradient():
+    with pytest.raises(nb.NumbridgeError, match=r"gradients do not follow \.x"):
+        nb.launch(through_reading, N, [particles(), np.zeros(N)], adj_inputs=[None, np.ones(N)], adjoint=True)
+
+
+@nb.kernel
+def through_reading(p, out):
+    i = nb.tid()
+    out[i] = p[i].x
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.zeros(N, np.dtype([("x", object)])), "holds Python objects"),
+        (np.zeros(N, np.dtype([("x", ">f4")])), "byte order"),
+        (np.zeros(N * 12 + 4, np.uint8)[1 : N * 12 + 1].view(FITTING[0]), "align"),
+    ],
+)
+def test_refusals(array, text):
+    with pytest.raises(nb.NumbridgeError, match=text):
+        nb.launch(through_reading, N, [array, np.zeros(N, np.float32)])
+
+
+def test_only_kernels_take_records():
+    for convert in (nb.asarray, nb.from_numpy):
+        with pytest.raises(nb.ConversionError, match="pass its fields"):
+            convert(particles())
+    with pytest.raises(nb.KernelUnsupportedError, match="'p' has records"):
+        nb.jax_kernel(annotated)
+
+
+@nb.kernel
+def annotated(p: nb.array[PARTICLE], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = p[i].x
+
+
+def test_records_compile_for_cuda():
+    assert ".visible .entry" in step.ptx(particles(), particles(), capability=(9, 0))
