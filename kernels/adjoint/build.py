@@ -40,6 +40,7 @@ from numbridge.kernels.adjoint.ir import (
     Value,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER, without_jumps
+from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
@@ -133,6 +134,7 @@ class _Builder(Construct):
         self.locals: list[Array] = []
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, _item(p)) for p in parameters]
+        self.type_name(types.float32)  # in which elements of fewer bits are loaded
 
     def run(self) -> Program:
         """Read the kernel."""
@@ -795,9 +797,10 @@ class _Builder(Construct):
 
 
 def _item(parameter: ParameterType) -> Array | Value:
-    kind = inference.scalar_type(parameter.scalar)
+    narrow = is_narrow(parameter.scalar)
+    kind = types.float32 if narrow else inference.scalar_type(parameter.scalar)
     if isinstance(parameter, ArrayType):
-        return Array(parameter.name, kind, parameter.ndim)
+        return Array(parameter.name, kind, parameter.ndim, narrow=narrow)
     return Value(parameter.name, kind)
 
 
