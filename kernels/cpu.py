@@ -5,7 +5,9 @@ Importing this module imports Numba, so only code that is about to compile does.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import isfunction
 from typing import Any
 
 from llvmlite import ir
@@ -17,6 +19,7 @@ from numbridge.kernels import cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.generated_code import Typed, typed
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
@@ -77,6 +80,7 @@ def compile_run(
     entry: str,
     origin: Callable[[int], str | None],
     fastmath: bool,
+    generated: bool = False,
 ) -> Compiled:
     """Compile the generated source of a variant to object code.
 
@@ -96,6 +100,9 @@ def compile_run(
         Returns where a line of the generated source comes from, for messages, or None.
     fastmath : bool
         Whether LLVM may reassociate floating-point arithmetic.
+    generated : bool
+        Whether every name in the text has one type. It is compiled without Numba's analysis then, which is slow where
+        functions are long.
 
     Raises
     ------
@@ -122,12 +129,39 @@ def compile_run(
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     exec(compile(text, filename, "exec"), names)
+    found = _typed(text, parameters, names, fastmath=fastmath) if generated else []
     try:
-        compiled = compile_functions({symbol: (names[RUN], "int64(int64, int64, int64, int64)")})
+        compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
         raise not_compiled(error, entry, parameters, filename, origin) from error
     _check_writes(names, entry)
-    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": _wide_lines(names, text)})
+    wide = _wide_lines(names, text, {line for function in found for line in function.wide})
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
+
+
+def _typed(text: str, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool) -> list[Typed]:
+    """Put functions that need no analysis in the place of those that Numba would compile, and return them."""
+    kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
+    found = []
+    for tree in ast.parse(text).body:
+        if isinstance(tree, ast.FunctionDef):
+            arguments = [kinds.get(argument.arg, types.int64) for argument in tree.args.args]
+            function = typed(tree, arguments, names, fastmath=fastmath and tree.name != RUN)
+            if function is not None:
+                found.append(function)
+                names[tree.name] = function.call
+    return found
+
+
+def _run_function(run: Any) -> Any:
+    """Return a function for Numba to compile, whether or not `run` is one."""
+    if hasattr(run, "py_func") or isfunction(run):
+        return run
+
+    def call(block: Any, geometry: Any, first: Any, last: Any) -> Any:
+        return run(block, geometry, first, last)
+
+    return call
 
 
 def _overloads(names: Mapping[str, Any]) -> Iterator[Any]:
@@ -147,9 +181,9 @@ def _check_writes(names: Mapping[str, Any], entry: str) -> None:
         )
 
 
-def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
+def _wide_lines(names: Mapping[str, Any], text: str, known: set[int]) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
-    found: set[int] = set()
+    found = set(known)
     for overload in _overloads(names):
         for expression, signature in overload.type_annotation.calltypes.items():
             if signature is not None and signature.return_type in (types.float64, types.complex128):

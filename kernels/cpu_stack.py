@@ -24,8 +24,10 @@ _MEMORY, _CAPACITY, _HEIGHT = 0, 8, 16
 
 _reallocate = external("realloc", types.int64, types.int64, types.int64)
 _release = external("free", types.void, types.int64)
-_function = njit(_nrt=False, error_model="numpy")
-_inlined = njit(_nrt=False, error_model="numpy", forceinline=True)
+# Nothing calls these from Python, which knows no floats of 16 bits.
+_inside = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_function = njit(**_inside)
+_inlined = njit(**_inside, forceinline=True)
 
 
 @intrinsic

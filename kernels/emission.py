@@ -89,6 +89,11 @@ class Emitted:
     private: Private | None = None
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def generated(self) -> bool:
+        """Whether no user wrote the text, so that every name in it has one type."""
+        return not self.parts
+
     def origin(self, line: int) -> str | None:
         """Return where a line of the text comes from: ``file:line:column``, the source line and a caret.
 

@@ -113,7 +113,7 @@ def _parts(
 ) -> list[str]:
     """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
     total, row = " * ".join(f"_nb_n{k}" for k in range(rank)), " * ".join(f"_nb_n{k}" for k in range(1, rank)) or "1"
-    lines = ["    _nb_low, _nb_high = _nb_first, _nb_first"]
+    lines = ["    _nb_low = _nb_first", "    _nb_high = _nb_first"]
     lines += [f"    if _nb_first == 0 and _nb_last == {total}:", "        _nb_high = _nb_last"]
     if private.distance is not None:
         reach = 2 * private.distance

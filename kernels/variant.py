@@ -620,6 +620,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             entry=emitted.entry,
             origin=_origins(emitted, text),
             fastmath=fastmath,
+            generated=emitted.generated,
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)

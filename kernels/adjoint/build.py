@@ -49,6 +49,7 @@ from numbridge.kernels.adjoint.ir import (
     is_float,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER, without_jumps
+from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.element_operations import FUNCTIONS
 from numbridge.kernels.element_stores import PARTS
@@ -153,6 +154,7 @@ class _Builder(Construct):
         self.locals: list[Array] = []
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, _item(p)) for p in parameters]
+        self.type_name(types.float32)  # in which elements of fewer bits are loaded
 
     def run(self) -> Program:
         """Read the kernel."""
@@ -947,9 +949,10 @@ class _Builder(Construct):
 
 
 def _item(parameter: ParameterType) -> Array | Value:
-    kind = inference.parameter_type(parameter)
+    narrow = parameter.element is None and is_narrow(parameter.scalar)
+    kind = types.float32 if narrow else inference.parameter_type(parameter)
     if isinstance(parameter, ArrayType):
-        return Array(parameter.name, kind, parameter.ndim)
+        return Array(parameter.name, kind, parameter.ndim, narrow=narrow)
     return Value(parameter.name, kind)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
 
-_NARROWEST = 4  # bytes
+_HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
 
 
@@ -241,7 +242,7 @@ class Derivative(Kernel):
         NumbridgeError
             If there is no such derivative.
         """
-        _check_floats(self, parameters)
+        _check_floats(self, parameters, _SINGLE)
         plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
         made: list[ParameterType] = []
         for name in (parameter.name for parameter in self.parameters):
@@ -279,7 +280,7 @@ class Derivative(Kernel):
         """
         run: Callable[..., None] = remembered(self, dim)
         if not checked:
-            return run
+            return self._widening(run)
         return self._checked(run, remembered(self._together(), dim) if self.mode == "adjoint" else run)
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
@@ -287,7 +288,19 @@ class Derivative(Kernel):
         run = launcher(self, geometry)
         return self._checked(run, launcher(self._together(), geometry) if self.mode == "adjoint" else run)
 
+    def _widening(self, run: Callable[..., None]) -> Callable[..., None]:
+        """Return a launcher that takes adjoints of 16-bit floats, too."""
+        names = [parameter.name for parameter in self.parameters]
+        return widening(self.name, names, run, self._changed) if self.mode == "adjoint" else run
+
+    def _changed(self, arguments: Sequence[Any]) -> frozenset[str]:
+        """Return the arrays that this writes, for some arguments."""
+        types, _ = variants_of(self).types(arguments, [describe(argument) for argument in arguments])
+        return frozenset(p.name for p in types if isinstance(p, ArrayType) and p.written)
+
     def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
+        run, together = self._widening(run), self._widening(together)
+
         def checked(*arguments: Any) -> None:
             found = [describe(argument) for argument in arguments]
             (run if self.check(arguments, found) else together)(*arguments)
@@ -428,12 +441,13 @@ class _DerivativeVariants(Variants):
         if primal.element is not None:
             check_array(where, ArrayAnnotation(primal.element, ndim), argument, found)
             return ArrayType(parameter.name, primal.scalar, ndim, True, False, primal.element)
-        row = check_array(where, None, argument, found)
-        if row != primal.scalar:
-            raise NumbridgeTypeError(
-                f"{where}: wanted elements of {primal.scalar.name}, got {row.name}; convert it first"
-            )
-        return ArrayType(parameter.name, primal.scalar, found.ndim, True, False)
+        row, wanted = check_array(where, None, argument, found), primal.scalar
+        if adjoint and row == wanted and is_narrow(row):
+            raise NarrowAdjointError(f"{where}: it is added up in float32; pass an array of float32")
+        wanted = adjoint_scalar(wanted) if adjoint else wanted
+        if row != wanted:
+            raise NumbridgeTypeError(f"{where}: wanted elements of {wanted.name}, got {row.name}; convert it first")
+        return ArrayType(parameter.name, row, found.ndim, True, False)
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the derivative's text."""
@@ -449,8 +463,8 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
-def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
-    """Refuse derivatives by what is no real number."""
+def _check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
+    """Refuse derivatives by what is no real number, or has fewer bytes than the narrowest that is wanted."""
     for parameter in types:
         row = parameter.scalar
         if row.code == scalars.COMPLEX:
@@ -458,7 +472,7 @@ def _check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "
                 "here; pass real and imaginary parts as arrays of their own"
             )
-        if row.is_float and row.itemsize < _NARROWEST:
+        if row.is_float and row.itemsize < narrowest:
             raise KernelUnsupportedError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "
                 "float64; convert it first"

@@ -109,7 +109,8 @@ def operation(op: Op) -> str:
         case Shape():
             return f"{op.result.name} = {op.array.name}.shape[{op.axis}]"
         case Load():
-            return f"{op.result.name} = {element(op.array.name, op.index)}"
+            held = element(op.array.name, op.index)
+            return f"{op.result.name} = {f'_nb_{op.array.dtype}({held})' if op.array.narrow else held}"
         case Store():
             return f"{element(op.array.name, op.index)} = {op.value.name}"
         case Atomic():

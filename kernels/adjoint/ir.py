@@ -69,7 +69,10 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Array:
-    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant."""
+    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant.
+
+    One that is `narrow` is stored in fewer bits than its `dtype`, which is what its elements are computed with in.
+    """
 
     name: str
     dtype: Any
@@ -78,6 +81,7 @@ class Array:
     extents: tuple[int, ...] = ()
     dtype_text: str = ""
     zeroed: bool = False
+    narrow: bool = False
 
     def __repr__(self) -> str:
         """Return name, dtype and rank."""

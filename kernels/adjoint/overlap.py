@@ -16,7 +16,7 @@ from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
-__all__ = ["check_overlaps", "extent", "share_memory"]
+__all__ = ["check_overlaps", "extent", "on_memory", "share_memory"]
 
 _WORK: Any = 10_000
 
@@ -44,18 +44,20 @@ def share_memory(a: Description, b: Description) -> bool:
     if a.data == b.data:
         return True
     try:
-        return np.shares_memory(_values(a), _values(b), max_work=_WORK)
+        return np.shares_memory(on_memory(a), on_memory(b), max_work=_WORK)
     except np.exceptions.TooHardError:
         return True
 
 
-def _values(found: Description) -> Any:
-    """Return a NumPy array on an array's memory, which must not outlive it."""
+def on_memory(found: Description, dtype: Any = None) -> Any:
+    """Return a NumPy array on an array's memory, which must be the CPU's and must not outlive it; opaque without a dtype."""
     low, high = extent(found)
+    if low == high:
+        return np.empty(found.shape, dtype)
     itemsize = _itemsize(found)
     block: Any = (ctypes.c_char * (high - low)).from_address(low)
     whole = np.frombuffer(block, np.uint8)
-    return np.ndarray(found.shape, np.dtype(f"V{itemsize}"), whole, found.data - low, found.strides)
+    return np.ndarray(found.shape, np.dtype(dtype or f"V{itemsize}"), whole, found.data - low, found.strides)
 
 
 def check_overlaps(

@@ -1,0 +1,592 @@
+"""Generated functions as LLVM code, without Numba's analysis of bytecode: what the generator knows need not be found out.
+
+In generated text every name has one type, which its first assignment shows, and control flow is a handful of statements.
+So one walk types it and another builds its code. What an operation means, its types and its machine code are Numba's, as
+everywhere; a function with anything else in it is not `typed`, and Numba compiles it the long way. Importing this module
+imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, typing
+from numba.core.cpu_options import FastMathOptions
+from numba.core.errors import NumbaError
+from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+__all__ = ["Typed", "typed"]
+
+_BINARY: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_UNARY: dict[type[ast.AST], Any] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+}
+
+
+class _Unknown(Exception):  # noqa: N818 - not an error: Numba compiles the function then
+    """The text has something that is not known here."""
+
+
+@dataclass(frozen=True)
+class _Expression:
+    """A type, and what builds the value; `number` is that of a constant in the text."""
+
+    type: Any
+    build: Callable[[_Frame], Any]
+    number: Any = None
+
+
+_Step = Callable[["_Frame"], None]
+
+
+@dataclass
+class _Frame:
+    """A function whose code is being built."""
+
+    context: Any
+    builder: Any
+    values: dict[str, Any]
+    places: dict[str, Any]
+    leave: list[Any] = field(default_factory=list)
+
+    def cast(self, value: Any, kind: Any, wanted: Any) -> Any:
+        """Convert a value."""
+        return value if kind == wanted else self.context.cast(self.builder, value, kind, wanted)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A generated function whose types are known.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in its text.
+    call : intrinsic
+        What to call instead of it in text that Numba compiles.
+    wide : frozenset of int
+        Lines of the text on which float64 arithmetic happens.
+    """
+
+    name: str
+    call: Any
+    wide: frozenset[int]
+
+
+def typed(tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any], *, fastmath: bool) -> Typed | None:
+    """Return a generated function as something to call in text that Numba compiles, or None if only Numba can compile it.
+
+    Parameters
+    ----------
+    tree : ast.FunctionDef
+        The function.
+    kinds : sequence of Numba types
+        The types of its parameters.
+    names : mapping
+        The globals of its text.
+    fastmath : bool
+        Whether LLVM may reassociate floating-point arithmetic.
+    """
+    text = _Text(tree, kinds, names, fastmath)
+    try:
+        text.read()
+    except (_Unknown, NumbaError):
+        return None
+    return Typed(tree.name, _intrinsic(text), frozenset(text.wide))
+
+
+def _intrinsic(text: _Text) -> Any:
+    kinds, result = tuple(text.kinds), text.result
+
+    def typing_of(typing_context: Any, *arguments: Any) -> Any:
+        return typing.signature(result, *kinds), generate
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = builder.module.globals.get(text.symbol) or text.define(context, builder.module)
+        status, value = context.call_conv.call_function(builder, function, result, kinds, arguments)
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return value
+
+    # Numba asks for as many parameters as there will be arguments.
+    listed = ", ".join(f"a{k}" for k in range(len(kinds)))
+    scope = {"typing_of": typing_of}
+    exec(f"def call(typing_context, {listed}):\n    return typing_of(typing_context, {listed})", scope)
+    return intrinsic(scope["call"])
+
+
+class _Text:
+    """A function's text while it is read."""
+
+    def __init__(self, tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any], fastmath: bool) -> None:
+        self.fastmath = FastMathOptions(fastmath)
+        self.tree = tree
+        self.kinds = kinds
+        self.symbol = f"numbridge.{tree.name}"
+        self.result: Any = types.none
+        self.wide: set[int] = set()
+        self._globals = names
+        self._types: dict[str, Any] = {a.arg: kind for a, kind in zip(tree.args.args, kinds, strict=True)}
+        self._constant = _assigned_once(tree, [*self._types])
+        self._context = cpu_target.typing_context
+        self._context.refresh()
+        self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
+        self._returned: _Expression | None = None
+        self._steps: list[_Step] = []
+
+    def read(self) -> None:
+        """Type everything."""
+        self._steps = self._block(self.tree.body)
+
+    def define(self, context: Any, module: Any) -> Any:
+        """Add the function to a module."""
+        convention = context.call_conv
+        function = ir.Function(module, convention.get_function_type(self.result, self.kinds), self.symbol)
+        function.linkage = "internal"
+        parameters = [argument.arg for argument in self.tree.args.args]
+        convention.decorate_function(function, parameters, self.kinds)
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        packer = context.get_arg_packer(self.kinds)
+        values = packer.from_arguments(builder, convention.get_arguments(function))
+        frame = _Frame(context, builder, dict(zip(parameters, values, strict=True)), {})
+        # What needs memory of its own asks for it in the first block.
+        for name, kind in self._types.items():
+            if name not in self._constant:
+                frame.places[name] = builder.alloca(context.get_value_type(kind), name=name)
+                if name in frame.values:
+                    builder.store(frame.values[name], frame.places[name])
+        body = builder.append_basic_block("body")
+        builder.branch(body)
+        builder.position_at_end(body)
+        for step in self._steps:
+            step(frame)
+        returned = self._returned
+        value = context.get_dummy_value() if returned is None else returned.build(frame)
+        convention.return_value(builder, context.get_return_value(builder, self.result, value))
+        if self.fastmath:
+            for visitor in (FastFloatBinOpVisitor, FastFloatCallVisitor):
+                visitor(self.fastmath.flags).visit_Function(function)
+        return function
+
+    # Statements
+
+    def _block(self, body: Sequence[ast.stmt]) -> list[_Step]:
+        return [step for statement in body for step in self._statement(statement)]
+
+    def _statement(self, node: ast.stmt) -> list[_Step]:
+        match node:
+            case ast.Assign(targets=[ast.Name(name)]):
+                if isinstance(node.value, ast.Name) and node.value.id in self._nonnegative and name in self._constant:
+                    self._nonnegative.add(name)
+                return [self._assign(name, self._expression(node.value))]
+            case ast.Assign(targets=[ast.Subscript() as target]):
+                return [self._store(target, self._expression(node.value))]
+            case ast.AugAssign(ast.Name(name)):
+                return [self._assign(name, self._binary(node, node.op, self._name(name), node.value))]
+            case ast.AugAssign(ast.Subscript() as target):
+                held = self._element(target)
+                return [self._store(target, self._binary(node, node.op, held, node.value))]
+            case ast.If():
+                return [self._if(node)]
+            case ast.For(ast.Name(name), ast.Call(ast.Name("range"), bounds)):
+                return [self._for(name, bounds, node.body)]
+            case ast.While():
+                return [self._while(node)]
+            case ast.Expr(ast.Call() as call):
+                value = self._call(call)
+                return [lambda frame: (value.build(frame), None)[1]]
+            case ast.Pass():
+                return []
+            case ast.Return(ast.expr() as value) if node is self.tree.body[-1]:
+                self._returned = self._expression(value)
+                self.result = self._returned.type
+                return []
+        raise _Unknown
+
+    def _assign(self, name: str, value: _Expression) -> _Step:
+        kind = self._declared(name, value.type)
+        constant = name in self._constant
+
+        def build(frame: _Frame) -> None:
+            made = frame.cast(value.build(frame), value.type, kind)
+            if constant:
+                frame.values[name] = made
+            else:
+                frame.builder.store(made, frame.places[name])
+
+        return build
+
+    def _declared(self, name: str, kind: Any) -> Any:
+        """Return the type of a name that is assigned something of a type."""
+        known = self._types.setdefault(name, types.unliteral(kind))
+        if known != types.unliteral(kind):
+            raise _Unknown
+        return known
+
+    def _store(self, target: ast.Subscript, value: _Expression) -> _Step:
+        array, index = self._expression(target.value), self._index(target.slice)
+        call = self._resolved(operator.setitem, [array, index, value])
+        return lambda frame: (call.build(frame), None)[1]
+
+    def _condition(self, node: ast.expr) -> Callable[[_Frame], Any]:
+        test = self._expression(node)
+        return lambda frame: frame.context.is_true(frame.builder, test.type, test.build(frame))
+
+    def _if(self, node: ast.If) -> _Step:
+        condition = self._condition(node.test)
+        then, orelse = self._block(node.body), self._block(node.orelse)
+        leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Break)
+        if leaves:
+            raise _Unknown
+
+        def build(frame: _Frame) -> None:
+            with frame.builder.if_else(condition(frame)) as (yes, no):
+                for side, steps in ((yes, then), (no, orelse)):
+                    with side:
+                        for step in steps:
+                            step(frame)
+
+        return build
+
+    def _loop_body(self, body: Sequence[ast.stmt]) -> list[_Step]:
+        """Return the steps of a loop's body, which may leave the loop at its own level."""
+        steps: list[_Step] = []
+        for statement in body:
+            match statement:
+                case ast.If(body=[ast.Break()], orelse=[]):
+                    steps.append(self._break(statement))
+                case _:
+                    steps += self._statement(statement)
+        return steps
+
+    def _break(self, node: ast.If) -> _Step:
+        condition = self._condition(node.test)
+
+        def build(frame: _Frame) -> None:
+            stay = frame.builder.append_basic_block("stay")
+            frame.builder.cbranch(condition(frame), frame.leave[-1], stay)
+            frame.builder.position_at_end(stay)
+
+        return build
+
+    def _while(self, node: ast.While) -> _Step:
+        condition = self._condition(node.test)
+        steps = self._loop_body(node.body)
+
+        def build(frame: _Frame) -> None:
+            with _looping(frame) as (inside, after):
+                frame.builder.cbranch(condition(frame), inside, after)
+                frame.builder.position_at_end(inside)
+                for step in steps:
+                    step(frame)
+
+        return build
+
+    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> _Step:
+        found = [self._expression(bound) for bound in bounds]
+        step = found[2].number if len(found) == 3 else 1
+        if not step or any(types.unliteral(bound.type) != types.int64 for bound in found):
+            raise _Unknown
+        start = found[0] if len(found) > 1 else self._number(0)
+        stop = found[0] if len(found) == 1 else found[1]
+        counted = self._declared(name, types.int64)
+        assert counted == types.int64
+        constant = name in self._constant
+        first_number, bound = start.number, stop.number
+        if constant and (first_number is not None and first_number >= 0 if step > 0 else bound in (-1, 0)):
+            self._nonnegative.add(name)
+        steps = self._loop_body(body)
+        word = ir.IntType(64)
+
+        def build(frame: _Frame) -> None:
+            builder = frame.builder
+            first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
+            before = builder.block
+            with _looping(frame) as (inside, after):
+                counter = builder.phi(word)
+                counter.add_incoming(first, before)
+                builder.cbranch(builder.icmp_signed("<" if step > 0 else ">", counter, last), inside, after)
+                builder.position_at_end(inside)
+                if constant:
+                    frame.values[name] = counter
+                else:
+                    builder.store(counter, frame.places[name])
+                for inner in steps:
+                    inner(frame)
+                following = builder.add(counter, word(step), flags=("nsw",))
+                counter.add_incoming(following, builder.block)
+
+        return build
+
+    # Expressions
+
+    def _expression(self, node: ast.expr) -> _Expression:
+        match node:
+            case ast.Constant(value) if value is Ellipsis:
+                return _Expression(types.ellipsis, lambda frame: frame.context.get_dummy_value())
+            case ast.Constant(bool() | int() | float() as value):
+                return self._number(value)
+            case ast.Name(name):
+                return self._name(name)
+            case ast.Attribute():
+                return self._global(self._object(node))
+            case ast.Tuple(parts):
+                return self._tuple([self._expression(part) for part in parts])
+            case ast.Subscript(ast.Attribute(ast.Name() as array, "shape"), ast.Constant(int() as axis)):
+                return self._extent(self._expression(array), axis)
+            case ast.Subscript():
+                return self._element(node)
+            case ast.BinOp():
+                return self._binary(node, node.op, self._expression(node.left), node.right)
+            case ast.Compare(left, [op], [right]):
+                return self._binary(node, op, self._expression(left), right)
+            case ast.BoolOp(ast.And(), parts):
+                return self._all([self._condition(part) for part in parts])
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+                return self._number(-value)
+            case ast.UnaryOp():
+                return self._noted(node, self._resolved(_UNARY[type(node.op)], [self._expression(node.operand)]))
+            case ast.IfExp():
+                return self._choice(node)
+            case ast.Call():
+                return self._noted(node, self._call(node))
+        raise _Unknown
+
+    def _noted(self, node: Any, made: _Expression) -> _Expression:
+        if made.type == types.float64:
+            self.wide.add(node.lineno)
+        return made
+
+    def _number(self, value: Any) -> _Expression:
+        kind = types.literal(value) if isinstance(value, bool | int) else types.float64
+        return _Expression(kind, lambda frame: _constant(frame, kind, value), value)
+
+    def _name(self, name: str) -> _Expression:
+        kind = self._types.get(name)
+        if kind is None:
+            return self._global(self._object(ast.Name(name)))
+        if name in self._constant:
+            return _Expression(kind, lambda frame: frame.values[name])
+        return _Expression(kind, lambda frame: frame.builder.load(frame.places[name]))
+
+    def _object(self, node: ast.expr) -> Any:
+        """Return the object that a name, or a name of a module, stands for."""
+        match node:
+            case ast.Name(name) if name in self._globals:
+                return self._globals[name]
+            case ast.Name(name) if hasattr(builtins, name) and name not in self._types:
+                return getattr(builtins, name)
+            case ast.Attribute():
+                return getattr(self._object(node.value), node.attr)
+        raise _Unknown
+
+    def _global(self, value: Any) -> _Expression:
+        kind = self._context.resolve_value_type(value)
+        if not isinstance(kind, types.Array | types.Number | types.Boolean):
+            return _Expression(kind, lambda frame: frame.context.get_dummy_value(), value)
+        return _Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, value))
+
+    def _tuple(self, parts: Sequence[_Expression], *, literal: bool = False) -> _Expression:
+        kind = types.Tuple.from_types([p.type if literal else types.unliteral(p.type) for p in parts])
+        wanted = list(kind)
+
+        def build(frame: _Frame) -> Any:
+            values = [frame.cast(part.build(frame), part.type, to) for part, to in zip(parts, wanted, strict=True)]
+            return frame.context.make_tuple(frame.builder, kind, values)
+
+        return _Expression(kind, build)
+
+    def _extent(self, array: _Expression, axis: int) -> _Expression:
+        kind = array.type
+        if not isinstance(kind, types.Array):
+            raise _Unknown
+
+        def build(frame: _Frame) -> Any:
+            view = frame.context.make_array(kind)(frame.context, frame.builder, array.build(frame))
+            return frame.builder.extract_value(view.shape, axis)
+
+        return _Expression(types.int64, build)
+
+    def _all(self, conditions: Sequence[Callable[[_Frame], Any]]) -> _Expression:
+        def build(frame: _Frame) -> Any:
+            return functools.reduce(frame.builder.and_, [condition(frame) for condition in conditions])
+
+        return _Expression(types.boolean, build)
+
+    def _element(self, node: ast.Subscript) -> _Expression:
+        match self._expression(node.value), node.slice:
+            case _Expression(types.BaseTuple() as kind) as parts, ast.Constant(int() as place):
+                return _Expression(kind[place], lambda frame: frame.builder.extract_value(parts.build(frame), place))
+        return self._resolved(operator.getitem, [self._expression(node.value), self._index(node.slice)])
+
+    def _index(self, node: ast.expr) -> _Expression:
+        """Return an index; what is never negative is unsigned, so that it is not asked whether it counts from the end."""
+        match node:
+            case ast.Name(name) if name in self._nonnegative:
+                return _Expression(types.uint64, self._name(name).build)
+            case ast.Tuple(parts):
+                return self._tuple([self._index(part) for part in parts])
+        return self._expression(node)
+
+    def _binary(self, node: Any, op: ast.AST, left: _Expression, right_node: ast.expr) -> _Expression:
+        right = self._expression(right_node)
+        return self._noted(node, self._resolved(_BINARY[type(op)], [left, right]))
+
+    def _choice(self, node: ast.IfExp) -> _Expression:
+        condition = self._condition(node.test)
+        sides = [self._expression(side) for side in (node.body, node.orelse)]
+        kind = self._context.unify_types(*(types.unliteral(side.type) for side in sides))
+        if not isinstance(kind, types.Number | types.Boolean):
+            raise _Unknown
+
+        def build(frame: _Frame) -> Any:
+            then, orelse = (frame.cast(side.build(frame), side.type, kind) for side in sides)
+            return frame.builder.select(condition(frame), then, orelse)
+
+        return _Expression(kind, build)
+
+    def _call(self, node: ast.Call) -> _Expression:
+        if node.keywords:
+            raise _Unknown
+        function = self._object(node.func)
+        match node.args:
+            case [ast.Constant(value)] if isinstance(function, type) and issubclass(function, np.generic):
+                number = function(value)
+                kind = self._context.resolve_value_type(number)
+                return _Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, number))
+        match node:
+            case ast.Call(ast.Name("_nb_local_array"), [ast.Tuple(extents), dtype]):
+                shape = self._tuple([self._expression(extent) for extent in extents], literal=True)
+                return self._resolved(function, [shape, self._expression(dtype)])
+            case ast.Call(ast.Name("_nb_add" | "_nb_add_private"), [array, index, added]):
+                parts = [self._expression(array), self._index(index), self._expression(added)]
+                return self._resolved(function, parts)
+        return self._resolved(function, [self._expression(argument) for argument in node.args])
+
+    def _resolved(self, function: Any, arguments: Sequence[_Expression]) -> _Expression:
+        """Return what an operation gives, as Numba resolves it."""
+        kind = self._context.resolve_value_type(function)
+        signature = self._context.resolve_function_type(kind, tuple(a.type for a in arguments), {})
+        if signature is None or signature.recvr is not None:
+            raise _Unknown
+
+        def build(frame: _Frame) -> Any:
+            implementation = frame.context.get_function(kind, signature)
+            return implementation(frame.builder, _arguments(frame, signature, arguments))
+
+        return _Expression(signature.return_type, build)
+
+
+def _arguments(frame: _Frame, signature: Any, arguments: Sequence[_Expression]) -> list[Any]:
+    """Return the values that an implementation takes: converted, defaults filled in, the rest as a tuple."""
+
+    def given(position: int, parameter: Any, argument: _Expression) -> Any:
+        return frame.cast(argument.build(frame), argument.type, signature.args[position])
+
+    def default(position: int, parameter: Any, value: Any) -> Any:
+        return frame.context.get_constant_generic(frame.builder, signature.args[position], value)
+
+    def rest(position: int, parameter: Any, values: Sequence[_Expression]) -> Any:
+        kinds = signature.args[position]
+        made = [frame.cast(v.build(frame), v.type, kind) for v, kind in zip(values, kinds, strict=True)]
+        return cgutils.make_anonymous_struct(frame.builder, made)
+
+    if signature.pysig is None:
+        return [given(k, None, argument) for k, argument in enumerate(arguments)]
+    folded: list[Any] = typing.fold_arguments(signature.pysig, arguments, {}, given, default, rest)
+    return folded
+
+
+def _constant(frame: _Frame, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Literal):
+        return frame.context.get_constant(kind.literal_type, value)
+    return frame.context.get_constant(kind, value)
+
+
+@contextmanager
+def _looping(frame: _Frame) -> Iterator[tuple[Any, Any]]:
+    """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks."""
+    builder = frame.builder
+    head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    frame.leave.append(after)
+    yield inside, after
+    frame.leave.pop()
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+def _assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]:
+    """Return the names that are assigned in one place, and used only after it, within the same block."""
+    stores = dict.fromkeys(parameters, 1)
+    fine: dict[str, bool] = {}
+    open_names = [set(parameters)]
+
+    def use(node: ast.AST) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+                fine[inner.id] = fine.get(inner.id, True) and any(inner.id in names for names in open_names)
+
+    def store(name: str) -> None:
+        stores[name] = stores.get(name, 0) + 1
+        open_names[-1].add(name)
+
+    def block(body: Sequence[ast.stmt], first: str | None = None) -> None:
+        open_names.append(set())
+        if first is not None:
+            store(first)
+        for statement in body:
+            match statement:
+                case ast.If() | ast.While():
+                    use(statement.test)
+                    block(statement.body)
+                    block(statement.orelse)
+                case ast.For(ast.Name(name)):
+                    use(statement.iter)
+                    block(statement.body, name)
+                case ast.AugAssign(ast.Name(name)):
+                    stores[name] = 2
+                case ast.Assign(targets=[ast.Name(name)]):
+                    use(statement.value)
+                    store(name)
+                case _:
+                    use(statement)
+        open_names.pop()
+
+    block(tree.body)
+    return {name for name, count in stores.items() if count == 1 and fine.get(name, True)}

@@ -1,0 +1,124 @@
+"""Generated functions that are compiled without Numba's analysis do what Numba's own compilation of them does."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+import numpy as np
+import pytest
+from numba import njit, types
+
+from adjoint_cases import long_one, prefix_products
+from numbridge.kernels import cpu, cpu_intrinsics
+from numbridge.kernels.generated_code import typed
+from numbridge.kernels.launch import launch
+
+NAMES = {
+    "math": math,
+    "_nb_float32": np.float32,
+    "_nb_float64": np.float64,
+    "_nb_local_array": cpu_intrinsics.local_array,
+    "_nb_add": cpu_intrinsics.atomic_add,
+    "table": np.array([1.5, 2.5, 3.5]),
+}
+FLOATS, INTEGERS = types.float64[::1], types.int64[:, ::1]
+
+CONSTRUCTS = """
+def made(x, n, out):
+    kept = _nb_local_array(4, _nb_float64)
+    square = _nb_local_array((2, 3), _nb_float32)
+    kept[...] = 0.5
+    square[1, 2] = 7
+    total = _nb_float64(0.0)
+    at = 0
+    for k in range(n):
+        value = x[k] * 2.0 - -3.0
+        if value > 1.0:
+            total += value
+            side = value
+        else:
+            total -= math.sin(value)
+            side = -value
+        total += side
+        kept[k & 3] += total
+    for k in range(n - 1, -1, -2):
+        total = total * 0.5 + x[k] ** 2 + x[-1 - k]
+    while True:
+        at += 1
+        if at > n: break
+        total += 0.25 if at % 2 == 0 else 1
+        if total > 40.0: break
+    n -= 1
+    while n > 0 and at > 0:
+        n = n >> 1
+        at -= 1
+    _nb_add(out, 0, total)
+    _nb_add(out, 1, kept[-1] + square[1, 2] + table[1])
+    out[2] = max(total, 1.0, kept[0]) + min(x[0], 3)
+    out[3] += x.shape[0] + (not at) + (~at) + float(total)
+    return (total, at,)
+"""
+PAIRS = """
+def made(x):
+    a, b = x[0], x[1]
+    return (a, b,)
+"""
+REFUSED = ["raise ValueError", "v = 1\n    v = 2.0", "for k in range(0, n, n): pass", "v = [n]", "v = unheard_of(n)"]
+
+
+def function(text, kinds, names):
+    """Return a function as Numba compiles it, and with its body built from what is typed here."""
+    (tree,) = ast.parse(text).body
+    found = typed(tree, kinds, names, fastmath=False)
+    assert found is not None
+    scope = {**names}
+    exec(text, scope)
+    call, arguments = found.call, ", ".join(argument.arg for argument in tree.args.args)
+    exec(f"def outer({arguments}): return call({arguments})", around := {"call": call})
+    settings = {"_nrt": False, "error_model": "numpy"}
+    return njit(**settings)(scope["made"]), njit(**settings)(around["outer"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12])
+def test_constructs(count):
+    by_numba, by_us = function(CONSTRUCTS, [FLOATS, types.int64, FLOATS], NAMES)
+    x = np.random.default_rng(count).normal(size=count) * 4
+    expected, got = np.zeros(4), np.zeros(4)
+    assert by_numba(x, count, expected) == by_us(x, count, got)
+    assert expected.any() and np.array_equal(expected, got)
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_left_to_numba(line):
+    (tree,) = ast.parse(f"def made(n):\n    {line}").body
+    assert typed(tree, [types.int64], NAMES, fastmath=False) is None
+    (pairs,) = ast.parse(PAIRS).body
+    assert typed(pairs, [FLOATS], NAMES, fastmath=False) is None
+
+
+def test_lines_of_float64_are_known():
+    (tree,) = ast.parse("def made(x):\n    y = x * 2.0\n    return (y,)").body
+    assert typed(tree, [types.float32], NAMES, fastmath=False).wide == {2}
+
+
+@pytest.mark.parametrize("kernel", [long_one, prefix_products], ids=lambda kernel: kernel.name)
+def test_adjoints_are_not_analysed(kernel, monkeypatch, tmp_path):
+    found = {}
+    original = cpu.typed
+
+    def watched(tree, *arguments, **named):
+        made = original(tree, *arguments, **named)
+        found[tree.name] = made is not None
+        return made
+
+    monkeypatch.setattr(cpu, "typed", watched)
+    monkeypatch.setattr("numbridge.kernels.object_cache.stored", lambda key: None)
+    x, a, y = np.ones(6), np.ones(4), np.zeros(6)
+    if kernel is long_one:
+        launch(kernel, 6, [x, a, y, 6], adj_inputs=[np.zeros(6), np.zeros(4), np.ones(6), None], adjoint=True)
+        assert found == {"long_one_adjoint": True, "_nb_loop_long_one_adjoint": True, "_nb_run": True}
+    else:
+        launch(kernel, 1, [x, y], adj_inputs=[np.zeros(6), np.ones(6)], adjoint=True)
+        # What a loop overwrites is kept on a stack, for which there may be no memory: Numba catches that.
+        assert not found.pop("_nb_run") and found and all(found.values())
