@@ -33,6 +33,7 @@ _BINARY: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+    ast.MatMult: operator.matmul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
@@ -464,6 +465,8 @@ class _Text:
 
     def _binary(self, node: Any, op: ast.AST, left: _Expression, right_node: ast.expr) -> _Expression:
         right = self._expression(right_node)
+        if type(op) not in _BINARY:
+            raise _Unknown
         return self._noted(node, self._resolved(_BINARY[type(op)], [left, right]))
 
     def _choice(self, node: ast.IfExp) -> _Expression:
