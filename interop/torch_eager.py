@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.launch import remembered
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
-__all__ = ["Launches", "ordinary_check", "quick_way"]
+__all__ = ["Launches", "ordinary_check", "quick_way", "transformed_check"]
 
 
 _MOST = 256
@@ -39,6 +40,7 @@ class Launches:
         # Derivatives that must not have the gradients that come in themselves, but copies.
         self._changing: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
         self._adjoints: dict[Any, Any] = {}
+        self._plain = plan.like_first and plan.along_first and self._first >= 0
 
     def arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return the kernel's arguments."""
@@ -65,16 +67,17 @@ class Launches:
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return an operator's outputs for its inputs."""
         outputs = self.outputs(values)
-        self.kernel.forall(self.dims(values))(*self.arguments(values, outputs))
+        dims = tuple(values[self._first].shape) if self._plain else self.dims(values)
+        remembered(self.kernel, dims)(*self.arguments(values, outputs))
         return outputs
 
     def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
         """Return the gradients by the `wanted` inputs, given those by all outputs."""
-        inputs, outputs = self.plan.inputs, self.plan.outputs
-        made = [_zeros(values[inputs.index(name)]) for name in wanted]
+        inputs, outputs, zeros = self.plan.inputs, self.plan.outputs, _zeros()
+        made = [zeros(values[inputs.index(name)]) for name in wanted]
         moving = [k for k, grad in enumerate(grads) if grad.is_floating_point()]
         by, kept = tuple(wanted), tuple(outputs[k] for k in moving)
-        arguments = [*self.arguments(values, [_zeros(grad) for grad in grads]), *made]
+        arguments = [*self.arguments(values, [zeros(grad) for grad in grads]), *made]
         dims, key = self.dims(values), (by, kept)
         if key not in self._changing:
             try:
@@ -105,10 +108,22 @@ def _copied(grad: Any) -> Any:
     return grad.clone(memory_format=torch.contiguous_format)
 
 
-def _zeros(like: Any) -> Any:
+@functools.cache
+def _zeros() -> Callable[[Any], Any]:
+    """Return a function that returns contiguous zeros like a tensor."""
     import torch
 
-    return torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return functools.partial(torch.zeros_like, memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def transformed_check() -> Callable[[], bool]:
+    """Return a function that tells whether one of torch.func's transforms, or forward mode, is at work."""
+    import torch
+    from torch.autograd import forward_ad
+
+    peek: Any = torch._C._functorch.peek_interpreter_stack
+    return lambda: peek() is not None or forward_ad._current_level >= 0
 
 
 @functools.cache
@@ -158,24 +173,37 @@ def quick_way(launches: Launches, general: Callable[..., list[Any]]) -> Callable
         outputs = launches.run(values)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    alone = len(arrays) == len(plan.inputs)
+
     class Quick(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *values: Any) -> Any:
+            # A launch asks of what requires a gradient whether that is lost, which takes longer than the launch.
+            if alone:
+                ctx.save_for_backward(*values)
+                return run([value.detach() for value in values])
+            given = list(values)
             ctx.save_for_backward(*[values[k] for k in arrays])
             ctx.others = [None if k in arrays else value for k, value in enumerate(values)]
-            return run(values)
+            for k in arrays:
+                given[k] = given[k].detach()
+            return run(given)
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            inputs = list(ctx.others)
             tensors = ctx.saved_tensors
-            for k, tensor in zip(arrays, tensors, strict=True):
-                inputs[k] = tensor
-            wanted = [ctx.needs_input_grad[k] and inputs[k].is_floating_point() for k in arrays]
+            inputs = tensors if alone else list(ctx.others)
+            if not alone:
+                for k, tensor in zip(arrays, tensors, strict=True):
+                    inputs[k] = tensor
+            needed = ctx.needs_input_grad
+            wanted = [needed[k] and inputs[k].is_floating_point() for k in arrays]
             # With create_graph the gradients are differentiated in turn.
             if tracked() or not is_ordinary((*tensors, *grads)):
                 return tuple(general(inputs, grads, wanted))
             made = launches.adjoint(inputs, grads, [name for name, want in zip(names, wanted, strict=True) if want])
+            if len(made) == len(inputs):
+                return tuple(made)
             found = iter(made)
             by_input: list[Any] = [None] * len(inputs)
             for k, want in zip(arrays, wanted, strict=True):

@@ -18,7 +18,7 @@ from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operators import Dims, OperatorPlan
-from numbridge.torch_eager import Launches, ordinary_check, quick_way
+from numbridge.torch_eager import Launches, ordinary_check, quick_way, transformed_check
 
 __all__ = ["TorchOp", "torch_op"]
 
@@ -96,7 +96,7 @@ class TorchOp:
         import torch
 
         self.plan, self.kernel = plan, plan.kernel
-        self._launches, self._is_ordinary = Launches(plan), ordinary_check()
+        self._launches, self._is_ordinary, self._is_transformed = Launches(plan), ordinary_check(), transformed_check()
         self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
         base = _free_name(name)
         self.name = f"{_NAMESPACE}::{base}"
@@ -142,7 +142,6 @@ class TorchOp:
 
     def _call(self, values: Sequence[Any]) -> Any:
         import torch
-        from torch.autograd import forward_ad
 
         if self._function is None:
             if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
@@ -154,7 +153,7 @@ class TorchOp:
         # torch's custom operators know neither forward mode nor torch.func; an autograd.Function does.
         if torch.compiler.is_compiling():
             return self.op(*values)
-        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        if self._is_transformed():
             made = self._function[0].apply(*values)
             return made if self._results > 1 else made[0]
         return self._quick(values) if self._is_ordinary(values) else self.op(*values)

@@ -76,7 +76,9 @@ class Kernel(Sourced):
             Floating parameters: arrays and scalars. The adjoint takes this kernel's arguments, with arrays as they were
             before the launch, then for each of these an array of the same shape and dtype (one element for a scalar).
             Gradients are added to it; where this kernel overwrote an element, the element's adjoint ends as that of what
-            it held before.
+            it held before. For arrays of float16 and bfloat16 it may also be of float32, and on CUDA must be: there is
+            no atomic addition to 16 bits, so gradients are added up in float32. One of 16 bits is copied to float32 for
+            the launch, and rounded once after it.
 
         Returns
         -------

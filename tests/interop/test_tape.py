@@ -444,3 +444,16 @@ def test_many_threads_and_elements():
         nb.launch(total, n, [y], [loss])
     tape.backward(loss)
     assert np.allclose(x.grad.numpy(), 2 * x.numpy())
+
+
+def test_arrays_of_half_precision():
+    @nb.kernel
+    def doubled_square(x, y):
+        i = nb.tid()
+        y[i] = 2.0 * x[i] * x[i]
+
+    x, y = nb.array([0.5, 1.0, 2.0], dtype=nb.float16, requires_grad=True), nb.zeros(3, dtype=nb.float16)
+    with nb.Tape() as tape:
+        nb.launch(doubled_square, 3, [x], [y])
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.dtype == nb.float16 and x.grad.list() == [2.0, 4.0, 8.0]

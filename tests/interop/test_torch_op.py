@@ -300,3 +300,18 @@ def test_without_a_gradient_nothing_is_kept():
     assert not y.requires_grad and not z.requires_grad
     assert not pair(x.detach(), w.detach())[0].requires_grad
     assert pair(torch.nn.Parameter(x.detach()), w.detach())[0].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_have_gradients_of_their_own_dtype(dtype):
+    @nb.kernel
+    def weighted(x, w, y):
+        i = nb.tid()
+        y[i] = x[i] * x[i] * w[0]
+
+    op = nb.torch_op(weighted, outputs="y")
+    x, w = torch.full((4096,), 0.125, dtype=dtype, requires_grad=True), torch.ones(1, dtype=dtype, requires_grad=True)
+    op(x, w).sum().backward()
+    assert x.grad.dtype == w.grad.dtype == dtype
+    # 4096 parts of 1/64: in 16 bits the sum would have stopped growing on the way.
+    assert w.grad.item() == 64 and (x.grad == 0.25).all()
