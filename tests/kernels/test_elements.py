@@ -201,6 +201,7 @@ def _cases(name):
         "eq": [(v, v), (v, w), (m, m)],
         "ne": [(v, v), (v, w)],
         "dot": [(v, w), (q, q), (i, j)],
+        "inner": [*both, (q, q), (t, t)],
         "cross": [(v, w), (i, j)],
         "length_sq": one_vector,
         "length": one_vector,
@@ -232,6 +233,8 @@ def _expression(name, names):
         return f"{names[0]} {_SYMBOLS[name]} {names[1]}"
     if name in ("neg", "pos"):
         return f"{'-' if name == 'neg' else '+'}{names[0]}"
+    if name == "inner":  # no public name: derivatives use it
+        return f"nb.kernels.element_operations.inner({', '.join(names)})"
     return f"{name if name in ('min', 'max', 'abs') else f'nb.{name}'}({', '.join(names)})"
 
 
