@@ -193,6 +193,8 @@ class _Builder(Construct):
                 self._augment(node)
             case ast.AnnAssign(value=ast.expr() as assigned):
                 self._assign(node.target, self._expression(assigned))
+            case ast.Expr(value=ast.Call(func=ast.Name(id="print" | "_nb_print"))):
+                pass  # the kernel has printed it
             case ast.Expr():
                 if not isinstance(node.value, ast.Constant):
                     self._expression(node.value)

@@ -472,7 +472,9 @@ def _check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest:
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "
                 "here; pass real and imaginary parts as arrays of their own"
             )
-        if row.is_float and row.itemsize < narrowest:
+        # The components of vectors and matrices are not widened.
+        least = narrowest if parameter.element is None else _SINGLE
+        if row.is_float and row.itemsize < least:
             raise KernelUnsupportedError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "
                 "float64; convert it first"

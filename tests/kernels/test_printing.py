@@ -109,6 +109,21 @@ def test_what_cannot_be_printed_is_refused():
         nb.launch(show_without_a_line, 1, [np.zeros(1)])
 
 
+@nb.kernel
+def square(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    print("squaring", x[i])
+    y[i] = x[i] * x[i]
+
+
+def test_the_gradient_of_a_printing_kernel_prints_nothing(capsys):
+    x, by_x = np.full(1, 3, np.float32), np.zeros(1, np.float32)
+    y, by_y = np.zeros(1, np.float32), np.ones(1, np.float32)
+    nb.launch(square, 1, [x], [y], adj_inputs=[by_x], adj_outputs=[by_y], adjoint=True)
+    assert by_x[0] == 6
+    assert capsys.readouterr().out == ""
+
+
 def test_a_printing_kernel_comes_from_the_cache_without_numba(run_python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
