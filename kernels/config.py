@@ -22,8 +22,8 @@ class Config:
         to the default.
     fastmath : bool
         The default of `nb.kernel`, for kernels declared afterwards.
-    enable_backward : bool
-        Likewise.
+    enable_backward, check_bounds : bool
+        Likewise. With ``NUMBRIDGE_CHECK_BOUNDS=1`` in the environment, `check_bounds` starts as True.
 
     Raises
     ------
@@ -41,18 +41,20 @@ class Config:
     True
     """
 
-    __slots__ = ("_kernel_cache_dir", "enable_backward", "fastmath")
+    __slots__ = ("_kernel_cache_dir", "check_bounds", "enable_backward", "fastmath")
 
     fastmath: bool
     enable_backward: bool
+    check_bounds: bool
 
     def __init__(self) -> None:
         self._kernel_cache_dir: str | None = None
         self.fastmath, self.enable_backward = False, True
+        self.check_bounds = os.environ.get("NUMBRIDGE_CHECK_BOUNDS", "0") not in ("", "0")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, if it exists and the value is of its type."""
-        if name in ("fastmath", "enable_backward") and type(value) is not bool:
+        if name in ("fastmath", "enable_backward", "check_bounds") and type(value) is not bool:
             raise NumbridgeTypeError(f"config.{name}: wanted True or False, got {value!r}")
         object.__setattr__(self, name, value)
 
@@ -73,7 +75,7 @@ class Config:
 
     def __repr__(self) -> str:
         """Return the settings as they are."""
-        names = ("kernel_cache_dir", "fastmath", "enable_backward")
+        names = ("kernel_cache_dir", "fastmath", "enable_backward", "check_bounds")
         return f"config({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels import cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
+from numbridge.kernels.cpu_bounds import checked
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
@@ -117,6 +118,7 @@ def compile_run(
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
+    names["_nb_checked"] = checked
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
     names["_nb_add_private"] = cpu_intrinsics.add

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numbridge.kernels.bounds import first_site
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -44,6 +45,9 @@ CUDA_MODULE = "_nb_cuda"
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _SHORT = {"blockDim": "b", "gridDim": "g"}
+
+
+Site = tuple[FunctionSource, ast.AST, str]
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Emitted:
         For derivatives: another function of the text, for threads that share no elements with others.
     parts : tuple of (FunctionSource, ast.FunctionDef)
         The functions of the text in its order, as they were rewritten; none for derivatives.
+    sites : tuple of (FunctionSource, ast.AST, str)
+        Where indices are checked, and of which array.
     """
 
     text: str
@@ -88,6 +94,7 @@ class Emitted:
     sums: tuple[tuple[str, str], ...] = ()
     private: Private | None = None
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
+    sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def generated(self) -> bool:
@@ -134,7 +141,7 @@ class Rewritten:
         The functions, by the identity of their `FunctionSource`, callee before caller.
     names : dict of int to str
         What each is called in the text, by the same identity.
-    hidden, namespace
+    hidden, namespace, sites
         As in `Emitted`.
     """
 
@@ -143,22 +150,36 @@ class Rewritten:
     names: dict[int, str]
     hidden: tuple[str, ...]
     namespace: dict[str, Any]
+    sites: tuple[Site, ...] = ()
 
 
 def rewrite(
-    source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False, elements: bool = False
+    source: FunctionSource,
+    weak_float: str,
+    target: Target = "cpu",
+    *,
+    gradients: bool = False,
+    elements: bool = False,
+    check_bounds: bool = False,
 ) -> Rewritten:
     """Return a kernel's syntax trees for one floating type; the arguments and errors are those of `emit`.
 
     With `elements`, stores into what may be a vector or a matrix replace it; without, they stay as they are written.
     """
     program = Program(source, gradients=gradients)
-    writer = _Writer(program, weak_float, target, elements=elements)
+    writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace)
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites))
 
 
-def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gradients: bool = False) -> Emitted:
+def emit(
+    source: FunctionSource,
+    weak_float: str,
+    target: Target = "cpu",
+    *,
+    gradients: bool = False,
+    check_bounds: bool = False,
+) -> Emitted:
     """Return the text of a kernel for one floating type.
 
     Parameters
@@ -171,13 +192,16 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
         For which back end. The text for CUDA names the module numba.cuda as `CUDA_MODULE`.
     gradients : bool
         Whether the derivatives by hand of device functions are written too.
+    check_bounds : bool
+        Whether an index that an array has not ends the kernel; on the CPU.
 
     Raises
     ------
     KernelError
         If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
     """
-    rewritten = rewrite(source, weak_float, target, gradients=gradients, elements=True)
+    checks = check_bounds and target == "cpu"
+    rewritten = rewrite(source, weak_float, target, gradients=gradients, elements=True, check_bounds=checks)
     program = rewritten.program
     parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
     nodes = [node for part in program.sources for node in part.nodes]
@@ -187,10 +211,11 @@ def emit(source: FunctionSource, weak_float: str, target: Target = "cpu", *, gra
         rewritten.hidden,
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
-        any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
+        bool(rewritten.sites) or any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
         source.asks_for_block,
         parts=parts,
+        sites=rewritten.sites,
     )
 
 
@@ -219,8 +244,12 @@ def _own_end(statement: ast.stmt) -> int:
 class _Writer:
     """What the functions of one program share: names, namespace, hidden parameters."""
 
-    def __init__(self, program: Program, weak_float: str, target: Target, *, elements: bool) -> None:
+    def __init__(
+        self, program: Program, weak_float: str, target: Target, *, elements: bool, check_bounds: bool
+    ) -> None:
         self.program = program
+        self.check_bounds = check_bounds
+        self.sites: list[Site] = []
         self.elements = elements
         self.weak_float = weak_float
         self.target = target
@@ -376,6 +405,35 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Pass()
         return ast.Assign([self.visit(node.target)], self.visit(node.value))
 
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """Let the index be checked."""
+        written = copy.deepcopy(node)
+        self.generic_visit(node)
+        node.slice = self._checked(node, written.value, node.value, node.slice)
+        return node
+
+    def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
+        """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
+        pure = not any(isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(written))
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        whole = not any(isinstance(part, ast.Constant) and type(part.value) is not int for part in parts)
+        if not (self.writer.check_bounds and pure and whole):
+            return index
+        # A tuple may be indexed by a constant alone, and that must stay one.
+        constant = isinstance(index, ast.Constant) and not self._is_parameter(written)
+        if constant or isinstance(index, ast.Slice):
+            return index
+        site = first_site(self.writer.program.root) + len(self.writer.sites)
+        self.writer.sites.append((self.source, node, ast.unparse(written)))
+        made = [
+            part if isinstance(part, ast.Slice) else _call("_nb_checked", copy.deepcopy(array), part, axis, site)
+            for axis, part in enumerate(parts)
+        ]
+        return ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+
+    def _is_parameter(self, node: ast.expr) -> bool:
+        return self.source.role == "kernel" and isinstance(node, ast.Name) and node.id in self.source.parameters
+
     def visit_Constant(self, node: ast.Constant) -> Any:
         """Give a float literal the kernel's floating type."""
         return self.writer.literal(node.value) if type(node.value) in (float, complex) else node
@@ -518,6 +576,7 @@ class _Rewriter(ast.NodeTransformer):
             raise self.source.error(node, f"{found.name}({wanted}) got {len(node.args)} argument(s)")
         index = arguments[1:-values]
         place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
+        place = self._checked(node, node.args[0], arguments[0], place)
         return ast.Call(
             ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
         )
@@ -532,6 +591,14 @@ class _Rewriter(ast.NodeTransformer):
         maker = "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.local.array"
         function: ast.expr = ast.parse(maker, mode="eval").body
         return ast.Call(function, [size, self.visit(given["dtype"])], [])
+
+
+def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:
+    arguments = [array, index, *(ast.Constant(number) for number in numbers)]
+    for node in ast.walk(array):
+        if hasattr(node, "ctx"):
+            node.ctx = ast.Load()
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
 
 
 def _tuple(expressions: list[str]) -> ast.expr:

@@ -270,7 +270,11 @@ def _function_of(value: Any, decorator: str) -> FunctionType:
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
 def kernel(
-    *, name: str | None = None, fastmath: bool | None = None, enable_backward: bool | None = None
+    *,
+    name: str | None = None,
+    fastmath: bool | None = None,
+    enable_backward: bool | None = None,
+    check_bounds: bool | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 
 
@@ -281,6 +285,7 @@ def kernel(
     name: str | None = None,
     fastmath: bool | None = None,
     enable_backward: bool | None = None,
+    check_bounds: bool | None = None,
 ) -> Any:
     """Declare a kernel: ``@nb.kernel``, or ``nb.kernel(f)`` on an existing ``@cuda.jit`` function.
 
@@ -295,6 +300,10 @@ def kernel(
     enable_backward : bool, optional
         Whether the kernel has derivatives; asking for one that it has not is an error. By default as `nb.config` says,
         which is that it has.
+    check_bounds : bool, optional
+        Whether an index that an array has not ends a launch on the CPU with an error that shows it, instead of reading or
+        writing other memory. Slower, and for debugging. By default as `nb.config` says, which is not to. On CUDA, and in
+        derivatives, nothing is checked.
 
     Returns
     -------
@@ -309,6 +318,7 @@ def kernel(
         "name": name,
         "fastmath": config.fastmath if fastmath is None else fastmath,
         "enable_backward": config.enable_backward if enable_backward is None else enable_backward,
+        "check_bounds": config.check_bounds if check_bounds is None else check_bounds,
     }
     if function is None:
         return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, watching
+from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
@@ -109,7 +110,7 @@ class _Road:
 
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
-        raise KernelError(
+        raise out_of_range([self.kernel]) or KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
             "written. On the CPU a `raise` or `assert` in a kernel ends its launch"
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import scalars
+from numbridge.kernels.bounds import FOUND
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.object_layout import MethodDef
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
@@ -126,6 +127,7 @@ class Machine:
     def _load(self) -> dict[str, int]:
         add_symbol("numbridge_state", self.state.ctypes.data)
         add_symbol("numbridge_print", id(print_line))
+        add_symbol("numbridge_bounds", FOUND.ctypes.data)
         add_symbol("numbridge_BufferError", id(BufferError))
         add_symbol("numbridge_TypeError", id(TypeError))
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)

@@ -99,7 +99,10 @@ def _native_sources() -> str:
 
 
 _ELEMENTS = ("element_operations", "narrow_floats", "numba_elements", "numba_records")
-_CPU_SOURCES = ("cpu", "cpu_intrinsics", "cpu_printing", "cpu_stack", "generated_code", "printing", *_ELEMENTS)
+_CPU_SOURCES = (
+    *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_printing", "cpu_stack", "generated_code", "printing"),
+    *_ELEMENTS,
+)
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)
 
 

@@ -245,7 +245,7 @@ class Variants:
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the text that a variant is compiled from."""
-        return emit(self.kernel.source, weak, target)
+        return emit(self.kernel.source, weak, target, check_bounds=bool(self.kernel.options.get("check_bounds")))
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
         key = (*types, device, form if device.is_cuda else None)

@@ -23,6 +23,7 @@ from numbridge.jax_ffi.header import installed_version
 from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
+from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
@@ -329,6 +330,9 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
             f"this process; define it as it was and call nb.jax_kernel({name}) before the program runs"
         )
     if outcome == nb.RAISED:
+        found = None if steps else out_of_range(_declared.get(name, ()))
+        if found is not None:
+            return f"numbridge: {where}: {found}"
         return (
             f"numbridge: {where} raised an exception in one of its threads. On the CPU a `raise` or `assert` in a kernel ends "
             "its launch"

@@ -21,6 +21,7 @@ def as_before():
     yield
     nb.config.kernel_cache_dir = None
     nb.config.fastmath, nb.config.enable_backward = False, True
+    nb.config.check_bounds = False
 
 
 def test_defaults_count_for_kernels_declared_afterwards():

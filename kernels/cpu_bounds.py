@@ -1,0 +1,64 @@
+"""Checked indices on the CPU: an index that an array has not ends the launch, after it was written down.
+
+`kernels.bounds` says where and what it was. Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from numbridge.kernels.bounds import AXIS, EXTENT, INDEX, SITE
+
+__all__ = ["checked"]
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def checked(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -> Any:
+    """Return an index that was found to be one of an array's from `axis` on; what is no array is indexed unchecked."""
+    if not isinstance(axis, types.IntegerLiteral):
+        return None  # Numba comes back with the literal
+    kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if isinstance(array, types.Array):
+            made = context.make_array(array)(context, builder, arguments[0])
+            shape = cgutils.unpack_tuple(builder, made.shape, array.ndim)
+            values = cgutils.unpack_tuple(builder, arguments[1]) if kinds != [index] else [arguments[1]]
+            for k, (kind, value) in enumerate(zip(kinds, values, strict=True), axis.literal_value):
+                if isinstance(kind, types.Integer) and k < array.ndim:
+                    _check(context, builder, kind, value, shape[k], arguments[3], k)
+        return arguments[1]
+
+    return types.unliteral(index)(array, index, axis, site), generate
+
+
+def _check(context: Any, builder: Any, kind: Any, value: Any, extent: Any, site: Any, axis: int) -> None:
+    wide = context.cast(builder, value, kind, types.int64 if kind.signed else types.uint64)
+    # Seen as unsigned, a negative number is beyond every extent.
+    outside = builder.icmp_unsigned(">=", wide, extent)
+    if kind.signed:
+        last = builder.icmp_unsigned(">=", builder.add(wide, extent), extent)
+        outside = builder.and_(outside, last)
+    with builder.if_then(outside, likely=False):
+        _write_down(builder, site, ir.Constant(_WORD, axis), wide, extent)
+        context.call_conv.return_user_exc(builder, IndexError, ("an index is out of range",))
+
+
+def _write_down(builder: Any, site: Any, axis: Any, index: Any, extent: Any) -> None:
+    """Keep what is wrong, if no other thread was first."""
+    name = "numbridge_bounds"
+    known = builder.module.globals.get(name)
+    place = known if known is not None else ir.GlobalVariable(builder.module, ir.ArrayType(_WORD, 4), name)
+    words = builder.bitcast(place, _WORD.as_pointer())
+    free = builder.cmpxchg(words, ir.Constant(_WORD, 0), site, "monotonic")
+    with builder.if_then(builder.extract_value(free, 1)):
+        for offset, word in ((AXIS, axis), (INDEX, index), (EXTENT, extent)):
+            builder.store(word, builder.gep(words, [ir.Constant(_WORD, offset)]))
+    assert SITE == 0
