@@ -579,7 +579,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import warp as wp
 
-    wp.config.quiet = True
+    wp.config.log_level = wp.LOG_ERROR
     wp.init()
     bench = Bench(5 if chosen.quick else ROUNDS, chosen.only)
     if chosen.once:
