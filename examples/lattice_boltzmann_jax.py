@@ -126,10 +126,23 @@ def check_devices() -> None:
     print(f"{steps} steps on {count} devices: the same flow; drag and lift {CHANNEL.coefficients(force).round(3)}")
 
 
+def check_derivative_on_devices() -> None:
+    """The derivative of the drag goes back through the exchange between devices."""
+    runs = whole(CHANNEL, 20), on_devices(CHANNEL, 20)
+    slope, same = (
+        jax.jit(jax.grad(lambda speed, run: run(speed)[1][0]), static_argnums=1)(CHANNEL.speed, r) for r in runs
+    )
+    np.testing.assert_allclose(same, slope, rtol=1e-4)
+    print(
+        f"derivative of the drag force by the inflow's speed: {slope:.4f}, on {jax.device_count()} devices {same:.4f}"
+    )
+
+
 def main() -> None:
-    """Differentiate by the inflow, then cut the channel up."""
+    """Differentiate by the inflow's speed, then cut the channel up, then both."""
     check_derivative()
     check_devices()
+    check_derivative_on_devices()
 
 
 if __name__ == "__main__":
