@@ -512,20 +512,3 @@ def test_atomics_on_elements_refuse_other_values():
 
     with pytest.raises(nb.KernelError, match="does not compile"):
         nb.launch(wrong, 3, [np.zeros((2, 3), np.float32)])
-
-
-def test_derivatives_refuse_narrow_floats():
-    @nb.kernel
-    def squares(x, y):
-        i = nb.tid()
-        y[i] = x[i] * x[i]
-
-    half, single = np.ones(4, np.float16), np.ones(4, np.float32)
-    for kernel, x, y, text in (
-        (squares, half, single, "parameter 'x' is float16.*convert it first"),
-        (squares, single, half, "parameter 'y' is float16"),
-    ):
-        gradient = np.zeros_like(x)
-        with pytest.raises(nb.KernelUnsupportedError, match=text):
-            nb.launch(kernel, 4, [x], [y], adj_inputs=[gradient], adj_outputs=[np.ones_like(y)], adjoint=True)
-        assert not gradient.any()
