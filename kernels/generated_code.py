@@ -583,6 +583,7 @@ def _assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]
                     use(statement.iter)
                     block(statement.body, name)
                 case ast.AugAssign(ast.Name(name)):
+                    use(statement.value)
                     stores[name] = 2
                 case ast.Assign(targets=[ast.Name(name)]):
                     use(statement.value)

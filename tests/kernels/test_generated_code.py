@@ -90,6 +90,22 @@ def test_constructs(count):
     assert expected.any() and np.array_equal(expected, got)
 
 
+AGAIN = """def made(x):
+    total = 0.0
+    if x > 0.0:
+        value = x * 2.0
+    if x > 0.0:
+        total += value
+    return (total,)
+"""
+
+
+@pytest.mark.parametrize("x", [1.5, -1.5])
+def test_what_one_branch_computes_another_may_add(x):
+    by_numba, by_us = function(AGAIN, [types.float64], NAMES)
+    assert by_numba(x) == by_us(x) == (max(2 * x, 0.0),)
+
+
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_is_left_to_numba(line):
     (tree,) = ast.parse(f"def made(n):\n    {line}").body
