@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 from numbridge.kernels import cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.cpu_bounds import checked
+from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
@@ -110,7 +111,7 @@ def compile_run(
     KernelError
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
-    names: dict[str, Any] = dict(namespace)
+    names = substituted(namespace)
     names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
@@ -130,8 +131,9 @@ def compile_run(
     names |= numba_elements.component_atomics(cpu_intrinsics)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
-    exec(compile(text, filename, "exec"), names)
-    found = _typed(text, parameters, names, fastmath=fastmath) if generated else []
+    tree = calls_chosen(ast.parse(text), names, fastmath=fastmath)
+    exec(compile(tree, filename, "exec"), names)
+    found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     try:
         compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
@@ -141,11 +143,13 @@ def compile_run(
     return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
 
 
-def _typed(text: str, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool) -> list[Typed]:
+def _typed(
+    module: ast.Module, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
+) -> list[Typed]:
     """Put functions that need no analysis in the place of those that Numba would compile, and return them."""
     kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
     found = []
-    for tree in ast.parse(text).body:
+    for tree in module.body:
         if isinstance(tree, ast.FunctionDef):
             arguments = [kinds.get(argument.arg, types.int64) for argument in tree.args.args]
             function = typed(tree, arguments, names, fastmath=fastmath and tree.name != RUN)

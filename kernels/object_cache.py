@@ -100,7 +100,8 @@ def _native_sources() -> str:
 
 _ELEMENTS = ("element_operations", "narrow_floats", "numba_elements", "numba_records")
 _CPU_SOURCES = (
-    *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_printing", "cpu_stack", "generated_code", "printing"),
+    *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
+    *("float_math", "generated_code", "printing"),
     *_ELEMENTS,
 )
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)
