@@ -203,6 +203,32 @@ def _tanh(x: _Real) -> _Real:
     return (e / (e + 2.0)).signed_as(x)
 
 
+# The error function: a polynomial near zero, else exp(-x**2) times one of (x - 2) / (x + 2) (Shepherd and Laframboise 1981).
+
+
+def _erfc(x: _Real) -> _Real:
+    a = x.magnitude()
+    a = _constant(x, 12.0).if_(a > 12.0, a)
+    # (1 + 2 a) exp(a**2) erfc(a), error 2**-29.7
+    p = ((a - 2.0) / (a + 2.0)).polynomial(
+        *(1.276978382603974, -0.09276382103153288, -0.16603051506111485, 0.16405104858243502),
+        *(-0.05421791752464497, -0.008030940538587304, 0.008709525314504035, 0.0012530079664293647),
+        *(-0.001421647872331481, -0.0004013769565622392, 0.0001699972682686436, 7.990782131752203e-05),
+    )
+    tail = _exp(-(a * a)) * p / a.fma(2.0, 1.0)
+    return (2.0 - tail).if_(x < 0.0, tail)
+
+
+def _erf(x: _Real) -> _Real:
+    a = x.magnitude()
+    # erf(a) / a, error 2**-29.7
+    p = (a * a).polynomial(
+        *(1.1283791659137878, -0.3761262713622375, 0.11283600179083497, -0.026854444711682822),
+        *(0.005189535572180888, -0.0008020843363827594, 7.889126493882801e-05),
+    )
+    return (a * p).if_(a < 1.0, 1.0 - _erfc(a)).signed_as(x)
+
+
 # Logarithms: x = 2**k m with m between the square roots of 1/2 and 2, s = (m - 1) / (m + 1), log(m) = 2 atanh(s).
 
 _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of the square root of 1/2
@@ -386,6 +412,7 @@ FUNCTIONS: dict[str, Callable[..., _Real]] = {
     for function in (
         *(_sin, _cos, _tan, _asin, _acos, _atan, _atan2, _sinh, _cosh, _tanh, _asinh, _acosh, _atanh),
         *(_exp, _exp2, _expm1, _log, _log2, _log10, _log1p, _pow, _hypot),
+        *(_erf, _erfc),
     )
 }
 
