@@ -18,7 +18,7 @@ from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operators import Dims, OperatorPlan
-from numbridge.torch_eager import Launches, ordinary_check, quick_way, transformed_check
+from numbridge.torch_eager import Launches, quick_way, transformed_check
 
 __all__ = ["TorchOp", "torch_op"]
 
@@ -96,7 +96,8 @@ class TorchOp:
         import torch
 
         self.plan, self.kernel = plan, plan.kernel
-        self._launches, self._is_ordinary, self._is_transformed = Launches(plan), ordinary_check(), transformed_check()
+        self._launches, self._is_transformed = Launches(plan), transformed_check()
+        self._is_compiling, self._count = torch.compiler.is_dynamo_compiling, len(plan.inputs)
         self._library = torch.library.Library(_NAMESPACE, "FRAGMENT")
         base = _free_name(name)
         self.name = f"{_NAMESPACE}::{base}"
@@ -105,7 +106,7 @@ class TorchOp:
         self._results = len(plan.outputs)
         self.op = self._define(base, self._inputs, self._results, self._forward, self._forward_fake)
         if plan.mutated or not plan.outputs:
-            self._function = None
+            self._is_differentiable = False
             return
         grads = [f"Tensor grad_{n}" for n in plan.outputs]
         tangents = [f"Tensor tangent_{n}" for n in plan.arrays]
@@ -124,39 +125,40 @@ class TorchOp:
             self._like_inputs,
         )
         self._register_derivatives()
-        self._function = _functions(self)
-        self._quick = quick_way(self._launches, self.adjoint)
+        self._is_differentiable, self._functions = True, _functions(self)
+        self._quick = quick_way(self._launches, self.adjoint, self._otherwise)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
-        if len(values) != len(self.plan.inputs):
+        if len(values) != self._count:
             raise NumbridgeTypeError(
                 f"operator {self.name} takes {len(self.plan.inputs)} arguments ({', '.join(self.plan.inputs)}), got "
                 f"{len(values)}"
             )
-        return self._call(values)
+        if not self._is_differentiable:
+            return self._in_place(values)
+        return self.op(*values) if self._is_compiling() else self._quick(values)
 
     def __repr__(self) -> str:
         """Return the schema."""
         return f"<TorchOp {self.op._schema}>"
 
-    def _call(self, values: Sequence[Any]) -> Any:
+    def _in_place(self, values: Sequence[Any]) -> None:
         import torch
 
-        if self._function is None:
-            if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
-                raise NumbridgeError(
-                    f"operator {self.name} changes {', '.join(self.plan.mutated) or 'nothing it returns'} in place and has no "
-                    "gradient; make what it writes an output, or call it under torch.no_grad()"
-                )
+        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
+            raise NumbridgeError(
+                f"operator {self.name} changes {', '.join(self.plan.mutated) or 'nothing it returns'} in place and has no "
+                "gradient; make what it writes an output, or call it under torch.no_grad()"
+            )
+        self.op(*values)
+
+    def _otherwise(self, values: Sequence[Any]) -> Any:
+        if not self._is_transformed():
             return self.op(*values)
         # torch's custom operators know neither forward mode nor torch.func; an autograd.Function does.
-        if torch.compiler.is_compiling():
-            return self.op(*values)
-        if self._is_transformed():
-            made = self._function[0].apply(*values)
-            return made if self._results > 1 else made[0]
-        return self._quick(values) if self._is_ordinary(values) else self.op(*values)
+        made = self._functions[0].apply(*values)
+        return made if self._results > 1 else made[0]
 
     # Schemas
 
@@ -311,6 +313,8 @@ class TorchOp:
         """Return the gradients by the inputs."""
         if not any(wanted):
             return [None] * len(inputs)
+        if not self._is_compiling() and self._is_transformed():
+            return self._spread(self._functions[1].apply(*inputs, *grads, _coded(wanted)), wanted)
         return self._spread(self._adjoint(*inputs, *grads, list(wanted)), wanted)
 
     def tangent(self, inputs: Sequence[Any], tangents: Sequence[Any], moved: Sequence[bool]) -> tuple[Any, ...]:

@@ -92,14 +92,25 @@ class Derivative(Kernel):
         The parameters that have an adjoint or a tangent.
     kept : tuple of str
         The wanted arrays whose adjoints are only read.
+    unused : tuple of str
+        Arrays of the kernel that are neither read nor written, so that any array of the same type and shape may stand for
+        them.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     """
 
     def __init__(
-        self, base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), *, apart: bool = True
+        self,
+        base: Kernel,
+        mode: str,
+        wanted: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+        unused: tuple[str, ...] = (),
+        *,
+        apart: bool = True,
     ) -> None:
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
+        self.unused = unused
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
@@ -160,7 +171,7 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.apart
+        yield self.mode, self.wanted, self.kept, self.unused, self.apart
 
     def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
@@ -193,6 +204,7 @@ class Derivative(Kernel):
         program, rewritten = self._base_program(parameters, weak)
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "stacks": False} if target == "cuda" else {}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept, **limits)
+        self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
         plan = Plan(
@@ -209,6 +221,13 @@ class Derivative(Kernel):
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
         )
         return plan, program.namespace
+
+    def _check_unused(self, used: frozenset[str]) -> None:
+        for name in self.unused:
+            if name in used:
+                raise KernelUnsupportedError(
+                    f"the {self.name} uses what parameter {name!r} holds; pass the array as it was before the launch"
+                )
 
     def _generate_tangent(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
@@ -311,7 +330,7 @@ class Derivative(Kernel):
         """Return the adjoint for adjoints that share memory."""
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, apart=False)
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, self.unused, apart=False)
         made: Derivative = self.derivatives[key]
         return made
 
@@ -493,9 +512,11 @@ def _generator() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Derivative:
+def derived(
+    base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), unused: tuple[str, ...] = ()
+) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted, kept)
+    key = (mode, wanted, kept, unused)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -504,13 +525,13 @@ def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, .
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in (*wanted, *kept):
+        for name in (*wanted, *kept, *unused):
             if name not in (wanted if name in kept else names):
                 raise NumbridgeValueError(
                     f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
                     f"parameters, {', '.join(names)}"
                 )
-        found = base.derivatives[key] = Derivative(base, mode, wanted, kept)
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused)
     made: Derivative = found
     return made
 
