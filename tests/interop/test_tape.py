@@ -326,7 +326,7 @@ def test_errors():
     with pytest.raises(nb.NumbridgeTypeError, match="floating-point"):
         tape.backward(grads={nb.zeros(3, dtype=int): [1, 2, 3]})
     tape.backward(grads={y: np.ones(3)})
-    with pytest.raises(nb.NumbridgeError, match="used up.* retain_graph=True"):
+    with pytest.raises(nb.NumbridgeError, match=r"used up.* retain_graph=True"):
         tape.backward(grads={y: np.ones(3)})
     with pytest.raises(KeyError):
         tape.gradients[fresh()]
