@@ -19,7 +19,7 @@ from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
-__all__ = ["Launches", "quick_way", "transformed_check"]
+__all__ = ["Launches", "copied", "quick_way", "transformed_check", "zeros_maker"]
 
 
 _MOST = 256
@@ -161,7 +161,7 @@ class _Adjoint:
         unused, kept = _WAYS[way]
         given = [grad.contiguous() for grad in grads]
         outputs = given if unused else [self._zeros(grad) for grad in grads]
-        return outputs, [given[k] if kept else _copied(grads[k]) for k in self._moving]
+        return outputs, [given[k] if kept else copied(grads[k]) for k in self._moving]
 
     def _launcher(self, way: int, dims: tuple[int, ...]) -> Any:
         unused, kept = _WAYS[way]
@@ -178,7 +178,7 @@ def _kept(known: dict[Any, Any], key: Any, made: Any) -> Any:
     return made
 
 
-def _copied(grad: Any) -> Any:
+def copied(grad: Any) -> Any:
     """Return a contiguous copy of a gradient, which the adjoint changes."""
     import torch
 

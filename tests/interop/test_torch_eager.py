@@ -235,6 +235,21 @@ def test_tensors_without_data_after_tensors_with_some():
     check(leaf(4), leaf(4))
 
 
+def test_compiled_autograd_traces_the_operator():
+    from torch._dynamo import compiled_autograd
+
+    x, graphs = leaf(4), []
+    y = cube(x).sum()
+
+    def compiler(graph):
+        return torch.compile(graph, backend=lambda module, inputs: graphs.append(module.code) or module.forward)
+
+    with compiled_autograd._enable(compiler):
+        y.backward()
+    assert any("eager_cubed_adjoint" in code for code in graphs)
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
+
+
 def test_subclasses_see_the_operator():
     calls = []
 
