@@ -111,7 +111,7 @@ class Kernel(Sourced):
     @property
     def adjoint_source(self) -> str:
         """The text of the adjoint, for the types of the last launch, or of the annotations if there was none."""
-        from numbridge.kernels.adjoint.derive import adjoint_source
+        from numbridge.kernels.adjoint.adjoint_text import adjoint_source
 
         return adjoint_source(self)
 

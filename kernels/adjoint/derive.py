@@ -18,9 +18,8 @@ from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
-from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.element_arguments import check_value, full_shape
-from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "launch_adjoint"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -261,7 +260,7 @@ class Derivative(Kernel):
         NumbridgeError
             If there is no such derivative.
         """
-        _check_floats(self, parameters, _SINGLE)
+        check_floats(self, parameters, _SINGLE)
         plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
         made: list[ParameterType] = []
         for name in (parameter.name for parameter in self.parameters):
@@ -418,7 +417,7 @@ class _DerivativeVariants(Variants):
         kernel = self.kernel
         count = len(kernel.base.parameters)
         types, weak = self._base_types(kernel.base, arguments[:count], found[:count])
-        _check_floats(kernel, types)
+        check_floats(kernel, types)
         plan = kernel.plan(types, weak)
         contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
         by_name = {p.name: p for p in types}
@@ -482,7 +481,7 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
-def _check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
+def check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
     """Refuse derivatives by what is no real number, or has fewer bytes than the narrowest that is wanted."""
     for parameter in types:
         row = parameter.scalar
@@ -567,44 +566,3 @@ def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> lis
             f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
         )
     return list(adjoints) or [None] * len(arguments)
-
-
-def adjoint_source(kernel: Kernel) -> str:
-    """Return the text of a kernel's adjoint by all of its floating parameters."""
-    types, weak = _last_types(kernel)
-    wanted = [p.name for p in types if p.scalar.is_float]
-    derivative: Derivative = kernel.adjoint(wanted)
-    _check_floats(derivative, types)
-    return derivative.plan(types, weak).text
-
-
-def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
-    for key in reversed(kernel.derivatives):
-        known = kernel.derivatives[key].variants if key[0] == "adjoint" else None
-        if known is not None and known.last is not None:
-            types, weak = known.last
-            return types[: len(kernel.parameters)], weak
-    last = variants_of(kernel).last
-    if last is not None:
-        found: tuple[tuple[ParameterType, ...], str] = last
-        return found
-    types = tuple(_annotated(kernel, parameter) for parameter in kernel.parameters)
-    wide = any(p.scalar.is_float and p.scalar.itemsize > 4 for p in types)
-    return types, "float64" if wide else "float32"
-
-
-def _annotated(kernel: Kernel, parameter: Parameter) -> ParameterType:
-    annotation = parameter.annotation
-    if isinstance(annotation, ScalarAnnotation):
-        return ScalarType(parameter.name, annotation.scalar)
-    if isinstance(annotation, ElementAnnotation):
-        return ScalarType(parameter.name, annotation.element.scalar, annotation.element)
-    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None and annotation.ndim is not None:
-        dtype = annotation.dtype
-        element = dtype if isinstance(dtype, ElementType) else None
-        scalar = dtype.scalar if isinstance(dtype, ElementType) else dtype
-        return ArrayType(parameter.name, scalar, annotation.ndim, True, False, element)
-    raise KernelError(
-        f"the adjoint of kernel {kernel.name!r} depends on the type of {parameter.name!r}; annotate it, such as "
-        "nb.array1d[float], or launch the kernel once"
-    )

@@ -56,7 +56,7 @@ def leaf(n=3, seed=0):
 def derived(function, values):
     """Return a weighted sum of gradients that can be differentiated again."""
     results = function(*values)
-    total = sum((r * torch.cos(torch.arange(r.numel()))).sum() for r in results)
+    total = sum((r * torch.cos(torch.arange(r.numel()).reshape(r.shape))).sum() for r in results)
     return torch.autograd.grad(total, values, create_graph=True)
 
 
@@ -141,6 +141,30 @@ def test_outputs_that_are_no_floats_have_no_derivative():
         by_forward(by_forward(lambda x: count(x)[0]))(x.detach()),
         6 * x.detach() * torch.linspace(1, 2, 3, dtype=DOUBLE) ** 2,
     )
+
+
+@nb.kernel
+def stretched(a: nb.array1d[nb.vec3d], s, out: nb.array1d[nb.vec3d]):
+    i = nb.tid()
+    v = a[i]
+    out[i] = v * (nb.dot(v, v) * s[i])
+
+
+def test_vectors():
+    op, values = nb.torch_op(stretched, "out"), (leaf(6).detach().reshape(2, 3).requires_grad_(), leaf(2))
+    functions = [lambda *v: (op(*v),), lambda a, s: (a * ((a * a).sum(-1) * s)[:, None],)]
+    for _ in range(3):
+        functions = [lambda *v, f=f: derived(f, v) for f in functions]
+    torch.testing.assert_close(*(function(*values) for function in functions))
+
+
+def test_what_a_first_derivative_saved_may_not_be_changed():
+    inner = leaf() * 1
+    (g,) = torch.autograd.grad(summed(inner, 0.5).sum(), inner, create_graph=True)
+    with torch.no_grad():
+        inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(g.sum(), inner)
 
 
 def test_names_of_derivatives_give_way():
