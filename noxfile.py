@@ -65,6 +65,13 @@ def adjoint_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def compiled_adjoint_fuzz(session: nox.Session) -> None:
+    """Compile the adjoints of 1,000 random kernels, and compare; ``-- 500,1000`` takes 500 from the 1000th on."""
+    session.env["NUMBRIDGE_COMPILED_ADJOINTS"] = session.posargs[0] if session.posargs else "1000"
+    run_in_environment(session, "pytest", "tests/kernels/adjoint/test_compiled_programs.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

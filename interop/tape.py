@@ -296,8 +296,11 @@ class Tape:
 
     # Going back
 
-    def backward(self, loss: Any = None, grads: Any = None) -> None:
-        """Carry gradients back through everything that was recorded, once.
+    def backward(self, loss: Any = None, grads: Any = None, *, retain_graph: bool = False) -> None:
+        """Carry gradients back through everything that was recorded.
+
+        Each call starts from its own loss or gradients alone; what it gives is added to the ``grad`` of arrays that require
+        one, as in PyTorch. `gradients` are those of the last call.
 
         Parameters
         ----------
@@ -305,6 +308,8 @@ class Tape:
             An array of one element, whose gradient is one.
         grads : mapping or iterable of pairs, optional
             Array → the gradient at its contents after the last launch.
+        retain_graph : bool
+            Whether `backward` may be called again. Until then the tape goes on keeping what is overwritten and needed.
 
         Raises
         ------
@@ -314,18 +319,23 @@ class Tape:
         if self._thread is not None:
             raise NumbridgeError("backward: the tape still records; call it after the with block")
         if self._done:
-            raise NumbridgeError("backward: the tape has been used up, and what it kept may have changed; record again")
+            raise NumbridgeError(
+                "backward: the tape has been used up, and what it kept may have changed; record again, or call backward with "
+                "retain_graph=True before"
+            )
         seeds = self._seeds(loss, grads)
         roots = [describe(array) for array in self._arrays.values()]
         every = [found for event in self._events for found in event.arrays]
         memory = self._memory = AdjointMemory([*every, *(found for found, _ in seeds), *roots])
         for found, cotangent in seeds:
             _add_seed(memory, found, cotangent)
-        self._done = True
-        watching.unwatch(self)
+        if not retain_graph:
+            self._done = True
+            watching.unwatch(self)
         for event in reversed(self._events):
             self._reverse(event, memory)
-        self._events.clear()
+        if not retain_graph:
+            self._events.clear()
         self._deposit(memory)
 
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:

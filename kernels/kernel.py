@@ -67,7 +67,7 @@ class Kernel(Sourced):
         """Return every global and closure value that the compiled code depends on."""
         return self.source.dependencies()
 
-    def adjoint(self, wanted: Sequence[str], kept: Sequence[str] = ()) -> Any:
+    def adjoint(self, wanted: Sequence[str], kept: Sequence[str] = (), unused: Sequence[str] = ()) -> Any:
         """Return the kernel that carries adjoints back through this one.
 
         Parameters
@@ -79,6 +79,10 @@ class Kernel(Sourced):
             it held before. For arrays of float16 and bfloat16 it may also be of float32, and on CUDA must be: there is
             no atomic addition to 16 bits, so gradients are added up in float32. One of 16 bits is copied to float32 for
             the launch, and rounded once after it.
+        kept : sequence of str
+            Those of the `wanted` arrays whose adjoints must only be read.
+        unused : sequence of str
+            Arrays that must be neither read nor written, so that any of their type and shape may stand for them.
 
         Returns
         -------
@@ -89,7 +93,7 @@ class Kernel(Sourced):
         KernelError
             If the kernel was declared with ``enable_backward=False``.
         """
-        return self._derived("adjoint", wanted, kept)
+        return self._derived("adjoint", wanted, kept, unused)
 
     def tangent(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries tangents forward, next to this one's own work.
@@ -99,15 +103,15 @@ class Kernel(Sourced):
         """
         return self._derived("tangent", wanted)
 
-    def _derived(self, mode: str, wanted: Sequence[str], kept: Sequence[str] = ()) -> Any:
+    def _derived(self, mode: str, wanted: Sequence[str], *more: Sequence[str]) -> Any:
         from numbridge.kernels.adjoint.derive import derived
 
-        return derived(self, mode, tuple(wanted), tuple(kept))
+        return derived(self, mode, tuple(wanted), *map(tuple, more))
 
     @property
     def adjoint_source(self) -> str:
         """The text of the adjoint, for the types of the last launch, or of the annotations if there was none."""
-        from numbridge.kernels.adjoint.derive import adjoint_source
+        from numbridge.kernels.adjoint.adjoint_text import adjoint_source
 
         return adjoint_source(self)
 

@@ -18,9 +18,8 @@ from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
-from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.element_arguments import check_value, full_shape
-from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "adjoint_source", "derived", "launch_adjoint"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "launch_adjoint"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -92,14 +91,25 @@ class Derivative(Kernel):
         The parameters that have an adjoint or a tangent.
     kept : tuple of str
         The wanted arrays whose adjoints are only read.
+    unused : tuple of str
+        Arrays of the kernel that are neither read nor written, so that any array of the same type and shape may stand for
+        them.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     """
 
     def __init__(
-        self, base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), *, apart: bool = True
+        self,
+        base: Kernel,
+        mode: str,
+        wanted: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+        unused: tuple[str, ...] = (),
+        *,
+        apart: bool = True,
     ) -> None:
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
+        self.unused = unused
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
@@ -160,7 +170,7 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.apart
+        yield self.mode, self.wanted, self.kept, self.unused, self.apart
 
     def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
@@ -193,6 +203,7 @@ class Derivative(Kernel):
         program, rewritten = self._base_program(parameters, weak)
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "stacks": False} if target == "cuda" else {}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept, **limits)
+        self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
         plan = Plan(
@@ -209,6 +220,13 @@ class Derivative(Kernel):
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
         )
         return plan, program.namespace
+
+    def _check_unused(self, used: frozenset[str]) -> None:
+        for name in self.unused:
+            if name in used:
+                raise KernelUnsupportedError(
+                    f"the {self.name} uses what parameter {name!r} holds; pass the array as it was before the launch"
+                )
 
     def _generate_tangent(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
@@ -242,7 +260,7 @@ class Derivative(Kernel):
         NumbridgeError
             If there is no such derivative.
         """
-        _check_floats(self, parameters, _SINGLE)
+        check_floats(self, parameters, _SINGLE)
         plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
         made: list[ParameterType] = []
         for name in (parameter.name for parameter in self.parameters):
@@ -311,7 +329,7 @@ class Derivative(Kernel):
         """Return the adjoint for adjoints that share memory."""
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, apart=False)
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, self.unused, apart=False)
         made: Derivative = self.derivatives[key]
         return made
 
@@ -399,7 +417,7 @@ class _DerivativeVariants(Variants):
         kernel = self.kernel
         count = len(kernel.base.parameters)
         types, weak = self._base_types(kernel.base, arguments[:count], found[:count])
-        _check_floats(kernel, types)
+        check_floats(kernel, types)
         plan = kernel.plan(types, weak)
         contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
         by_name = {p.name: p for p in types}
@@ -463,7 +481,7 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
-def _check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
+def check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
     """Refuse derivatives by what is no real number, or has fewer bytes than the narrowest that is wanted."""
     for parameter in types:
         row = parameter.scalar
@@ -493,9 +511,11 @@ def _generator() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Derivative:
+def derived(
+    base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), unused: tuple[str, ...] = ()
+) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted, kept)
+    key = (mode, wanted, kept, unused)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -504,13 +524,13 @@ def derived(base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, .
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in (*wanted, *kept):
+        for name in (*wanted, *kept, *unused):
             if name not in (wanted if name in kept else names):
                 raise NumbridgeValueError(
                     f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
                     f"parameters, {', '.join(names)}"
                 )
-        found = base.derivatives[key] = Derivative(base, mode, wanted, kept)
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused)
     made: Derivative = found
     return made
 
@@ -546,44 +566,3 @@ def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> lis
             f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
         )
     return list(adjoints) or [None] * len(arguments)
-
-
-def adjoint_source(kernel: Kernel) -> str:
-    """Return the text of a kernel's adjoint by all of its floating parameters."""
-    types, weak = _last_types(kernel)
-    wanted = [p.name for p in types if p.scalar.is_float]
-    derivative: Derivative = kernel.adjoint(wanted)
-    _check_floats(derivative, types)
-    return derivative.plan(types, weak).text
-
-
-def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:
-    for key in reversed(kernel.derivatives):
-        known = kernel.derivatives[key].variants if key[0] == "adjoint" else None
-        if known is not None and known.last is not None:
-            types, weak = known.last
-            return types[: len(kernel.parameters)], weak
-    last = variants_of(kernel).last
-    if last is not None:
-        found: tuple[tuple[ParameterType, ...], str] = last
-        return found
-    types = tuple(_annotated(kernel, parameter) for parameter in kernel.parameters)
-    wide = any(p.scalar.is_float and p.scalar.itemsize > 4 for p in types)
-    return types, "float64" if wide else "float32"
-
-
-def _annotated(kernel: Kernel, parameter: Parameter) -> ParameterType:
-    annotation = parameter.annotation
-    if isinstance(annotation, ScalarAnnotation):
-        return ScalarType(parameter.name, annotation.scalar)
-    if isinstance(annotation, ElementAnnotation):
-        return ScalarType(parameter.name, annotation.element.scalar, annotation.element)
-    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None and annotation.ndim is not None:
-        dtype = annotation.dtype
-        element = dtype if isinstance(dtype, ElementType) else None
-        scalar = dtype.scalar if isinstance(dtype, ElementType) else dtype
-        return ArrayType(parameter.name, scalar, annotation.ndim, True, False, element)
-    raise KernelError(
-        f"the adjoint of kernel {kernel.name!r} depends on the type of {parameter.name!r}; annotate it, such as "
-        "nb.array1d[float], or launch the kernel once"
-    )

@@ -326,11 +326,59 @@ def test_errors():
     with pytest.raises(nb.NumbridgeTypeError, match="floating-point"):
         tape.backward(grads={nb.zeros(3, dtype=int): [1, 2, 3]})
     tape.backward(grads={y: np.ones(3)})
-    with pytest.raises(nb.NumbridgeError, match="used up"):
+    with pytest.raises(nb.NumbridgeError, match=r"used up.* retain_graph=True"):
         tape.backward(grads={y: np.ones(3)})
     with pytest.raises(KeyError):
         tape.gradients[fresh()]
     assert len(tape.gradients) == 2 and {id(a) for a in tape.gradients} == {id(x), id(y)}
+
+
+def test_going_back_again():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+    tape.backward(grads={z: np.ones(3)}, retain_graph=True)
+    assert x.grad.list() == [4, 32, 108] and tape.kept_bytes == 0
+    # What is overwritten in between is kept, and each time gradients start anew and are added.
+    y.fill_(7.0)
+    x.grad.zero_()
+    tape.backward(grads={y: [1.0, 0.0, 0.0]}, retain_graph=True)
+    assert x.grad.list() == [2, 0, 0] and tape.gradients[y].list() == [0, 0, 0]
+    nb.launch(double, 3, [z], [x])
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [6, 32, 108] and tape.kept_bytes == 48 and not is_watched()
+    with pytest.raises(nb.NumbridgeError, match="used up"):
+        tape.backward(grads={z: np.ones(3)})
+
+
+def test_going_back_again_through_launches_in_place():
+    y = leaf(0.5, 0.9, 1.1)
+    start = y.numpy().copy()
+    with nb.Tape() as tape:
+        nb.launch(in_place, 3, [y])
+        nb.launch(in_place, 3, [y])
+    for count in (1, 2, 3):
+        tape.backward(grads=[(y, np.ones(3))], retain_graph=True)
+        assert np.allclose(y.grad.numpy(), count * 9 * start**8)
+    assert np.allclose(y.numpy(), start**9) and tape.kept_bytes == 48 and is_watched()
+    tape.reset()
+    assert not is_watched()
+
+
+def test_rows_of_a_jacobian():
+    x, y, z = leaf(0.5, 1.5, 2.5), fresh(), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(total, 3, [y], [z])
+    rows = []
+    for unit in np.eye(3):
+        tape.backward(grads={y: unit}, retain_graph=True)
+        rows.append(tape.gradients[x].numpy().copy())
+    assert np.allclose(rows, np.diag([1.0, 3.0, 5.0]))
+    tape.zero()
+    tape.backward(z)
+    assert np.allclose(x.grad.numpy(), [1.0, 3.0, 5.0])
 
 
 def test_reset_forgets():

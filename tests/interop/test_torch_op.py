@@ -205,14 +205,6 @@ def test_refusals(make, text):
         make()
 
 
-def test_a_third_derivative_is_refused():
-    x, w = leaves()
-    (g,) = torch.autograd.grad(pair(x, w)[0].sum(), x, create_graph=True)
-    (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
-    with pytest.raises(nb.KernelError, match="a third was asked for"):
-        torch.autograd.grad(h.sum(), x)
-
-
 @nb.kernel
 def outputs_first(z, x, y, w):
     i = nb.tid()

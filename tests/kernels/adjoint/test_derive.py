@@ -436,6 +436,18 @@ def test_adjoints_that_are_only_read():
         squared.adjoint(["x", "z"])
 
 
+def test_arrays_that_are_not_used_may_be_any():
+    x, by_x, by_y = np.ones(3), np.zeros(3), np.full(3, 2.0)
+    squared.adjoint(["x", "y"], unused=["y"]).forall(3, checked=False)(x, by_y, by_x, by_y)
+    assert by_x.tolist() == [4] * 3
+    with pytest.raises(
+        KernelUnsupportedError, match="the adjoint of saxpy uses what parameter 'x' holds; pass the array"
+    ):
+        saxpy.adjoint(["x", "y", "a"], unused=["x"]).forall(3)(x, np.zeros(3), 1.0, by_x, by_y, np.zeros(()))
+    with pytest.raises(NumbridgeValueError, match="'q' is not among its parameters"):
+        squared.adjoint(["x", "y"], unused=["q"])
+
+
 def test_a_kernel_of_sixty_lines():
     x, a = np.random.default_rng(0).random(6), np.random.default_rng(1).random(4)
     check(long_one, 3, x, a, np.zeros(3), 6)

@@ -1,0 +1,324 @@
+"""The custom operators of a kernel and its adjoint, or of a tangent and its adjoint: schemas, fakes, batches, derivatives.
+
+torch's custom operators know neither forward mode nor torch.func, and an `autograd.Function` does. So there is one of each
+for either, and whoever calls chooses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numbridge.torch_eager import transformed_check
+from numbridge.torch_levels import Level
+
+__all__ = ["NAMESPACE", "Operator"]
+
+NAMESPACE = "numbridge"
+_SCHEMA = {"array": "Tensor", "int": "SymInt", "bool": "bool", "float": "float", "number": "Scalar"}
+_lock = threading.RLock()
+_taken: set[str] = set()
+
+
+def _free_name(name: str) -> str:
+    """Return a name for an operator that no other has."""
+    wanted = re.sub(r"\W", "_", name)
+    with _lock:
+        numbers = itertools.count(2)
+        found = wanted
+        while found in _taken:
+            found = f"{wanted}_{next(numbers)}"
+        _taken.add(found)
+    return found
+
+
+class Operator:
+    """A level's operator and its adjoint's, with their derivatives.
+
+    Parameters
+    ----------
+    level : Level
+        What it runs.
+    name : str
+        Its name in ``torch.ops.numbridge``; one that is taken gets a number.
+    mutated : sequence of str
+        Inputs that it writes.
+    differentiable : bool
+        Whether it has derivatives.
+    """
+
+    def __init__(self, level: Level, name: str, mutated: Sequence[str] = (), *, differentiable: bool = True) -> None:
+        import torch
+
+        self.level, self.name, self._mutated = level, _free_name(name), tuple(mutated)
+        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self._is_compiling, self._is_transformed = torch.compiler.is_dynamo_compiling, transformed_check()
+        self._tangents: dict[Any, Operator] = {}
+        inputs = [f"{self._type(n)} {n}" for n in level.inputs]
+        self.op = self._define(self.name, inputs, len(level.outputs), self._run, self._run_fake)
+        if differentiable:
+            more = [*(f"Tensor grad_{n}" for n in level.outputs), "bool[] wanted"]
+            count = len(level.arrays)
+            self._adjoint = self._define(
+                _free_name(f"{self.name}_adjoint"), [*inputs, *more], count, self._run_adjoint, self._adjoint_fake
+            )
+            for operator, rule in ((self.op, self._backward), (self._adjoint, self._adjoint_backward)):
+                torch.library.register_autograd(operator.name(), rule, setup_context=_keep, lib=self._library)
+            self._run_function, self._adjoint_function = _functions(self)
+
+    def cast(self) -> None:
+        """Compute in float32 under autocast."""
+        import torch
+
+        for device in ("cpu", "cuda"):
+            torch.library.register_autocast(self.op.name(), device, torch.float32, lib=self._library)
+
+    # Schemas
+
+    def _type(self, name: str) -> str:
+        kind = _SCHEMA[self.level.kinds[name]]
+        return f"Tensor({chr(ord('a') + self._mutated.index(name))}!)" if name in self._mutated else kind
+
+    def _define(
+        self, name: str, arguments: Sequence[str], results: int, run: Callable[..., Any], fake: Callable[..., Any]
+    ) -> Any:
+        import torch
+
+        returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+        self._library.define(f"{name}({', '.join(arguments)}) -> {returned}", tags=(torch.Tag.pt2_compliant_tag,))
+        self._library.impl(name, run, "CompositeExplicitAutograd")
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, fake, lib=self._library)
+        operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+        if not self._mutated:
+            torch.library.register_vmap(qualified, _batched(operator), lib=self._library)
+        return operator
+
+    # What runs
+
+    def _run(self, *values: Any) -> Any:
+        return _returned(self.level.run([_detached(value) for value in values]))
+
+    def _run_fake(self, *values: Any) -> Any:
+        level = self.level
+        return _returned(level.blank(values, level.outputs) if level.spare else level.launches.outputs(values))
+
+    def _run_adjoint(self, *values: Any) -> Any:
+        inputs, grads, wanted = self._split(values)
+        names = [name for name, want in zip(self.level.arrays, wanted, strict=True) if want]
+        found = iter(self.level.adjoint([_detached(v) for v in inputs], [_detached(g) for g in grads], names))
+        arrays = zip(self._arrays(inputs), wanted, strict=True)
+        return _returned([next(found) if want else _nothing(array) for array, want in arrays])
+
+    def _adjoint_fake(self, *values: Any) -> Any:
+        import torch
+
+        inputs, _, wanted = self._split(values)
+        arrays = zip(self._arrays(inputs), wanted, strict=True)
+        like = torch.contiguous_format
+        return _returned([torch.empty_like(a, memory_format=like) if want else _nothing(a) for a, want in arrays])
+
+    def _arrays(self, values: Sequence[Any]) -> list[Any]:
+        return [v for n, v in zip(self.level.inputs, values, strict=True) if self.level.kinds[n] == "array"]
+
+    def _split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[bool]]:
+        """Return the adjoint's arguments: inputs, gradients of outputs, and which inputs' are wanted."""
+        count = len(self.level.inputs)
+        return list(values[:count]), list(values[count:-1]), _mask_of(values[-1])
+
+    # What autograd follows
+
+    def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the outputs."""
+        if not self._is_compiling() and self._is_transformed():
+            return _tuple(self._run_function.apply(*values))
+        return _tuple(self.op(*values))
+
+    def adjoint(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+        """Return a tensor for each of the inputs that are tensors: the gradient, or an empty one."""
+        if not self._is_compiling() and self._is_transformed():
+            return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
+        return _tuple(self._adjoint(*inputs, *grads, list(wanted)))
+
+    def gradients(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """Return what is given back for each input: the gradient or None."""
+        if not any(wanted):
+            return [None] * len(inputs)
+        found = (g if w else None for g, w in zip(self.adjoint(inputs, grads, wanted), wanted, strict=True))
+        return [next(found) if self.level.kinds[name] == "array" else None for name in self.level.inputs]
+
+    def tangent(self, moved: Sequence[bool], floats: Sequence[bool]) -> Operator:
+        """Return the operator of the tangent by some of the tensors, of the outputs that are floating."""
+        key = (tuple(moved), tuple(floats))
+        with _lock:
+            if key not in self._tangents:
+                by = [name for name, move in zip(self.level.arrays, moved, strict=True) if move]
+                of = [name for name, is_float in zip(self.level.outputs, floats, strict=True) if is_float]
+                coded = "_".join(_coded(mask) for mask in (key if not all(floats) else key[:1]))
+                self._tangents[key] = Operator(self.level.tangent(by, of), f"{self.name}_tangent{coded}")
+            return self._tangents[key]
+
+    def mask(self, needs: Sequence[bool], inputs: Sequence[Any]) -> list[bool]:
+        """Return which of the tensors a gradient is needed by."""
+        pairs = zip(self.level.inputs, needs, inputs, strict=False)
+        return [bool(n) and v.is_floating_point() for name, n, v in pairs if self.level.kinds[name] == "array"]
+
+    def moved(self, given: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+        """Return the tangents among what is given for each tensor, and for which there is one."""
+        arrays = self._arrays(inputs)
+        moved = [
+            t is not None and t.numel() == a.numel() and a.is_floating_point()
+            for t, a in zip(given, arrays, strict=True)
+        ]
+        return [t for t, move in zip(given, moved, strict=True) if move], moved
+
+    def _backward(self, ctx: Any, *grads: Any) -> Any:
+        inputs = _kept(ctx)
+        return tuple(self.gradients(inputs, _given(grads, ctx), self.mask(ctx.needs_input_grad, inputs)))
+
+    def _adjoint_backward(self, ctx: Any, *seconds: Any) -> Any:
+        inputs, grads, wanted = self._split(_kept(ctx))
+        asked = [s if w else None for s, w in zip(seconds, wanted, strict=True)]
+        tangents, moved = self.moved(asked, inputs)
+        if not any(moved):
+            return (*[None] * (len(inputs) + len(grads)), None)
+        floats = [g.is_floating_point() for g in grads]
+        operator, values = self.tangent(moved, floats), [*inputs, *tangents]
+        by = [*self.mask(ctx.needs_input_grad, inputs), *[False] * len(tangents)]
+        first = operator.gradients(values, [g for g in grads if g.is_floating_point()], by)[: len(inputs)]
+        back = iter(operator(values) if any(ctx.needs_input_grad[len(inputs) : -1]) else [None] * len(grads))
+        return (*first, *[next(back) if is_float else None for is_float in floats], None)
+
+
+def _functions(operator: Operator) -> tuple[Any, Any]:
+    """Return `autograd.Function`s of an operator and its adjoint, which know forward mode and torch.func."""
+    import torch
+    from torch.autograd import forward_ad
+
+    level = operator.level
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        _keep(ctx, inputs, output)
+        ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
+
+    def tensors(given: Sequence[Any]) -> list[Any]:
+        return [t for n, t in zip(level.inputs, given, strict=True) if level.kinds[n] == "array"]
+
+    class Run(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(keep)
+
+        @staticmethod
+        def forward(*values: Any) -> Any:
+            return _tuple(operator.op(*values))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return operator._backward(ctx, *grads)
+
+        @staticmethod
+        def jvp(ctx: Any, *given: Any) -> Any:
+            inputs = _kept(ctx)
+            tangents, moved = operator.moved(tensors(given), inputs)
+            floats = [dtype.is_floating_point for _, dtype, _ in ctx.results]
+            found = iter(operator.tangent(moved, floats)([*inputs, *tangents]))
+            return tuple(next(found) if is_float else None for is_float in floats)
+
+    class Adjoint(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(keep)
+
+        @staticmethod
+        def forward(*values: Any) -> Any:
+            return _tuple(operator._adjoint(*values[:-1], _mask_of(values[-1])))
+
+        @staticmethod
+        def backward(ctx: Any, *seconds: Any) -> Any:
+            return operator._adjoint_backward(ctx, *seconds)
+
+        @staticmethod
+        def jvp(ctx: Any, *given: Any) -> Any:
+            inputs, grads, wanted = operator._split(_kept(ctx))
+            count = len(inputs)
+            by_grads = [torch.zeros_like(g) if t is None else t for t, g in zip(given[count:-1], grads, strict=True)]
+            total = operator.adjoint(inputs, by_grads, wanted)
+            tangents, moved = operator.moved(tensors(given[:count]), inputs)
+            if any(moved):
+                further = operator.tangent(moved, [g.is_floating_point() for g in grads])
+                floats, more = [g for g in grads if g.is_floating_point()], [False] * len(tangents)
+                found = further.adjoint([*inputs, *tangents], floats, [*wanted, *more])
+                # torch has turned forward mode off for its own operations here, also that of transforms further out.
+                with forward_ad._set_fwd_grad_enabled(True):
+                    total = tuple(a + b for a, b in zip(total, found, strict=False))
+            return total
+
+    return Run, Adjoint
+
+
+def _batched(operator: Any) -> Callable[..., Any]:
+    """Return how an operator runs on a batch: row by row."""
+    import torch
+
+    def rule(info: Any, in_dims: Any, *values: Any) -> Any:
+        rows = []
+        for k in range(info.batch_size):
+            row = [v.select(d, k) if isinstance(d, int) else v for v, d in zip(values, in_dims, strict=True)]
+            rows.append(_tuple(operator(*row)))
+        stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        return (stacked[0], 0) if len(stacked) == 1 else (stacked, (0,) * len(stacked))
+
+    return rule
+
+
+def _detached(value: Any) -> Any:
+    """Return a tensor as kernels may use it: no leaf that would have to be protected from them."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def _nothing(array: Any) -> Any:
+    return array.new_empty(0)
+
+
+def _returned(made: Sequence[Any]) -> Any:
+    """Return tensors as an operator does: one by itself, several as a tuple, none as None."""
+    return made[0] if len(made) == 1 else tuple(made) or None
+
+
+def _tuple(made: Any) -> tuple[Any, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _given(grads: Sequence[Any], ctx: Any) -> list[Any]:
+    """Return gradients of all outputs: zero for one that nothing depends on."""
+    import torch
+
+    return [
+        torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+        for grad, (shape, dtype, device) in zip(grads, ctx.results, strict=True)
+    ]
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    """Keep an operator's arguments for its derivatives: tensors through autograd, and the rest."""
+    import torch
+
+    ctx.save_for_backward(*(v for v in inputs if isinstance(v, torch.Tensor)))
+    ctx.others = [None if isinstance(v, torch.Tensor) else (v,) for v in inputs]
+    ctx.results = [(o.shape, o.dtype, o.device) for o in _tuple(output)]
+
+
+def _kept(ctx: Any) -> list[Any]:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if other is None else other[0] for other in ctx.others]
+
+
+def _coded(mask: Sequence[bool]) -> str:
+    """Return a mask as text, which torch's transforms take for one value and not for a list of some."""
+    return "".join("1" if item else "0" for item in mask)
+
+
+def _mask_of(coded: Any) -> list[bool]:
+    return [item == "1" for item in coded] if isinstance(coded, str) else list(coded)

@@ -1,0 +1,290 @@
+"""The quick way to PyTorch operators: nothing that it keeps from call to call may outlive what it was true for."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+
+import pytest
+import torch
+
+import numbridge as nb
+
+DOUBLE = torch.float64
+factor = 2.0
+in_two_steps = False
+
+
+@nb.kernel
+def curved(x, w, y):
+    i = nb.tid()
+    y[i] = math.sin(x[i]) * w[i] * w[i]
+
+
+@nb.kernel
+def times_factor(x, y):
+    i = nb.tid()
+    y[i] = factor * x[i] * x[i]
+
+
+@nb.kernel
+def perhaps_in_two_steps(x, y):
+    i = nb.tid()
+    if in_two_steps:
+        y[i] = x[i] * x[i]
+        y[i] = y[i] * y[i]
+    else:
+        y[i] = x[i] * x[i] * x[i]
+
+
+@nb.kernel
+def added_up(x, y):
+    i = nb.tid()
+    y[i] += x[i] * x[i]
+    y[i] *= x[i]
+
+
+@nb.kernel
+def cubed(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i] * x[i]
+
+
+curve, cube = nb.torch_op(curved, "y", name="eager_curved"), nb.torch_op(cubed, "y", name="eager_cubed")
+
+
+def reference(x, w):
+    return torch.sin(x) * w * w
+
+
+def leaf(*shape, dtype=DOUBLE):
+    return torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+def check(x, w, op=curve, expected=reference):
+    """Compare values and gradients with torch's own."""
+    got, wanted = op(x, w), expected(x, w)
+    torch.testing.assert_close(got, wanted)
+    assert got.is_contiguous() and got.requires_grad == wanted.requires_grad
+    if got.requires_grad:
+        by = [v for v in (x, w) if v.requires_grad]
+        cotangent = torch.randn_like(got)
+        torch.testing.assert_close(torch.autograd.grad(got, by, cotangent), torch.autograd.grad(wanted, by, cotangent))
+
+
+def test_shapes_dtypes_strides_and_flags_change_from_call_to_call():
+    torch.manual_seed(0)
+    for count in (5, 3, 0, 5):
+        for dtype in (torch.float32, DOUBLE):
+            for needs_x, needs_w in ((True, True), (False, True), (True, False), (False, False)):
+                check(
+                    torch.randn(count, dtype=dtype).requires_grad_(needs_x),
+                    torch.randn(count, dtype=dtype).requires_grad_(needs_w),
+                )
+    check(leaf(10)[::2], leaf(5))
+    check(leaf(5), leaf(1).expand(5))
+    check(torch.nn.Parameter(torch.randn(5, dtype=DOUBLE)), leaf(5))
+
+
+def test_matrices_of_any_order_of_dimensions():
+    @nb.kernel
+    def squared(x, w, y):
+        i, j = nb.tid()
+        y[i, j] = x[i, j] * x[i, j] * w[j, i]
+
+    op = nb.torch_op(squared, "y")
+    for x, w in ((leaf(3, 4), leaf(4, 3)), (leaf(4, 3).T, leaf(3, 4).T), (leaf(2, 2), leaf(2, 2))):
+        check(x, w, op, lambda x, w: x * x * w.T)
+
+
+def test_gradients_come_in_with_any_strides():
+    x = leaf(4)
+    y = cube(x)
+    for by_y in (torch.ones(4, dtype=DOUBLE), torch.ones((), dtype=DOUBLE).expand(4), torch.ones(8, dtype=DOUBLE)[::2]):
+        (by_x,) = torch.autograd.grad(y, x, by_y, retain_graph=True)
+        torch.testing.assert_close(by_x, 3 * x.detach() ** 2)
+
+
+def test_a_global_that_changes_is_noticed_both_ways(monkeypatch):
+    op, x = nb.torch_op(times_factor, "y"), leaf(4)
+    for value in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(globals(), "factor", value)
+        y = op(x)
+        torch.testing.assert_close(y, value * x**2)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], (2 * value * x).detach())
+
+
+def test_an_adjoint_may_need_the_output_after_a_global_has_changed(monkeypatch):
+    op, x = nb.torch_op(perhaps_in_two_steps, "y"), leaf(4)
+    for value, power in ((False, 3), (True, 4), (False, 3)):
+        monkeypatch.setitem(globals(), "in_two_steps", value)
+        by_y = torch.full((4,), 0.5, dtype=DOUBLE)
+        (by_x,) = torch.autograd.grad(op(x), x, by_y)
+        torch.testing.assert_close(by_x, (0.5 * power * x ** (power - 1)).detach())
+        assert (by_y == 0.5).all()
+
+
+def test_an_adjoint_that_reads_the_output_finds_it_as_it_was():
+    op, x, by_y = nb.torch_op(added_up, "y"), leaf(4), torch.randn(4, dtype=DOUBLE)
+    (by_x,) = torch.autograd.grad(op(x), x, by_y)
+    torch.testing.assert_close(by_x, 3 * by_y * x.detach() ** 2)
+
+
+def test_outputs_that_are_no_floats_and_numbers():
+    @nb.kernel
+    def halves(x, n, y, z: nb.array1d[nb.int32]):
+        i = nb.tid()
+        y[i] = x[i] * n
+        z[i] = i
+
+    op, x = nb.torch_op(halves, ["y", "z"]), leaf(3)
+    for n in (2.0, 3.0):
+        y, z = op(x, n)
+        assert z.dtype == torch.int32 and z.tolist() == [0, 1, 2] and not z.requires_grad
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [n] * 3
+
+
+def test_without_grad_and_in_inference_mode():
+    x, w = leaf(4), leaf(4)
+    check(x, w)
+    with torch.no_grad():
+        assert not curve(x, w).requires_grad
+    with torch.inference_mode():
+        assert curve(x, w).is_inference()
+        made = curve(x.clone(), w)
+    torch.testing.assert_close(made.clone(), reference(x, w).detach())
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        curve(made, w)
+    check(x, w)
+
+
+def test_an_input_that_is_changed_between_forward_and_backward():
+    for changed in (0, 1):
+        inner = [leaf(4) * 1, leaf(4) * 1]
+        y = curve(*inner)
+        with torch.no_grad():
+            inner[changed].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    with torch.no_grad():
+        x = leaf(4)
+        y = curve(x, x)
+        x.add_(1)
+    assert y.grad_fn is None
+
+
+def test_the_output_may_be_changed():
+    x = leaf(4)
+    y = cube(x)
+    y.mul_(2)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 6 * x.detach() ** 2)
+
+
+def test_backward_again_needs_the_graph():
+    x = leaf(4)
+    y = cube(x)
+    first = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), first)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_saved_tensor_hooks_decide_what_backward_gets():
+    x, packed = leaf(4), []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t) or len(packed) - 1, lambda k: 2 * packed[k]
+    ):
+        y = cube(x)
+    assert len(packed) == 1
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 12 * x.detach() ** 2)
+    with torch.autograd.graph.save_on_cpu():
+        y = cube(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 3 * x.detach() ** 2)
+    by_x = torch.utils.checkpoint.checkpoint(cube, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(by_x.sum(), x)[0], 3 * x.detach() ** 2)
+
+
+def test_second_derivatives_of_what_ran_the_quick_way():
+    x, w = leaf(4), leaf(4)
+    for _ in range(2):
+        check(x, w)
+        assert torch.autograd.gradcheck(curve, (x, w)) and torch.autograd.gradgradcheck(curve, (x, w))
+
+
+def test_batches_of_gradients():
+    x = leaf(4)
+    y = cube(x)
+    (rows,) = torch.autograd.grad(y, x, torch.eye(4, dtype=DOUBLE), is_grads_batched=True)
+    torch.testing.assert_close(rows, torch.diag(3 * x.detach() ** 2))
+    for vectorize in (False, True):
+        found = torch.autograd.functional.jacobian(cube, x, vectorize=vectorize)
+        torch.testing.assert_close(found, torch.diag(3 * x.detach() ** 2))
+
+
+def test_a_tensor_that_has_outlived_its_transform():
+    left: list[torch.Tensor] = []
+    torch.func.grad(lambda x: (left.append(x), (x * x).sum())[1])(torch.arange(4.0, dtype=DOUBLE))
+    assert cube(left[0]).tolist() == [0, 1, 8, 27]
+
+
+def test_tensors_without_data_after_tensors_with_some():
+    cube(leaf(4))
+    assert cube(leaf(4).to("meta")).is_meta
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert type(cube(mode.from_tensor(leaf(4)))).__name__ == "FakeTensor"
+    check(leaf(4), leaf(4))
+
+
+def test_compiled_autograd_traces_the_operator():
+    from torch._dynamo import compiled_autograd
+
+    x, graphs = leaf(4), []
+    y = cube(x).sum()
+
+    def compiler(graph):
+        return torch.compile(graph, backend=lambda module, inputs: graphs.append(module.code) or module.forward)
+
+    with compiled_autograd._enable(compiler):
+        y.backward()
+    assert any("eager_cubed_adjoint" in code for code in graphs)
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
+
+
+def test_subclasses_see_the_operator():
+    calls = []
+
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), keywords=None):
+            calls.append(str(function))
+            return super().__torch_function__(function, types, arguments, keywords or {})
+
+    y = cube(torch.arange(3.0).as_subclass(Named))
+    assert isinstance(y, Named) and any("eager_cubed" in call for call in calls)
+
+
+def test_an_operator_in_a_trace_is_in_the_trace():
+    with pytest.warns(DeprecationWarning, match="jit"):
+        traced = torch.jit.trace(lambda x: cube(x) + 1, (torch.ones(3),))
+    assert "numbridge::eager_cubed" in str(traced.graph)
+    assert traced(torch.full((3,), 2.0)).tolist() == [9] * 3
+
+
+def test_complex_numbers_are_refused_on_the_way_back():
+    y = cube(torch.ones(3, dtype=torch.complex64, requires_grad=True))
+    with pytest.raises(nb.KernelError, match="complex numbers have no derivative"):
+        y.sum().abs().backward()
+
+
+def test_threads_share_an_operator():
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(20):
+            count = int(torch.randint(1, 40, (), generator=generator))
+            dtype = (torch.float32, DOUBLE)[seed % 2]
+            x, w = (torch.randn(count, dtype=dtype, generator=generator).requires_grad_() for _ in range(2))
+            check(x, w)
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(6)))
