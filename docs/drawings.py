@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+import answers_page
 import api_pages
 
 from numbridge.command_line.drawing import bars_svg, shown
@@ -160,6 +161,10 @@ def about(facts: dict[str, Any]) -> str:
     return f"{facts['date'][:10]}{commit}, {facts['machine']}, Python {facts['python']}; {versions}"
 
 
+# What a row compares with that is nobody else: a part of the work itself.
+NO_CONTESTANTS = ("the kernel itself", "a handler that does nothing", "the same by hand on (n, 3)")
+
+
 def losses(facts: dict[str, Any], measured: Sequence[dict[str, Any]]) -> str:
     """Return the rows in which somebody else is better, the worst first, as a table."""
     rows = [
@@ -171,7 +176,10 @@ def losses(facts: dict[str, Any], measured: Sequence[dict[str, Any]]) -> str:
             shown(row["theirs"], row["unit"]),
         )
         for row in facts["rows"]
-        if row["theirs"] and row["ours"] > row["theirs"] and not row["against"][0].isdigit()
+        if row["theirs"]
+        and row["ours"] > row["theirs"]
+        and row["against"] not in NO_CONTESTANTS
+        and not row["against"][0].isdigit()
     ]
     for row in (row for one in measured for row in one["rows"]):
         (_, ours), *peers = row["values"].items()
@@ -200,6 +208,9 @@ def draw_plots(benchmarks: Path, made: Path) -> None:
         rows = [Row(**row) for row in found["rows"]]
         (made / f"plot_{name}.svg").write_text(bars_svg(rows, name, alone=False))
         (made / f"about_{name}.md").write_text(f"{about(found)}.\n")
+    answers = benchmarks / "answers.json"
+    (made / "about_answers.md").write_text(f"{about(json.loads(answers.read_text()))}.\n")
+    answers_page.write(answers, made / "answers.md")
     (made / "losses.md").write_text(losses(facts, list(further.values())))
 
 
