@@ -21,7 +21,9 @@ ARGUMENTS = {"lattice_boltzmann": ("--diameter", "10", "--time", "40")}
 NEEDS_A_GPU = {"cupy_arrays"}
 
 
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in NEEDS_A_GPU], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path.stem not in NEEDS_A_GPU], ids=lambda path: path.stem
+)
 def test_example_runs(path):
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
