@@ -62,7 +62,7 @@ def write(record: Path, page: Path) -> None:
         programs = _functions(module)
         parts.append(f"## {system}\n")
         if system == "Warp":
-            parts.append("Some of the programs call these:\n\n```python\n")
+            parts.append("Some of the programs call these:\n\n```python")
             parts.append("\n\n\n".join(programs[name] for name in ("gradients", "numbers", "sevens")) + "\n```\n")
         parts += [_entry(row, programs[row["name"]]) for row in rows if row["system"] == system]
     page.write_text("\n".join(parts))

@@ -161,37 +161,28 @@ def about(facts: dict[str, Any]) -> str:
     return f"{facts['date'][:10]}{commit}, {facts['machine']}, Python {facts['python']}; {versions}"
 
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
 # What a row compares with that is nobody else: a part of the work itself.
 NO_CONTESTANTS = ("the kernel itself", "a handler that does nothing", "the same by hand on (n, 3)")
 
 
 def losses(facts: dict[str, Any], measured: Sequence[dict[str, Any]]) -> str:
     """Return the rows in which somebody else is better, the worst first, as a table."""
-    rows = [
-        (
-            row["ours"] / row["theirs"],
-            row["work"],
-            row["against"],
-            shown(row["ours"], row["unit"]),
-            shown(row["theirs"], row["unit"]),
-        )
-        for row in facts["rows"]
-        if row["theirs"]
-        and row["ours"] > row["theirs"]
-        and row["against"] not in NO_CONTESTANTS
-        and not row["against"][0].isdigit()
-    ]
+    rows = [(row["ours"], row["theirs"], row["unit"], row["work"], row["against"]) for row in facts["rows"]]
     for row in (row for one in measured for row in one["rows"]):
         (_, ours), *peers = row["values"].items()
-        rows += [
-            (ours / theirs, row["work"], name, shown(ours, row["unit"]), shown(theirs, row["unit"]))
-            for name, theirs in peers
-            if theirs and ours > theirs
-        ]
+        rows += [(ours, theirs, row["unit"], row["work"], against) for against, theirs in peers]
+    lost = [
+        (ours / theirs, work, against, shown(ours, unit), shown(theirs, unit))
+        for ours, theirs, unit, work, against in rows
+        # A limit in place of a peer is a number.
+        if theirs and ours > theirs and against not in NO_CONTESTANTS and not against[0].isdigit()
+    ]
     head = "| work | against | ours | theirs | ours / theirs |\n|---|---|---|---|---|\n"
     lines = [
-        f"| {work} | {against} | {ours} | {theirs} | {ratio:.2f} |"
-        for ratio, work, against, ours, theirs in sorted(rows, reverse=True)
+        # A figure and its unit stay on one line.
+        f"| {work} | {against} | {ours.replace(' ', NO_BREAK)} | {theirs.replace(' ', NO_BREAK)} | {ratio:.2f} |"
+        for ratio, work, against, ours, theirs in sorted(lost, reverse=True)
     ]
     return head + "\n".join(lines) + "\n"
 
