@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "benchmarks/README.md", "benchmarks/cpu.md"]
+exclude_patterns = ["_build", "_generated", "benchmarks/README.md", "benchmarks/cpu.md"]
 root_doc = "index"
 # A name in single backticks is a link, where it is documented.
 default_role = "py:obj"

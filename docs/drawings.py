@@ -1,6 +1,6 @@
-"""The drawings of the documentation, as SVG from boxes and arrows; and the plots, from docs/benchmarks/cpu.json.
+"""The drawings of the documentation, as SVG from boxes and arrows; and the plots, from docs/benchmarks/*.json.
 
-The drawings are placed into the pages themselves, so that they take the colours of the theme.
+They are placed into the pages themselves, so that they take the colours of the theme.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
+import answers_page
 import api_pages
 
-from numbridge.command_line.drawing import bars_svg
+from numbridge.command_line.drawing import bars_svg, shown
+from numbridge.command_line.work import Row
 
 __all__ = ["draw_all"]
 
@@ -136,19 +139,70 @@ PLOTS = {
     "kernels": ("saxpy, 16M", "five-point stencil, 4096", "normalise", "mat33", "axpy, 16M"),
     "adjoints": ("adjoint of", "torch_op"),
 }
+# Plot → file of what the command line has measured.
+FILES = {"processes": "processes.json", "memory": "memory.json"}
 
 
-def plot(facts: dict[str, object], name: str) -> str:
-    """Return the plot of one group of rows."""
-    groups: dict[str, dict[str, float]] = {}
-    rows: list[dict[str, object]] = facts["rows"]  # type: ignore[assignment]
-    for row in rows:
-        work, against = str(row["work"]), str(row["against"])
-        listed = any(word in work for word in PLOTS[name]) and "first launch" not in work
+def groups(facts: dict[str, Any], name: str) -> list[Row]:
+    """Return a group of the benchmarks' rows; those of one piece of work become one."""
+    found: dict[str, dict[str, float]] = {}
+    for row in facts["rows"]:
+        work = row["work"]
+        listed = any(word in work for word in PLOTS[name]) and "first launch" not in work and row["unit"] == "us"
         if listed and not (name == "kernels" and work.startswith("adjoint")):
-            group = groups.setdefault(work, {"numbridge": float(str(row["ours"]))})
-            group[against] = float(str(row["theirs"]))
-    return bars_svg(list(groups.items()), f"{name.replace('_', ' ')}, {str(facts['date'])[:10]}")
+            found.setdefault(work, {"numbridge": row["ours"]})[row["against"]] = row["theirs"]
+    return [Row(work, values) for work, values in found.items()]
+
+
+def about(facts: dict[str, Any]) -> str:
+    """Return where and with what something was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    commit = f" at commit {facts['commit'][:12]}" if "commit" in facts else ""
+    return f"{facts['date'][:10]}{commit}, {facts['machine']}, Python {facts['python']}; {versions}"
+
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+# What a row compares with that is nobody else: a part of the work itself.
+NO_CONTESTANTS = ("the kernel itself", "a handler that does nothing", "the same by hand on (n, 3)")
+
+
+def losses(facts: dict[str, Any], measured: Sequence[dict[str, Any]]) -> str:
+    """Return the rows in which somebody else is better, the worst first, as a table."""
+    rows = [(row["ours"], row["theirs"], row["unit"], row["work"], row["against"]) for row in facts["rows"]]
+    for row in (row for one in measured for row in one["rows"]):
+        (_, ours), *peers = row["values"].items()
+        rows += [(ours, theirs, row["unit"], row["work"], against) for against, theirs in peers]
+    lost = [
+        (ours / theirs, work, against, shown(ours, unit), shown(theirs, unit))
+        for ours, theirs, unit, work, against in rows
+        # A limit in place of a peer is a number.
+        if theirs and ours > theirs and against not in NO_CONTESTANTS and not against[0].isdigit()
+    ]
+    head = "| work | against | ours | theirs | ours / theirs |\n|---|---|---|---|---|\n"
+    lines = [
+        # A figure and its unit stay on one line.
+        f"| {work} | {against} | {ours.replace(' ', NO_BREAK)} | {theirs.replace(' ', NO_BREAK)} | {ratio:.2f} |"
+        for ratio, work, against, ours, theirs in sorted(lost, reverse=True)
+    ]
+    return head + "\n".join(lines) + "\n"
+
+
+def draw_plots(benchmarks: Path, made: Path) -> None:
+    """Draw the plots, and write what stands beside them."""
+    facts = json.loads((benchmarks / "cpu.json").read_text())
+    (made / "about.md").write_text(f"{about(facts)}.\n")
+    for name in PLOTS:
+        title = f"{name.replace('_', ' ')}".replace("jax", "JAX")
+        (made / f"plot_{name}.svg").write_text(bars_svg(groups(facts, name), title, alone=False))
+    further = {name: json.loads((benchmarks / file).read_text()) for name, file in FILES.items()}
+    for name, found in further.items():
+        rows = [Row(**row) for row in found["rows"]]
+        (made / f"plot_{name}.svg").write_text(bars_svg(rows, name, alone=False))
+        (made / f"about_{name}.md").write_text(f"{about(found)}.\n")
+    answers = benchmarks / "answers.json"
+    (made / "about_answers.md").write_text(f"{about(json.loads(answers.read_text()))}.\n")
+    answers_page.write(answers, made / "answers.md")
+    (made / "losses.md").write_text(losses(facts, list(further.values())))
 
 
 def draw_all(folder: Path) -> None:
@@ -157,7 +211,5 @@ def draw_all(folder: Path) -> None:
     made.mkdir(exist_ok=True)
     for name, draw in DRAWINGS.items():
         (made / f"{name}.svg").write_text(draw().svg())
-    facts = json.loads((folder / "benchmarks" / "cpu.json").read_text())
-    for name in PLOTS:
-        (made / f"plot_{name}.svg").write_text(plot(facts, name))
+    draw_plots(folder / "benchmarks", made)
     api_pages.write_all(folder / "reference")

@@ -5,6 +5,8 @@ This is the public face: it gathers names and does nothing else. It imports no f
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from numpy import bool_ as bool
 
 from numbridge.array import Array
@@ -44,7 +46,6 @@ from numbridge.jax_bridge import (
 from numbridge.jax_ffi.callable import GraphMode, jax_callable
 from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
-from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 from numbridge.kernels.config import config
 from numbridge.kernels.devices import (
     Device,
@@ -237,8 +238,13 @@ from numbridge.torch_bridge import (
 )
 from numbridge.torch_op import TorchOp, torch_op
 
-# The class and the annotation are one: nb.array(data), nb.array(dtype=float), nb.array[float].
-array = Array
+if TYPE_CHECKING:
+    from numbridge.typed_arrays import array, array1d, array2d, array3d, array4d
+else:
+    from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
+
+    # The class and the annotation are one: nb.array(data), nb.array(dtype=float), nb.array[float].
+    array = Array
 
 __all__ = [
     "Array",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -144,7 +144,7 @@ class Array:
             made.grad = grad
         return made
 
-    def __init_subclass__(cls) -> NoReturn:
+    def __init_subclass__(cls) -> None:
         """Refuse: compiled code knows this class by identity."""
         raise NumbridgeTypeError("Array cannot be subclassed; hold an Array in an attribute instead")
 

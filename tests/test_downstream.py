@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -57,7 +58,14 @@ def environment(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_the_wheel_holds_what_it_must(wheels: list[Path]) -> None:
     names = zipfile.ZipFile(wheels[0]).namelist()
-    for name in ("py.typed", "kernels/py.typed", "__main__.py", "command_line/app.py", "kernels/adjoint/derive.py"):
+    for name in (
+        "py.typed",
+        "typed_arrays.pyi",
+        "kernels/py.typed",
+        "__main__.py",
+        "command_line/app.py",
+        "kernels/adjoint/derive.py",
+    ):
         assert f"numbridge/{name}" in names
     assert not [
         name
@@ -86,3 +94,17 @@ def test_mypy_sees_the_types_and_finds_the_sample_clean(environment: Path, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 1
     assert 'expression has type "Array"' in done.stdout and '"nothing"' in done.stdout
+
+
+def test_pyright_sees_the_types_and_finds_the_sample_clean(environment: Path, tmp_path: Path) -> None:
+    installed = Path(run(environment, "-c", "import sample_kernels; print(sample_kernels.__file__)").strip()).parent
+    shutil.copytree(installed, tmp_path / "sample_kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    pyright = (sys.executable, "-m", "pyright", "--project", tmp_path, "--pythonpath", environment)
+    assert "0 errors, 0 warnings" in run(*pyright, cwd=tmp_path)
+    (tmp_path / "wrong.py").write_text(
+        "import numbridge as nb\n\n\n@nb.kernel\ndef k(x: nb.array[float]) -> None:\n    x[nb.tid()].nothing\n"
+    )
+    done = subprocess.run(list(map(str, pyright)), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert 'Cannot access attribute "nothing" for class "float"' in done.stdout

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from typer.exceptions import TyperException
 
 from numbridge.command_line import cache_files
 from numbridge.command_line import information as facts
+
+if TYPE_CHECKING:
+    from numbridge.command_line.work import Row
 
 __all__ = ["app", "main"]
 
@@ -142,7 +145,7 @@ def bench(
     only: Annotated[str, typer.Option(help="Measure only work whose name contains this.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer rounds.")] = False,
 ) -> None:
-    """Compare with whatever of Warp, NumPy, Numba, torch and JAX is installed: in turns, in one process, on the CPU."""
+    """Compare with whatever of Warp, tvm-ffi, NumPy, Numba, torch and JAX is installed: in turns, on the CPU."""
     from numbridge.command_line import comparison
     from numbridge.command_line.drawing import bars_svg
 
@@ -152,37 +155,34 @@ def bench(
     if output is not None:
         output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
         if rows:
-            output.with_suffix(".svg").write_text(bars_svg(list(rows.items()), f"numbridge, {found['date']}"))
+            output.with_suffix(".svg").write_text(bars_svg(rows, f"numbridge, {found['date']}", found["machine"]))
     _print_json(found) if as_json else _show_rows(found)
 
 
-def _measured(only: str, rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str]]:
     from numbridge.command_line import comparison
 
-    rows: dict[str, dict[str, float]] = {}
+    rows = []
     wanted = [work for work in comparison.works() if only in work.name]
     missing = {work.name: work.missing for work in wanted if work.missing is not None}
     with _progress() as progress:
-        task = progress.add_task("measuring", total=len(wanted) + 1)
+        task = progress.add_task("measuring", total=len(wanted))
         for work in wanted:
             progress.update(task, description=work.name)
             if work.missing is None:
-                rows[work.name] = comparison.measure(work, rounds)
+                rows += work.rows(rounds)
             progress.advance(task)
-        if only in "first launch of a process":
-            progress.update(task, description="first launch of a process")
-            rows["first launch of a process"] = comparison.first_launches()
     return rows, missing
 
 
 def _show_rows(found: dict[str, Any]) -> None:
-    table = Table("work", "contestant", "time", "ours / theirs", title=f"medians of {found['rounds']} rounds, CPU")
+    table = Table("work", "contestant", "figure", "ours / theirs", title=f"medians of {found['rounds']} rounds, CPU")
     for row in found["rows"]:
-        (_, ours), *_ = row["times"].items()
-        for k, (name, time) in enumerate(row["times"].items()):
-            ratio = ours / time
-            shown = "" if name.startswith("numbridge") else f"[{'red' if ratio > 1 else 'green'}]{ratio:.3f}[/]"
-            table.add_row("" if k else row["work"], name, f"{time:.4g} us", shown)
+        (_, ours), *_ = row["values"].items()
+        for k, (name, value) in enumerate(row["values"].items()):
+            colour = "red" if ours > value else "green"
+            ratio = f"[{colour}]{ours / value:.3f}[/]" if k and value else ""
+            table.add_row("" if k else row["work"], name, f"{value:.4g} {row['unit']}", ratio)
     console = _console()
     console.print(table)
     console.print(", ".join(f"{name} {version}" for name, version in found["versions"].items() if version))

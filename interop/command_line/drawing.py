@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-__all__ = ["bars_svg", "table_svg"]
+from numbridge.command_line.work import Row
+
+__all__ = ["bars_svg", "shown", "table_svg"]
 
 _STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #222 } .head { font-weight: 600 } .small { font-size: 11px; fill: #666 }
@@ -20,6 +22,11 @@ text { font: 13px system-ui, sans-serif; fill: #222 } .head { font-weight: 600 }
 def _document(width: int, height: int, body: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
     return "\n".join([head, _STYLE, f'<rect class="paper" width="{width}" height="{height}"/>', *body, "</svg>", ""])
+
+
+def _part(width: int, height: int, body: Sequence[str], label: str) -> str:
+    head = f'<svg class="nb-plot" role="img" aria-label="{escape(label)}" viewBox="0 0 {width} {height}">'
+    return "\n".join([f'<div class="nb-frame">{head}', *body, "</svg></div>", ""])
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
@@ -46,37 +53,68 @@ def table_svg(cells: Sequence[Sequence[str]], title: str) -> str:
     return _document(width, y + 14, body)
 
 
-def _shown(microseconds: float) -> str:
-    """Return a time with three digits, in the unit that suits it."""
-    sizes = (("s", 1e6), ("ms", 1e3), ("us", 1.0))
-    unit, size = next((found for found in sizes if microseconds >= found[1]), sizes[-1])
-    return f"{microseconds / size:#.3g} {unit}".replace(". ", " ")
+# Unit → the larger ones that figures are shown in, by how much of the unit they are.
+_UNITS = {
+    "us": (("s", 1e6), ("ms", 1e3), ("us", 1.0)),
+    "ms": (("s", 1e3), ("ms", 1.0)),
+    "KiB": (("GiB", 2.0**20), ("MiB", 2.0**10), ("KiB", 1.0)),
+}
 
 
-def bars_svg(rows: Sequence[tuple[str, Mapping[str, float]]], title: str) -> str:
-    """Return pieces of work as groups of bars on a logarithmic scale; the first bar of a group is ours.
+def shown(value: float, unit: str) -> str:
+    """Return a figure with three digits, in the unit that suits it."""
+    if not value:
+        return f"0 {unit}"
+    name, size = next((found for found in _UNITS[unit] if value >= found[1]), _UNITS[unit][-1])
+    return f"{value / size:#.3g} {name}".replace(". ", " ")
+
+
+class _Scale:
+    """A logarithmic scale over the figures of one unit; nothing is a line."""
+
+    def __init__(self, rows: Sequence[Row], unit: str, width: int) -> None:
+        figures = [value for row in rows if row.unit == unit for value in row.values.values() if value > 0] or [1.0]
+        self._low, self._high = math.log10(min(figures)) - 0.2, math.log10(max(figures))
+        self._width = width
+
+    def length(self, value: float) -> float:
+        if value <= 0:
+            return 1.0
+        return max((math.log10(value) - self._low) / max(self._high - self._low, 1e-9) * self._width, 1.0)
+
+
+def bars_svg(rows: Sequence[Row], title: str, note: str = "", *, alone: bool = True) -> str:
+    """Return pieces of work as groups of bars on a logarithmic scale for each unit.
+
+    The first bar of a group is ours: green where none is shorter, and orange where one is.
 
     Parameters
     ----------
-    rows : sequence of (str, mapping)
-        For each piece of work its name, and the microseconds of each contestant.
-    title : str
-        What stands above.
+    rows : sequence of Row
+        What was measured.
+    title, note : str
+        What stands above, large and small.
+    alone : bool
+        Whether the picture is a file, with colours of its own; or part of a page, whose style sheet has them.
     """
-    times = [time for _, group in rows for time in group.values()]
-    low, high = math.log10(min(times)) - 0.2, math.log10(max(times))
     left, right, width = 190, 110, 860
-    body, y = [_text(12, 22, title, "head"), _text(12, 40, "time, logarithmic; shorter is better", "small")], 52
-    for work, group in rows:
-        body.append(_text(12, y + 14, work, "head"))
+    body = [_text(12, 22, title, "head")]
+    y = 24
+    for line in (*filter(None, [note]), "logarithmic; shorter is better"):
+        y += 18
+        body.append(_text(12, y, line, "small"))
+    y += 12
+    scales = {unit: _Scale(rows, unit, width - left - right) for unit in _UNITS}
+    for row in rows:
+        body.append(_text(12, y + 14, row.work, "head"))
         y += 20
-        best = min(group.values())
-        for k, (name, time) in enumerate(group.items()):
-            long = (math.log10(time) - low) / max(high - low, 1e-9) * (width - left - right)
-            kind = "theirs" if k else "ours" if time == best else "lost"
+        best = min(row.values.values())
+        for k, (name, value) in enumerate(row.values.items()):
+            long = scales[row.unit].length(value)
+            kind = "theirs" if k else "ours" if value == best else "lost"
             body.append(_text(left - 8, y + 12, name, "small", "end"))
-            body.append(f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{max(long, 1):.1f}" height="12" rx="2"/>')
-            body.append(_text(left + long + 6, y + 12, _shown(time), "small"))
+            body.append(f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{long:.1f}" height="12" rx="2"/>')
+            body.append(_text(left + long + 6, y + 12, shown(value, row.unit), "small"))
             y += 17
         y += 8
-    return _document(width, y + 6, body)
+    return _document(width, y + 6, body) if alone else _part(width, y + 6, body, title)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-__all__ = ["median_microseconds", "timed"]
+__all__ = ["alternating", "median_microseconds", "timed"]
 
 
 def timed(run: Callable[[], object], count: int) -> float:
@@ -17,8 +17,24 @@ def timed(run: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def median_microseconds(run: Callable[[], object], rounds: int = 7, seconds: float = 0.005) -> float:
-    """Return the median over rounds of about `seconds` each, after a call that does not count."""
+def _calls_within(run: Callable[[], object], seconds: float) -> int:
+    """Return how many calls take about `seconds`, after a call that does not count."""
     run()
-    count = max(1, min(100_000, int(seconds / max(timed(run, 1), 1e-8))))
-    return statistics.median(timed(run, count) for _ in range(rounds)) * 1e6
+    return max(1, min(100_000, int(seconds / max(timed(run, 1), 1e-8))))
+
+
+def median_microseconds(run: Callable[[], object], rounds: int = 7, seconds: float = 0.005) -> float:
+    """Return the median over rounds of about `seconds` each."""
+    return alternating({"": run}, rounds, seconds)[""]
+
+
+def alternating(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, seconds: float = 0.01
+) -> dict[str, float]:
+    """Return each contestant's median microseconds; they take turns, so that all of them see the same machine."""
+    counts = {name: _calls_within(run, seconds) for name, run in contestants.items()}
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            found[name].append(timed(run, counts[name]))
+    return {name: statistics.median(times) * 1e6 for name, times in found.items()}

@@ -1,131 +1,39 @@
 """Adjoints against Warp's on the CPU, and what they cost beside what they are the adjoint of.
 
-Warp's documentation is followed in how its adjoints are launched. Its answer for loops that overwrite a variable is wrong; it
-is timed all the same.
-"""
+Those that the command line compares as well are defined there."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import numbridge as nb
+from numbridge.command_line.adjoint_kernels import loop, polynomial
+from numbridge.command_line.adjoint_work import ADJOINTS, adjoint
 
-COUNT = 1 << 22
-SIDE = 1 << 11
-TRIPS, LOOPS = 50, 400_000
 TESTS = Path(__file__).resolve().parents[1]
-
-
-@nb.kernel
-def saxpy(x, y, out, a):
-    i = nb.tid()
-    out[i] = a * x[i] + y[i]
-
-
-@nb.kernel
-def polynomial(x, out):
-    i = nb.tid()
-    t = x[i]
-    if t > 0.5:
-        out[i] = ((3.0 * t - 2.0) * t + 1.0) * t
-    else:
-        out[i] = (t - 4.0) * t
-
-
-@nb.kernel
-def elementary(x, out):
-    i = nb.tid()
-    out[i] = math.sin(x[i]) * math.exp(-x[i]) + math.sqrt(x[i] + 1.0) * math.cos(x[i])
-
-
-@nb.kernel
-def stencil(x, out):
-    i, j = nb.tid()
-    if i > 0 and j > 0 and i < x.shape[0] - 1 and j < x.shape[1] - 1:
-        out[i, j] = 0.2 * (x[i, j] + x[i - 1, j] + x[i + 1, j] + x[i, j - 1] + x[i, j + 1])
-
-
-@nb.kernel
-def loop(x, out, trips):
-    i = nb.tid()
-    s = x[i]
-    for _ in range(trips):
-        s = s + 0.1 * s * (1.0 - s)
-    out[i] = s
-
-
-# name -> kernel, number of arrays that are read, shape, further arguments, what the ratio to Warp must not exceed
-WORK: dict[str, tuple[Any, int, tuple[int, ...], tuple[Any, ...], float]] = {
-    "saxpy": (saxpy, 2, (COUNT,), (2.0,), 0.15),
-    "polynomial with a branch": (polynomial, 1, (COUNT,), (), 0.2),
-    "sin, exp, sqrt, cos": (elementary, 1, (COUNT,), (), 0.5),
-    "five-point stencil": (stencil, 1, (SIDE, SIDE), (), 0.6),
-    f"loop of {TRIPS} trips": (loop, 1, (LOOPS,), (TRIPS,), 1.5),
+# What the ratio to Warp must not exceed.
+LIMITS = {
+    "saxpy": 0.15,
+    "polynomial with a branch": 0.2,
+    "sin, exp, sqrt, cos": 0.5,
+    "five-point stencil": 0.6,
+    "loop of 50 trips": 1.5,
 }
-
-
-def title(name: str, threads: str) -> str:
-    """Return the name of a row."""
-    shape = " x ".join(map(str, WORK[name][2]))
-    return f"adjoint of {name}, {shape} float32, {threads}"
-
-
-def arrays(name: str) -> tuple[list[np.ndarray], list[np.ndarray], tuple[Any, ...]]:
-    """Return a kernel's arrays, as many for their adjoints, and its further arguments."""
-    _, reads, shape, more, _ = WORK[name]
-    random = np.random.default_rng(0)
-    given = [random.random(shape, np.float32) for _ in range(reads + 1)]
-    return given, [np.zeros(shape, np.float32) for _ in range(reads)] + [np.ones(shape, np.float32)], more
-
-
-def ours(name: str) -> Callable[[], object]:
-    """Return a launch of an adjoint."""
-    kernel, _, shape, _, _ = WORK[name]
-    given, adjoints, more = arrays(name)
-    last = [None] * len(more)
-    return lambda: nb.launch(kernel, shape, [*given, *more], adj_inputs=[*adjoints, *last], adjoint=True)
-
-
-def theirs(name: str) -> Callable[[], object]:
-    """Return a launch of Warp's adjoint."""
-    import warp as wp
-    import warp_kernels
-
-    kernel, _, shape, _, _ = WORK[name]
-    found, further, more = arrays(name)
-    given, adjoints = ([wp.array(a, dtype=float, device="cpu") for a in group] for group in (found, further))
-    kernel = getattr(warp_kernels, f"{kernel.name}_with_adjoint")
-
-    def run() -> None:
-        wp.launch(
-            kernel,
-            shape,
-            inputs=[*given[:-1]],
-            outputs=[given[-1], *more],
-            adj_inputs=[*adjoints[:-1]],
-            adj_outputs=[adjoints[-1], *more],
-            device="cpu",
-            adjoint=True,
-        )
-
-    return run
 
 
 def once(bench: Any, threads: str) -> None:
     """Measure every kernel in this process."""
-    for name, (*_, limit) in WORK.items():
-        bench.compare(title(name, threads), ours(name), {"Warp": (theirs(name), limit)})
+    for name in ADJOINTS:
+        bench.take(adjoint(name, threads), {"Warp": LIMITS[name]})
     if threads != "1 thread" or bench.only not in LONG_LOOP:
         return
     x, out = np.random.default_rng(0).random(2000, np.float32), np.zeros(2000, np.float32)

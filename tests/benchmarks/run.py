@@ -1,5 +1,7 @@
 """Measures numbridge against its peers in one run, and writes the ratios as JSON and as a table under docs/benchmarks/.
 
+What `python -m numbridge bench` measures is defined there, and has its limits here; other rows are defined here.
+
 Each row alternates between the contestants, so that both see the same machine, and compares medians. The machine is noisy:
 read ratios, not times. `--quick` takes fewer rounds; `--only TEXT` runs the rows whose name contains the text.
 """
@@ -7,16 +9,12 @@ read ratios, not times. `--quick` takes fewer rounds; `--only TEXT` runs the row
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -27,47 +25,47 @@ import adjoint_rows
 import numpy as np
 
 import numbridge as nb
+from numbridge.command_line.adjoint_kernels import stencil
+from numbridge.command_line.adjoint_work import ADJOINTS, title
+from numbridge.command_line.comparison import facts
+from numbridge.command_line.kernel_work import calls_in_one_jit, one_call_in_a_jit, repeated, saxpy_of
+from numbridge.command_line.launch_work import TENSORS, conversion, launch
+from numbridge.command_line.memory_work import Memory
+from numbridge.command_line.process_work import FirstLaunch
+from numbridge.command_line.sample_kernels import add as jax_add
+from numbridge.command_line.sample_kernels import saxpy
+from numbridge.command_line.timing import alternating
+from numbridge.command_line.work import Row as Measured
+from numbridge.command_line.work import Work
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
 ROUNDS = 21
-PEERS = ("numba", "torch", "paddlepaddle", "jax", "warp-lang", "apache-tvm-ffi", "numpy")
 
 
 @dataclass
 class Row:
-    """One line of the table: our median, a peer's, their ratio, and what the ratio must not exceed."""
+    """One line of the table: our figure, a peer's, their ratio, and what the ratio must not exceed, if that is said."""
 
     work: str
     against: str
     ours: float
     theirs: float
-    limit: float
+    limit: float | None
     unit: str = "us"
-    ratio: float = field(init=False)
+    ratio: float | None = field(init=False)
     holds: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ratio = self.ours / self.theirs
-        self.holds = self.ratio <= self.limit
+        # Memory may not have grown at all.
+        self.ratio = self.ours / self.theirs if self.theirs else None
+        self.holds = self.limit is None or (self.ratio is not None and self.ratio <= self.limit)
 
-
-@nb.kernel
-def empty(a, b, c, d, e):
-    pass
-
-
-@nb.kernel
-def saxpy(x, y, a):
-    i = nb.tid()
-    y[i] = a * x[i] + y[i]
-
-
-@nb.kernel
-def stencil(a, out):
-    i, j = nb.tid()
-    if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
-        out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
+    def cells(self) -> list[str]:
+        """Return the row as text."""
+        ratio, limit = ("" if value is None else f"{value:.3f}" for value in (self.ratio, self.limit))
+        figures = [f"{value:.3g} {self.unit}" for value in (self.ours, self.theirs)]
+        return [self.work, self.against, *figures, ratio, limit and f"≤ {limit}", "" if self.holds else "missed"]
 
 
 @nb.kernel
@@ -113,130 +111,56 @@ class Bench:
         self.rows: list[Row] = []
 
     def compare(
-        self, work: str, ours: Callable[[], object], peers: dict[str, tuple[Callable[[], object], float]]
+        self, work: str, ours: Callable[[], object], peers: Mapping[str, tuple[Callable[[], object], float]]
     ) -> None:
         """Measure one piece of work of ours and its peers, given as name -> (callable, limit of the ratio)."""
-        if self.only not in work:
-            return
-        contestants = [ours, *(peer for peer, _ in peers.values())]
-        counts = [self._calibrated(run) for run in contestants]
-        times: list[list[float]] = [[] for _ in contestants]
-        for _ in range(self.rounds):
-            for run, count, found in zip(contestants, counts, times, strict=True):
-                found.append(_timed(run, count))
-        medians = [statistics.median(found) * 1e6 for found in times]
-        for (name, (_, limit)), theirs in zip(peers.items(), medians[1:], strict=True):
-            self.add(Row(work, name, medians[0], theirs, limit))
+        if self.only in work:
+            contestants = {"numbridge": ours} | {name: peer for name, (peer, _) in peers.items()}
+            self.judge(
+                Measured(work, alternating(contestants, self.rounds, 0.02)), {n: m for n, (_, m) in peers.items()}
+            )
+
+    def take(self, work: Work, limits: Mapping[str, float], **more: Callable[[], object]) -> None:
+        """Measure one piece of work of the comparison, with the limits of the ratios to the peers."""
+        if self.only in work.name:
+            contestants = {**work.prepare(), **{name.replace("_", " "): run for name, run in more.items()}}
+            self.judge(Measured(work.name, alternating(contestants, self.rounds, 0.02)), limits)
+
+    def judge(self, measured: Measured, limits: Mapping[str, float]) -> None:
+        """Keep what was measured as one row for each peer; a peer without a limit is only shown."""
+        (_, ours), *peers = measured.values.items()
+        for name, theirs in peers:
+            self.add(Row(measured.work, name, ours, theirs, limits.get(name), measured.unit))
 
     def add(self, row: Row) -> None:
         """Keep a row and print it."""
         self.rows.append(row)
-        mark = "ok" if row.holds else "MISSED"
-        line = f"{row.work:45s} {row.against:28s} {row.ours:12.3f} {row.theirs:12.3f} {row.unit}"
-        print(f"{line}  {row.ratio:7.3f} (must be <= {row.limit:.3f})  {mark}", flush=True)
-
-    def _calibrated(self, run: Callable[[], object]) -> int:
-        """Return how many calls take about 20 ms."""
-        run()
-        once = max(_timed(run, 3), 1e-8)
-        return max(1, min(100_000, int(0.02 / once)))
+        print(
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row.cells(), (60, 28, 9, 9, 6, 7, 0), strict=True)),
+            flush=True,
+        )
 
 
-def _timed(run: Callable[[], object], count: int) -> float:
-    start = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - start) / count
-
-
-def _tvm_empty() -> Callable[..., object]:
-    import tvm_ffi.cpp
-
-    parameters = ", ".join(f"tvm::ffi::TensorView {name}" for name in "abcde")
-    module = tvm_ffi.cpp.load_inline(
-        name="numbridge_empty", cpp_sources=f"void empty({parameters}) {{}}", functions=["empty"]
-    )
-    return module.empty
+FORALL_LIMITS = {"torch": 0.7, "paddle": 0.6, "jax": 0.25, "numpy": 0.6}
 
 
 def entries(bench: Bench) -> None:
-    """Five tensors into an empty kernel."""
-    import jax.numpy as jnp
-    import paddle
-    import torch
-    import warp as wp
-    import warp_kernels
+    """Tensors into an empty kernel."""
+    for count in (1, 5):
+        for name in TENSORS:
+            limits = {"tvm-ffi C++ function": FORALL_LIMITS[name], "Numba njit": 1.0}
+            bench.take(launch(name, count, "forall"), limits)
+            bench.take(launch(name, count, "nb.launch"), {"wp.launch, tensors direct": 1 / 25})
 
-    peer, run = _tvm_empty(), empty.forall(1)
-    tensors = {
-        "torch": torch.ones(10),
-        "paddle": paddle.ones([10]),
-        "jax": jnp.ones(10),
-        "numpy": np.ones(10, np.float32),
-    }
-    limits = {"torch": 0.7, "paddle": 0.6, "jax": 0.25, "numpy": 0.6}
-    for name, x in tensors.items():
-        run(x, x, x, x, x)
-        # tvm-ffi takes no NumPy arrays: its own best, with torch tensors, stands in.
-        y = tensors["torch"] if name == "numpy" else x
-        against = "tvm-ffi C++ function (torch)" if name == "numpy" else "tvm-ffi C++ function"
-        bench.compare(
-            f"5 {name} tensors, empty kernel, forall",
-            lambda x=x: run(x, x, x, x, x),
-            {against: (lambda y=y: peer(y, y, y, y, y), limits[name])},
-        )
 
-    x = tensors["torch"]
-    bench.compare(
-        "5 torch tensors, empty kernel, nb.launch",
-        lambda: nb.launch(empty, 1, [x, x, x, x, x]),
-        {
-            "wp.launch, tensors direct": (
-                lambda: wp.launch(warp_kernels.empty, 1, [x, x, x, x, x], device="cpu"),
-                1 / 25,
-            )
-        },
-    )
+TO_LIMITS = {"torch": 1 / 4, "paddle": 1 / 4, "numpy": 1 / 4, "jax": 0.7}
 
 
 def conversions(bench: Bench) -> None:
     """from_* and to_*."""
-    import jax.numpy as jnp
-    import paddle
-    import torch
-    import warp as wp
-
-    sources = {
-        "torch": torch.ones(10, 10),
-        "paddle": paddle.ones([10, 10]),
-        "numpy": np.ones((10, 10), np.float32),
-        "jax": jnp.ones((10, 10)),
-    }
-    peers = {
-        "torch": wp.from_torch,
-        "paddle": wp.from_paddle,
-        "numpy": lambda x: wp.from_numpy(x, device="cpu"),
-        "jax": wp.from_jax,
-    }
-    for name, x in sources.items():
-        ours, theirs = getattr(nb, f"from_{name}"), peers[name]
-        bench.compare(f"from_{name}", functools.partial(ours, x), {"Warp": (functools.partial(theirs, x), 1 / 8)})
-    a = nb.zeros((10, 10), dtype=nb.float32)
-    w = wp.zeros((10, 10), dtype=float, device="cpu")
-    bench.compare("to_torch", lambda: nb.to_torch(a), {"Warp": (lambda: wp.to_torch(w), 1 / 4)})
-    bench.compare("to_paddle", lambda: nb.to_paddle(a), {"Warp": (lambda: wp.to_paddle(w), 1 / 4)})
-    bench.compare("to_numpy", lambda: nb.to_numpy(a), {"Warp": (w.numpy, 1 / 4)})
-    import jax.dlpack
-
-    memory = nb.zeros((10, 10)).numpy()  # aligned, so that JAX shares it
-    bench.compare(
-        "to_jax",
-        lambda: nb.to_jax(a),
-        {
-            "Warp": (lambda: wp.to_jax(w), 0.7),
-            "jax.dlpack.from_dlpack(NumPy)": (lambda: jax.dlpack.from_dlpack(memory), 1.1),
-        },
-    )
+    for name in TENSORS:
+        bench.take(conversion("from", name), {"Warp": 1 / 8})
+        bench.take(conversion("to", name), {"Warp": TO_LIMITS[name], "jax.dlpack.from_dlpack(NumPy)": 1.1})
 
 
 def scaled_twice(x: nb.array[float], s: float, out: nb.array[float]):
@@ -244,12 +168,6 @@ def scaled_twice(x: nb.array[float], s: float, out: nb.array[float]):
     nb.launch(jax_scale, x.shape, [x, s], [once])
     nb.launch(jax_scale, x.shape, [once, s], [twice])
     nb.launch(jax_add, x.shape, [once, twice], [out])
-
-
-@nb.kernel
-def jax_add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
-    i = nb.tid()
-    out[i] = a[i] + b[i]
 
 
 @nb.kernel
@@ -296,16 +214,7 @@ def inside_jax(bench: Bench) -> None:
     import jax.numpy as jnp
     import warp_kernels
 
-    ours, theirs = nb.jax_kernel(jax_add), warp_kernels.jax_add()
-    calls = {"ours": lambda a, b: ours(a, b)[0], "Warp": lambda a, b: theirs(a, b)[0], "XLA": lambda a, b: a + b}
-
-    def many(call: Callable[..., object], **options: object) -> Callable[..., object]:
-        def repeat(a: object, b: object) -> object:
-            for _ in range(200):
-                a = call(a, b)
-            return a
-
-        return jax.jit(repeat, **options)
+    ours, x, times = nb.jax_kernel(jax_add), jnp.ones(16), 200
 
     def ready(call: Callable[..., object], *arguments: object, times: int = 1) -> Callable[[], object]:
         def run() -> None:
@@ -315,32 +224,18 @@ def inside_jax(bench: Bench) -> None:
 
         return run
 
-    x = jnp.ones(16)
-    # Without fusion each add is an operation of its own, as ours are; with it, all 200 are one loop.
-    alone = {"xla_disable_hlo_passes": "fusion"}
-    bench.compare(
-        "200 calls in one jit, 16 elements",
-        ready(many(calls["ours"]), x, x),
-        {
-            "Warp jax_kernel": (ready(many(calls["Warp"]), x, x), 1 / 100),
-            "XLA add, not fused": (ready(many(calls["XLA"], compiler_options=alone), x, x), 1.5),
-            "a handler that does nothing": (ready(many(_idle_call()), x, x), 2.0),
-        },
+    bench.take(
+        calls_in_one_jit(times),
+        {"Warp jax_kernel": 1 / 100, "XLA add, not fused": 1.5, "a handler that does nothing": 2.0},
+        a_handler_that_does_nothing=repeated(_idle_call(), times, x),
     )
+    single = {"ours": lambda a, b: ours(a, b)[0], "XLA": lambda a, b: a + b}
     bench.compare(
         "100 calls of a jitted function with one call, 16 elements",
-        ready(jax.jit(calls["ours"]), x, x, times=100),
-        {"the same with an XLA add": (ready(jax.jit(calls["XLA"]), x, x, times=100), 1.1)},
+        ready(jax.jit(single["ours"]), x, x, times=100),
+        {"the same with an XLA add": (ready(jax.jit(single["XLA"]), x, x, times=100), 1.1)},
     )
-    large = jnp.ones(1 << 20)
-    bench.compare(
-        "add of 1M elements in a jit",
-        ready(jax.jit(calls["ours"]), large, large),
-        {
-            "XLA": (ready(jax.jit(calls["XLA"]), large, large), 1.2),
-            "Warp jax_kernel": (ready(jax.jit(calls["Warp"]), large, large), 1 / 2),
-        },
-    )
+    bench.take(one_call_in_a_jit(), {"XLA": 1.2, "Warp jax_kernel": 1 / 2})
     bench.compare(
         "100 eager jax_kernel calls, 16 elements",
         ready(ours, x, x, times=100),
@@ -361,8 +256,8 @@ def inside_jax(bench: Bench) -> None:
     together, peer = nb.jax_callable(scaled_twice), warp_kernels.jax_scaled_twice()
     bench.compare(
         "200 jax_callables of 3 kernels in one jit",
-        ready(many(lambda a, b: together(a, 0.5)[0]), x, x),
-        {"Warp jax_callable": (ready(many(lambda a, b: peer(a, 0.5)[0]), x, x), 1 / 50)},
+        repeated(lambda a, _: together(a, 0.5)[0], times, x),
+        {"Warp jax_callable": (repeated(lambda a, _: peer(a, 0.5)[0], times, x), 1 / 50)},
     )
 
 
@@ -394,8 +289,9 @@ def in_processes(
         bench.add(Row(rows[0].work, rows[0].against, ours, theirs, rows[0].limit))
 
 
+SAXPY = saxpy_of(1 << 24)
 KERNELS = (
-    "saxpy, 16M float32",
+    SAXPY.name,
     "five-point stencil, 4096 x 4096 float32",
     "normalise and cross, 4M vec3",
     "mat33 x vec3, 1M",
@@ -405,30 +301,12 @@ KERNELS = (
 
 def kernels_once(bench: Bench) -> None:
     """Whole kernels on large arrays, in this process."""
-    import numba
     import torch
     import warp as wp
-    import warp_kernels
 
-    @numba.njit(parallel=True)
-    def numba_saxpy(x, y, a):
-        for i in numba.prange(x.size):
-            y[i] = a * x[i] + y[i]
+    from numbridge.command_line import warp_adjoints
 
-    # Each contestant has arrays of its own: on shared ones, whoever comes second would find them in the cache.
-    n, zero = 1 << 24, np.float32(0)
-    x, y = np.ones(n, np.float32), np.ones(n, np.float32)
-    px, py = x.copy(), y.copy()
-    wx, wy = wp.ones(n, dtype=float, device="cpu"), wp.ones(n, dtype=float, device="cpu")
-    run = saxpy.forall(n)
-    bench.compare(
-        KERNELS[0],
-        lambda: run(x, y, 0.0),
-        {
-            "Warp": (lambda: wp.launch(warp_kernels.saxpy, n, [wx, wy, 0.0], device="cpu"), 1 / 6),
-            "Numba prange": (lambda: numba_saxpy(px, py, zero), 1.05),
-        },
-    )
+    bench.take(SAXPY, {"Warp": 1 / 6, "Numba prange": 1.05, "NumPy": 1.0, "torch": 1.05})
     m = 4096
     a, out = np.random.default_rng(0).random((m, m), np.float32), np.zeros((m, m), np.float32)
     wa, wout = (wp.array(image, dtype=float, device="cpu") for image in (a, out))
@@ -443,12 +321,13 @@ def kernels_once(bench: Bench) -> None:
         KERNELS[1],
         lambda: step(a, out),
         {
-            "Warp": (lambda: wp.launch(warp_kernels.stencil, (m, m), [wa, wout], device="cpu"), 1 / 8),
+            "Warp": (lambda: wp.launch(warp_adjoints.stencil, (m, m), [wa, wout], device="cpu"), 1 / 8),
             "NumPy": (lambda: with_(na, nout), 1 / 8),
             "torch eager": (lambda: with_(ta, tout), 1 / 8),
         },
     )
     element_kernels(bench)
+    n = 1 << 24
     b, c = torch.randn(n).bfloat16(), torch.randn(n).bfloat16()
     tb, tc, add = b.clone(), c.clone(), saxpy.forall(n)
     bench.compare(
@@ -487,7 +366,7 @@ THREADS = {"1 thread": "1", "all threads": str(os.cpu_count())}
 def adjoints(bench: Bench) -> None:
     """Adjoints of whole kernels, as `kernels` measures them, with and without threads; then what they cost at first."""
     for threads, count in THREADS.items():
-        works = [*(adjoint_rows.title(name, threads) for name in adjoint_rows.WORK), adjoint_rows.LONG_LOOP]
+        works = [*(title(name, threads) for name in ADJOINTS), adjoint_rows.LONG_LOOP]
         in_processes(bench, f"adjoints, {threads}", works, ADJOINT_PROCESSES, os.environ | {"NUMBA_NUM_THREADS": count})
     if bench.only in "torch_op, forward and backward, 16 elements":
         adjoint_rows.operator(bench)
@@ -495,23 +374,6 @@ def adjoints(bench: Bench) -> None:
         compiled, cached = adjoint_rows.first(3)
         bench.add(Row("first launch of the adjoint of 60 lines", "2 s", compiled, 2000.0, 1.0, "ms"))
         bench.add(Row("the same in a second process, warm cache", "100 ms", cached, 100.0, 1.0, "ms"))
-
-
-_FIRST = """
-import time
-import numpy as np
-import numbridge as nb
-
-@nb.kernel
-def first(x):
-    i = nb.tid()
-    x[i] = x[i] + 1
-
-x = np.zeros(10)
-start = time.perf_counter()
-nb.launch(first, 10, [x])
-print(time.perf_counter() - start)
-"""
 
 
 def processes(bench: Bench) -> None:
@@ -527,18 +389,22 @@ def processes(bench: Bench) -> None:
         bench.add(
             Row("import numbridge (whole process)", "import numba", medians["numbridge"], medians["numba"], 1.5, "ms")
         )
-    if bench.only in "first launch in a second process":
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder) / "first.py"
-            script.write_text(_FIRST)
-            found = []
-            for _ in range(1 + max(3, bench.rounds)):
-                done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
-                found.append(float(done.stdout) * 1e3)
-        row = Row(
-            "first launch in a second process, warm cache", "300 ms", statistics.median(found[1:]), 300.0, 1.0, "ms"
-        )
-        bench.add(row)
+    first = FirstLaunch()
+    if bench.only in first.name:
+        for measured in first.rows(bench.rounds):
+            bench.judge(measured, {})
+            if measured.work.endswith("on disk") and measured.unit == "us":
+                ours = measured.values["numbridge"] / 1e3
+                bench.add(Row(measured.work, "300 ms", ours, 300.0, 1.0, "ms"))
+
+
+def memory(bench: Bench) -> None:
+    """How memory grows over ten thousand calls."""
+    for kind in ("launch", "from"):
+        for name in TENSORS:
+            work = Memory(kind, name)
+            for measured in work.rows(bench.rounds) if bench.only in work.name else ():
+                bench.judge(measured, {})
 
 
 def write(bench: Bench) -> None:
@@ -546,25 +412,13 @@ def write(bench: Bench) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
-    facts = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("numbridge", *PEERS)},
-        "rounds": bench.rounds,
-        "rows": [asdict(row) for row in bench.rows],
-    }
+    found = facts([], {}, bench.rounds) | {"commit": commit, "rows": [asdict(row) for row in bench.rows]}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "cpu.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (FOLDER / "cpu.json").write_text(json.dumps(found, indent=1) + "\n")
     head = "| work | against | ours | theirs | ratio | must be |  |\n|---|---|---|---|---|---|---|\n"
-    lines = [
-        f"| {r.work} | {r.against} | {r.ours:.3g} {r.unit} | {r.theirs:.3g} {r.unit} | {r.ratio:.3f} | ≤ {r.limit:.3f} | "
-        f"{'' if r.holds else 'missed'} |"
-        for r in bench.rows
-    ]
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    about = f"Measured {facts['date']} at commit `{commit[:12]}` on {facts['machine']}, Python {facts['python']}; {versions}."
+    lines = [f"| {' | '.join(row.cells())} |" for row in bench.rows]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    about = f"Measured {found['date']} at commit `{commit[:12]}` on {found['machine']}, Python {found['python']}; {versions}."
     text = f"# Benchmarks on the CPU\n\n{about}\nMedians of {bench.rounds} alternating rounds; read the ratios.\n\n"
     (FOLDER / "cpu.md").write_text(text + head + "\n".join(lines) + "\n")
 
@@ -587,7 +441,7 @@ def main() -> None:
         kernels_once(bench) if group == "kernels" else adjoint_rows.once(bench, threads)
         print(json.dumps([(row.work, row.against, row.ours, row.theirs, row.limit) for row in bench.rows]))
         return
-    for group in (entries, conversions, inside_jax, kernels, adjoints, processes):
+    for group in (entries, conversions, inside_jax, kernels, adjoints, processes, memory):
         group(bench)
     if not chosen.only:
         write(bench)

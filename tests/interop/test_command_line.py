@@ -15,9 +15,13 @@ import numpy as np
 
 import numbridge as nb
 from fake_cuda import fake_cuda
-from numbridge.command_line import cache_files, checks, drawing, pairs
+from numbridge.command_line import cache_files, checks, comparison, drawing, pairs
+from numbridge.command_line.adjoint_work import ADJOINTS
 from numbridge.command_line.app import main
 from numbridge.command_line.information import information
+from numbridge.command_line.memory_work import Memory
+from numbridge.command_line.process_work import FirstLaunch
+from numbridge.command_line.work import Row
 
 MODULE = "import runpy; runpy.run_module('numbridge', run_name='__main__', alter_sys=True)"
 
@@ -242,19 +246,59 @@ def test_bench_writes_what_it_measured(tmp_path):
     done = program("bench", "--quick", "--json", "--only", "1 numpy", "-o", str(file))
     found = json.loads(done.stdout)
     assert found == json.loads(file.with_suffix(".json").read_text())
-    (row,) = found["rows"]
-    assert row["work"] == "launch, 1 numpy tensor"
-    assert list(row["times"]) == ["numbridge, forall", "numbridge, nb.launch", "Warp"]
-    assert all(value > 0 for value in row["times"].values())
+    fast, launched = found["rows"]
+    assert fast["work"] == "1 numpy tensor, empty kernel, forall"
+    assert list(fast["values"]) == ["numbridge", "tvm-ffi C++ function", "Numba njit"]
+    assert list(launched["values"]) == ["numbridge", "wp.launch, tensors direct"]
+    assert all(value > 0 for row in found["rows"] for value in row["values"].values())
     assert found["versions"]["numbridge"] and found["machine"]
-    assert "Warp" in "".join(ET.parse(file.with_suffix(".svg")).getroot().itertext())
+    assert "wp.launch" in "".join(ET.parse(file.with_suffix(".svg")).getroot().itertext())
 
 
 def test_bench_without_peers(tmp_path):
-    hidden = ("warp", "torch", "paddle", "jax")
-    done = program("bench", "--quick", "--only", "launch, 1", "-o", str(tmp_path / "here"), hidden=hidden)
-    assert "launch, 1 torch tensor: not installed" in done.stdout
-    assert "numbridge, forall" in done.stdout
+    hidden = ("warp", "tvm_ffi", "torch", "paddle", "jax")
+    done = program("bench", "--quick", "--only", "1 ", "-o", str(tmp_path / "here"), hidden=hidden)
+    assert "1 torch tensor, empty kernel, forall: not installed" in done.stdout
+    assert "1 numpy tensor, empty kernel, forall" in done.stdout
+    assert "tvm-ffi C++" not in done.stdout and "Warp" not in done.stdout
+
+
+def test_bench_measures_memory_in_processes_of_their_own():
+    growth, peak = Memory("from", "numpy").rows(1)
+    assert growth.work == "memory: 10,000 results of from_numpy, kept, growth" and growth.unit == "KiB"
+    assert list(growth.values) == ["numbridge", "Warp"]
+    # Ten thousand objects are kept, each of more than 50 bytes.
+    assert all(50 * 10_000 / 1024 < growth.values[name] <= peak.values[name] for name in growth.values)
+
+
+def test_bench_measures_what_a_first_launch_takes():
+    # Of the contestants, the one that compiles fastest; ours compiles its machine room as well.
+    cold, warm, memory = FirstLaunch(contestants=("Numba prange",)).rows(1)
+    assert 0 < warm.values["Numba prange"] < cold.values["Numba prange"]
+    assert memory.unit == "KiB" and memory.values["Numba prange"] > 10_000
+
+
+def test_every_row_of_the_comparison_has_a_name_of_its_own():
+    names = [work.name for work in comparison.works()]
+    assert len(set(names)) == len(names) > 30
+
+
+def test_every_adjoint_that_is_compared_is_right():
+    for name, (kernel, reads, shape, more) in ADJOINTS.items():
+        small = (6,) * len(shape)
+        random = np.random.default_rng(0)
+        given = [random.random(small, np.float32).astype(np.float64) for _ in range(reads + 1)]
+        adjoints = [np.zeros(small) for _ in range(reads)] + [np.ones(small)]
+        nb.launch(kernel, small, [*given, *more], adj_inputs=[*adjoints, *[None] * len(more)], adjoint=True)
+        step = 1e-6
+        both = []
+        for sign in (1, -1):
+            out = np.zeros(small)
+            moved = [array + sign * step for array in given[:-1]]
+            nb.launch(kernel, small, [*moved, out, *more])
+            both.append(out.sum())
+        difference = (both[0] - both[1]) / (2 * step)
+        assert np.isclose(sum(array.sum() for array in adjoints[:-1]), difference, rtol=1e-6), name
 
 
 def test_bench_into_a_folder_that_is_not_there(tmp_path):
@@ -266,7 +310,8 @@ def test_bench_into_a_folder_that_is_not_there(tmp_path):
 
 
 def test_bars_tell_a_loss_from_a_win():
-    drawn = drawing.bars_svg([("won", {"ours": 1.0, "theirs": 9.0}), ("lost", {"ours": 9.0, "theirs": 1.0})], "a & b")
+    rows = [Row("won", {"ours": 1.0, "theirs": 9.0}), Row("lost", {"ours": 9.0, "theirs": 1.0})]
+    drawn = drawing.bars_svg(rows, "a & b", "where")
     classes = [node.get("class") for node in ET.fromstring(drawn).iter() if node.tag.endswith("rect")]
     assert classes == ["paper", "ours", "theirs", "lost", "theirs"]
 
@@ -278,7 +323,14 @@ def test_cache_lines_are_for_people():
     ]
 
 
-def test_times_are_shown_in_the_unit_that_suits_them():
-    drawn = drawing.bars_svg([("work", {"a": 0.5, "b": 1.0, "c": 20_700.0, "d": 2e6})], "title")
+def test_figures_are_shown_in_the_unit_that_suits_them():
+    rows = [Row("time", {"a": 0.5, "b": 1.0, "c": 20_700.0, "d": 2e6}), Row("memory", {"a": 0, "b": 2048.0}, "KiB")]
+    drawn = drawing.bars_svg(rows, "title")
     texts = [node.text for node in ET.fromstring(drawn).iter() if node.tag.endswith("text")]
-    assert texts[4::2] == ["0.500 us", "1.00 us", "20.7 ms", "2.00 s"]
+    assert texts[4:12:2] == ["0.500 us", "1.00 us", "20.7 ms", "2.00 s"]
+    assert texts[13::2] == ["0 KiB", "2.00 MiB"]
+
+
+def test_a_picture_in_a_page_takes_the_colours_of_the_page():
+    drawn = drawing.bars_svg([Row("work", {"a": 1.0})], "a & b", alone=False)
+    assert "<style>" not in drawn and ET.fromstring(drawn)[0].get("aria-label") == "a & b"

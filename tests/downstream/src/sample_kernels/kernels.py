@@ -1,7 +1,5 @@
 """The kernels. They are ordinary functions of a module, and are compiled where they are first launched."""
 
-# The elements of arrays have no types yet.
-# pyright: reportOperatorIssue=false
 import numbridge as nb
 
 __all__ = ["smooth_kernel"]

@@ -14,7 +14,7 @@ def smooth(x: Any, weight: float) -> Any:
     given = nb.asarray(x)
     out = nb.empty_like(given)
     nb.launch(smooth_kernel, given.shape, [given, weight], [out])
-    return nb.convert(out, type(x))
+    return nb.convert(out, x.__class__)
 
 
 @functools.cache

@@ -1,0 +1,87 @@
+"""What gradients cost: adjoints of whole kernels, launched as Warp's documentation launches its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import numbridge as nb
+from numbridge.command_line import adjoint_kernels as ours
+from numbridge.command_line.installed import is_there
+from numbridge.command_line.work import Contestants, Work
+
+__all__ = ["ADJOINTS", "adjoint", "title"]
+
+COUNT = 1 << 22
+SIDE = 1 << 11
+TRIPS, LOOPS = 50, 400_000
+
+# name → kernel, number of arrays that are read, shape, further arguments
+ADJOINTS: dict[str, tuple[Any, int, tuple[int, ...], tuple[Any, ...]]] = {
+    "saxpy": (ours.saxpy, 2, (COUNT,), (2.0,)),
+    "polynomial with a branch": (ours.polynomial, 1, (COUNT,), ()),
+    "sin, exp, sqrt, cos": (ours.elementary, 1, (COUNT,), ()),
+    "five-point stencil": (ours.stencil, 1, (SIDE, SIDE), ()),
+    f"loop of {TRIPS} trips": (ours.loop, 1, (LOOPS,), (TRIPS,)),
+}
+
+
+def title(name: str, threads: str) -> str:
+    """Return the name of a row; `threads` says how many there are."""
+    shape = " x ".join(map(str, ADJOINTS[name][2]))
+    return f"adjoint of {name}, {shape} float32, {threads}"
+
+
+def adjoint(name: str, threads: str = "all threads") -> Work:
+    """Return the adjoint of one of the kernels; how many threads there are is the process's, `threads` only says it."""
+    return Work(title(name, threads), functools.partial(_prepare, name))
+
+
+def _prepare(name: str) -> Contestants:
+    found = {"numbridge": _ours(name)}
+    if is_there("warp"):
+        found["Warp"] = _warp(name)
+    return found
+
+
+def _arrays(name: str) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
+    """Return a kernel's arrays, as many for their adjoints, and its further arguments."""
+    _, reads, shape, more = ADJOINTS[name]
+    random = np.random.default_rng(0)
+    given = [random.random(shape, np.float32) for _ in range(reads + 1)]
+    return given, [np.zeros(shape, np.float32) for _ in range(reads)] + [np.ones(shape, np.float32)], more
+
+
+def _ours(name: str) -> Callable[[], object]:
+    kernel, _, shape, _ = ADJOINTS[name]
+    given, adjoints, more = _arrays(name)
+    last = [None] * len(more)
+    return lambda: nb.launch(kernel, shape, [*given, *more], adj_inputs=[*adjoints, *last], adjoint=True)
+
+
+def _warp(name: str) -> Callable[[], object]:
+    import warp as wp
+
+    from numbridge.command_line import warp_adjoints
+
+    kernel, _, shape, _ = ADJOINTS[name]
+    found, further, more = _arrays(name)
+    given, adjoints = ([wp.array(a, dtype=float, device="cpu") for a in group] for group in (found, further))
+    theirs = getattr(warp_adjoints, kernel.name)
+
+    def run() -> None:
+        wp.launch(
+            theirs,
+            shape,
+            inputs=[*given[:-1]],
+            outputs=[given[-1], *more],
+            adj_inputs=[*adjoints[:-1]],
+            adj_outputs=[adjoints[-1], *more],
+            device="cpu",
+            adjoint=True,
+        )
+
+    return run
