@@ -441,15 +441,15 @@ def execute(frame):
 
 
 @native
-def answer_metadata(extension):
-    """Tell XLA which version of the interface this handler was made for."""
+def answer_metadata(extension, traits):
+    """Tell XLA which version of the interface this handler was made for, and what it may do with it."""
     while extension != 0:
         if load_i32(extension, extension_type) == xla.EXTENSION_METADATA:
             metadata = load_i64(extension, extension_metadata)
             if load_i64(metadata, 0) >= metadata_known:
                 store_i32(metadata, metadata_major, types.int32(load_i64(room(), nb.ROOM_MAJOR)))
                 store_i32(metadata, metadata_minor, types.int32(load_i64(room(), nb.ROOM_MINOR)))
-                store_u32(metadata, metadata_traits, types.uint32(xla.COMMAND_BUFFER_COMPATIBLE))
+                store_u32(metadata, metadata_traits, types.uint32(traits))
             return True
         extension = load_i64(extension, extension_next)
     return False
@@ -486,16 +486,23 @@ def report(frame, outcome):
     return error if answer != 0 else plain_error(frame, text("numbridge: a call failed, and so did its explanation"))
 
 
-@native
-def handle(frame):
-    """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
+@inlined
+def is_answered(frame, traits, error):
+    """Answer what is no execution; tell whether that was it, with XLA's error, or 0, in `error`."""
     extension = load_i64(frame, frame_extension)
-    if extension != 0 and answer_metadata(extension):
-        return 0
+    store_i64(error, 0, 0)
+    if extension != 0 and answer_metadata(extension, traits):
+        return True
     if load_i64(frame, 0) < frame_known:
-        return plain_error(frame, text("numbridge: XLA's call frame is smaller than the header that numbridge knows"))
-    if load_i32(frame, frame_stage) != xla.STAGE_EXECUTE:
-        return 0
+        message = text("numbridge: XLA's call frame is smaller than the header that numbridge knows")
+        store_i64(error, 0, plain_error(frame, message))
+        return True
+    return load_i32(frame, frame_stage) != xla.STAGE_EXECUTE
+
+
+@inlined
+def answer(frame):
+    """Answer an execution; return XLA's error, or 0."""
     outcome = execute(frame)
     if outcome == nb.UNKNOWN_KERNEL:
         error = report(frame, outcome)
@@ -503,3 +510,10 @@ def handle(frame):
             return error
         outcome = execute(frame)
     return 0 if outcome == nb.DONE else report(frame, outcome)
+
+
+@native
+def handle(frame):
+    """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
+    error = stack(8)
+    return load_i64(error, 0) if is_answered(frame, xla.COMMAND_BUFFER_COMPATIBLE, error) else answer(frame)

@@ -16,7 +16,6 @@ from numba import types
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.compiled import (
-    answer_metadata,
     args_array,
     args_size,
     buffer_at,
@@ -27,14 +26,11 @@ from numbridge.jax_ffi.compiled import (
     count_rows,
     find_code,
     frame_api,
-    frame_extension,
-    frame_known,
-    frame_stage,
+    is_answered,
     lay_out_array,
     lay_out_geometry,
     lay_out_row,
     move_to,
-    plain_error,
     rank_of,
     read_extents,
     report,
@@ -45,7 +41,7 @@ from numbridge.jax_ffi.compiled import (
     words_of,
 )
 from numbridge.kernels.native import table_layout as core
-from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64, text
+from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64
 
 EXPORTS = {"numbridge_xla_handle_cuda": ("handle", "int64(int64)")}
 
@@ -285,39 +281,55 @@ def execute_or_explain(frame, stream):
     return 0 if outcome == nb.DONE else report(frame, outcome)
 
 
-@native
-def within_context(frame, stream, ordinal):
-    """Answer a call with the device's context current."""
+@inlined
+def enter_context(ordinal, pushed):
+    """Make a device's context current, and note whether it has to be taken away again; return the CUresult."""
     driver, out = load_i64(state(), core.STATE_DRIVER), stack(16)
+    store_i64(pushed, 0, 0)
     if driver == 0:
-        return execute_or_explain(frame, stream)
+        return types.int64(0)
     context = load_i64(load_i64(driver, core.DRIVER_CONTEXTS), 8 * ordinal)
     store_i64(out, 0, 0)
     if context == 0 or (call_one(load_i64(driver, core.DRIVER_CONTEXT_GET), out) == 0 and load_i64(out, 0) == context):
-        return execute_or_explain(frame, stream)
+        return types.int64(0)
     failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_PUSH), context))
-    if failed != 0:
-        return report(frame, nb.DRIVER_REFUSED | failed << 8)
-    error = execute_or_explain(frame, stream)
+    store_i64(pushed, 0, 1 if failed == 0 else 0)
+    return failed
+
+
+@inlined
+def leave_context(frame, pushed, error):
+    """Undo `enter_context`; return the error of what ran in between, or that of the driver."""
+    if load_i64(pushed, 0) == 0:
+        return error
+    driver, out = load_i64(state(), core.STATE_DRIVER), stack(16)
     failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_POP), out))
     return report(frame, nb.DRIVER_REFUSED | failed << 8) if error == 0 and failed != 0 else error
+
+
+@inlined
+def where_to_run(frame, place):
+    """Ask XLA for the stream and the device, which are written behind each other; return its error, or 0."""
+    question = stack(question_size)
+    error = ask(frame, stream_get, question)
+    if error != 0:
+        return error
+    store_i64(place, 0, load_i64(question, answer_place))
+    error = ask(frame, ordinal_get, question)
+    store_i64(place, 8, types.int64(load_i32(question, answer_place)))
+    return error
 
 
 @native
 def handle(frame):
     """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
-    extension, question = load_i64(frame, frame_extension), stack(question_size)
-    if extension != 0 and answer_metadata(extension):
-        return 0
-    if load_i64(frame, 0) < frame_known:
-        return plain_error(frame, text("numbridge: XLA's call frame is smaller than the header that numbridge knows"))
-    if load_i32(frame, frame_stage) != xla.STAGE_EXECUTE:
-        return 0
-    error = ask(frame, stream_get, question)
-    if error != 0:
-        return error
-    stream = load_i64(question, answer_place)
-    error = ask(frame, ordinal_get, question)
-    if error != 0:
-        return error
-    return within_context(frame, stream, types.int64(load_i32(question, answer_place)))
+    place, error = stack(16), stack(8)
+    if is_answered(frame, xla.COMMAND_BUFFER_COMPATIBLE, error):
+        return load_i64(error, 0)
+    refused = where_to_run(frame, place)
+    if refused != 0:
+        return refused
+    failed = enter_context(load_i64(place, 8), error)
+    if failed != 0:
+        return report(frame, nb.DRIVER_REFUSED | failed << 8)
+    return leave_context(frame, error, execute_or_explain(frame, load_i64(place, 0)))

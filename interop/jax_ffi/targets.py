@@ -8,6 +8,7 @@ anything else: what a program contains is not executed.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,43 +29,91 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
-from numbridge.kernels.threads import start_threads
+from numbridge.kernels.threads import native_lock, start_threads
 from numbridge.kernels.variant import GRAIN, GRAIN_WITH_LOOP, SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP, Variant, variants_of
 from numbridge.memory import native
 
-__all__ = ["TARGET", "WEAK", "declare", "enter", "enter_cpu", "enter_cuda", "register", "types_of"]
+__all__ = [
+    "PLAN_TARGET",
+    "TARGET",
+    "WEAK",
+    "declare",
+    "enter",
+    "enter_cpu",
+    "enter_cuda",
+    "graphs_of",
+    "register",
+    "register_plans",
+    "room",
+    "types_of",
+]
 
-TARGET = "numbridge_launch"
+TARGET, PLAN_TARGET = "numbridge_launch", "numbridge_plan"
 WEAK = ("float32", "float64")
 _FIRST_SLOTS = 256
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
 _declared: dict[str, list[Kernel]] = {}
+_DRIVER_FUNCTIONS = {
+    nb.ROOM_COPY: "cuMemcpyDtoDAsync_v2",
+    nb.ROOM_FILL: "cuMemsetD8Async",
+    nb.ROOM_IS_CAPTURING: "cuStreamIsCapturing",
+    nb.ROOM_STREAM_CREATE: "cuStreamCreate",
+    nb.ROOM_STREAM_DESTROY: "cuStreamDestroy_v2",
+    nb.ROOM_CAPTURE_BEGIN: "cuStreamBeginCapture_v2",
+    nb.ROOM_CAPTURE_END: "cuStreamEndCapture",
+    nb.ROOM_INSTANTIATE: "cuGraphInstantiateWithFlags",
+    nb.ROOM_EXEC_UPDATE: "cuGraphExecUpdate_v2",
+    nb.ROOM_EXEC_DESTROY: "cuGraphExecDestroy",
+    nb.ROOM_GRAPH_DESTROY: "cuGraphDestroy",
+    nb.ROOM_GRAPH_LAUNCH: "cuGraphLaunch",
+    nb.ROOM_KERNEL_LOAD: "cuKernelGetFunction",
+}
 
 
 class Room:
-    """The native state that the handler works on, and the handler."""
+    """The native state that the handlers work on, and the handlers."""
 
     def __init__(self) -> None:
         self.state = np.zeros(nb.ROOM_SIZE // 8 + 1, np.int64)
         self.codes = _Codes(self.state, nb.ROOM_TABLE)
         self.cuda_codes = _Codes(self.state, nb.ROOM_CUDA_TABLE)
+        self.graphs = _Codes(self.state, nb.ROOM_GRAPHS)
         self.state[nb.ROOM_REPORT // 8] = id(report)
         self.state[nb.ROOM_MAJOR // 8], self.state[nb.ROOM_MINOR // 8] = installed_version()
         native()
         start_threads()
         add_symbol("numbridge_xla_room", self.state.ctypes.data)
-        compiled, _ = compiled_or_stored(digest("xla", machine_fingerprint(), *_own_sources()), _compile)
+        key = digest("xla", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("compiled"))
         self.handler = load(compiled)["numbridge_xla_handle"]
+
+    def _use_driver(self) -> None:
+        driver = cuda_driver.devices().driver
+        for offset, function in _DRIVER_FUNCTIONS.items():
+            self.state[offset // 8] = driver.address(function)
 
     @functools.cached_property
     def cuda_handler(self) -> int:
         """The handler for CUDA; needs the driver."""
-        driver = cuda_driver.devices().driver
-        self.state[nb.ROOM_COPY // 8] = driver.address("cuMemcpyDtoDAsync_v2")
-        self.state[nb.ROOM_FILL // 8] = driver.address("cuMemsetD8Async")
+        self._use_driver()
         key = digest("xla on cuda", machine_fingerprint(), *_own_sources())
-        compiled, _ = compiled_or_stored(key, _compile_for_cuda)
+        compiled, _ = compiled_or_stored(key, lambda: _compile("cuda_compiled"))
         return load(compiled)["numbridge_xla_handle_cuda"]
+
+    @functools.cached_property
+    def plan_handler(self) -> int:
+        """The handler of plans on the CPU."""
+        key = digest("xla plans", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("compiled_plan"))
+        return load(compiled)["numbridge_xla_plan"]
+
+    @functools.cached_property
+    def cuda_plans(self) -> dict[str, int]:
+        """The handler of plans on CUDA, and the function that destroys their graphs; needs the driver."""
+        self._use_driver()
+        key = digest("xla plans on cuda", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("cuda_graphs"))
+        return load(compiled)
 
 
 class _Codes:
@@ -93,6 +142,10 @@ class _Codes:
                 self._new_table(4 * slots)
             else:
                 _put(table, code)
+
+    def get(self, key: Key) -> Any:
+        """Return the code of a key, or None."""
+        return self._codes.get(key)
 
     def _new_table(self, slots: int) -> None:
         table = np.zeros(nb.INDEX_SLOTS // 8 + slots, np.int64)
@@ -148,23 +201,22 @@ def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
 
 def _own_sources() -> Iterator[bytes]:
     folder = Path(__file__).parent
-    names = ("compiled", "cuda_compiled", "call_frame_layout", "words_layout")
+    names = (
+        "compiled",
+        "compiled_plan",
+        "cuda_compiled",
+        "cuda_graphs",
+        "call_frame_layout",
+        "words_layout",
+    )
     return ((folder / f"{name}.py").read_bytes() for name in names)
 
 
-def _compile() -> Compiled:
-    from numbridge.jax_ffi import compiled
-
+def _compile(name: str) -> Compiled:
+    """Compile what one of the modules of compiled code exports."""
+    module = importlib.import_module(f"numbridge.jax_ffi.{name}")
     return compile_functions(
-        {name: (getattr(compiled, function), kind) for name, (function, kind) in compiled.EXPORTS.items()}
-    )
-
-
-def _compile_for_cuda() -> Compiled:
-    from numbridge.jax_ffi import cuda_compiled
-
-    return compile_functions(
-        {name: (getattr(cuda_compiled, function), kind) for name, (function, kind) in cuda_compiled.EXPORTS.items()}
+        {name: (getattr(module, function), kind) for name, (function, kind) in module.EXPORTS.items()}
     )
 
 
@@ -197,6 +249,35 @@ def register() -> None:
     """Register the handlers with JAX, once per process: that for the CPU, and where there is CUDA, that for it."""
     with _starting:
         _register()
+
+
+@functools.cache
+def _register_plans() -> None:
+    import jax
+
+    jax.ffi.register_ffi_target(PLAN_TARGET, jax.ffi.pycapsule(room().plan_handler), platform="cpu")
+    if cuda_driver.driver_count():
+        handler = room().cuda_plans["numbridge_xla_plan_cuda"]
+        jax.ffi.register_ffi_target(PLAN_TARGET, jax.ffi.pycapsule(handler), platform="CUDA")
+
+
+def register_plans() -> None:
+    """Do what `register` does, for plans."""
+    with _starting:
+        _register()
+        _register_plans()
+
+
+def graphs_of(words: Any) -> Any:
+    """Return the native state of the graphs of a plan, which is made if it is not there; see `words_layout`."""
+    key = int(words[nb.PLAN_KEY // 8]), int(words[nb.PLAN_KEY_HIGH // 8])
+    with _starting:
+        found = room().graphs.get(key)
+        if found is None:
+            capacity = int(words[nb.PLAN_CAPACITY // 8])
+            found = _filled(nb.GRAPHS_SIZE, {nb.GRAPHS_LOCK: native_lock(), nb.GRAPHS_CAPACITY: capacity})
+            room().graphs.enter(key, found)
+    return found
 
 
 def declare(kernel: Kernel) -> None:
@@ -272,6 +353,9 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
 def report(address: int, outcome: int) -> int:
     """Return the address of the XLA error for a call that did not run, or 0 if code that was missing is there now."""
     frame = Frame(address)
+    if outcome & 0xFF == nb.UNKNOWN_PLAN:
+        graphs_of(frame.attributes["words"])
+        return 0
     if outcome & 0xFF in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA) and _find(frame, outcome & 0xFF):
         return 0
     code = xla.INTERNAL if outcome & 0xFF in (nb.RAISED, nb.DRIVER_REFUSED) else xla.INVALID_ARGUMENT
@@ -313,6 +397,9 @@ def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
 
 def _explain(frame: Frame, outcome: int, place: int) -> str:
     attributes = frame.attributes
+    if outcome == nb.DRIVER_REFUSED and int(attributes["words"][0]) == nb.PLAN_MAGIC:
+        name, said = cuda_driver.driver().describe(place)
+        return f"numbridge: a graph of {_listed(attributes)} under JAX: the CUDA driver refused it: {name} ({place}): {said}"
     name, *steps = str(attributes.get("kernel")).split("\n")
     derived = "".join(f"the {step.partition(' ')[0]} of " for step in reversed(steps))
     where = f"{derived}kernel {name!r} under JAX"
@@ -341,6 +428,18 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
         passed = f"{len(frame.inputs)} operands and {len(frame.outputs)} results"
         return f"numbridge: {where}: XLA passed {passed}, which it does not take"
     return f"numbridge: {where}: {_wrong_buffer(frame, attributes['words'], outcome, place)}"
+
+
+def _listed(attributes: Mapping[str, Any]) -> str:
+    """Return the names of the kernels of a plan."""
+    words, names, found = attributes["words"], attributes["kernel"].encode(), list[str]()
+    step = nb.PLAN_STEPS // 8
+    for _ in range(int(words[nb.PLAN_COUNT // 8])):
+        start = int(words[step + nb.STEP_NAME // 8])
+        spelled = names[start : start + int(words[step + nb.STEP_NAME_SIZE // 8])].decode()
+        found.append(repr(spelled.partition("\n")[0]))
+        step += int(words[step + nb.STEP_SIZE // 8]) // 8
+    return f"kernels {', '.join(found)}"
 
 
 def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:

@@ -34,13 +34,59 @@ OPERAND, RESULT, STATIC, TRACED, PACKED = 0, 1, 2, 3, 4
 # The native state of this room, its table of pointers (open addressing on the key), and one kernel's code in it
 ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR = 0, 8, 16, 24
 # On CUDA: its own table, and the driver's functions that copy and fill memory
-ROOM_CUDA_TABLE, ROOM_COPY, ROOM_FILL, ROOM_SIZE = 32, 40, 48, 56
+ROOM_CUDA_TABLE, ROOM_COPY, ROOM_FILL = 32, 40, 48
+# Plans' graphs, and the driver's functions that make and launch them
+ROOM_GRAPHS, ROOM_IS_CAPTURING, ROOM_STREAM_CREATE, ROOM_STREAM_DESTROY, ROOM_CAPTURE_BEGIN, ROOM_CAPTURE_END = (
+    56,
+    64,
+    72,
+    80,
+    88,
+    96,
+)
+ROOM_INSTANTIATE, ROOM_EXEC_UPDATE, ROOM_EXEC_DESTROY, ROOM_GRAPH_DESTROY, ROOM_GRAPH_LAUNCH, ROOM_KERNEL_LOAD = (
+    104,
+    112,
+    120,
+    128,
+    136,
+    144,
+)
+ROOM_SIZE = 152
 INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
 # One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
 # each of the kernel's parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x
 CODE_LAUNCH, CODE_HANDLE, CODE_CUDA_BLOCK, CODE_PLACES, CODE_PLACE_COUNT, CODE_DIM_COUNT = 16, 24, 32, 40, 48, 56
 CODE_RANK, CODE_FIRST, CODE_CUDA_SIZE = 64, 72, 80
+
+# The words of a plan: several calls, one after the other, that XLA sees as one. A step has the words of its call, and says where
+# each of that call's operands and results is among the plan's: an operand k as k, a result k as -1 - k.
+PLAN_MAGIC = 0x6E62_706C_616E_0001
+PLAN_KEY, PLAN_KEY_HIGH, PLAN_LENGTH, PLAN_OPERANDS, PLAN_RESULTS, PLAN_CAPACITY, PLAN_COUNT, PLAN_STEPS = (
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+    64,
+)
+STEP_SIZE, STEP_ARGS, STEP_RETS, STEP_NAME, STEP_NAME_SIZE, STEP_WORDS, STEP_WORD_COUNT, STEP_PLACES = (
+    0,
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+)
+# The executable graphs of one plan: a lock, how many to keep for each device (-1: all), how many there are, and a list of them,
+# the one that was used last in front. A graph is good for one device and for the addresses of all the plan's buffers.
+GRAPHS_LOCK, GRAPHS_CAPACITY, GRAPHS_COUNT, GRAPHS_HEAD, GRAPHS_SIZE = 16, 24, 32, 40, 48
+GRAPH_NEXT, GRAPH_ORDINAL, GRAPH_EXEC, GRAPH_COUNT, GRAPH_ADDRESSES = 0, 8, 16, 24, 32
 
 # A call in progress, as the threads that share it see it
 CALL_RUN, CALL_BLOCK, CALL_BLOCK_SIZE, CALL_GEOMETRY, CALL_PER, CALL_TOTAL, CALL_GRAIN, CALL_FAILED = (
@@ -60,4 +106,4 @@ ROW_TARGET, ROW_BASE, ROW_BYTES, ROW_STRIDES = 0, 8, 16, 24
 
 # How a call ended; a parameter's number may stand above the lowest byte.
 DONE, UNKNOWN_KERNEL, RAISED, WRONG_WORDS, WRONG_COUNT, WRONG_TYPE, WRONG_RANK, WRONG_DIMS = 0, 1, 2, 3, 4, 5, 6, 7
-UNKNOWN_ON_CUDA, DRIVER_REFUSED = 8, 9
+UNKNOWN_ON_CUDA, DRIVER_REFUSED, UNKNOWN_PLAN = 8, 9, 10
