@@ -206,7 +206,9 @@ class Variants:
 
     def by_reference(self, parameters: tuple[ParameterType, ...], weak: str, names: frozenset[str]) -> Variant:
         """Return the variant for CUDA in which some scalars lie in device memory, each an array of one element."""
-        types = tuple(ArrayType(p.name, p.scalar, 1, True, False) if p.name in names else p for p in parameters)
+        types = tuple(
+            ArrayType(p.name, p.scalar, 1, True, False, p.element) if p.name in names else p for p in parameters
+        )
         key = (parameters, weak, names)
         with self._lock:
             self._forget_old_globals()

@@ -10,7 +10,8 @@ import numpy as np
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
-from numbridge.jax_ffi.plan import Number, Operand, Options, plan_call, words
+from numbridge.jax_ffi.call_words import words
+from numbridge.jax_ffi.plan import Number, Operand, Options, plan_call
 from numbridge.jax_ffi.signature import signature
 
 OPTIONS = Options(None, None, "broadcast_all", 256, False)

@@ -20,7 +20,7 @@ import numpy as np
 
 from numbridge.array import Array
 from numbridge.creation import making
-from numbridge.element_dims import element_of, inner_dims, outer_shape
+from numbridge.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
 from numbridge.element_views import packed
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
@@ -28,6 +28,7 @@ from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
+from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
@@ -123,8 +124,7 @@ def jax_callable(
     """
     if not callable(func):
         raise NumbridgeTypeError(f"jax_callable: wanted a function, got {func!r}")
-    name = getattr(func, "__name__", type(func).__name__)
-    what = f"function {name!r}"
+    what = f"function {getattr(func, '__name__', type(func).__name__)!r}"
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
@@ -136,6 +136,9 @@ def jax_callable(
             f"{what}: in GraphMode.NONE Python runs it each time, so there is nothing to differentiate; use GraphMode.JAX, or "
             "wrap it with jax.custom_vjp"
         )
+    if graph_mode is GraphMode.NONE:
+        # Their Arrays would be of bytes, which nothing views as records on every device.
+        refuse_records(f"{what} in GraphMode.NONE", _parameters(func, what))
     options = Options(None, frozen_dims(output_dims), method, 256, bool(has_side_effect), None, bool(enable_backward))
     if graph_mode is GraphMode.NUMBRIDGE:
         return _Replayed(func, found, options, graph_cache_max)
@@ -357,13 +360,15 @@ class _Called(JaxCallable):
         passed: list[Any] = []
         for parameter, spelled in zip(self._signature.inputs, json.loads(numbers), strict=True):
             if spelled is not None:
-                passed.append(_number(spelled))
+                passed.append(_number(spelled, value_of(parameter)))
                 continue
             value = next(operands)
             if parameter.name in self._signature.in_out:
                 passed.append(_packed(parameter, next(written)))
             elif is_array(parameter, Operand(value.shape, value.dtype, False)):
                 passed.append(_packed(parameter, value))
+            elif (element := value_of(parameter)) is not None:
+                passed.append(element(value.numpy()))
             else:
                 annotation = parameter.annotation
                 wanted = annotation.scalar.numpy if isinstance(annotation, ScalarAnnotation) else value.dtype
@@ -390,13 +395,17 @@ def _spelled(arguments: Sequence[Operand | Number]) -> str:
 
 
 def _spell(number: Number) -> list[str]:
+    if isinstance(number.value, Element):
+        return [number.kind.name, number.value.numpy().tobytes().hex()]
     if isinstance(number.kind, np.dtype):
         return [number.kind.name, number.value.tobytes().hex()]
     return [number.kind.__name__, repr(number.value)]
 
 
-def _number(spelled: Sequence[str]) -> Any:
+def _number(spelled: Sequence[str], element: ElementType | None) -> Any:
     kind, text = spelled
+    if element is not None:
+        return element(np.frombuffer(bytes.fromhex(text), element.scalar.numpy).reshape(element.extents))
     if kind == "bool":
         return text == "True" if text in ("True", "False") else np.frombuffer(bytes.fromhex(text), np.bool_)[0]
     python = {"int": int, "float": float, "complex": complex}.get(kind)

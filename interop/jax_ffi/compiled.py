@@ -106,12 +106,9 @@ def words_of(frame):
     if load_i32(array, array_type) != xla.CODE_INT64 or count < nb.WORD_PARAMETERS // 8:
         return 0
     parameters = load_i64(words, nb.WORD_COUNT)
-    if (
-        load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC
-        or count != (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8
-    ):
+    if load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC or load_i64(words, nb.WORD_LENGTH) != count:
         return 0
-    return words
+    return words if count >= (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8 else 0
 
 
 @inlined
@@ -267,6 +264,21 @@ def lay_out_packed(slot, args, target):
 
 
 @inlined
+def lay_out_static(words, slot, target):
+    """Write a parameter that the words hold; return how many bytes it takes, or 0 if they do not hold it."""
+    size = load_i64(slot, nb.SLOT_ITEMSIZE)
+    if load_i64(slot, nb.SLOT_NDIM) == 0:
+        store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
+        store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
+    else:
+        place = load_i64(slot, nb.SLOT_VALUE)
+        if place + size > 8 * load_i64(words, nb.WORD_LENGTH):
+            return 0
+        copy_bytes(target, words + place, size)
+    return (size + 15) & ~15
+
+
+@inlined
 def lay_out(words, args, rets, levels, extents, block, rows, row_size):
     """Write all parameters into the block and, for a batch, its rows; return DONE, or what is wrong with which one."""
     offset, row = 0, rows
@@ -274,14 +286,14 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size):
         slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
         kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_ROOM
         if kind == nb.STATIC:
-            store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
-            store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
+            size = lay_out_static(words, slot, target)
+            wrong = nb.DONE if size > 0 else nb.WRONG_DIMS
         elif kind == nb.PACKED:
             wrong = lay_out_packed(slot, args, target)
         else:
             wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row)
-            if kind != nb.TRACED:
-                size = (8 * (5 + 2 * rank_of(slot)) + 15) & ~15
+            bytes_of = load_i64(slot, nb.SLOT_ITEMSIZE) if kind == nb.TRACED else 8 * (5 + 2 * rank_of(slot))
+            size = (bytes_of + 15) & ~15
             if levels > 0:
                 store_i64(row, nb.ROW_TARGET, offset + (0 if kind == nb.TRACED else core.VALUE_DATA))
                 row += row_size

@@ -30,6 +30,7 @@ from numbridge.jax_ffi.compiled import (
     lay_out_array,
     lay_out_geometry,
     lay_out_row,
+    lay_out_static,
     move_to,
     rank_of,
     read_extents,
@@ -160,9 +161,8 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size, stream):
         slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
         kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_AS_ARRAY
         if kind == nb.STATIC:
-            store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
-            store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
-            size = SCALAR_ROOM
+            size = lay_out_static(words, slot, target)
+            wrong = nb.DONE if size > 0 else nb.WRONG_DIMS
         elif kind == nb.PACKED:
             wrong = lay_out_packed(slot, args, target)
         else:

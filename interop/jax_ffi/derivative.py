@@ -20,7 +20,7 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.plan import Call, Slot, by_reference
+from numbridge.jax_ffi.plan import Call, Slot, buffer_scalar, by_reference
 from numbridge.jax_ffi.signature import Dims
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
@@ -214,7 +214,7 @@ class _Planner:
         return self.call.shapes[slot.index]
 
     def _result(self, kind: ParameterType, alias: int = -1, *, fill: bool = True) -> Slot:
-        self.results.append((self._shape(kind.name), kind.scalar.numpy))
+        self.results.append((self._shape(kind.name), buffer_scalar(kind).numpy))
         return Slot(nb.RESULT, len(self.results) - 1, alias, fill and alias < 0)
 
     def _source(self, name: str) -> int | None:

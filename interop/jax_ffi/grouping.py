@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.identity import spelled
-from numbridge.jax_ffi.plan import Call, words
+from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.object_cache import digest
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.identity import spelled
-from numbridge.jax_ffi.plan import Call, words
+from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError

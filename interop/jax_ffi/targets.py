@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import element_of
+from numbridge.element_dims import element_of, value_of
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
@@ -25,7 +25,7 @@ from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
@@ -343,11 +343,17 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
         {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
     )
     return tuple(
-        ScalarType(p.name, row)
+        ScalarType(p.name, row, value_of(p))
         if rank is None
-        else ArrayType(p.name, row, rank, True, p.name in written, element_of(p))
+        else ArrayType(p.name, _component(row, p), rank, True, p.name in written, element_of(p))
         for p, (row, rank) in zip(kernel.parameters, rows, strict=True)
     )
+
+
+def _component(row: scalars.Scalar, parameter: Parameter) -> scalars.Scalar:
+    """Return the scalar of an array's type: records are bytes to JAX, and words to their kernel."""
+    element = element_of(parameter)
+    return row if element is None or element.fields is None else element.scalar
 
 
 def report(address: int, outcome: int) -> int:
@@ -379,16 +385,20 @@ def _find(frame: Frame, outcome: int) -> bool:
     return False
 
 
+def _slots(words: Any) -> Any:
+    """Return the words of each parameter."""
+    first, count, size = nb.WORD_PARAMETERS // 8, int(words[nb.WORD_COUNT // 8]), nb.SLOT_SIZE // 8
+    return words[first : first + count * size].reshape(count, size)
+
+
 def _references(kernel: Kernel, words: Any) -> list[str]:
-    slots = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)
-    kinds = slots[:, nb.SLOT_KIND // 8]
+    kinds = _slots(words)[:, nb.SLOT_KIND // 8]
     return [p.name for p, kind in zip(kernel.parameters, kinds, strict=True) if kind in (nb.TRACED, nb.PACKED)]
 
 
 def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
-    slots = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)
     rows: list[tuple[scalars.Scalar, int | None]] = []
-    for slot in slots:
+    for slot in _slots(words):
         row = scalars.by_name(_NAMES[int(slot[nb.SLOT_TYPE // 8])])
         is_array = slot[nb.SLOT_KIND // 8] in (nb.OPERAND, nb.RESULT)
         rows.append((row, int(slot[nb.SLOT_NDIM // 8]) & nb.RANK_MASK if is_array else None))
@@ -443,7 +453,7 @@ def _listed(attributes: Mapping[str, Any]) -> str:
 
 
 def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:
-    slot = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)[place]
+    slot = _slots(words)[place]
     buffers = frame.outputs if slot[nb.SLOT_KIND // 8] == nb.RESULT else frame.inputs
     index = 0 if slot[nb.SLOT_KIND // 8] == nb.PACKED else int(slot[nb.SLOT_INDEX // 8])
     found: Buffer | str = buffers[index] if index < len(buffers) else "nothing"

@@ -5,17 +5,19 @@ threads, where each parameter comes from. They hold no address, so an exported m
 """
 
 # The words of a call site. The first one says how to read the rest.
-WORDS_MAGIC = 0x6E62_7264_6765_0003
+WORDS_MAGIC = 0x6E62_7264_6765_0004
 WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WORD_RESULTS = 0, 8, 16, 24, 32, 40, 48
 WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK = 56, 64, 96, 120, 144
-# The hardware's grid and block on CUDA; a grid of 0 has to be worked out.
-WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_PARAMETERS = 152, 176, 200
+# The hardware's grid and block on CUDA; a grid of 0 has to be worked out. Then how many words there are in all: behind the
+# parameters are the values of static vectors and matrices.
+WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_PARAMETERS = 152, 176, 200, 208
 # A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
 # of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
 
 # One parameter: where it comes from, its scalar type (XLA's code), rank and bytes per element, the operand that a result
-# must share its memory with (-1: none), whether the result is to be zero first, and the value of a static scalar. The dimensions
+# must share its memory with (-1: none), whether the result is to be zero first, and the value of a static scalar, or for a static
+# vector or matrix how many bytes from the first word on that is. The dimensions
 # of vectors and matrices, which the buffer has behind those of the array, are counted above the rank.
 SLOT_KIND, SLOT_INDEX, SLOT_TYPE, SLOT_NDIM, SLOT_ITEMSIZE, SLOT_ALIAS, SLOT_FILL, SLOT_VALUE, SLOT_SIZE = (
     0,
