@@ -3,7 +3,7 @@
 The same words as on the CPU (see `compiled`), with three differences. Everything goes to the stream that XLA names, and nothing
 waits for it, so XLA may record the call into a command buffer. Scalars that are data lie in device memory, so the kernel was
 compiled to read them there (*by reference*), and the code of a kernel is found by its key and by which ones these are. A batch is
-one launch for each of its elements.
+one launch of code that was compiled for its number of axes; where a kernel does not allow that, one for each element.
 
 Functions of the driver: CUDA Driver API (cuda.h), ``cuLaunchKernel``, ``cuMemcpyDtoDAsync``, ``cuMemsetD8Async``,
 ``cuCtxGetCurrent``, ``cuCtxPushCurrent``, ``cuCtxPopCurrent``. Importing this module imports Numba.
@@ -58,7 +58,7 @@ question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA
 question_size = answer_place + 8
 
 SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
-MAX_GRID_Y = 65535
+MAX_GRID_Y = MAX_GRID_Z = 65535
 
 
 @inlined
@@ -80,6 +80,14 @@ def references(words):
         if kind == nb.TRACED or kind == nb.PACKED:
             mask |= 1 << k
     return mask
+
+
+@inlined
+def code_of(words):
+    """Return the code of a call site's kernel, or 0."""
+    low = load_i64(words, nb.WORD_KEY) ^ load_i64(words, nb.WORD_LEVELS)
+    high = load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
+    return find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
 
 
 @inlined
@@ -208,6 +216,27 @@ def fill_places(code, block, geometry, places):
 
 
 @inlined
+def lay_out_batch(words, call, elements, values):
+    """Write what follows the dimensions in a kernel for batches: how many elements, extents, and steps of each array."""
+    levels, extents = load_i64(call, nb.CALL_LEVELS), load_i64(call, nb.CALL_EXTENTS)
+    store_i64(values, 0, elements)
+    for level in range(1, levels):
+        store_i64(values, 8 * level, load_i64(extents, 8 * level))
+    at, row = values + 8 * levels, load_i64(call, nb.CALL_ROWS)
+    for k in range(load_i64(words, nb.WORD_COUNT)):
+        kind = load_i64(words, nb.WORD_PARAMETERS + k * nb.SLOT_SIZE + nb.SLOT_KIND)
+        if kind == nb.STATIC:
+            continue
+        for level in range(levels):
+            # The numbers of an eager call are the same for all elements.
+            step = 0 if kind == nb.PACKED else load_i64(row, nb.ROW_STRIDES + 8 * level)
+            store_i64(at, 8 * level, step)
+        at += 8 * levels
+        if kind != nb.PACKED:
+            row += load_i64(call, nb.CALL_ROW_SIZE)
+
+
+@inlined
 def launch(code, grid, stream, places):
     """Launch; return the CUresult."""
     return call_launch(
@@ -227,13 +256,26 @@ def launch(code, grid, stream, places):
 
 
 @native
+def launch_batch(words, code, call, elements, grid, stream, places, before):
+    """Launch a batch at once; `before` parameters have their places. Return the CUresult."""
+    levels = load_i64(code, nb.CODE_LEVELS)
+    count = levels * (1 + load_i64(code, nb.CODE_ARRAYS))
+    values = stack(8 * count)
+    lay_out_batch(words, call, elements, values)
+    for k in range(count):
+        store_i64(places, 8 * (before + k), values + 8 * k)
+    if load_i64(code, nb.CODE_RANK) < 3:
+        store_i64(grid, 16, min(elements, MAX_GRID_Z))
+    return types.int64(launch(code, grid, stream, places))
+
+
+@native
 def execute(frame, stream):
     """Answer a call; return DONE or what kept it from running, with a number above the lowest byte."""
     words = words_of(frame)
     if words == 0:
         return nb.WRONG_WORDS
-    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
-    code = find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
+    code = code_of(words)
     if code == 0:
         return nb.UNKNOWN_ON_CUDA
     if load_i64(frame, args_size) != load_i64(words, nb.WORD_OPERANDS):
@@ -253,13 +295,17 @@ def execute(frame, stream):
     if load_i64(code, nb.CODE_RANK) == 0:
         store_i64(geometry, 0, total)
     lay_out_grid(words, code, geometry, total, grid)
-    places = stack(8 * (load_i64(code, nb.CODE_PLACE_COUNT) + load_i64(code, nb.CODE_DIM_COUNT)) + 16)
+    before = load_i64(code, nb.CODE_PLACE_COUNT) + load_i64(code, nb.CODE_DIM_COUNT)
+    places = stack(8 * (before + load_i64(code, nb.CODE_LEVELS) * (1 + load_i64(code, nb.CODE_ARRAYS))) + 16)
     fill_places(code, block, geometry, places)
     store_i64(call, nb.CALL_LEVELS, levels)
     store_i64(call, nb.CALL_EXTENTS, extents)
     store_i64(call, nb.CALL_COUNT, count)
     store_i64(call, nb.CALL_ROWS, rows)
     store_i64(call, nb.CALL_ROW_SIZE, row_size)
+    if load_i64(code, nb.CODE_LEVELS) > 0 and elements > 0:
+        failed = launch_batch(words, code, call, elements, grid, stream, places, before)
+        return nb.DONE if failed == 0 else nb.DRIVER_REFUSED | failed << 8
     for element in range(elements):
         if levels > 0:
             move_to(call, block, element)

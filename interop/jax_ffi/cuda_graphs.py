@@ -33,7 +33,7 @@ from numbridge.jax_ffi.compiled import (
     room,
 )
 from numbridge.jax_ffi.compiled_plan import lay_out_step, plan_of, step_room
-from numbridge.jax_ffi.cuda_compiled import enter_context, execute, leave_context, references, where_to_run
+from numbridge.jax_ffi.cuda_compiled import code_of, enter_context, execute, leave_context, where_to_run
 from numbridge.kernels.native.memory import (
     external,
     indirect,
@@ -65,14 +65,6 @@ def refused(code):
     return nb.DONE if code == 0 else nb.DRIVER_REFUSED | types.int64(code) << 8
 
 
-@inlined
-def code_of(step):
-    """Return the code of a step's kernel, or 0."""
-    words = step + load_i64(step, nb.STEP_WORDS)
-    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
-    return find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
-
-
 @native
 def explain_step(frame, step, outcome):
     """Return what `report` says of one step."""
@@ -86,7 +78,7 @@ def find_kernels(frame, plan):
     """Let the code of every step be there, which may have to be compiled; return XLA's error, or 0."""
     step = plan + nb.PLAN_STEPS
     for _ in range(load_i64(plan, nb.PLAN_COUNT)):
-        if code_of(step) == 0:
+        if code_of(step + load_i64(step, nb.STEP_WORDS)) == 0:
             error = explain_step(frame, step, nb.UNKNOWN_ON_CUDA)
             if error != 0:
                 return error
@@ -206,7 +198,7 @@ def capture(frame, plan, where, captured):
     store_i64(captured, 0, 0)
     for _ in range(load_i64(plan, nb.PLAN_COUNT)):
         # A kernel is loaded when it is first used, which waits for the device, and that cannot be captured.
-        handle_of = load_i64(code_of(step), nb.CODE_HANDLE)
+        handle_of = load_i64(code_of(step + load_i64(step, nb.STEP_WORDS)), nb.CODE_HANDLE)
         loaded = refused(call_two(load_i64(room(), nb.ROOM_KERNEL_LOAD), place, handle_of))
         if loaded != nb.DONE:
             return loaded

@@ -18,7 +18,7 @@ from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.identity import spelled
-from numbridge.jax_ffi.plan import Call
+from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -107,6 +107,8 @@ def custom_call(call: Call, operands: Sequence[Any]) -> list[Any]:
     """Return the results of the handler's custom call."""
     import jax
 
+    if call.batch:
+        targets.enter(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), len(call.batch))
     grid, references = _grid(call)
     results = [jax.ShapeDtypeStruct((*call.batch, *shape), dtype) for shape, dtype in call.results]
     made = jax.ffi.ffi_call(

@@ -195,6 +195,8 @@ def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
         nb.CODE_DIM_COUNT: variant.dims,
         nb.CODE_RANK: kernel.source.index_rank,
         nb.CODE_FIRST: int(kernel.source.asks_for_block),
+        nb.CODE_LEVELS: variant.levels,
+        nb.CODE_ARRAYS: sum(isinstance(parameter, ArrayType) for parameter in variant.parameters),
     }
     return _filled(nb.CODE_CUDA_SIZE, fields), places
 
@@ -287,7 +289,13 @@ def declare(kernel: Kernel) -> None:
         known.append(kernel)
 
 
-def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()) -> Key:
+def enter(
+    kernel: Kernel,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    by_reference: Collection[str] = (),
+    levels: int = 0,
+) -> Key:
     """Compile a kernel for parameter types, let the handler find it, and return its key.
 
     It is compiled for where JAX runs what nobody places elsewhere; other code is compiled when the handler asks for it.
@@ -298,6 +306,8 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_r
         The kernel, its types and its floating type.
     by_reference : collection of str
         The scalars that are data of the program, which on CUDA lie in device memory.
+    levels : int
+        How many axes the batch has; on CUDA there is code for each number.
 
     Raises
     ------
@@ -308,7 +318,7 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_r
 
     declare(root_of(kernel))
     if jax.default_backend() == "gpu":
-        return enter_cuda(kernel, parameters, weak, by_reference)
+        return enter_cuda(kernel, parameters, weak, by_reference, levels)
     return enter_cpu(kernel, parameters, weak)
 
 
@@ -321,13 +331,17 @@ def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) 
 
 
 def enter_cuda(
-    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()
+    kernel: Kernel,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    by_reference: Collection[str] = (),
+    levels: int = 0,
 ) -> Key:
     """Do what `enter` does, for CUDA."""
-    variant = variants_of(kernel).by_reference(parameters, weak, frozenset(by_reference))
+    variant = variants_of(kernel).by_reference(parameters, weak, frozenset(by_reference), levels)
     low, high = key = identity_of(kernel, parameters, weak, variant)
     mask = sum(1 << k for k, parameter in enumerate(parameters) if parameter.name in by_reference)
-    room().cuda_codes.enter((low, high ^ mask), *_cuda_code(kernel, variant))
+    room().cuda_codes.enter((low ^ levels, high ^ mask), *_cuda_code(kernel, variant))
     return key
 
 
@@ -377,7 +391,7 @@ def _find(frame: Frame, outcome: int) -> bool:
         if kernel is not None and len(rows) == len(kernel.parameters):
             types = types_of(kernel, rows, weak)
             if outcome == nb.UNKNOWN_ON_CUDA:
-                key = enter_cuda(kernel, types, weak, _references(kernel, words))
+                key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
             else:
                 key = enter_cpu(kernel, types, weak)
             if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):

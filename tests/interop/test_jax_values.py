@@ -229,9 +229,8 @@ def driver():
 
 
 def launched_with(driver, made, kinds):
-    targets.enter_cuda(
-        made.call.kernel, made.call.types, made.call.weak, by_reference(made.call.types, made.call.slots)
-    )
+    call, levels = made.call, int(made.words[wl.WORD_LEVELS // 8])
+    targets.enter_cuda(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), levels)
     driver.parameters = len(kinds)
     handler = targets.room().cuda_handler
     assert made.run(handler) == 0 and made.errors == []
@@ -255,10 +254,8 @@ def test_values_on_cuda(driver):
         [Elsewhere(1 << 20, (1, N, 3), x.dtype), Elsewhere(9 << 20, (2, 3), x.dtype)]
     )
     batch.frame.rets.rets = batch._buffers([Elsewhere(2 << 20, (2, N, 3), x.dtype)])
-    driver.launches.clear()
-    launched_with(driver, batch, [*array, *[real] * 10, *array, *array])
-    kinds = [*array, *[real] * 10, *array, *array]
-    assert [one.values(kinds)[21] for one in driver.launches] == [9 << 20, (9 << 20) + 12]
+    kinds = [*array, *[real] * 10, *array, *array, *[ctypes.c_int64] * 5]
+    assert launched_with(driver, batch, kinds)[-5:] == [N, 2, 0, 12, 60]
 
 
 def test_words_that_end_before_a_value(driver):
