@@ -7,8 +7,8 @@ for any grid, and ids past a dimension do not run. The dimensions follow the ker
 The last index runs along x, where neighbouring threads are neighbours in memory, so indices need no division. A body that
 asks for its place in the block instead finds its first index along x, as ``cuda.grid`` has it.
 
-A masked kernel may also run a *batch*: the same launch for many elements, whose arrays lie some bytes from those of the first. Each
-block takes elements one after the other, along z if no index runs there.
+A masked kernel may also run a *batch*: the same launch for many elements, whose arrays lie some bytes from those of the first.
+Each block takes elements one after the other, along z if no index runs there.
 """
 
 from __future__ import annotations

@@ -569,7 +569,7 @@ def test_every_id_of_every_element_of_a_batch_runs_once(dims, batch, blocks, ste
             here.blockIdx, here.threadIdx = _xyz(b), _xyz(t)
             names[GRID](_At("x", 1000), 7, _At("y", 5000), *dims, math.prod(batch), *batch[1:], *first, *second)
     wanted = [
-        (ids, 1000 + sum(map(math.prod, zip(at, first))), 7, 5000 + sum(map(math.prod, zip(at, second))))
+        (ids, 1000 + int(np.dot(at, first)), 7, 5000 + int(np.dot(at, second)))
         for at in itertools.product(*(range(extent) for extent in batch))
         for ids in itertools.product(*(range(extent) for extent in dims))
     ]
