@@ -97,8 +97,9 @@ def _form_runner(form: Form) -> Any:
     call, chosen = planned(form)
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
-        results = _runner(call)(*operands)
-        return [results[k] for k in chosen]
+        values = [x if kind is None else x.astype(kind) for x, kind in zip(operands, call.casts, strict=True)]
+        results = _runner(call)(*values)
+        return [results[k].astype(dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
     return jax.jit(numbridge_derivative)
 
