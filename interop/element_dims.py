@@ -1,7 +1,7 @@
 """Arrays of vectors and matrices in operators and under JAX: their components are a tensor's last dimensions.
 
-Which parameters hold elements is said by their annotations. Shapes that a user gives may have those dimensions or not. Pure
-values; imports no framework.
+Records are bytes to a tensor, and its last dimension is that of a record's bytes. Which parameters hold elements is said by
+their annotations. Shapes that a user gives may have those dimensions or not. Pure values; imports no framework.
 """
 
 from __future__ import annotations
@@ -12,8 +12,18 @@ from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
+from numbridge.kernels.scalars import Scalar, scalar_of
 
-__all__ = ["element_of", "inner_dims", "outer_dims", "outer_shape", "refuse_records", "refuse_values"]
+__all__ = [
+    "component_of",
+    "element_of",
+    "inner_dims",
+    "inner_extents",
+    "outer_dims",
+    "outer_shape",
+    "refuse_records",
+    "value_of",
+]
 
 Dims = tuple[Any, ...]
 
@@ -25,10 +35,26 @@ def element_of(parameter: Parameter) -> ElementType | None:
     return dtype if isinstance(dtype, ElementType) else None
 
 
+def value_of(parameter: Parameter) -> ElementType | None:
+    """Return the element type of a parameter that is a vector or matrix by value, or None."""
+    return parameter.annotation.element if isinstance(parameter.annotation, ElementAnnotation) else None
+
+
+def inner_extents(element: ElementType | None) -> tuple[int, ...]:
+    """Return the dimensions of elements in a tensor; none for numbers."""
+    if element is None:
+        return ()
+    return element.extents if element.fields is None else (element.bytes,)
+
+
+def component_of(element: ElementType) -> Scalar:
+    """Return what a tensor of elements has: their components, or the bytes of records."""
+    return element.scalar if element.fields is None else scalar_of("uint8")
+
+
 def inner_dims(parameter: Parameter) -> tuple[int, ...]:
     """Return the dimensions of an array parameter's elements; none for numbers."""
-    element = element_of(parameter)
-    return () if element is None else element.extents
+    return inner_extents(element_of(parameter))
 
 
 def outer_shape(where: str, parameter: Parameter, shape: Dims) -> Dims:
@@ -78,21 +104,4 @@ def refuse_records(what: str, parameters: tuple[Parameter, ...]) -> None:
             raise KernelUnsupportedError(
                 f"{what}: parameter {parameter.name!r} has records of {element.name}, which tensors do not; launch the kernel on "
                 "NumPy arrays, or give each field an array of its own"
-            )
-
-
-def refuse_values(what: str, parameters: tuple[Parameter, ...]) -> None:
-    """Raise for a parameter that is a vector or matrix by value.
-
-    Raises
-    ------
-    KernelUnsupportedError
-        With the parameter and its type.
-    """
-    for parameter in parameters:
-        if isinstance(parameter.annotation, ElementAnnotation):
-            name = parameter.annotation.element.name
-            raise KernelUnsupportedError(
-                f"{what} under JAX: parameter {parameter.name!r} is a {name} by value, which JAX cannot pass; declare it as "
-                f"nb.array[nb.{name}] and use its element 0"
             )

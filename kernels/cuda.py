@@ -125,6 +125,7 @@ def compile_ptx(
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_row"] = cuda_intrinsics.row
+    names["_nb_moved"] = cuda_intrinsics.moved
     names |= numba_elements.component_atomics(cuda_intrinsics)
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)

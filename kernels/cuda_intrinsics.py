@@ -14,7 +14,7 @@ from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-__all__ = ["ATOMICS", "nonnegative", "row"]
+__all__ = ["ATOMICS", "moved", "nonnegative", "row"]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
@@ -49,6 +49,19 @@ def row(typing_context: Any, array: Any) -> Any:
         return view._getvalue()
 
     return made(array), generate
+
+
+@intrinsic
+def moved(typing_context: Any, array: Any, distance: Any) -> Any:
+    """Return an array of the same shape and strides that lies a number of bytes behind another."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(array)(context, builder, arguments[0])
+        place = builder.ptrtoint(view.data, ir.IntType(64))
+        view.data = builder.inttoptr(builder.add(place, arguments[1]), view.data.type)
+        return view._getvalue()
+
+    return array(array, types.int64), generate
 
 
 @cuda.jit(device=True)

@@ -6,6 +6,9 @@ for any grid, and ids past a dimension do not run. The dimensions follow the ker
 
 The last index runs along x, where neighbouring threads are neighbours in memory, so indices need no division. A body that
 asks for its place in the block instead finds its first index along x, as ``cuda.grid`` has it.
+
+A masked kernel may also run a *batch*: the same launch for many elements, whose arrays lie some bytes from those of the first.
+Each block takes elements one after the other, along z if no index runs there.
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ def grid_source(
     first_along_x: bool,
     sums: Sequence[tuple[str, str]] = (),
     by_reference: Collection[str] = (),
+    batched: Sequence[str] = (),
+    levels: int = 0,
 ) -> str:
     """Return the source of the kernel around a body.
 
@@ -100,7 +105,16 @@ def grid_source(
         a number: it returns a tuple of numbers, one for each pair, and each thread adds its own there.
     by_reference : collection of str
         Scalars of the body that the kernel gets as arrays of one element.
+    batched : sequence of str
+        The arrays that a batch moves, in a masked kernel.
+    levels : int
+        How many axes the batch has; 0 if there is none. Behind the dimensions follow how many elements it has, the extents of its
+        axes but the first, and for each of `batched` the bytes between neighbours along each axis.
     """
+    own = list(names)
+    moved = {name: f"_nb_at{k}" for k, name in enumerate(batched)} if levels else {}
+    names = [moved.get(name, name) for name in own]
+    by_reference, sums = {moved.get(name, name) for name in by_reference}, [(moved.get(n, n), at) for n, at in sums]
     summed = {name for name, _ in sums}
     passed = [f"{name}[0]" if name in by_reference else name for name in names if name not in summed]
     body = [f"{entry}({', '.join([*(_nonnegative(name) for name in hidden), *passed])})"]
@@ -118,8 +132,9 @@ def grid_source(
         lines += [f"    _nb_i{k} = {_first(axis)}" for k, axis in enumerate(_AXES[:rank])]
         return "\n".join([*lines, *(f"    {line}" for line in body), *end, ""])
     count = max(rank, 1)
-    lines = [f"def {GRID}({', '.join([*names, *(f'_nb_n{k}' for k in range(count))])}):", *start]
-    indent = "    "
+    trailing = [*(f"_nb_n{k}" for k in range(count)), *_batch_parameters(len(moved), levels)]
+    head, last = _batch_loop(list(moved), levels, along_z=count < len(_AXES))
+    lines, indent = [*start], "    "
     tails: list[str] = []
     for axis, indices in reversed(list(zip(_AXES, _axes(count, first_along_x=first_along_x), strict=False))):
         run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
@@ -132,7 +147,32 @@ def grid_source(
                 f"{indent}_nb_i{indices[1]} = {run} - _nb_i{indices[0]} * _nb_n{indices[1]}",
             ]
         tails.append(f"{indent}{run} += {CUDA_MODULE}.gridDim.{axis} * {CUDA_MODULE}.blockDim.{axis}")
-    return "\n".join([*lines, *(f"{indent}{line}" for line in body), *reversed(tails), *end, ""])
+    inside = [*lines, *(f"{indent}{line}" for line in body), *reversed(tails), *end]
+    deeper = "    " if levels else ""
+    text = [f"def {GRID}({', '.join([*own, *trailing])}):", *head, *(f"{deeper}{line}" for line in inside), *last]
+    return "\n".join([*text, ""])
+
+
+def _batch_parameters(count: int, levels: int) -> list[str]:
+    """Return the parameters of a batch, for a number of arrays."""
+    if levels == 0:
+        return []
+    steps = [f"_nb_step{k}_{level}" for k in range(count) for level in range(levels)]
+    return ["_nb_elements", *(f"_nb_x{level}" for level in range(1, levels)), *steps]
+
+
+def _batch_loop(names: Sequence[str], levels: int, *, along_z: bool) -> tuple[list[str], list[str]]:
+    """Return what stands around the threads of one element of a batch."""
+    if levels == 0:
+        return [], []
+    first, step = (f"{CUDA_MODULE}.blockIdx.z", f"{CUDA_MODULE}.gridDim.z") if along_z else ("0", "1")
+    lines = [f"    _nb_e = {first}", "    while _nb_e < _nb_elements:", "        _nb_e0 = _nb_e"]
+    for level in range(levels - 1, 0, -1):
+        lines += [f"        _nb_e{level} = _nb_e0 % _nb_x{level}", f"        _nb_e0 = _nb_e0 // _nb_x{level}"]
+    for k, name in enumerate(names):
+        offset = " + ".join(f"_nb_e{level} * _nb_step{k}_{level}" for level in range(levels))
+        lines.append(f"        _nb_at{k} = _nb_moved({name}, {offset})")
+    return lines, [f"        _nb_e += {step}"]
 
 
 def _nonnegative(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.machine import machine
 
-__all__ = ["count", "has_tbb", "layer", "start_threads"]
+__all__ = ["count", "has_tbb", "layer", "native_lock", "start_threads"]
 
 _lock = threading.Lock()
 _started: list[str] = []
@@ -45,7 +45,7 @@ def start_threads() -> None:
     with _lock:
         if not _started:
             name, parallel_for, count = _start()
-            guard = 0 if name in ("tbb", "omp") else _native_lock()
+            guard = 0 if name in ("tbb", "omp") else native_lock()
             machine().start_threads(parallel_for, count, guard)
             _started.append(name)
 
@@ -119,6 +119,7 @@ def _start_through_numba() -> tuple[str, int, int]:
     return str(numba.threading_layer()), parallel_for, count
 
 
-def _native_lock() -> int:
+def native_lock() -> int:
+    """Return the address of a new lock of Python's, which compiled code takes without the GIL; it lives for good."""
     allocate = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThread_allocate_lock", ctypes.pythonapi))
     return int(allocate() or 0)

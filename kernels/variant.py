@@ -136,6 +136,8 @@ class Variant:
         On CUDA, the address of the driver function that launches it; 0 on the CPU.
     dims : int
         On CUDA, how many of the launch's dimensions follow its parameters.
+    levels : int
+        On CUDA, how many axes of a batch one launch of it runs.
     """
 
     parameters: tuple[ParameterType, ...]
@@ -148,6 +150,7 @@ class Variant:
     has_loop: bool
     launch_function: int = 0
     dims: int = 0
+    levels: int = 0
 
 
 class Variants:
@@ -204,16 +207,23 @@ class Variants:
             self._forget_old_globals()
             return self._variant((parameters, weak), CPU, MASKED.form)
 
-    def by_reference(self, parameters: tuple[ParameterType, ...], weak: str, names: frozenset[str]) -> Variant:
-        """Return the variant for CUDA in which some scalars lie in device memory, each an array of one element."""
-        types = tuple(ArrayType(p.name, p.scalar, 1, True, False) if p.name in names else p for p in parameters)
-        key = (parameters, weak, names)
+    def by_reference(
+        self, parameters: tuple[ParameterType, ...], weak: str, names: frozenset[str], levels: int = 0
+    ) -> Variant:
+        """Return the variant for CUDA in which some scalars lie in device memory, each an array of one element.
+
+        With `levels` it runs a batch of that many axes, if that needs nothing that is a block's own.
+        """
+        types = tuple(
+            ArrayType(p.name, p.scalar, 1, True, False, p.element) if p.name in names else p for p in parameters
+        )
+        key = (parameters, weak, names, levels)
         with self._lock:
             self._forget_old_globals()
             if key not in self._variants:
                 emitted = self.emitted(parameters, weak, "cuda")
                 device, form = get_device("cuda"), MASKED.form
-                self._variants[key] = _cuda_variant(self.kernel, emitted, types, weak, device, form, names)
+                self._variants[key] = _cuda_variant(self.kernel, emitted, types, weak, device, form, names, levels)
             return self._variants[key]
 
     def _forget_old_globals(self) -> tuple[Any, ...]:
@@ -653,8 +663,10 @@ def _cuda_code(
     capability: tuple[int, int],
     form: Form,
     by_reference: frozenset[str] = frozenset(),
+    levels: int = 0,
 ) -> CudaCode:
     """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
+    batched = [p.name for p in parameters if isinstance(p, ArrayType)]
     rank = kernel.source.index_rank
     around = grid_source(
         emitted.entry,
@@ -665,6 +677,8 @@ def _cuda_code(
         first_along_x=emitted.asks_for_block,
         sums=emitted.sums,
         by_reference=by_reference,
+        batched=batched,
+        levels=levels,
     )
     text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
     fastmath = bool(kernel.options.get("fastmath"))
@@ -683,7 +697,7 @@ def _cuda_code(
             capability,
             entry=emitted.entry,
             origin=_origins(emitted, text),
-            dims=dims,
+            dims=dims + (levels * (1 + len(batched))),
             fastmath=fastmath,
         )
 
@@ -699,11 +713,18 @@ def _cuda_variant(
     device: Device,
     form: Form,
     by_reference: frozenset[str] = frozenset(),
+    levels: int = 0,
 ) -> Variant:
     """Return a kernel that is loaded for a CUDA device."""
     there = cuda_driver.devices()
     there.prepare(device.ordinal)
-    code = _cuda_code(kernel, emitted, parameters, there.capability(device.ordinal), form, by_reference)
+    capability = there.capability(device.ordinal)
+    if not (kernel.source.index_rank and not emitted.asks_for_block):
+        levels = 0
+    code = _cuda_code(kernel, emitted, parameters, capability, form, by_reference, levels)
+    if levels and _is_a_blocks_own(code.compiled.facts):
+        levels = 0
+        code = _cuda_code(kernel, emitted, parameters, capability, form, by_reference)
     compiled = code.compiled
     return Variant(
         parameters,
@@ -716,7 +737,13 @@ def _cuda_variant(
         code.has_loop,
         there.launch_function(compiled.facts["cooperative"]),
         code.dims,
+        levels,
     )
+
+
+def _is_a_blocks_own(facts: Mapping[str, Any]) -> bool:
+    """Tell whether a kernel has what a block must not do twice: shared memory, or threads that wait for each other."""
+    return bool(facts["cooperative"]) or any(word in facts["ptx"] for word in (".shared", "bar.sync", "barrier."))
 
 
 def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form: Form = "masked") -> CudaCode:

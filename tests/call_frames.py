@@ -10,7 +10,8 @@ import numpy as np
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
-from numbridge.jax_ffi.plan import Number, Operand, Options, plan_call, words
+from numbridge.jax_ffi.call_words import words
+from numbridge.jax_ffi.plan import Number, Operand, Options, plan_call
 from numbridge.jax_ffi.signature import signature
 
 OPTIONS = Options(None, None, "broadcast_all", 256, False)
@@ -30,22 +31,12 @@ class Elsewhere:
         return len(self.shape)
 
 
-class Made:
-    """A call frame made by hand, with functions of XLA's that write down what they are given.
+class Framed:
+    """A call frame made by hand, with functions of XLA's that write down what they are given."""
 
-    `inputs` are the kernel's, arrays or numbers; `given` are the frame's own arguments where these are others.
-    """
-
-    def __init__(self, kernel, inputs, results, given=None, in_out=None, options=OPTIONS, **changes):
-        arrays = given or [a for a in inputs if not isinstance(a, Number)]
-        self.arrays, self.results, self.errors, self.asked = arrays, results, [], []
-        found = signature(f"kernel {kernel.name!r}", kernel.parameters, len(results), in_out)
-        described = [a if isinstance(a, Number) else Operand(a.shape, a.dtype, False) for a in inputs]
-        self.call = plan_call(kernel, found, options, described)
-        self.words = words(self.call)
-        for offset, value in changes.items():
-            self.words[getattr(wl, offset) // 8] = value
-        self.keep = []
+    def __init__(self, name, words, arrays, results):
+        self.words, self.arrays, self.results, self.errors, self.asked = words, arrays, results, [], []
+        self.keep, self.ordinal_of_the_call = [], ORDINAL
         self.create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._create)
         self.stream = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._stream)
         self.ordinal = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._ordinal)
@@ -58,7 +49,7 @@ class Made:
         self.frame.struct_size, self.frame.ctx = ctypes.sizeof(self.frame), 0xC7
         self.frame.args.size, self.frame.args.args = len(arrays), self._buffers(arrays)
         self.frame.rets.size, self.frame.rets.rets = len(results), self._buffers(results)
-        self._attributes(kernel.name)
+        self._attributes(name)
 
     def _create(self, address):
         made = xla.XLA_FFI_Error_Create_Args.from_address(address)
@@ -74,7 +65,7 @@ class Made:
     def _ordinal(self, address):
         asked = xla.XLA_FFI_DeviceOrdinal_Get_Args.from_address(address)
         self.asked.append(("ordinal", asked.struct_size, asked.ctx))
-        asked.device_ordinal = ORDINAL
+        asked.device_ordinal = self.ordinal_of_the_call
         return
 
     def _kept(self, value):
@@ -100,7 +91,8 @@ class Made:
 
     def _attributes(self, name):
         texts = [self._kept(ctypes.create_string_buffer(text.encode())) for text in ("kernel", "words", name)]
-        spans = [self._kept(xla.XLA_FFI_ByteSpan(at, size)) for at, size in zip(texts, (6, 5, len(name)), strict=True)]
+        sizes = (6, 5, len(name.encode()))
+        spans = [self._kept(xla.XLA_FFI_ByteSpan(at, size)) for at, size in zip(texts, sizes, strict=True)]
         array = self._kept(xla.XLA_FFI_Array(xla.CODE_INT64, len(self.words), self.words.ctypes.data))
         attributes = self.frame.attrs
         attributes.size = 2
@@ -111,3 +103,19 @@ class Made:
     def run(self, handler=None):
         call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(handler or targets.room().handler)
         return call(ctypes.addressof(self.frame))
+
+
+class Made(Framed):
+    """The frame of a kernel's call.
+
+    `inputs` are the kernel's, arrays or numbers; `given` are the frame's own arguments where these are others.
+    """
+
+    def __init__(self, kernel, inputs, results, given=None, in_out=None, options=OPTIONS, **changes):
+        found = signature(f"kernel {kernel.name!r}", kernel.parameters, len(results), in_out)
+        described = [a if isinstance(a, Number) else Operand(a.shape, a.dtype, False) for a in inputs]
+        self.call = plan_call(kernel, found, options, described)
+        made = words(self.call)
+        for offset, value in changes.items():
+            made[getattr(wl, offset) // 8] = value
+        super().__init__(kernel.name, made, given or [a for a in inputs if not isinstance(a, Number)], results)

@@ -61,6 +61,19 @@ class FakeDriver:
             "cuStreamWaitEvent": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, _Unsigned)(self._wait),
             "cuMemcpyDtoDAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
             "cuMemsetD8Async": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.c_ubyte, ctypes.c_size_t, _Pointer)(self._fill),
+            "cuKernelGetFunction": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer), _Pointer)(self._get_function),
+            "cuStreamIsCapturing": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.POINTER(_Int))(self._is_capturing),
+            "cuStreamCreate": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer), _Unsigned)(self._create_stream),
+            "cuStreamDestroy_v2": ctypes.CFUNCTYPE(_Int, _Pointer)(self._destroy_stream),
+            "cuStreamBeginCapture_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Int)(self._begin_capture),
+            "cuStreamEndCapture": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.POINTER(_Pointer))(self._end_capture),
+            "cuGraphInstantiateWithFlags": ctypes.CFUNCTYPE(
+                _Int, ctypes.POINTER(_Pointer), _Pointer, ctypes.c_ulonglong
+            )(self._instantiate),
+            "cuGraphExecUpdate_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, _Pointer)(self._update),
+            "cuGraphExecDestroy": ctypes.CFUNCTYPE(_Int, _Pointer)(self._destroy_exec),
+            "cuGraphDestroy": ctypes.CFUNCTYPE(_Int, _Pointer)(self._destroy_graph),
+            "cuGraphLaunch": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer)(self._launch_graph),
             "cuLaunchKernel": ctypes.CFUNCTYPE(
                 _Int, _Pointer, *[_Unsigned] * 7, _Pointer, ctypes.POINTER(_Pointer), _Pointer
             )(self._launch),
@@ -80,6 +93,11 @@ class FakeDriver:
         self.parameters = 0
         self.capturing: set[int] = set()
         self.done: set[int] = set()
+        self.streams: set[int] = set()
+        # What each stream's capture, each graph and each executable graph holds
+        self.captures: dict[int, list[Any]] = {}
+        self.graphs: dict[int, list[Any]] = {}
+        self.executables: dict[int, list[Any]] = {}
 
     # What Python asks
 
@@ -156,11 +174,89 @@ class FakeDriver:
 
     def _copy(self, target: int, source: int, size: int, stream: int | None) -> int:
         self.calls.append(("copy", target, source, size, stream or 0))
+        self._holds(stream or 0, "copy", target, source, size)
         return self.fail.get("copy", 0)
 
     def _fill(self, target: int, value: int, size: int, stream: int | None) -> int:
         self.calls.append(("fill", target, value, size, stream or 0))
+        self._holds(stream or 0, "fill", target, value, size)
         return self.fail.get("fill", 0)
+
+    def _holds(self, stream: int, *what: Any) -> bool:
+        """Put work into the capture of a stream, if there is one."""
+        if stream in self.captures:
+            self.captures[stream].append(what)
+        return stream in self.captures
+
+    def _get_function(self, out: Any, kernel: int) -> int:
+        out[0] = kernel
+        self.calls.append(("load", kernel))
+        return self.fail.get("load", 0)
+
+    def _is_capturing(self, stream: int | None, out: Any) -> int:
+        out[0] = 1 if (stream or 0) in self.capturing else 0
+        return self.fail.get("is_capturing", 0)
+
+    def _create_stream(self, out: Any, flags: int) -> int:
+        self._events += 1
+        out[0] = 0x5A000 + self._events
+        self.calls.append(("create_stream", flags))
+        if not self.fail.get("create_stream"):
+            self.streams.add(out[0])
+        return self.fail.get("create_stream", 0)
+
+    def _destroy_stream(self, stream: int) -> int:
+        self.calls.append(("destroy_stream",))
+        self.streams.remove(stream)
+        return self.fail.get("destroy_stream", 0)
+
+    def _begin_capture(self, stream: int, mode: int) -> int:
+        self.calls.append(("begin", mode))
+        if not self.fail.get("begin"):
+            self.captures[stream] = []
+        return self.fail.get("begin", 0)
+
+    def _end_capture(self, stream: int, out: Any) -> int:
+        work = self.captures.pop(stream)
+        self.calls.append(("end",))
+        if self.fail.get("end") or self.fail.get("launch"):
+            # A capture in which something was refused is invalid: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            out[0] = None
+            return self.fail.get("end", 901)
+        self._events += 1
+        out[0] = 0x6A000 + self._events
+        self.graphs[out[0]] = work
+        return 0
+
+    def _instantiate(self, out: Any, graph: int, flags: int) -> int:
+        self.calls.append(("instantiate", flags))
+        if self.fail.get("instantiate"):
+            return self.fail["instantiate"]
+        self._events += 1
+        out[0] = 0x6E000 + self._events
+        self.executables[out[0]] = self.graphs[graph]
+        return 0
+
+    def _update(self, executable: int, graph: int, result: int) -> int:
+        self.calls.append(("update", executable))
+        if not self.fail.get("update"):
+            self.executables[executable] = self.graphs[graph]
+        return self.fail.get("update", 0)
+
+    def _destroy_exec(self, executable: int) -> int:
+        self.calls.append(("destroy_exec", executable))
+        del self.executables[executable]
+        return self.fail.get("destroy_exec", 0)
+
+    def _destroy_graph(self, graph: int) -> int:
+        self.calls.append(("destroy_graph",))
+        del self.graphs[graph]
+        return self.fail.get("destroy_graph", 0)
+
+    def _launch_graph(self, executable: int, stream: int | None) -> int:
+        self.calls.append(("graph", executable, stream or 0))
+        self.launches.extend(what[1] for what in self.executables[executable] if what[0] == "launch")
+        return self.fail.get("graph", 0)
 
     def _launch(self, *a: Any) -> int:
         return self._note(a[0], a[1:4], a[4:7], a[7], a[8], a[9], a[10], cooperative=False)
@@ -172,7 +268,9 @@ class FakeDriver:
         self.calls.append(("launch", stream or 0))
         found = [ctypes.string_at(places[k], 16) for k in range(self.parameters)]
         noted = (kernel, tuple(grid), tuple(block), shared, stream or 0, self.stack[-1], cooperative, extra, found)
-        self.launches.append(Launched(*noted))
+        launched = Launched(*noted)
+        if not self._holds(stream or 0, "launch", launched):
+            self.launches.append(launched)
         return self.fail.get("launch", 0)
 
 

@@ -20,14 +20,16 @@ import numpy as np
 
 from numbridge.array import Array
 from numbridge.creation import making
-from numbridge.element_dims import element_of, inner_dims, outer_shape
+from numbridge.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
 from numbridge.element_views import packed
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
 from numbridge.jax_ffi.recording import TracedArray
+from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
+from numbridge.kernels.elements import Element, ElementType
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
 
@@ -46,7 +48,9 @@ class GraphMode(enum.Enum):
     JAX
         It is traced once for given shapes; on CUDA, XLA captures its launches into a graph.
     NUMBRIDGE
-        As `JAX`; on CUDA, numbridge replays a graph of its own.
+        As `JAX`; launches that follow each other are one custom call, for which numbridge replays a CUDA graph of its own.
+        XLA's operations between launches (views that are written, arithmetic) separate graphs. Within a program for several
+        devices that JAX partitions, it is the same as `JAX`; within `jax.shard_map` and `jax.pmap` each device has its graphs.
     """
 
     NONE = 0
@@ -62,6 +66,8 @@ def jax_callable(
     output_dims: Any = None,
     in_out_argnames: Sequence[str] | None = None,
     enable_backward: bool = False,
+    graph_cache_max: int | None = DEFAULT_GRAPH_CACHE_MAX,
+    has_side_effect: bool = False,
 ) -> JaxCallable:
     """Return a Python function that launches kernels as a function of JAX arrays.
 
@@ -83,6 +89,12 @@ def jax_callable(
     enable_backward : bool
         Whether calls have derivatives, as for `jax_kernel`: each launch of the trace has, and what lies between them. Not in
         `GraphMode.NONE`.
+    graph_cache_max : int, optional
+        In `GraphMode.NUMBRIDGE`, how many CUDA graphs to keep on each device for one traced function: XLA's buffers may lie
+        elsewhere from one execution to the next. The graph that was not used for the longest time is made to fit the new
+        buffers. None keeps all; 0 makes no graphs.
+    has_side_effect : bool
+        Whether to run the kernels even if nobody uses their outputs.
 
     Returns
     -------
@@ -112,19 +124,25 @@ def jax_callable(
     """
     if not callable(func):
         raise NumbridgeTypeError(f"jax_callable: wanted a function, got {func!r}")
-    name = getattr(func, "__name__", type(func).__name__)
-    what = f"function {name!r}"
+    what = f"function {getattr(func, '__name__', type(func).__name__)!r}"
     if not isinstance(graph_mode, GraphMode):
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
-    kind = _Called if graph_mode is GraphMode.NONE else JaxCallable
-    if enable_backward and kind is _Called:
+    if graph_cache_max is not None and (type(graph_cache_max) is not int or graph_cache_max < 0):
+        raise NumbridgeValueError(f"{what}: graph_cache_max is {graph_cache_max!r}; it must be at least 0, or None")
+    if enable_backward and graph_mode is GraphMode.NONE:
         raise KernelUnsupportedError(
             f"{what}: in GraphMode.NONE Python runs it each time, so there is nothing to differentiate; use GraphMode.JAX, or "
             "wrap it with jax.custom_vjp"
         )
-    return kind(func, found, Options(None, frozen_dims(output_dims), method, 256, False, None, bool(enable_backward)))
+    if graph_mode is GraphMode.NONE:
+        # Their Arrays would be of bytes, which nothing views as records on every device.
+        refuse_records(f"{what} in GraphMode.NONE", _parameters(func, what))
+    options = Options(None, frozen_dims(output_dims), method, 256, bool(has_side_effect), None, bool(enable_backward))
+    if graph_mode is GraphMode.NUMBRIDGE:
+        return _Replayed(func, found, options, graph_cache_max)
+    return (_Called if graph_mode is GraphMode.NONE else JaxCallable)(func, found, options)
 
 
 def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
@@ -249,6 +267,51 @@ def _operand(value: Any) -> Operand:
     return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
 
 
+class _Replayed(JaxCallable):
+    """The same in `GraphMode.NUMBRIDGE`: what is traced is kept together, up to where it is lowered."""
+
+    def __init__(
+        self, func: Callable[..., None], found: Signature, options: Options, graph_cache_max: int | None
+    ) -> None:
+        super().__init__(func, found, options)
+        self._graphs = GraphCache(graph_cache_max)
+
+    @property
+    def graph_cache_max(self) -> int | None:
+        """How many CUDA graphs are kept for each traced function and device; a smaller number destroys the others."""
+        return self._graphs.capacity
+
+    @graph_cache_max.setter
+    def graph_cache_max(self, value: int | None) -> None:
+        self._graphs.capacity = value
+
+    @property
+    def graph_cache_size(self) -> int:
+        """How many CUDA graphs there are."""
+        return self._graphs.size
+
+    def clear_graph_cache(self) -> None:
+        """Destroy the CUDA graphs; the next execution captures anew."""
+        self._graphs.clear()
+
+    def _run(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
+        import jax
+
+        run, described = super()._run, self._described(arguments)
+        is_value = [isinstance(d, Operand) for d in described]
+        values = [jax.numpy.asarray(a) for a, traced in zip(arguments, is_value, strict=True) if traced]
+
+        def function(*operands: Any) -> tuple[Any, ...]:
+            rest = iter(operands)
+            return run(options, *(next(rest) if t else a for a, t in zip(arguments, is_value, strict=True)))
+
+        jaxpr = jax.jit(function).trace(*values).jaxpr
+        if len(jaxpr.in_avals) != len(values):
+            # The function uses what is traced outside of it.
+            return run(options, *arguments)
+        return tuple(bind_replayed(jaxpr, self._graphs, values))
+
+
 class _Called(JaxCallable):
     """The same in `GraphMode.NONE`: XLA calls the Python function each time."""
 
@@ -297,13 +360,15 @@ class _Called(JaxCallable):
         passed: list[Any] = []
         for parameter, spelled in zip(self._signature.inputs, json.loads(numbers), strict=True):
             if spelled is not None:
-                passed.append(_number(spelled))
+                passed.append(_number(spelled, value_of(parameter)))
                 continue
             value = next(operands)
             if parameter.name in self._signature.in_out:
                 passed.append(_packed(parameter, next(written)))
             elif is_array(parameter, Operand(value.shape, value.dtype, False)):
                 passed.append(_packed(parameter, value))
+            elif (element := value_of(parameter)) is not None:
+                passed.append(element(value.numpy()))
             else:
                 annotation = parameter.annotation
                 wanted = annotation.scalar.numpy if isinstance(annotation, ScalarAnnotation) else value.dtype
@@ -330,13 +395,17 @@ def _spelled(arguments: Sequence[Operand | Number]) -> str:
 
 
 def _spell(number: Number) -> list[str]:
+    if isinstance(number.value, Element):
+        return [number.kind.name, number.value.numpy().tobytes().hex()]
     if isinstance(number.kind, np.dtype):
         return [number.kind.name, number.value.tobytes().hex()]
     return [number.kind.__name__, repr(number.value)]
 
 
-def _number(spelled: Sequence[str]) -> Any:
+def _number(spelled: Sequence[str], element: ElementType | None) -> Any:
     kind, text = spelled
+    if element is not None:
+        return element(np.frombuffer(bytes.fromhex(text), element.scalar.numpy).reshape(element.extents))
     if kind == "bool":
         return text == "True" if text in ("True", "False") else np.frombuffer(bytes.fromhex(text), np.bool_)[0]
     python = {"int": int, "float": float, "complex": complex}.get(kind)

@@ -106,12 +106,9 @@ def words_of(frame):
     if load_i32(array, array_type) != xla.CODE_INT64 or count < nb.WORD_PARAMETERS // 8:
         return 0
     parameters = load_i64(words, nb.WORD_COUNT)
-    if (
-        load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC
-        or count != (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8
-    ):
+    if load_i64(words, nb.WORD_MAGIC) != nb.WORDS_MAGIC or load_i64(words, nb.WORD_LENGTH) != count:
         return 0
-    return words
+    return words if count >= (nb.WORD_PARAMETERS + parameters * nb.SLOT_SIZE) // 8 else 0
 
 
 @inlined
@@ -267,6 +264,21 @@ def lay_out_packed(slot, args, target):
 
 
 @inlined
+def lay_out_static(words, slot, target):
+    """Write a parameter that the words hold; return how many bytes it takes, or 0 if they do not hold it."""
+    size = load_i64(slot, nb.SLOT_ITEMSIZE)
+    if load_i64(slot, nb.SLOT_NDIM) == 0:
+        store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
+        store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
+    else:
+        place = load_i64(slot, nb.SLOT_VALUE)
+        if place + size > 8 * load_i64(words, nb.WORD_LENGTH):
+            return 0
+        copy_bytes(target, words + place, size)
+    return (size + 15) & ~15
+
+
+@inlined
 def lay_out(words, args, rets, levels, extents, block, rows, row_size):
     """Write all parameters into the block and, for a batch, its rows; return DONE, or what is wrong with which one."""
     offset, row = 0, rows
@@ -274,14 +286,14 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size):
         slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
         kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_ROOM
         if kind == nb.STATIC:
-            store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
-            store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
+            size = lay_out_static(words, slot, target)
+            wrong = nb.DONE if size > 0 else nb.WRONG_DIMS
         elif kind == nb.PACKED:
             wrong = lay_out_packed(slot, args, target)
         else:
             wrong = lay_out_buffer(slot, args, rets, levels, extents, target, row)
-            if kind != nb.TRACED:
-                size = (8 * (5 + 2 * rank_of(slot)) + 15) & ~15
+            bytes_of = load_i64(slot, nb.SLOT_ITEMSIZE) if kind == nb.TRACED else 8 * (5 + 2 * rank_of(slot))
+            size = (bytes_of + 15) & ~15
             if levels > 0:
                 store_i64(row, nb.ROW_TARGET, offset + (0 if kind == nb.TRACED else core.VALUE_DATA))
                 row += row_size
@@ -441,15 +453,15 @@ def execute(frame):
 
 
 @native
-def answer_metadata(extension):
-    """Tell XLA which version of the interface this handler was made for."""
+def answer_metadata(extension, traits):
+    """Tell XLA which version of the interface this handler was made for, and what it may do with it."""
     while extension != 0:
         if load_i32(extension, extension_type) == xla.EXTENSION_METADATA:
             metadata = load_i64(extension, extension_metadata)
             if load_i64(metadata, 0) >= metadata_known:
                 store_i32(metadata, metadata_major, types.int32(load_i64(room(), nb.ROOM_MAJOR)))
                 store_i32(metadata, metadata_minor, types.int32(load_i64(room(), nb.ROOM_MINOR)))
-                store_u32(metadata, metadata_traits, types.uint32(xla.COMMAND_BUFFER_COMPATIBLE))
+                store_u32(metadata, metadata_traits, types.uint32(traits))
             return True
         extension = load_i64(extension, extension_next)
     return False
@@ -486,16 +498,23 @@ def report(frame, outcome):
     return error if answer != 0 else plain_error(frame, text("numbridge: a call failed, and so did its explanation"))
 
 
-@native
-def handle(frame):
-    """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
+@inlined
+def is_answered(frame, traits, error):
+    """Answer what is no execution; tell whether that was it, with XLA's error, or 0, in `error`."""
     extension = load_i64(frame, frame_extension)
-    if extension != 0 and answer_metadata(extension):
-        return 0
+    store_i64(error, 0, 0)
+    if extension != 0 and answer_metadata(extension, traits):
+        return True
     if load_i64(frame, 0) < frame_known:
-        return plain_error(frame, text("numbridge: XLA's call frame is smaller than the header that numbridge knows"))
-    if load_i32(frame, frame_stage) != xla.STAGE_EXECUTE:
-        return 0
+        message = text("numbridge: XLA's call frame is smaller than the header that numbridge knows")
+        store_i64(error, 0, plain_error(frame, message))
+        return True
+    return load_i32(frame, frame_stage) != xla.STAGE_EXECUTE
+
+
+@inlined
+def answer(frame):
+    """Answer an execution; return XLA's error, or 0."""
     outcome = execute(frame)
     if outcome == nb.UNKNOWN_KERNEL:
         error = report(frame, outcome)
@@ -503,3 +522,10 @@ def handle(frame):
             return error
         outcome = execute(frame)
     return 0 if outcome == nb.DONE else report(frame, outcome)
+
+
+@native
+def handle(frame):
+    """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
+    error = stack(8)
+    return load_i64(error, 0) if is_answered(frame, xla.COMMAND_BUFFER_COMPATIBLE, error) else answer(frame)

@@ -3,7 +3,7 @@
 The same words as on the CPU (see `compiled`), with three differences. Everything goes to the stream that XLA names, and nothing
 waits for it, so XLA may record the call into a command buffer. Scalars that are data lie in device memory, so the kernel was
 compiled to read them there (*by reference*), and the code of a kernel is found by its key and by which ones these are. A batch is
-one launch for each of its elements.
+one launch of code that was compiled for its number of axes; where a kernel does not allow that, one for each element.
 
 Functions of the driver: CUDA Driver API (cuda.h), ``cuLaunchKernel``, ``cuMemcpyDtoDAsync``, ``cuMemsetD8Async``,
 ``cuCtxGetCurrent``, ``cuCtxPushCurrent``, ``cuCtxPopCurrent``. Importing this module imports Numba.
@@ -16,7 +16,6 @@ from numba import types
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.compiled import (
-    answer_metadata,
     args_array,
     args_size,
     buffer_at,
@@ -27,14 +26,12 @@ from numbridge.jax_ffi.compiled import (
     count_rows,
     find_code,
     frame_api,
-    frame_extension,
-    frame_known,
-    frame_stage,
+    is_answered,
     lay_out_array,
     lay_out_geometry,
     lay_out_row,
+    lay_out_static,
     move_to,
-    plain_error,
     rank_of,
     read_extents,
     report,
@@ -45,7 +42,7 @@ from numbridge.jax_ffi.compiled import (
     words_of,
 )
 from numbridge.kernels.native import table_layout as core
-from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64, text
+from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64
 
 EXPORTS = {"numbridge_xla_handle_cuda": ("handle", "int64(int64)")}
 
@@ -61,7 +58,7 @@ question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA
 question_size = answer_place + 8
 
 SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
-MAX_GRID_Y = 65535
+MAX_GRID_Y = MAX_GRID_Z = 65535
 
 
 @inlined
@@ -83,6 +80,14 @@ def references(words):
         if kind == nb.TRACED or kind == nb.PACKED:
             mask |= 1 << k
     return mask
+
+
+@inlined
+def code_of(words):
+    """Return the code of a call site's kernel, or 0."""
+    low = load_i64(words, nb.WORD_KEY) ^ load_i64(words, nb.WORD_LEVELS)
+    high = load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
+    return find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
 
 
 @inlined
@@ -164,9 +169,8 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size, stream):
         slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
         kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_AS_ARRAY
         if kind == nb.STATIC:
-            store_i64(target, 0, load_i64(slot, nb.SLOT_VALUE))
-            store_i64(target, 8, load_i64(slot, nb.SLOT_VALUE + 8))
-            size = SCALAR_ROOM
+            size = lay_out_static(words, slot, target)
+            wrong = nb.DONE if size > 0 else nb.WRONG_DIMS
         elif kind == nb.PACKED:
             wrong = lay_out_packed(slot, args, target)
         else:
@@ -212,6 +216,27 @@ def fill_places(code, block, geometry, places):
 
 
 @inlined
+def lay_out_batch(words, call, elements, values):
+    """Write what follows the dimensions in a kernel for batches: how many elements, extents, and steps of each array."""
+    levels, extents = load_i64(call, nb.CALL_LEVELS), load_i64(call, nb.CALL_EXTENTS)
+    store_i64(values, 0, elements)
+    for level in range(1, levels):
+        store_i64(values, 8 * level, load_i64(extents, 8 * level))
+    at, row = values + 8 * levels, load_i64(call, nb.CALL_ROWS)
+    for k in range(load_i64(words, nb.WORD_COUNT)):
+        kind = load_i64(words, nb.WORD_PARAMETERS + k * nb.SLOT_SIZE + nb.SLOT_KIND)
+        if kind == nb.STATIC:
+            continue
+        for level in range(levels):
+            # The numbers of an eager call are the same for all elements.
+            step = 0 if kind == nb.PACKED else load_i64(row, nb.ROW_STRIDES + 8 * level)
+            store_i64(at, 8 * level, step)
+        at += 8 * levels
+        if kind != nb.PACKED:
+            row += load_i64(call, nb.CALL_ROW_SIZE)
+
+
+@inlined
 def launch(code, grid, stream, places):
     """Launch; return the CUresult."""
     return call_launch(
@@ -231,13 +256,26 @@ def launch(code, grid, stream, places):
 
 
 @native
+def launch_batch(words, code, call, elements, grid, stream, places, before):
+    """Launch a batch at once; `before` parameters have their places. Return the CUresult."""
+    levels = load_i64(code, nb.CODE_LEVELS)
+    count = levels * (1 + load_i64(code, nb.CODE_ARRAYS))
+    values = stack(8 * count)
+    lay_out_batch(words, call, elements, values)
+    for k in range(count):
+        store_i64(places, 8 * (before + k), values + 8 * k)
+    if load_i64(code, nb.CODE_RANK) < 3:
+        store_i64(grid, 16, min(elements, MAX_GRID_Z))
+    return types.int64(launch(code, grid, stream, places))
+
+
+@native
 def execute(frame, stream):
     """Answer a call; return DONE or what kept it from running, with a number above the lowest byte."""
     words = words_of(frame)
     if words == 0:
         return nb.WRONG_WORDS
-    low, high = load_i64(words, nb.WORD_KEY), load_i64(words, nb.WORD_KEY_HIGH) ^ references(words)
-    code = find_code(load_i64(room(), nb.ROOM_CUDA_TABLE), low, high)
+    code = code_of(words)
     if code == 0:
         return nb.UNKNOWN_ON_CUDA
     if load_i64(frame, args_size) != load_i64(words, nb.WORD_OPERANDS):
@@ -257,13 +295,17 @@ def execute(frame, stream):
     if load_i64(code, nb.CODE_RANK) == 0:
         store_i64(geometry, 0, total)
     lay_out_grid(words, code, geometry, total, grid)
-    places = stack(8 * (load_i64(code, nb.CODE_PLACE_COUNT) + load_i64(code, nb.CODE_DIM_COUNT)) + 16)
+    before = load_i64(code, nb.CODE_PLACE_COUNT) + load_i64(code, nb.CODE_DIM_COUNT)
+    places = stack(8 * (before + load_i64(code, nb.CODE_LEVELS) * (1 + load_i64(code, nb.CODE_ARRAYS))) + 16)
     fill_places(code, block, geometry, places)
     store_i64(call, nb.CALL_LEVELS, levels)
     store_i64(call, nb.CALL_EXTENTS, extents)
     store_i64(call, nb.CALL_COUNT, count)
     store_i64(call, nb.CALL_ROWS, rows)
     store_i64(call, nb.CALL_ROW_SIZE, row_size)
+    if load_i64(code, nb.CODE_LEVELS) > 0 and elements > 0:
+        failed = launch_batch(words, code, call, elements, grid, stream, places, before)
+        return nb.DONE if failed == 0 else nb.DRIVER_REFUSED | failed << 8
     for element in range(elements):
         if levels > 0:
             move_to(call, block, element)
@@ -285,39 +327,55 @@ def execute_or_explain(frame, stream):
     return 0 if outcome == nb.DONE else report(frame, outcome)
 
 
-@native
-def within_context(frame, stream, ordinal):
-    """Answer a call with the device's context current."""
+@inlined
+def enter_context(ordinal, pushed):
+    """Make a device's context current, and note whether it has to be taken away again; return the CUresult."""
     driver, out = load_i64(state(), core.STATE_DRIVER), stack(16)
+    store_i64(pushed, 0, 0)
     if driver == 0:
-        return execute_or_explain(frame, stream)
+        return types.int64(0)
     context = load_i64(load_i64(driver, core.DRIVER_CONTEXTS), 8 * ordinal)
     store_i64(out, 0, 0)
     if context == 0 or (call_one(load_i64(driver, core.DRIVER_CONTEXT_GET), out) == 0 and load_i64(out, 0) == context):
-        return execute_or_explain(frame, stream)
+        return types.int64(0)
     failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_PUSH), context))
-    if failed != 0:
-        return report(frame, nb.DRIVER_REFUSED | failed << 8)
-    error = execute_or_explain(frame, stream)
+    store_i64(pushed, 0, 1 if failed == 0 else 0)
+    return failed
+
+
+@inlined
+def leave_context(frame, pushed, error):
+    """Undo `enter_context`; return the error of what ran in between, or that of the driver."""
+    if load_i64(pushed, 0) == 0:
+        return error
+    driver, out = load_i64(state(), core.STATE_DRIVER), stack(16)
     failed = types.int64(call_one(load_i64(driver, core.DRIVER_CONTEXT_POP), out))
     return report(frame, nb.DRIVER_REFUSED | failed << 8) if error == 0 and failed != 0 else error
+
+
+@inlined
+def where_to_run(frame, place):
+    """Ask XLA for the stream and the device, which are written behind each other; return its error, or 0."""
+    question = stack(question_size)
+    error = ask(frame, stream_get, question)
+    if error != 0:
+        return error
+    store_i64(place, 0, load_i64(question, answer_place))
+    error = ask(frame, ordinal_get, question)
+    store_i64(place, 8, types.int64(load_i32(question, answer_place)))
+    return error
 
 
 @native
 def handle(frame):
     """The handler: ``XLA_FFI_Error* handle(XLA_FFI_CallFrame*)``."""
-    extension, question = load_i64(frame, frame_extension), stack(question_size)
-    if extension != 0 and answer_metadata(extension):
-        return 0
-    if load_i64(frame, 0) < frame_known:
-        return plain_error(frame, text("numbridge: XLA's call frame is smaller than the header that numbridge knows"))
-    if load_i32(frame, frame_stage) != xla.STAGE_EXECUTE:
-        return 0
-    error = ask(frame, stream_get, question)
-    if error != 0:
-        return error
-    stream = load_i64(question, answer_place)
-    error = ask(frame, ordinal_get, question)
-    if error != 0:
-        return error
-    return within_context(frame, stream, types.int64(load_i32(question, answer_place)))
+    place, error = stack(16), stack(8)
+    if is_answered(frame, xla.COMMAND_BUFFER_COMPATIBLE, error):
+        return load_i64(error, 0)
+    refused = where_to_run(frame, place)
+    if refused != 0:
+        return refused
+    failed = enter_context(load_i64(place, 8), error)
+    if failed != 0:
+        return report(frame, nb.DRIVER_REFUSED | failed << 8)
+    return leave_context(frame, error, execute_or_explain(frame, load_i64(place, 0)))

@@ -20,13 +20,14 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.plan import Call, Slot, by_reference
+from numbridge.jax_ffi.plan import Call, Slot, buffer_scalar, by_reference
 from numbridge.jax_ffi.signature import Dims
 from numbridge.kernels.adjoint.derive import Derivative, derived
+from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
-from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.scalars import Scalar, scalar_of
 
 __all__ = ["Form", "floating_operands", "floating_results", "operand_types", "planned"]
 
@@ -196,11 +197,24 @@ class _Planner:
             slots=tuple(self.slots),
             results=tuple(self.results),
             shapes=form.shapes,
-            casts=(None,) * len(form.shapes),
+            casts=self._casts(),
             batch=form.batch,
             spread=form.spread,
             options=replace(call.options, has_side_effect=False),
         )
+
+    def _casts(self) -> tuple[Any, ...]:
+        """Return what each operand is converted to: 16-bit cotangents, which are added up in float32."""
+        pairs = zip(self.types, self.slots, strict=True)
+        wide = {_operand_of(slot): kind.scalar for kind, slot in pairs if kind.name.startswith(ADJOINT)}
+        narrow = {
+            place for name, place in self.cotangents.items() if adjoint_scalar(self._scalar(name)) != self._scalar(name)
+        }
+        return tuple(wide[k].numpy if k in narrow and k in wide else None for k in range(len(self.form.shapes)))
+
+    def _scalar(self, name: str) -> Scalar:
+        """Return the scalars of a parameter."""
+        return next(kind.scalar for kind in self.types if kind.name == name)
 
     # Slots
 
@@ -214,7 +228,7 @@ class _Planner:
         return self.call.shapes[slot.index]
 
     def _result(self, kind: ParameterType, alias: int = -1, *, fill: bool = True) -> Slot:
-        self.results.append((self._shape(kind.name), kind.scalar.numpy))
+        self.results.append((self._shape(kind.name), buffer_scalar(kind).numpy))
         return Slot(nb.RESULT, len(self.results) - 1, alias, fill and alias < 0)
 
     def _source(self, name: str) -> int | None:
@@ -267,7 +281,7 @@ class _Planner:
             return Slot(nb.TRACED, source)
         if kind.written:
             return self._result(kind, -1 if source is None else source)
-        if source is None and not used:
+        if source is None and not used and adjoint_scalar(kind.scalar) == kind.scalar:
             # Nothing reads it, so anything of its shape and type will do.
             source = self.cotangents.get(name)
         return Slot(nb.OPERAND, source) if source is not None else self._result(kind, fill=used)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from numbridge.jax_ffi import targets
-from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, packed, plan_call
+from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
+from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
@@ -89,7 +90,10 @@ def jax_kernel(
 
     Notes
     -----
-    Numbers may be Python or NumPy numbers, which a jitted function holds as attributes, or JAX values without dimensions. Arrays
+    Numbers may be Python or NumPy numbers, which a jitted function holds as attributes, or JAX values without dimensions; vectors
+    and matrices by value likewise, such as ``nb.vec3(1, 2, 3)``, or JAX values of their shape. Records are bytes to JAX: an array
+    of a structured dtype is a uint8 array with one more dimension, of `itemsize`, such as
+    ``records.view(np.uint8).reshape(*records.shape, -1)``; there is no derivative by it. Arrays
     arrive in C order; they are neither copied nor converted. The kernel's globals are those of the time when JAX traces it.
 
     Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
@@ -179,8 +183,12 @@ class JaxKernel:
         if method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
         self._signature.check_count(arguments)
-        traced = any(isinstance(argument, jax.core.Tracer) for argument in arguments)
-        call = functools.partial(self._traced, options) if traced else self._eager(options, arguments)
+        if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
+            call: Callable[..., tuple[Any, ...]] = functools.partial(self._traced, options)
+        elif any(isinstance(argument, Element) for argument in arguments):
+            call = functools.partial(self._with_values, options)
+        else:
+            call = self._eager(options, arguments)
         with self._lock:
             if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
@@ -193,6 +201,20 @@ class JaxKernel:
         given = [number_of(argument) or argument for argument in arguments]
         call, operands = self._plan(options, given)
         return bind_call(call, operands)
+
+    def _with_values(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
+        """Run at once; vectors and matrices by value go as arrays, so that another value compiles nothing."""
+        for parameter, argument in zip(self._signature.inputs, arguments, strict=True):
+            number = number_of(argument)
+            if number is not None and isinstance(argument, Element):
+                argument_row(self._signature, parameter, number)
+        plain = [argument.numpy() if isinstance(argument, Element) else argument for argument in arguments]
+        return self(
+            *plain,
+            launch_dims=options.launch_dims,
+            output_dims=options.output_dims,
+            vmap_method=options.vmap_method,
+        )
 
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
         """Return a call for numbers and JAX values, and its operands."""

@@ -1,12 +1,11 @@
 """One call of a kernel under JAX, decided purely: parameter types, where each parameter comes from, launch and output shapes.
 
-A `Call` is a hashable value; `words` writes it down for the handler. This module decides from shapes, dtypes and static values
-alone, and raises whatever is wrong with them while the program is traced. It runs nothing and makes no JAX values.
+A `Call` is a hashable value; `call_words` writes it down for the handler. This module decides from shapes, dtypes and static
+values alone, and raises whatever is wrong with them while the program is traced. It runs nothing and makes no JAX values.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -14,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import element_of, inner_dims, outer_shape
-from numbridge.jax_ffi import call_frame_layout as xla
+from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, outer_shape
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key
 from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
 from numbridge.kernels import scalars
-from numbridge.kernels.annotations import ArrayAnnotation, ScalarAnnotation
+from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import dimensions
@@ -37,19 +35,18 @@ __all__ = [
     "Options",
     "Slot",
     "argument_row",
+    "buffer_scalar",
     "by_reference",
     "is_array",
     "number_of",
     "output_row",
     "packed",
     "plan_call",
-    "words",
 ]
 
-_CODES = dict(xla.DATA_TYPES)
 _CLASSES = {bool: 0, int: 1, float: 2, complex: 3}
 _KINDS = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}
-_ROOM = 16  # bytes: the widest scalar, complex128
+SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,10 @@ class Number:
 
     Attributes
     ----------
-    kind : type or numpy.dtype
-        `bool`, `int`, `float` or `complex` for Python's own numbers, which are weak; else a dtype.
+    kind : type, numpy.dtype or ElementType
+        `bool`, `int`, `float` or `complex` for Python's own numbers, which are weak; else a dtype, or that of a vector or matrix.
     value : object
-        The number; None if it is packed.
+        The number, vector or matrix; None if it is packed.
     packed : bool
         Whether the value comes with the call.
     """
@@ -158,7 +155,9 @@ class Call:
 
 
 def number_of(value: Any) -> Number | None:
-    """Return a Python or NumPy number as a static value, or None for anything else."""
+    """Return a Python or NumPy number, or a vector or matrix of numbridge's, as a static value; None for anything else."""
+    if isinstance(value, Element):
+        return Number(type(value), value)
     if isinstance(value, np.generic):
         return Number(value.dtype, value)
     # JAX hands on numbers of its own, which are subclasses of Python's.
@@ -294,7 +293,7 @@ class _Planner:
         for (parameter, argument), kind in zip(self.given, types[: len(self.given)], strict=True):
             if isinstance(argument, Number):
                 value = (
-                    b"" if argument.packed else packed(where_of(self.signature, parameter), argument.value, kind.scalar)
+                    b"" if argument.packed else _bytes_of(where_of(self.signature, parameter), argument, kind.scalar)
                 )
                 slots.append(Slot(nb.PACKED, numbers) if argument.packed else Slot(nb.STATIC, value=value))
                 numbers += argument.packed
@@ -302,16 +301,17 @@ class _Planner:
             is_array = isinstance(kind, ArrayType)
             if parameter.name in self.signature.in_out:
                 slots.append(Slot(nb.RESULT, len(results), len(operands)))
-                results.append((argument.shape, kind.scalar.numpy))
+                results.append((argument.shape, buffer_scalar(kind).numpy))
             else:
                 slots.append(Slot(nb.OPERAND if is_array else nb.TRACED, len(operands)))
-            cast = None if argument.dtype == kind.scalar.numpy else kind.scalar.numpy
+            scalar = buffer_scalar(kind)
+            cast = None if argument.dtype == scalar.numpy else scalar.numpy
             operands.append((argument.shape, cast))
         covered = indexing_of(self.kernel).covered
         for parameter, kind, shape in zip(self.signature.pure, types[len(self.given) :], shapes, strict=True):
             fill = parameter.name not in covered or shape != dims
             slots.append(Slot(nb.RESULT, len(results), fill=fill))
-            results.append(((*shape, *inner_dims(parameter)), kind.scalar.numpy))
+            results.append(((*shape, *inner_dims(parameter)), buffer_scalar(kind).numpy))
         return tuple(slots), operands, tuple(results)
 
 
@@ -340,6 +340,8 @@ def argument_row(signature: Signature, parameter: Parameter, argument: Operand |
         return _number_row(where, annotation, argument)
     if isinstance(annotation, ScalarAnnotation):
         return _traced_row(where, annotation.scalar, argument)
+    if isinstance(annotation, ElementAnnotation):
+        return _traced_row(where, annotation.element.scalar, argument, annotation.element)
     if is_array(parameter, argument):
         return _array_row(where, parameter, argument)
     found = _scalar(where, argument.dtype)
@@ -361,7 +363,7 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
         The element types of the array arguments; if there is only one, an output without annotation has it too.
     """
     where, annotation = f"{signature.what} under JAX, output {parameter.name!r}", parameter.annotation
-    if isinstance(annotation, ScalarAnnotation):
+    if isinstance(annotation, ScalarAnnotation | ElementAnnotation):
         raise NumbridgeTypeError(f"{where}: an output must be an array, and it is annotated as {annotation!r}")
     if isinstance(annotation, ArrayAnnotation) and annotation.ndim not in (None, len(shape)):
         raise NumbridgeTypeError(
@@ -370,7 +372,7 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
         )
     if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
         element = element_of(parameter)
-        return _checked_result(where, element.scalar if element is not None else scalars.scalar_of(annotation.dtype))
+        return _checked_result(where, scalars.scalar_of(annotation.dtype) if element is None else component_of(element))
     if len(arrays) != 1:
         raise NumbridgeTypeError(
             f"{where}: its dtype cannot be inferred, because the array arguments have {len(arrays)} different dtypes; annotate "
@@ -386,7 +388,7 @@ def nb_max_dims() -> int:
 
 def is_array(parameter: Parameter, argument: Operand | Number) -> bool:
     """Tell whether an operand is an array to its kernel: JAX's scalars are arrays without dimensions, and count as numbers."""
-    if isinstance(argument, Number) or isinstance(parameter.annotation, ScalarAnnotation):
+    if isinstance(argument, Number) or isinstance(parameter.annotation, ScalarAnnotation | ElementAnnotation):
         return False
     return bool(argument.shape) or isinstance(parameter.annotation, ArrayAnnotation)
 
@@ -414,17 +416,19 @@ def _array_row(where: str, parameter: Parameter, operand: Operand) -> Scalar:
                 f"{where}: wanted {annotation!r}, of {annotation.ndim} dimension(s){beside}, got {operand}; reshape it, or use "
                 "jax.vmap"
             )
-        wanted = annotation.dtype if element is None else element.scalar
+        wanted = annotation.dtype if element is None else component_of(element)
         if wanted is not None and wanted != row:
-            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; use x.astype({wanted.name!r})")
+            is_record = element is not None and element.fields is not None
+            hint = "pass its bytes, records.view(np.uint8)" if is_record else f"use x.astype({wanted.name!r})"
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; {hint}")
     return row
 
 
-def _traced_row(where: str, wanted: Scalar, operand: Operand) -> Scalar:
-    if operand.shape:
-        raise NumbridgeTypeError(
-            f"{where}: wanted a scalar {wanted.name}, got {operand}; pass an array without dimensions"
-        )
+def _traced_row(where: str, wanted: Scalar, operand: Operand, element: ElementType | None = None) -> Scalar:
+    if operand.shape != inner_extents(element):
+        what = f"a scalar {wanted.name}" if element is None else f"a {element.name}"
+        hint = "without dimensions" if element is None else f"of shape {element.extents}"
+        raise NumbridgeTypeError(f"{where}: wanted {what}, got {operand}; pass an array {hint}")
     found = _scalar(where, operand.dtype)
     if _class_of(found) > _class_of(wanted):
         raise NumbridgeTypeError(
@@ -437,6 +441,8 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
     if isinstance(annotation, ArrayAnnotation):
         shown = "a number" if number.packed else repr(number.value)
         raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {shown}; pass an array")
+    if isinstance(annotation, ElementAnnotation) or isinstance(number.kind, ElementType):
+        return _value_row(where, annotation, number)
     weak = number.kind in _CLASSES
     if annotation is None:
         return (
@@ -456,6 +462,20 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
             f"{'' if number.packed else f' ({number.value!r})'}, which would lose part of its value; convert it explicitly"
         )
     return wanted
+
+
+def _value_row(where: str, annotation: Any, number: Number) -> Scalar:
+    """Return the components of a vector or matrix by value."""
+    if isinstance(annotation, ElementAnnotation) and number.kind is annotation.element:
+        found: Scalar = annotation.element.scalar
+        return found
+    shown = "a number" if number.packed else repr(number.value)
+    if annotation is None:
+        raise NumbridgeTypeError(
+            f"{where}: got {shown}, and it has no annotation; annotate it as nb.{number.kind.name}"
+        )
+    hint = f"pass nb.{annotation!r}(...)" if isinstance(annotation, ElementAnnotation) else "pass a number"
+    raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {shown}; {hint}")
 
 
 def _weak_row(argument: Operand | Number, weak: str) -> Scalar:
@@ -499,60 +519,16 @@ def packed(where: str, value: Any, row: Scalar) -> bytes:
             raise NumbridgeValueError(f"{where}: {value!r} does not fit into {row.name} ({limits.min} to {limits.max})")
     # A NumPy scalar is converted by C's rules, as a launch does; a Python float that is too large becomes infinite.
     with np.errstate(over="ignore"):
-        return np.asarray(value).astype(row.numpy).tobytes().ljust(_ROOM, b"\0")
+        return np.asarray(value).astype(row.numpy).tobytes().ljust(SCALAR_ROOM, b"\0")
 
 
-def _cuda_grid(call: Call) -> tuple[int, ...]:
-    """Return the hardware's grid and block on CUDA."""
-    along_first = call.kernel.source.asks_for_block
-    dims = call.dims if call.kernel.source.index_rank else (math.prod(call.dims),)
-    along = extents(dims, first_along_x=along_first)
-    block = block_shape(along, call.options.block_dim, first_along_x=along_first)
-    return (*grid_shape(along, block, 0), *block)
+def _bytes_of(where: str, number: Number, row: Scalar) -> bytes:
+    """Return what stands for a static parameter."""
+    if isinstance(number.value, Element):
+        return number.value.numpy().tobytes()
+    return packed(where, number.value, row)
 
 
-def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the words of a call site.
-
-    Parameters
-    ----------
-    call : Call
-        The call.
-    references : sequence of int
-        For symbolic dimensions, the words that say where the handler finds the launch dimensions.
-    """
-    size = nb.SLOT_SIZE // 8
-    made = np.zeros(nb.WORD_PARAMETERS // 8 + len(call.slots) * size, np.int64)
-    dims = references or call.dims
-    head = {
-        nb.WORD_MAGIC: nb.WORDS_MAGIC,
-        nb.WORD_KEY: call.key[0],
-        nb.WORD_KEY_HIGH: call.key[1],
-        nb.WORD_LEVELS: len(call.batch),
-        nb.WORD_COUNT: len(call.slots),
-        nb.WORD_OPERANDS: call.operands + bool(references),
-        nb.WORD_RESULTS: len(call.results),
-        nb.WORD_RANK: len(dims),
-        nb.WORD_WEAK: targets.WEAK.index(call.weak),
-    }
-    for offset, value in head.items():
-        made[offset // 8] = value
-    made[nb.WORD_DIMS // 8 : nb.WORD_DIMS // 8 + len(dims)] = dims
-    block = (call.options.block_dim, 1, 1)
-    made[nb.WORD_BLOCK // 8 : nb.WORD_BLOCK // 8 + 3] = block
-    # An axis that the launch does not have is one block wide; one whose extent is not known is left to the handler.
-    extents = [*(0 if extent < 0 else extent for extent in dims), 1, 1, 1][:3]
-    grid = [-(-extent // size) for extent, size in zip(extents, block, strict=True)]
-    made[nb.WORD_GRID // 8 : nb.WORD_GRID // 8 + 3] = grid
-    if not references:
-        made[nb.WORD_CUDA_GRID // 8 : nb.WORD_CUDA_BLOCK // 8 + 3] = _cuda_grid(call)
-    for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
-        ndim = kind.ndim if isinstance(kind, ArrayType) else 0
-        inner = () if kind.element is None else kind.element.extents
-        itemsize = kind.itemsize if isinstance(kind, ArrayType) else kind.scalar.itemsize
-        ranks = ndim | len(inner) << nb.INNER_SHIFT
-        row = [slot.kind, slot.index, _CODES[kind.scalar.name], ranks, itemsize, slot.alias, slot.fill]
-        number = np.frombuffer(slot.value.ljust(_ROOM, b"\0"), np.int64)
-        start = nb.WORD_PARAMETERS // 8 + k * size
-        made[start : start + size] = [*row, *number]
-    return made
+def buffer_scalar(kind: ParameterType) -> Scalar:
+    """Return the scalars that a parameter's buffer has."""
+    return kind.scalar if kind.element is None else component_of(kind.element)

@@ -14,10 +14,11 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.identity import spelled
-from numbridge.jax_ffi.plan import Call, words
+from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -96,8 +97,9 @@ def _form_runner(form: Form) -> Any:
     call, chosen = planned(form)
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
-        results = _runner(call)(*operands)
-        return [results[k] for k in chosen]
+        values = [x if kind is None else x.astype(kind) for x, kind in zip(operands, call.casts, strict=True)]
+        results = _runner(call)(*values)
+        return [results[k].astype(dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
     return jax.jit(numbridge_derivative)
 
@@ -106,6 +108,8 @@ def custom_call(call: Call, operands: Sequence[Any]) -> list[Any]:
     """Return the results of the handler's custom call."""
     import jax
 
+    if call.batch:
+        targets.enter(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), len(call.batch))
     grid, references = _grid(call)
     results = [jax.ShapeDtypeStruct((*call.batch, *shape), dtype) for shape, dtype in call.results]
     made = jax.ffi.ffi_call(

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from numbridge.array import Array, adopt
-from numbridge.element_dims import element_of, inner_dims
+from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.elements import ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
@@ -77,7 +77,7 @@ class TracedArray:
 
     @property
     def _inner(self) -> tuple[int, ...]:
-        return () if self._element is None else self._element.extents
+        return inner_extents(self._element)
 
     @property
     def dtype(self) -> Any:
@@ -186,11 +186,12 @@ class TracedArray:
         """Return a new array of zeros; XLA allocates it for each run."""
         import jax.numpy as jnp
 
-        element = dtype if isinstance(dtype, ElementType) else None
+        kind = dtype_of(dtype)
+        element = kind if isinstance(kind, ElementType) else None
         extents = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if element is not None:
-            extents = (*extents, *element.extents)
-        value = jnp.zeros(extents, scalar_of(dtype if element is None else element.scalar).numpy)
+            extents = (*extents, *inner_extents(element))
+        value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
         return TracedArray(value, "a temporary", self._options, writable=True, element=element)
 
     # What there is not
@@ -301,7 +302,7 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
 
 
 def _outer(kind: ParameterType, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    return shape if kind.element is None else shape[: len(shape) - len(kind.element.extents)]
+    return shape[: len(shape) - len(inner_extents(kind.element))]
 
 
 def _without_old_contents(call: Call, operands: Sequence[Any]) -> tuple[Call, Sequence[Any]]:

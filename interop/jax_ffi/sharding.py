@@ -167,7 +167,7 @@ def _ruled(call: Call, shapes: Mapping[str, Dims]) -> tuple[Axes, Mapping[str, A
         raise NumbridgeValueError(
             _rule_error(call, f"names {len(launch)} launch dimension(s), and there are {len(call.dims)}")
         )
-    named: dict[str, Axes] = dict.fromkeys(shapes, ())
+    named: dict[str, Axes] = {name: (None,) * len(shape) for name, shape in shapes.items()}
     for name, entry in entries.items():
         if len(entry) != len(shapes[name]):
             raise NumbridgeValueError(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.element_dims import outer_dims, refuse_records, refuse_values
+from numbridge.element_dims import outer_dims
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
@@ -113,8 +113,6 @@ def signature(
     NumbridgeError
         If outputs and in-out arguments contradict each other; the message names the argument.
     """
-    refuse_records(f"{what} under JAX", tuple(parameters))
-    refuse_values(what, tuple(parameters))
     names = [parameter.name for parameter in parameters]
     in_out = _in_out(what, names, in_out_argnames)
     try:

@@ -8,6 +8,7 @@ anything else: what a program contains is not executed.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import element_of
+from numbridge.element_dims import element_of, value_of
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
@@ -24,47 +25,95 @@ from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
-from numbridge.kernels.threads import start_threads
+from numbridge.kernels.threads import native_lock, start_threads
 from numbridge.kernels.variant import GRAIN, GRAIN_WITH_LOOP, SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP, Variant, variants_of
 from numbridge.memory import native
 
-__all__ = ["TARGET", "WEAK", "declare", "enter", "enter_cpu", "enter_cuda", "register", "types_of"]
+__all__ = [
+    "PLAN_TARGET",
+    "TARGET",
+    "WEAK",
+    "declare",
+    "enter",
+    "enter_cpu",
+    "enter_cuda",
+    "graphs_of",
+    "register",
+    "register_plans",
+    "room",
+    "types_of",
+]
 
-TARGET = "numbridge_launch"
+TARGET, PLAN_TARGET = "numbridge_launch", "numbridge_plan"
 WEAK = ("float32", "float64")
 _FIRST_SLOTS = 256
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
 _declared: dict[str, list[Kernel]] = {}
+_DRIVER_FUNCTIONS = {
+    nb.ROOM_COPY: "cuMemcpyDtoDAsync_v2",
+    nb.ROOM_FILL: "cuMemsetD8Async",
+    nb.ROOM_IS_CAPTURING: "cuStreamIsCapturing",
+    nb.ROOM_STREAM_CREATE: "cuStreamCreate",
+    nb.ROOM_STREAM_DESTROY: "cuStreamDestroy_v2",
+    nb.ROOM_CAPTURE_BEGIN: "cuStreamBeginCapture_v2",
+    nb.ROOM_CAPTURE_END: "cuStreamEndCapture",
+    nb.ROOM_INSTANTIATE: "cuGraphInstantiateWithFlags",
+    nb.ROOM_EXEC_UPDATE: "cuGraphExecUpdate_v2",
+    nb.ROOM_EXEC_DESTROY: "cuGraphExecDestroy",
+    nb.ROOM_GRAPH_DESTROY: "cuGraphDestroy",
+    nb.ROOM_GRAPH_LAUNCH: "cuGraphLaunch",
+    nb.ROOM_KERNEL_LOAD: "cuKernelGetFunction",
+}
 
 
 class Room:
-    """The native state that the handler works on, and the handler."""
+    """The native state that the handlers work on, and the handlers."""
 
     def __init__(self) -> None:
         self.state = np.zeros(nb.ROOM_SIZE // 8 + 1, np.int64)
         self.codes = _Codes(self.state, nb.ROOM_TABLE)
         self.cuda_codes = _Codes(self.state, nb.ROOM_CUDA_TABLE)
+        self.graphs = _Codes(self.state, nb.ROOM_GRAPHS)
         self.state[nb.ROOM_REPORT // 8] = id(report)
         self.state[nb.ROOM_MAJOR // 8], self.state[nb.ROOM_MINOR // 8] = installed_version()
         native()
         start_threads()
         add_symbol("numbridge_xla_room", self.state.ctypes.data)
-        compiled, _ = compiled_or_stored(digest("xla", machine_fingerprint(), *_own_sources()), _compile)
+        key = digest("xla", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("compiled"))
         self.handler = load(compiled)["numbridge_xla_handle"]
+
+    def _use_driver(self) -> None:
+        driver = cuda_driver.devices().driver
+        for offset, function in _DRIVER_FUNCTIONS.items():
+            self.state[offset // 8] = driver.address(function)
 
     @functools.cached_property
     def cuda_handler(self) -> int:
         """The handler for CUDA; needs the driver."""
-        driver = cuda_driver.devices().driver
-        self.state[nb.ROOM_COPY // 8] = driver.address("cuMemcpyDtoDAsync_v2")
-        self.state[nb.ROOM_FILL // 8] = driver.address("cuMemsetD8Async")
+        self._use_driver()
         key = digest("xla on cuda", machine_fingerprint(), *_own_sources())
-        compiled, _ = compiled_or_stored(key, _compile_for_cuda)
+        compiled, _ = compiled_or_stored(key, lambda: _compile("cuda_compiled"))
         return load(compiled)["numbridge_xla_handle_cuda"]
+
+    @functools.cached_property
+    def plan_handler(self) -> int:
+        """The handler of plans on the CPU."""
+        key = digest("xla plans", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("compiled_plan"))
+        return load(compiled)["numbridge_xla_plan"]
+
+    @functools.cached_property
+    def cuda_plans(self) -> dict[str, int]:
+        """The handler of plans on CUDA, and the function that destroys their graphs; needs the driver."""
+        self._use_driver()
+        key = digest("xla plans on cuda", machine_fingerprint(), *_own_sources())
+        compiled, _ = compiled_or_stored(key, lambda: _compile("cuda_graphs"))
+        return load(compiled)
 
 
 class _Codes:
@@ -93,6 +142,10 @@ class _Codes:
                 self._new_table(4 * slots)
             else:
                 _put(table, code)
+
+    def get(self, key: Key) -> Any:
+        """Return the code of a key, or None."""
+        return self._codes.get(key)
 
     def _new_table(self, slots: int) -> None:
         table = np.zeros(nb.INDEX_SLOTS // 8 + slots, np.int64)
@@ -142,29 +195,30 @@ def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
         nb.CODE_DIM_COUNT: variant.dims,
         nb.CODE_RANK: kernel.source.index_rank,
         nb.CODE_FIRST: int(kernel.source.asks_for_block),
+        nb.CODE_LEVELS: variant.levels,
+        nb.CODE_ARRAYS: sum(isinstance(parameter, ArrayType) for parameter in variant.parameters),
     }
     return _filled(nb.CODE_CUDA_SIZE, fields), places
 
 
 def _own_sources() -> Iterator[bytes]:
     folder = Path(__file__).parent
-    names = ("compiled", "cuda_compiled", "call_frame_layout", "words_layout")
+    names = (
+        "compiled",
+        "compiled_plan",
+        "cuda_compiled",
+        "cuda_graphs",
+        "call_frame_layout",
+        "words_layout",
+    )
     return ((folder / f"{name}.py").read_bytes() for name in names)
 
 
-def _compile() -> Compiled:
-    from numbridge.jax_ffi import compiled
-
+def _compile(name: str) -> Compiled:
+    """Compile what one of the modules of compiled code exports."""
+    module = importlib.import_module(f"numbridge.jax_ffi.{name}")
     return compile_functions(
-        {name: (getattr(compiled, function), kind) for name, (function, kind) in compiled.EXPORTS.items()}
-    )
-
-
-def _compile_for_cuda() -> Compiled:
-    from numbridge.jax_ffi import cuda_compiled
-
-    return compile_functions(
-        {name: (getattr(cuda_compiled, function), kind) for name, (function, kind) in cuda_compiled.EXPORTS.items()}
+        {name: (getattr(module, function), kind) for name, (function, kind) in module.EXPORTS.items()}
     )
 
 
@@ -199,6 +253,35 @@ def register() -> None:
         _register()
 
 
+@functools.cache
+def _register_plans() -> None:
+    import jax
+
+    jax.ffi.register_ffi_target(PLAN_TARGET, jax.ffi.pycapsule(room().plan_handler), platform="cpu")
+    if cuda_driver.driver_count():
+        handler = room().cuda_plans["numbridge_xla_plan_cuda"]
+        jax.ffi.register_ffi_target(PLAN_TARGET, jax.ffi.pycapsule(handler), platform="CUDA")
+
+
+def register_plans() -> None:
+    """Do what `register` does, for plans."""
+    with _starting:
+        _register()
+        _register_plans()
+
+
+def graphs_of(words: Any) -> Any:
+    """Return the native state of the graphs of a plan, which is made if it is not there; see `words_layout`."""
+    key = int(words[nb.PLAN_KEY // 8]), int(words[nb.PLAN_KEY_HIGH // 8])
+    with _starting:
+        found = room().graphs.get(key)
+        if found is None:
+            capacity = int(words[nb.PLAN_CAPACITY // 8])
+            found = _filled(nb.GRAPHS_SIZE, {nb.GRAPHS_LOCK: native_lock(), nb.GRAPHS_CAPACITY: capacity})
+            room().graphs.enter(key, found)
+    return found
+
+
 def declare(kernel: Kernel) -> None:
     """Let programs that were exported elsewhere find a kernel by its name and what it computes."""
     known = _declared.setdefault(kernel.name, [])
@@ -206,7 +289,13 @@ def declare(kernel: Kernel) -> None:
         known.append(kernel)
 
 
-def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()) -> Key:
+def enter(
+    kernel: Kernel,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    by_reference: Collection[str] = (),
+    levels: int = 0,
+) -> Key:
     """Compile a kernel for parameter types, let the handler find it, and return its key.
 
     It is compiled for where JAX runs what nobody places elsewhere; other code is compiled when the handler asks for it.
@@ -217,6 +306,8 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_r
         The kernel, its types and its floating type.
     by_reference : collection of str
         The scalars that are data of the program, which on CUDA lie in device memory.
+    levels : int
+        How many axes the batch has; on CUDA there is code for each number.
 
     Raises
     ------
@@ -227,7 +318,7 @@ def enter(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_r
 
     declare(root_of(kernel))
     if jax.default_backend() == "gpu":
-        return enter_cuda(kernel, parameters, weak, by_reference)
+        return enter_cuda(kernel, parameters, weak, by_reference, levels)
     return enter_cpu(kernel, parameters, weak)
 
 
@@ -240,13 +331,17 @@ def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) 
 
 
 def enter_cuda(
-    kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, by_reference: Collection[str] = ()
+    kernel: Kernel,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    by_reference: Collection[str] = (),
+    levels: int = 0,
 ) -> Key:
     """Do what `enter` does, for CUDA."""
-    variant = variants_of(kernel).by_reference(parameters, weak, frozenset(by_reference))
+    variant = variants_of(kernel).by_reference(parameters, weak, frozenset(by_reference), levels)
     low, high = key = identity_of(kernel, parameters, weak, variant)
     mask = sum(1 << k for k, parameter in enumerate(parameters) if parameter.name in by_reference)
-    room().cuda_codes.enter((low, high ^ mask), *_cuda_code(kernel, variant))
+    room().cuda_codes.enter((low ^ levels, high ^ mask), *_cuda_code(kernel, variant))
     return key
 
 
@@ -262,16 +357,25 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
         {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
     )
     return tuple(
-        ScalarType(p.name, row)
+        ScalarType(p.name, row, value_of(p))
         if rank is None
-        else ArrayType(p.name, row, rank, True, p.name in written, element_of(p))
+        else ArrayType(p.name, _component(row, p), rank, True, p.name in written, element_of(p))
         for p, (row, rank) in zip(kernel.parameters, rows, strict=True)
     )
+
+
+def _component(row: scalars.Scalar, parameter: Parameter) -> scalars.Scalar:
+    """Return the scalar of an array's type: records are bytes to JAX, and words to their kernel."""
+    element = element_of(parameter)
+    return row if element is None or element.fields is None else element.scalar
 
 
 def report(address: int, outcome: int) -> int:
     """Return the address of the XLA error for a call that did not run, or 0 if code that was missing is there now."""
     frame = Frame(address)
+    if outcome & 0xFF == nb.UNKNOWN_PLAN:
+        graphs_of(frame.attributes["words"])
+        return 0
     if outcome & 0xFF in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA) and _find(frame, outcome & 0xFF):
         return 0
     code = xla.INTERNAL if outcome & 0xFF in (nb.RAISED, nb.DRIVER_REFUSED) else xla.INVALID_ARGUMENT
@@ -287,7 +391,7 @@ def _find(frame: Frame, outcome: int) -> bool:
         if kernel is not None and len(rows) == len(kernel.parameters):
             types = types_of(kernel, rows, weak)
             if outcome == nb.UNKNOWN_ON_CUDA:
-                key = enter_cuda(kernel, types, weak, _references(kernel, words))
+                key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
             else:
                 key = enter_cpu(kernel, types, weak)
             if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):
@@ -295,16 +399,20 @@ def _find(frame: Frame, outcome: int) -> bool:
     return False
 
 
+def _slots(words: Any) -> Any:
+    """Return the words of each parameter."""
+    first, count, size = nb.WORD_PARAMETERS // 8, int(words[nb.WORD_COUNT // 8]), nb.SLOT_SIZE // 8
+    return words[first : first + count * size].reshape(count, size)
+
+
 def _references(kernel: Kernel, words: Any) -> list[str]:
-    slots = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)
-    kinds = slots[:, nb.SLOT_KIND // 8]
+    kinds = _slots(words)[:, nb.SLOT_KIND // 8]
     return [p.name for p, kind in zip(kernel.parameters, kinds, strict=True) if kind in (nb.TRACED, nb.PACKED)]
 
 
 def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
-    slots = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)
     rows: list[tuple[scalars.Scalar, int | None]] = []
-    for slot in slots:
+    for slot in _slots(words):
         row = scalars.by_name(_NAMES[int(slot[nb.SLOT_TYPE // 8])])
         is_array = slot[nb.SLOT_KIND // 8] in (nb.OPERAND, nb.RESULT)
         rows.append((row, int(slot[nb.SLOT_NDIM // 8]) & nb.RANK_MASK if is_array else None))
@@ -313,6 +421,9 @@ def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
 
 def _explain(frame: Frame, outcome: int, place: int) -> str:
     attributes = frame.attributes
+    if outcome == nb.DRIVER_REFUSED and int(attributes["words"][0]) == nb.PLAN_MAGIC:
+        name, said = cuda_driver.driver().describe(place)
+        return f"numbridge: a graph of {_listed(attributes)} under JAX: the CUDA driver refused it: {name} ({place}): {said}"
     name, *steps = str(attributes.get("kernel")).split("\n")
     derived = "".join(f"the {step.partition(' ')[0]} of " for step in reversed(steps))
     where = f"{derived}kernel {name!r} under JAX"
@@ -343,8 +454,20 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     return f"numbridge: {where}: {_wrong_buffer(frame, attributes['words'], outcome, place)}"
 
 
+def _listed(attributes: Mapping[str, Any]) -> str:
+    """Return the names of the kernels of a plan."""
+    words, names, found = attributes["words"], attributes["kernel"].encode(), list[str]()
+    step = nb.PLAN_STEPS // 8
+    for _ in range(int(words[nb.PLAN_COUNT // 8])):
+        start = int(words[step + nb.STEP_NAME // 8])
+        spelled = names[start : start + int(words[step + nb.STEP_NAME_SIZE // 8])].decode()
+        found.append(repr(spelled.partition("\n")[0]))
+        step += int(words[step + nb.STEP_SIZE // 8]) // 8
+    return f"kernels {', '.join(found)}"
+
+
 def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:
-    slot = words[nb.WORD_PARAMETERS // 8 :].reshape(-1, nb.SLOT_SIZE // 8)[place]
+    slot = _slots(words)[place]
     buffers = frame.outputs if slot[nb.SLOT_KIND // 8] == nb.RESULT else frame.inputs
     index = 0 if slot[nb.SLOT_KIND // 8] == nb.PACKED else int(slot[nb.SLOT_INDEX // 8])
     found: Buffer | str = buffers[index] if index < len(buffers) else "nothing"

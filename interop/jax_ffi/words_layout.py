@@ -5,17 +5,19 @@ threads, where each parameter comes from. They hold no address, so an exported m
 """
 
 # The words of a call site. The first one says how to read the rest.
-WORDS_MAGIC = 0x6E62_7264_6765_0003
+WORDS_MAGIC = 0x6E62_7264_6765_0004
 WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WORD_RESULTS = 0, 8, 16, 24, 32, 40, 48
 WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK = 56, 64, 96, 120, 144
-# The hardware's grid and block on CUDA; a grid of 0 has to be worked out.
-WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_PARAMETERS = 152, 176, 200
+# The hardware's grid and block on CUDA; a grid of 0 has to be worked out. Then how many words there are in all: behind the
+# parameters are the values of static vectors and matrices.
+WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_PARAMETERS = 152, 176, 200, 208
 # A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
 # of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
 
 # One parameter: where it comes from, its scalar type (XLA's code), rank and bytes per element, the operand that a result
-# must share its memory with (-1: none), whether the result is to be zero first, and the value of a static scalar. The dimensions
+# must share its memory with (-1: none), whether the result is to be zero first, and the value of a static scalar, or for a static
+# vector or matrix how many bytes from the first word on that is. The dimensions
 # of vectors and matrices, which the buffer has behind those of the array, are counted above the rank.
 SLOT_KIND, SLOT_INDEX, SLOT_TYPE, SLOT_NDIM, SLOT_ITEMSIZE, SLOT_ALIAS, SLOT_FILL, SLOT_VALUE, SLOT_SIZE = (
     0,
@@ -34,13 +36,60 @@ OPERAND, RESULT, STATIC, TRACED, PACKED = 0, 1, 2, 3, 4
 # The native state of this room, its table of pointers (open addressing on the key), and one kernel's code in it
 ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR = 0, 8, 16, 24
 # On CUDA: its own table, and the driver's functions that copy and fill memory
-ROOM_CUDA_TABLE, ROOM_COPY, ROOM_FILL, ROOM_SIZE = 32, 40, 48, 56
+ROOM_CUDA_TABLE, ROOM_COPY, ROOM_FILL = 32, 40, 48
+# Plans' graphs, and the driver's functions that make and launch them
+ROOM_GRAPHS, ROOM_IS_CAPTURING, ROOM_STREAM_CREATE, ROOM_STREAM_DESTROY, ROOM_CAPTURE_BEGIN, ROOM_CAPTURE_END = (
+    56,
+    64,
+    72,
+    80,
+    88,
+    96,
+)
+ROOM_INSTANTIATE, ROOM_EXEC_UPDATE, ROOM_EXEC_DESTROY, ROOM_GRAPH_DESTROY, ROOM_GRAPH_LAUNCH, ROOM_KERNEL_LOAD = (
+    104,
+    112,
+    120,
+    128,
+    136,
+    144,
+)
+ROOM_SIZE = 152
 INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
 # One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
-# each of the kernel's parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x
+# each of the parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x, how
+# many axes of a batch one launch runs (else it is one for each element), and of how many arrays
 CODE_LAUNCH, CODE_HANDLE, CODE_CUDA_BLOCK, CODE_PLACES, CODE_PLACE_COUNT, CODE_DIM_COUNT = 16, 24, 32, 40, 48, 56
-CODE_RANK, CODE_FIRST, CODE_CUDA_SIZE = 64, 72, 80
+CODE_RANK, CODE_FIRST, CODE_LEVELS, CODE_ARRAYS, CODE_CUDA_SIZE = 64, 72, 80, 88, 96
+
+# The words of a plan: several calls, one after the other, that XLA sees as one. A step has the words of its call, and says where
+# each of that call's operands and results is among the plan's: an operand k as k, a result k as -1 - k.
+PLAN_MAGIC = 0x6E62_706C_616E_0001
+PLAN_KEY, PLAN_KEY_HIGH, PLAN_LENGTH, PLAN_OPERANDS, PLAN_RESULTS, PLAN_CAPACITY, PLAN_COUNT, PLAN_STEPS = (
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+    64,
+)
+STEP_SIZE, STEP_ARGS, STEP_RETS, STEP_NAME, STEP_NAME_SIZE, STEP_WORDS, STEP_WORD_COUNT, STEP_PLACES = (
+    0,
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+)
+# The executable graphs of one plan: a lock, how many to keep for each device (-1: all), how many there are, and a list of them,
+# the one that was used last in front. A graph is good for one device and for the addresses of all the plan's buffers.
+GRAPHS_LOCK, GRAPHS_CAPACITY, GRAPHS_COUNT, GRAPHS_HEAD, GRAPHS_SIZE = 16, 24, 32, 40, 48
+GRAPH_NEXT, GRAPH_ORDINAL, GRAPH_EXEC, GRAPH_COUNT, GRAPH_ADDRESSES = 0, 8, 16, 24, 32
 
 # A call in progress, as the threads that share it see it
 CALL_RUN, CALL_BLOCK, CALL_BLOCK_SIZE, CALL_GEOMETRY, CALL_PER, CALL_TOTAL, CALL_GRAIN, CALL_FAILED = (
@@ -60,4 +109,4 @@ ROW_TARGET, ROW_BASE, ROW_BYTES, ROW_STRIDES = 0, 8, 16, 24
 
 # How a call ended; a parameter's number may stand above the lowest byte.
 DONE, UNKNOWN_KERNEL, RAISED, WRONG_WORDS, WRONG_COUNT, WRONG_TYPE, WRONG_RANK, WRONG_DIMS = 0, 1, 2, 3, 4, 5, 6, 7
-UNKNOWN_ON_CUDA, DRIVER_REFUSED = 8, 9
+UNKNOWN_ON_CUDA, DRIVER_REFUSED, UNKNOWN_PLAN = 8, 9, 10

@@ -260,13 +260,15 @@ class Derivative(Kernel):
         NumbridgeError
             If there is no such derivative.
         """
-        check_floats(self, parameters, _SINGLE)
+        check_floats(self, parameters)
         plan, by_name = self.plan(parameters, weak), {p.name: p for p in parameters}
         made: list[ParameterType] = []
         for name in (parameter.name for parameter in self.parameters):
             primal = by_name.get(name) or by_name[primal_of(name)]
             if isinstance(primal, ArrayType):
-                made.append(dataclasses.replace(primal, name=name, contiguous=True, written=name in plan.writes))
+                scalar = adjoint_scalar(primal.scalar) if name.startswith(ADJOINT) else primal.scalar
+                written = name in plan.writes
+                made.append(dataclasses.replace(primal, name=name, scalar=scalar, contiguous=True, written=written))
             elif name.startswith(ADJOINT):
                 made.append(ArrayType(name, primal.scalar, 0, True, name in plan.writes, primal.element))
             else:
@@ -481,8 +483,8 @@ def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
-def check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: int = _HALF) -> None:
-    """Refuse derivatives by what is no real number, or has fewer bytes than the narrowest that is wanted."""
+def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
+    """Refuse derivatives by what is no real number, or has fewer bytes than they are computed for."""
     for parameter in types:
         row = parameter.scalar
         if row.code == scalars.COMPLEX:
@@ -491,7 +493,7 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType], narrowest: 
                 "here; pass real and imaginary parts as arrays of their own"
             )
         # The components of vectors and matrices are not widened.
-        least = narrowest if parameter.element is None else _SINGLE
+        least = _HALF if parameter.element is None else _SINGLE
         if row.is_float and row.itemsize < least:
             raise KernelUnsupportedError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "

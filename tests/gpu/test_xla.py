@@ -116,3 +116,24 @@ def test_several_kernels(mode):
     x = on_gpu(1000)
     (out,) = jax.jit(nb.jax_callable(function, graph_mode=mode), static_argnums=1)(x, 3.0)
     np.testing.assert_allclose(out, 13 * np.asarray(x), rtol=1e-5)
+
+
+def test_graphs_of_our_own():
+    """Replayed on the same buffers and captured for others, with the values of each call."""
+
+    def function(x: nb.array[float], a: float, out: nb.array[float]):
+        once = nb.zeros(x.shape)
+        nb.launch(axpy, x.shape, [x, a, x], [once])
+        nb.launch(axpy, x.shape, [once, a, x], [out])
+
+    f = nb.jax_callable(function, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=2)
+    jitted, kept = jax.jit(f, static_argnums=1), []
+    for k in range(8):
+        x = on_gpu(1000) + k
+        kept.append((x, jitted(x, 3.0)[0]))
+    for x, out in kept:
+        np.testing.assert_allclose(out, 13 * np.asarray(x), rtol=1e-5)
+    assert f.graph_cache_size == 2
+    f.clear_graph_cache()
+    np.testing.assert_allclose(jitted(x, 3.0)[0], 13 * np.asarray(x), rtol=1e-5)
+    assert f.graph_cache_size == 1

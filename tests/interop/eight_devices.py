@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import numbridge as nb
-from numbridge.jax_ffi.targets import TARGET
+from numbridge.jax_ffi.targets import PLAN_TARGET, TARGET
 
 COLLECTIVES = ("all-gather", "all-to-all", "all-reduce", "collective-permute", "dynamic-slice")
 
@@ -246,6 +246,28 @@ def check_callables_are_cut():
     f = jax.jit(nb.jax_callable(function))
     np.testing.assert_array_equal(f(put(values(16), "x"))[0], 4 * values(16))
     assert moved(f, put(values(16), "x")) == []
+
+
+def check_plans_are_for_one_device_each():
+    """What the partitioner cuts stays apart; each shard by itself, and a program for one device, have one plan."""
+
+    def function(x: nb.array[float], out: nb.array[float]):
+        once = nb.zeros(x.shape)
+        nb.launch(double, x.shape, [x], [once])
+        nb.launch(double, x.shape, [once], [out])
+
+    f = nb.jax_callable(function, graph_mode=nb.GraphMode.NUMBRIDGE)
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    x = values(16)
+    cut = put(x, "i", mesh=mesh)
+    run = jax.jit(lambda x: f(x)[0])
+    shards = jax.jit(jax.shard_map(lambda x: f(x)[0], mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    for program, value, plans in ((run, cut, 0), (shards, cut, 1), (run, x, 1)):
+        text = program.lower(value).compile().as_text()
+        assert text.count(f'custom_call_target="{PLAN_TARGET}"') == plans, text
+        assert not any(name in text for name in COLLECTIVES)
+        np.testing.assert_allclose(program(value), 4 * np.asarray(x))
+    np.testing.assert_allclose(jax.pmap(lambda x: f(x)[0])(x.reshape(8, 2)), 4 * np.asarray(x).reshape(8, 2))
 
 
 def check_gradients_follow_their_arguments():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 from call_frames import OPTIONS, ORDINAL, STREAM, Elsewhere, Made
@@ -15,7 +17,10 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import callback, targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
-from numbridge.kernels import cuda_driver
+from numbridge.jax_ffi.signature import NamedDims
+from numbridge.kernels import cuda_driver, variant
+from numbridge.kernels.parameter_types import ArrayType
+from numbridge.kernels.variant import variants_of
 
 I64, F32 = ctypes.c_int64, ctypes.c_float
 
@@ -56,7 +61,8 @@ def run(driver, made, parameters, *, enter=True):
     """Run a frame through the handler for CUDA."""
     if enter:
         call = made.call
-        targets.enter_cuda(call.kernel, call.types, call.weak, by_reference(call.types, call.slots))
+        levels = int(made.words[wl.WORD_LEVELS // 8])
+        targets.enter_cuda(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), levels)
     handler = targets.room().cuda_handler
     driver.calls.clear()
     driver.parameters = parameters
@@ -120,26 +126,108 @@ def test_results_start_as_they_must(driver):
     assert [call[0] for call in driver.calls] == ["push", "fill", "launch", "pop"]
 
 
-def test_a_batch_is_a_launch_for_each_element(driver):
-    made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)], WORD_LEVELS=1)
-    made.frame.args.args, made.frame.rets.rets = (
-        made._buffers([at(1, 1, 10), at(2, 3, 10)]),
-        made._buffers([at(3, 3, 10)]),
-    )
-    assert run(driver, made, 22) == 0
-    found = [launched.values([I64] * 22) for launched in driver.launches]
-    assert [(values[4], values[11], values[18]) for values in found] == [
-        (1 << 20, (2 << 20) + 40 * k, (3 << 20) + 40 * k) for k in range(3)
-    ]
-    assert [values[5] for values in found] == [10] * 3
+def batch(kernel, inputs, results, operands, levels=1, **options):
+    """Return the frame of a batch; `operands` are its own, and its results have what `results` say behind `levels` axes."""
+    one = [Elsewhere(x.address, x.shape[levels:], x.dtype) for x in results]
+    made = Made(kernel, inputs, one, WORD_LEVELS=levels, **options)
+    made.frame.args.args, made.frame.rets.rets = made._buffers(operands), made._buffers(results)
+    return made
+
+
+def test_a_batch_is_one_launch(driver):
+    made = batch(add, [at(1, 10), at(2, 10)], [at(3, 3, 10)], [at(1, 1, 10), at(2, 3, 10)])
+    assert run(driver, made, 22 + 4) == 0
+    (launched,) = driver.launches
+    assert launched.values([I64] * 26) == [*array(1, 10), *array(2, 10), *array(3, 10), 10, 3, 0, 40, 40]
+    assert (launched.grid, launched.block) == ((1, 1, 3), (256, 1, 1))
 
 
 def test_a_batch_of_numbers(driver):
-    made = Made(scale, [at(1, 6, 3), at(7), Number(int, 5)], [at(3, 6, 3)], WORD_LEVELS=1)
-    made.frame.args.args = made._buffers([at(1, 1, 6, 3), at(7, 2)])
-    made.frame.rets.rets = made._buffers([at(3, 2, 6, 3)])
-    assert run(driver, made, 28) == 0
-    assert [launched.values([I64] * 28)[13] for launched in driver.launches] == [7 << 20, (7 << 20) + 4]
+    x, out = at(1, 6, 3), at(3, 2, 6, 3)
+    made = batch(scale, [x, at(7), Number(int, 5)], [out], [at(1, 1, 6, 3), at(7, 2)])
+    assert run(driver, made, 9 + 7 + 1 + 9 + 2 + 4) == 0
+    (launched,) = driver.launches
+    assert launched.values([I64] * 32)[-6:] == [6, 3, 2, 0, 4, 72] and launched.grid == (1, 1, 2)
+    packed = [x, Number(float, None, packed=True), Number(int, None, packed=True)]
+    operands = [at(9, 8, dtype=np.uint32), at(1, 2, 6, 3)]
+    made = batch(scale, packed, [out], operands, given=[at(9, 8, dtype=np.uint32), x])
+    assert run(driver, made, 9 + 7 + 7 + 9 + 2 + 5) == 0
+    assert driver.launches[-1].values([I64] * 39)[-7:] == [6, 3, 2, 72, 0, 0, 72]
+
+
+def test_batches_of_batches(driver):
+    operands = [at(1, 1, 4, 10), at(2, 3, 1, 10)]
+    made = batch(add, [at(1, 10), at(2, 10)], [at(3, 3, 4, 10)], operands, levels=2)
+    assert run(driver, made, 22 + 8) == 0
+    (launched,) = driver.launches
+    assert launched.values([I64] * 30)[-8:] == [12, 4, 0, 40, 40, 0, 160, 40] and launched.grid == (1, 1, 12)
+
+
+def test_batches_longer_than_a_grid_and_empty_ones(driver):
+    made = batch(add, [at(1, 10), at(2, 10)], [at(3, 70000, 10)], [at(1, 1, 10), at(2, 70000, 10)])
+    assert run(driver, made, 26) == 0
+    assert driver.launches[-1].grid == (1, 1, 65535) and driver.launches[-1].values([I64] * 26)[22] == 70000
+    driver.launches.clear()
+    made = batch(add, [at(1, 10), at(2, 10)], [at(3, 0, 10)], [at(1, 1, 10), at(2, 0, 10)])
+    assert run(driver, made, 26) == 0 and driver.launches == []
+
+
+@nb.kernel
+def through_shared(x: nb.array[float], out: nb.array[float]):
+    here = cuda.shared.array(256, nb.float32)
+    i = nb.tid()
+    here[i % 256] = x[i]
+    cuda.syncthreads()
+    out[i] = here[255 - i % 256]
+
+
+@nb.kernel
+def within_blocks(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] * cuda.blockDim.x
+
+
+@pytest.mark.parametrize("kernel", [through_shared, within_blocks])
+def test_what_is_a_blocks_own_is_a_launch_for_each_element(driver, kernel, monkeypatch):
+    # Nothing is compiled for the CPU, which has no blocks.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    made = batch(kernel, [at(1, 256)], [at(3, 3, 256)], [at(1, 3, 256)])
+    assert run(driver, made, 15) == 0
+    found = [launched.values([I64] * 15) for launched in driver.launches]
+    assert [(values[4], values[11]) for values in found] == [
+        ((1 << 20) + 1024 * k, (3 << 20) + 1024 * k) for k in range(3)
+    ]
+    driver.fail["launch"] = 719
+    assert run(driver, made, 15) == 77 and "(719)" in made.errors[0][1]
+
+
+def test_what_the_driver_refuses_of_a_batch(driver):
+    made = batch(add, [at(1, 10), at(2, 10)], [at(3, 3, 10)], [at(1, 1, 10), at(2, 3, 10)])
+    driver.fail["launch"] = 719
+    assert run(driver, made, 26) == 77 and "kernel 'add' under JAX" in made.errors[0][1]
+
+
+@nb.kernel
+def everything(m: nb.array3d[nb.mat22], s: float, v: nb.vec2, out: nb.array3d[nb.vec2], total: nb.array[float]):
+    i, j, k = nb.tid()
+    out[i, j, k] = m[i, j, k] @ v * s
+    nb.atomic_add(total, 0, s)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0), (10, 0)])
+def test_batches_compile_for_cuda(levels, capability):
+    operands = [at(1, 2, 2, 2, 2, 2), at(2), at(4, 2)]
+    options = replace(OPTIONS, launch_dims=(2, 2, 2), output_dims=NamedDims((("out", (2, 2, 2)), ("total", 1))))
+    call = Made(everything, operands, [at(3, 2, 2, 2, 2), at(5, 1)], options=options).call
+    names = frozenset(by_reference(call.types, call.slots))
+    types = tuple(ArrayType(t.name, t.scalar, 1, True, False, t.element) if t.name in names else t for t in call.types)
+    emitted = variants_of(everything).emitted(call.types, call.weak, "cuda")
+    code = variant._cuda_code(everything, emitted, types, capability, "masked", names, levels)
+    arrays = sum(5 + 2 * t.ndim for t in types)
+    ptx = code.compiled.facts["ptx"]
+    assert ptx.count(".param .u64") + ptx.count(".param .b64") == arrays + 3 + levels * (1 + len(types))
+    assert code.compiled.objects[0][:4] == b"\x7fELF"
 
 
 def test_dimensions_that_only_the_call_knows(driver):

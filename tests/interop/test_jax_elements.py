@@ -161,12 +161,6 @@ def test_views_keep_elements_whole():
 
 
 @nb.kernel
-def by_value(x: nb.array[nb.vec3], t: nb.vec3, out: nb.array[nb.vec3]):
-    i = nb.tid()
-    out[i] = x[i] + t
-
-
-@nb.kernel
 def anything(x, out):
     i = nb.tid()
     out[i] = x[i]
@@ -195,7 +189,6 @@ def through_anything(v: nb.array[nb.vec3], out: nb.array[nb.vec3]):
             lambda: nb.jax_kernel(turned, 2, output_dims=(2, N))(values(N, 3, 3), values(N, 3)),
             "output 'out'.*pass output_dims",
         ),
-        (lambda: nb.jax_kernel(by_value), r"'t' is a vec3 by value.*nb.array\[nb.vec3\]"),
         (lambda: nb.jax_callable(through_anything)(values(N, 3)), r"'x': got .*annotate it as nb.array\[nb.vec3\]"),
     ],
 )

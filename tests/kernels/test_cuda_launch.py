@@ -531,3 +531,46 @@ def test_sums_over_threads_are_added_once_per_thread(form):
     assert sorted(seen) == list(ran)
     assert all(what[:2] == (("row", total), 0) for what in added) and len(added) == 8
     assert sum(what[2] for what in added) == sum(x[list(ran)])
+
+
+class _At:
+    """An array somewhere, which remembers where; `_nb_moved` makes another."""
+
+    def __init__(self, name, place):
+        self.name, self.place = name, place
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dims=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    batch=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    blocks=st.integers(1, 3),
+    steps=st.lists(st.integers(0, 100), min_size=6, max_size=6),
+)
+def test_every_id_of_every_element_of_a_batch_runs_once(dims, batch, blocks, steps):
+    """On the arrays of that element, whatever the grid is."""
+    rank, levels = len(dims), len(batch)
+    along = extents(dims, first_along_x=False)
+    block = block_shape(along, 8, first_along_x=False)
+    whole = grid_shape(along, block, 2)
+    grid = (*whole[:2], blocks if rank < 3 else whole[2])
+    hidden = [f"_nb_i{k}" for k in range(rank)]
+    source = grid_source(
+        "body", ["x", "s", "y"], rank, hidden, "masked", first_along_x=False, batched=["x", "y"], levels=levels
+    )
+    here, found = SimpleNamespace(gridDim=_xyz(grid), blockDim=_xyz(block)), []
+    names = {"_nb_cuda": here, "_nb_nonnegative": lambda index: index}
+    names["_nb_moved"] = lambda array, distance: _At(array.name, array.place + distance)
+    names["body"] = lambda *a: found.append((a[:rank], a[rank].place, a[rank + 1], a[rank + 2].place))
+    exec(source, names)
+    first, second = steps[:levels], steps[3 : 3 + levels]
+    for b in itertools.product(*(range(extent) for extent in grid)):
+        for t in itertools.product(*(range(extent) for extent in block)):
+            here.blockIdx, here.threadIdx = _xyz(b), _xyz(t)
+            names[GRID](_At("x", 1000), 7, _At("y", 5000), *dims, math.prod(batch), *batch[1:], *first, *second)
+    wanted = [
+        (ids, 1000 + int(np.dot(at, first)), 7, 5000 + int(np.dot(at, second)))
+        for at in itertools.product(*(range(extent) for extent in batch))
+        for ids in itertools.product(*(range(extent) for extent in dims))
+    ]
+    assert sorted(found) == sorted(wanted)

@@ -1,0 +1,207 @@
+"""The JAX primitive of a traced function in `GraphMode.NUMBRIDGE`: its launches become plans, which CUDA replays as graphs.
+
+The primitive carries the function's jaxpr, and transforms as that does. Where it is lowered for one device, neighbouring launches
+become one custom call; elsewhere each stays its own, so that JAX's partitioner can cut it up. Only public names of JAX are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from numbridge.jax_ffi import targets
+from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.grouping import Group, group_words, grouped
+
+__all__ = ["DEFAULT_GRAPH_CACHE_MAX", "GraphCache", "bind_replayed"]
+
+DEFAULT_GRAPH_CACHE_MAX = 32
+
+
+class GraphCache:
+    """The CUDA graphs of one function, of which the device keeps a number for each plan; destroyed with it.
+
+    Parameters
+    ----------
+    capacity : int or None
+        How many graphs to keep for each plan and device; None for all.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self._capacity = capacity
+        self._plans: dict[tuple[int, int], Any] = {}
+        weakref.finalize(self, _forget, self._plans, 0).atexit = False
+
+    @property
+    def capacity(self) -> int | None:
+        """How many graphs to keep for each plan and device; None for all."""
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, value: int | None) -> None:
+        self._capacity = value
+        for graphs in list(self._plans.values()):
+            graphs[nb.GRAPHS_CAPACITY // 8] = _native(value)
+        if value is not None:
+            _forget(self._plans, value)
+
+    @property
+    def size(self) -> int:
+        """How many graphs there are."""
+        return sum(int(graphs[nb.GRAPHS_COUNT // 8]) for graphs in list(self._plans.values()))
+
+    def clear(self) -> None:
+        """Destroy the graphs; the next execution captures anew."""
+        _forget(self._plans, 0)
+
+    def words(self, group: Group) -> tuple[str, Any]:
+        """Return the attributes of a plan's call site, and remember the plan."""
+        names, made = group_words(group, _native(self._capacity))
+        self._plans[int(made[nb.PLAN_KEY // 8]), int(made[nb.PLAN_KEY_HIGH // 8])] = targets.graphs_of(made)
+        return names, made
+
+
+def _native(capacity: int | None) -> int:
+    return -1 if capacity is None else capacity
+
+
+def _forget(plans: dict[tuple[int, int], Any], keep: int) -> None:
+    for graphs in list(plans.values()):
+        if graphs[nb.GRAPHS_COUNT // 8]:
+            # Not a Python function of the C API: a thread that has the lock may need the GIL to give it back.
+            function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+            function(targets.room().cuda_plans["numbridge_xla_forget_graphs"])(graphs.ctypes.data, keep)
+
+
+def bind_replayed(jaxpr: Any, graphs: GraphCache, operands: Sequence[Any]) -> list[Any]:
+    """Run a traced function, or add it to the program that is being traced; return its results."""
+    targets.register_plans()
+    results: list[Any] = _primitive().bind(*operands, jaxpr=jaxpr, graphs=graphs)
+    return results
+
+
+_starting = threading.RLock()
+
+
+def _primitive() -> Any:
+    with _starting:
+        return _made()
+
+
+@functools.cache
+def _made() -> Any:
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    made = Primitive("numbridge_replay")
+    made.multiple_results = True
+    made.def_impl(lambda *operands, jaxpr, graphs: _runner(jaxpr, graphs)(*operands))
+    made.def_effectful_abstract_eval(lambda *avals, jaxpr, graphs: (jaxpr.out_avals, jaxpr.effects))
+    together = mlir.lower_fun(_evaluated, multiple_results=True)
+    apart = mlir.lower_fun(lambda *operands, jaxpr, graphs: _function(jaxpr)(*operands), multiple_results=True)
+    mlir.register_lowering(
+        made, lambda ctx, *values, **rest: (together if _is_for_one(ctx) else apart)(ctx, *values, **rest)
+    )
+    batching.primitive_batchers[made] = _batch
+    ad.primitive_jvps[made] = _jvp
+    return made
+
+
+def _is_for_one(context: Any) -> bool:
+    """Tell whether a program is lowered for one device, or for each device by itself (`jax.shard_map`)."""
+    axes = getattr(getattr(context, "module_context", None), "axis_context", None)
+    if getattr(axes, "num_devices", None) == 1:
+        return True
+    mesh, manual = getattr(axes, "mesh", None), getattr(axes, "manual_axes", None)
+    return mesh is not None and manual is not None and set(mesh.axis_names) <= set(manual)
+
+
+def _function(jaxpr: Any) -> Any:
+    from jax.extend.core import jaxpr_as_fun
+
+    return jaxpr_as_fun(jaxpr)
+
+
+@functools.lru_cache(maxsize=256)
+def _runner(jaxpr: Any, graphs: GraphCache) -> Any:
+    import jax
+
+    return jax.jit(lambda *operands: _primitive().bind(*operands, jaxpr=jaxpr, graphs=graphs))
+
+
+def _evaluated(*operands: Any, jaxpr: Any, graphs: GraphCache) -> list[Any]:
+    """Return the results of a traced function, with one custom call for each group of its launches."""
+    inner = jaxpr.jaxpr
+    values: dict[int, Any] = {id(v): x for v, x in zip(inner.constvars, jaxpr.consts, strict=True)}
+    values |= {id(v): x for v, x in zip(inner.invars, operands, strict=True)}
+
+    def read(variable: Any) -> Any:
+        return variable.val if hasattr(variable, "val") else values[id(variable)]
+
+    for part in grouped(inner):
+        if isinstance(part, Group):
+            results = _custom_call(part, graphs, [read(v) for v in part.operands])
+            values |= {id(v): results[k] for v, k in part.made}
+            continue
+        inputs, outputs = _ends(part)
+        results = _function(_closed(inner, inputs, outputs, part))(*map(read, inputs))
+        values |= {id(v): x for v, x in zip(outputs, results, strict=True)}
+    return [read(v) for v in inner.outvars]
+
+
+def _ends(equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the variables that equations take from elsewhere, and those that they make."""
+    made = {id(v): v for e in equations for v in e.outvars}
+    taken = {id(v): v for e in equations for v in e.invars if not hasattr(v, "val") and id(v) not in made}
+    return list(taken.values()), list(made.values())
+
+
+def _closed(jaxpr: Any, inputs: Sequence[Any], outputs: Sequence[Any], equations: Sequence[Any]) -> Any:
+    """Return some equations of a jaxpr as one of their own."""
+    from jax.extend.core import ClosedJaxpr
+
+    return ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs, outvars=outputs, eqns=equations), ())
+
+
+def _custom_call(group: Group, graphs: GraphCache, operands: Sequence[Any]) -> Any:
+    import jax
+
+    names, words = graphs.words(group)
+    return jax.ffi.ffi_call(
+        targets.PLAN_TARGET,
+        [jax.ShapeDtypeStruct(*kind) for kind in group.buffers],
+        has_side_effect=group.has_side_effect,
+        input_output_aliases=group.aliases,
+    )(*map(jax.numpy.asarray, operands), kernel=names, words=words)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Transformations
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], *, jaxpr: Any, graphs: GraphCache) -> tuple[Any, Any]:
+    import jax
+
+    traced = jax.jit(jax.vmap(_function(jaxpr), tuple(axes))).trace(*operands).jaxpr
+    return bind_replayed(traced, graphs, operands), [0] * len(traced.out_avals)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, graphs: GraphCache) -> tuple[Any, Any]:
+    import jax
+    from jax.interpreters import ad
+
+    moving = [k for k, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+    def function(*some: Any) -> Any:
+        values = list(primals)
+        for k, value in zip(moving, some, strict=True):
+            values[k] = value
+        return _function(jaxpr)(*values)
+
+    results, made = jax.jvp(function, [primals[k] for k in moving], [tangents[k] for k in moving])
+    pairs = zip(results, made, strict=True)
+    return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) if t.dtype == jax.dtypes.float0 else t for r, t in pairs]
