@@ -27,7 +27,7 @@ from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-__all__ = ["Typed", "typed"]
+__all__ = ["Expression", "Frame", "Step", "Text", "Typed", "UnknownError", "typed"]
 
 _BINARY: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -58,24 +58,24 @@ _UNARY: dict[type[ast.AST], Any] = {
 }
 
 
-class _Unknown(Exception):  # noqa: N818 - not an error: Numba compiles the function then
+class UnknownError(Exception):
     """The text has something that is not known here."""
 
 
 @dataclass(frozen=True)
-class _Expression:
+class Expression:
     """A type, and what builds the value; `number` is that of a constant in the text."""
 
     type: Any
-    build: Callable[[_Frame], Any]
+    build: Callable[[Frame], Any]
     number: Any = None
 
 
-_Step = Callable[["_Frame"], None]
+Step = Callable[["Frame"], None]
 
 
 @dataclass
-class _Frame:
+class Frame:
     """A function whose code is being built."""
 
     context: Any
@@ -122,15 +122,15 @@ def typed(tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any],
     fastmath : bool
         Whether LLVM may reassociate floating-point arithmetic.
     """
-    text = _Text(tree, kinds, names, fastmath)
+    text = Text(tree, kinds, names, fastmath)
     try:
         text.read()
-    except (_Unknown, NumbaError):
+    except (UnknownError, NumbaError):
         return None
     return Typed(tree.name, _intrinsic(text), frozenset(text.wide))
 
 
-def _intrinsic(text: _Text) -> Any:
+def _intrinsic(text: Text) -> Any:
     kinds, result = tuple(text.kinds), text.result
 
     def typing_of(typing_context: Any, *arguments: Any) -> Any:
@@ -150,7 +150,7 @@ def _intrinsic(text: _Text) -> Any:
     return intrinsic(scope["call"])
 
 
-class _Text:
+class Text:
     """A function's text while it is read."""
 
     def __init__(self, tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any], fastmath: bool) -> None:
@@ -166,8 +166,8 @@ class _Text:
         self._context = cpu_target.typing_context
         self._context.refresh()
         self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
-        self._returned: _Expression | None = None
-        self._steps: list[_Step] = []
+        self._returned: Expression | None = None
+        self._steps: list[Step] = []
 
     def read(self) -> None:
         """Type everything."""
@@ -183,7 +183,7 @@ class _Text:
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         packer = context.get_arg_packer(self.kinds)
         values = packer.from_arguments(builder, convention.get_arguments(function))
-        frame = _Frame(context, builder, dict(zip(parameters, values, strict=True)), {})
+        frame = Frame(context, builder, dict(zip(parameters, values, strict=True)), {})
         # What needs memory of its own asks for it in the first block.
         for name, kind in self._types.items():
             if name not in self._constant:
@@ -205,10 +205,10 @@ class _Text:
 
     # Statements
 
-    def _block(self, body: Sequence[ast.stmt]) -> list[_Step]:
+    def _block(self, body: Sequence[ast.stmt]) -> list[Step]:
         return [step for statement in body for step in self._statement(statement)]
 
-    def _statement(self, node: ast.stmt) -> list[_Step]:
+    def _statement(self, node: ast.stmt) -> list[Step]:
         match node:
             case ast.Assign(targets=[ast.Name(name)]):
                 if isinstance(node.value, ast.Name) and node.value.id in self._nonnegative and name in self._constant:
@@ -236,13 +236,13 @@ class _Text:
                 self._returned = self._expression(value)
                 self.result = self._returned.type
                 return []
-        raise _Unknown
+        raise UnknownError
 
-    def _assign(self, name: str, value: _Expression) -> _Step:
+    def _assign(self, name: str, value: Expression) -> Step:
         kind = self._declared(name, value.type)
         constant = name in self._constant
 
-        def build(frame: _Frame) -> None:
+        def build(frame: Frame) -> None:
             made = frame.cast(value.build(frame), value.type, kind)
             if constant:
                 frame.values[name] = made
@@ -255,26 +255,26 @@ class _Text:
         """Return the type of a name that is assigned something of a type."""
         known = self._types.setdefault(name, types.unliteral(kind))
         if known != types.unliteral(kind):
-            raise _Unknown
+            raise UnknownError
         return known
 
-    def _store(self, target: ast.Subscript, value: _Expression) -> _Step:
+    def _store(self, target: ast.Subscript, value: Expression) -> Step:
         array, index = self._expression(target.value), self._index(target.slice)
         call = self._resolved(operator.setitem, [array, index, value])
         return lambda frame: (call.build(frame), None)[1]
 
-    def _condition(self, node: ast.expr) -> Callable[[_Frame], Any]:
+    def _condition(self, node: ast.expr) -> Callable[[Frame], Any]:
         test = self._expression(node)
         return lambda frame: frame.context.is_true(frame.builder, test.type, test.build(frame))
 
-    def _if(self, node: ast.If) -> _Step:
+    def _if(self, node: ast.If) -> Step:
         condition = self._condition(node.test)
         then, orelse = self._block(node.body), self._block(node.orelse)
         leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Break)
         if leaves:
-            raise _Unknown
+            raise UnknownError
 
-        def build(frame: _Frame) -> None:
+        def build(frame: Frame) -> None:
             with frame.builder.if_else(condition(frame)) as (yes, no):
                 for side, steps in ((yes, then), (no, orelse)):
                     with side:
@@ -283,9 +283,9 @@ class _Text:
 
         return build
 
-    def _loop_body(self, body: Sequence[ast.stmt]) -> list[_Step]:
+    def _loop_body(self, body: Sequence[ast.stmt]) -> list[Step]:
         """Return the steps of a loop's body, which may leave the loop at its own level."""
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for statement in body:
             match statement:
                 case ast.If(body=[ast.Break()], orelse=[]):
@@ -294,21 +294,21 @@ class _Text:
                     steps += self._statement(statement)
         return steps
 
-    def _break(self, node: ast.If) -> _Step:
+    def _break(self, node: ast.If) -> Step:
         condition = self._condition(node.test)
 
-        def build(frame: _Frame) -> None:
+        def build(frame: Frame) -> None:
             stay = frame.builder.append_basic_block("stay")
             frame.builder.cbranch(condition(frame), frame.leave[-1], stay)
             frame.builder.position_at_end(stay)
 
         return build
 
-    def _while(self, node: ast.While) -> _Step:
+    def _while(self, node: ast.While) -> Step:
         condition = self._condition(node.test)
         steps = self._loop_body(node.body)
 
-        def build(frame: _Frame) -> None:
+        def build(frame: Frame) -> None:
             with _looping(frame) as (inside, after):
                 frame.builder.cbranch(condition(frame), inside, after)
                 frame.builder.position_at_end(inside)
@@ -317,11 +317,11 @@ class _Text:
 
         return build
 
-    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> _Step:
+    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> Step:
         found = [self._expression(bound) for bound in bounds]
         step = found[2].number if len(found) == 3 else 1
         if not step or any(types.unliteral(bound.type) != types.int64 for bound in found):
-            raise _Unknown
+            raise UnknownError
         start = found[0] if len(found) > 1 else self._number(0)
         stop = found[0] if len(found) == 1 else found[1]
         counted = self._declared(name, types.int64)
@@ -333,7 +333,7 @@ class _Text:
         steps = self._loop_body(body)
         word = ir.IntType(64)
 
-        def build(frame: _Frame) -> None:
+        def build(frame: Frame) -> None:
             builder = frame.builder
             first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
             before = builder.block
@@ -355,10 +355,10 @@ class _Text:
 
     # Expressions
 
-    def _expression(self, node: ast.expr) -> _Expression:
+    def _expression(self, node: ast.expr) -> Expression:
         match node:
             case ast.Constant(value) if value is Ellipsis:
-                return _Expression(types.ellipsis, lambda frame: frame.context.get_dummy_value())
+                return Expression(types.ellipsis, lambda frame: frame.context.get_dummy_value())
             case ast.Constant(bool() | int() | float() as value):
                 return self._number(value)
             case ast.Name(name):
@@ -385,24 +385,24 @@ class _Text:
                 return self._choice(node)
             case ast.Call():
                 return self._noted(node, self._call(node))
-        raise _Unknown
+        raise UnknownError
 
-    def _noted(self, node: Any, made: _Expression) -> _Expression:
+    def _noted(self, node: Any, made: Expression) -> Expression:
         if made.type == types.float64:
             self.wide.add(node.lineno)
         return made
 
-    def _number(self, value: Any) -> _Expression:
+    def _number(self, value: Any) -> Expression:
         kind = types.literal(value) if isinstance(value, bool | int) else types.float64
-        return _Expression(kind, lambda frame: _constant(frame, kind, value), value)
+        return Expression(kind, lambda frame: _constant(frame, kind, value), value)
 
-    def _name(self, name: str) -> _Expression:
+    def _name(self, name: str) -> Expression:
         kind = self._types.get(name)
         if kind is None:
             return self._global(self._object(ast.Name(name)))
         if name in self._constant:
-            return _Expression(kind, lambda frame: frame.values[name])
-        return _Expression(kind, lambda frame: frame.builder.load(frame.places[name]))
+            return Expression(kind, lambda frame: frame.values[name])
+        return Expression(kind, lambda frame: frame.builder.load(frame.places[name]))
 
     def _object(self, node: ast.expr) -> Any:
         """Return the object that a name, or a name of a module, stands for."""
@@ -413,84 +413,84 @@ class _Text:
                 return getattr(builtins, name)
             case ast.Attribute():
                 return getattr(self._object(node.value), node.attr)
-        raise _Unknown
+        raise UnknownError
 
-    def _global(self, value: Any) -> _Expression:
+    def _global(self, value: Any) -> Expression:
         kind = self._context.resolve_value_type(value)
         if not isinstance(kind, types.Array | types.Number | types.Boolean):
-            return _Expression(kind, lambda frame: frame.context.get_dummy_value(), value)
-        return _Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, value))
+            return Expression(kind, lambda frame: frame.context.get_dummy_value(), value)
+        return Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, value))
 
-    def _tuple(self, parts: Sequence[_Expression], *, literal: bool = False) -> _Expression:
+    def _tuple(self, parts: Sequence[Expression], *, literal: bool = False) -> Expression:
         kind = types.Tuple.from_types([p.type if literal else types.unliteral(p.type) for p in parts])
         wanted = list(kind)
 
-        def build(frame: _Frame) -> Any:
+        def build(frame: Frame) -> Any:
             values = [frame.cast(part.build(frame), part.type, to) for part, to in zip(parts, wanted, strict=True)]
             return frame.context.make_tuple(frame.builder, kind, values)
 
-        return _Expression(kind, build)
+        return Expression(kind, build)
 
-    def _extent(self, array: _Expression, axis: int) -> _Expression:
+    def _extent(self, array: Expression, axis: int) -> Expression:
         kind = array.type
         if not isinstance(kind, types.Array):
-            raise _Unknown
+            raise UnknownError
 
-        def build(frame: _Frame) -> Any:
+        def build(frame: Frame) -> Any:
             view = frame.context.make_array(kind)(frame.context, frame.builder, array.build(frame))
             return frame.builder.extract_value(view.shape, axis)
 
-        return _Expression(types.int64, build)
+        return Expression(types.int64, build)
 
-    def _all(self, conditions: Sequence[Callable[[_Frame], Any]]) -> _Expression:
-        def build(frame: _Frame) -> Any:
+    def _all(self, conditions: Sequence[Callable[[Frame], Any]]) -> Expression:
+        def build(frame: Frame) -> Any:
             return functools.reduce(frame.builder.and_, [condition(frame) for condition in conditions])
 
-        return _Expression(types.boolean, build)
+        return Expression(types.boolean, build)
 
-    def _element(self, node: ast.Subscript) -> _Expression:
+    def _element(self, node: ast.Subscript) -> Expression:
         match self._expression(node.value), node.slice:
-            case _Expression(types.BaseTuple() as kind) as parts, ast.Constant(int() as place):
-                return _Expression(kind[place], lambda frame: frame.builder.extract_value(parts.build(frame), place))
+            case Expression(types.BaseTuple() as kind) as parts, ast.Constant(int() as place):
+                return Expression(kind[place], lambda frame: frame.builder.extract_value(parts.build(frame), place))
         return self._resolved(operator.getitem, [self._expression(node.value), self._index(node.slice)])
 
-    def _index(self, node: ast.expr) -> _Expression:
+    def _index(self, node: ast.expr) -> Expression:
         """Return an index; what is never negative is unsigned, so that it is not asked whether it counts from the end."""
         match node:
             case ast.Name(name) if name in self._nonnegative:
-                return _Expression(types.uint64, self._name(name).build)
+                return Expression(types.uint64, self._name(name).build)
             case ast.Tuple(parts):
                 return self._tuple([self._index(part) for part in parts])
         return self._expression(node)
 
-    def _binary(self, node: Any, op: ast.AST, left: _Expression, right_node: ast.expr) -> _Expression:
+    def _binary(self, node: Any, op: ast.AST, left: Expression, right_node: ast.expr) -> Expression:
         right = self._expression(right_node)
         if type(op) not in _BINARY:
-            raise _Unknown
+            raise UnknownError
         return self._noted(node, self._resolved(_BINARY[type(op)], [left, right]))
 
-    def _choice(self, node: ast.IfExp) -> _Expression:
+    def _choice(self, node: ast.IfExp) -> Expression:
         condition = self._condition(node.test)
         sides = [self._expression(side) for side in (node.body, node.orelse)]
         kind = self._context.unify_types(*(types.unliteral(side.type) for side in sides))
         if not isinstance(kind, types.Number | types.Boolean):
-            raise _Unknown
+            raise UnknownError
 
-        def build(frame: _Frame) -> Any:
+        def build(frame: Frame) -> Any:
             then, orelse = (frame.cast(side.build(frame), side.type, kind) for side in sides)
             return frame.builder.select(condition(frame), then, orelse)
 
-        return _Expression(kind, build)
+        return Expression(kind, build)
 
-    def _call(self, node: ast.Call) -> _Expression:
+    def _call(self, node: ast.Call) -> Expression:
         if node.keywords:
-            raise _Unknown
+            raise UnknownError
         function = self._object(node.func)
         match node.args:
             case [ast.Constant(value)] if isinstance(function, type) and issubclass(function, np.generic):
                 number = function(value)
                 kind = self._context.resolve_value_type(number)
-                return _Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, number))
+                return Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, number))
         match node:
             case ast.Call(ast.Name("_nb_local_array"), [ast.Tuple(extents), dtype]):
                 shape = self._tuple([self._expression(extent) for extent in extents], literal=True)
@@ -500,30 +500,30 @@ class _Text:
                 return self._resolved(function, parts)
         return self._resolved(function, [self._expression(argument) for argument in node.args])
 
-    def _resolved(self, function: Any, arguments: Sequence[_Expression]) -> _Expression:
+    def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
         """Return what an operation gives, as Numba resolves it."""
         kind = self._context.resolve_value_type(function)
         signature = self._context.resolve_function_type(kind, tuple(a.type for a in arguments), {})
         if signature is None or signature.recvr is not None:
-            raise _Unknown
+            raise UnknownError
 
-        def build(frame: _Frame) -> Any:
+        def build(frame: Frame) -> Any:
             implementation = frame.context.get_function(kind, signature)
             return implementation(frame.builder, _arguments(frame, signature, arguments))
 
-        return _Expression(signature.return_type, build)
+        return Expression(signature.return_type, build)
 
 
-def _arguments(frame: _Frame, signature: Any, arguments: Sequence[_Expression]) -> list[Any]:
+def _arguments(frame: Frame, signature: Any, arguments: Sequence[Expression]) -> list[Any]:
     """Return the values that an implementation takes: converted, defaults filled in, the rest as a tuple."""
 
-    def given(position: int, parameter: Any, argument: _Expression) -> Any:
+    def given(position: int, parameter: Any, argument: Expression) -> Any:
         return frame.cast(argument.build(frame), argument.type, signature.args[position])
 
     def default(position: int, parameter: Any, value: Any) -> Any:
         return frame.context.get_constant_generic(frame.builder, signature.args[position], value)
 
-    def rest(position: int, parameter: Any, values: Sequence[_Expression]) -> Any:
+    def rest(position: int, parameter: Any, values: Sequence[Expression]) -> Any:
         kinds = signature.args[position]
         made = [frame.cast(v.build(frame), v.type, kind) for v, kind in zip(values, kinds, strict=True)]
         return cgutils.make_anonymous_struct(frame.builder, made)
@@ -534,14 +534,14 @@ def _arguments(frame: _Frame, signature: Any, arguments: Sequence[_Expression]) 
     return folded
 
 
-def _constant(frame: _Frame, kind: Any, value: Any) -> Any:
+def _constant(frame: Frame, kind: Any, value: Any) -> Any:
     if isinstance(kind, types.Literal):
         return frame.context.get_constant(kind.literal_type, value)
     return frame.context.get_constant(kind, value)
 
 
 @contextmanager
-def _looping(frame: _Frame) -> Iterator[tuple[Any, Any]]:
+def _looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks."""
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))

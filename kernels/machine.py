@@ -67,10 +67,15 @@ def compile_functions(exports: dict[str, tuple[Any, str]], facts: dict[str, Any]
         Remembered with the code.
     """
     from numba import cfunc
+    from numba.core import sigutils
+
+    from numbridge.kernels.native_code import native_call
 
     objects, names, externals = [], {}, set[str]()
     for name, (function, signature) in exports.items():
-        compiled = cfunc(signature, error_model="numpy", _nrt=False)(getattr(function, "py_func", function))
+        kinds, _ = sigutils.normalize_signature(signature)
+        made = native_call(function, kinds)
+        compiled = cfunc(signature, error_model="numpy", _nrt=False)(getattr(made, "py_func", made))
         library = compiled._library
         objects.append(library._get_compiled_object())
         names[name] = compiled.native_name

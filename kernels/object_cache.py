@@ -101,7 +101,7 @@ def _native_sources() -> str:
 _ELEMENTS = ("element_operations", "narrow_floats", "numba_elements", "numba_records")
 _CPU_SOURCES = (
     *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
-    *("float_math", "generated_code", "printing"),
+    *("float_math", "generated_code", "native_code", "printing"),
     *_ELEMENTS,
 )
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)

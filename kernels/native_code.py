@@ -1,0 +1,455 @@
+"""Native functions as LLVM code, without Numba's analysis of bytecode, which takes most of the first launch on a machine.
+
+Native functions are Python that reads like C: numbers, loads and stores, calls of each other. `generated_code` types and builds
+most of that; here is what a person writes and a generator does not: returns and loop exits anywhere, ``and`` and ``or`` that
+stop early, several names at once. Nothing in them raises. A function with anything else in it is left to Numba. Importing this
+module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import funcdesc, typing
+from numba.core.errors import NumbaError
+from numba.core.registry import CPUDispatcher
+from numba.extending import intrinsic
+
+from numbridge.kernels.generated_code import Expression, Frame, Step, Text, UnknownError
+
+__all__ = ["native_call"]
+
+_Condition = Callable[[Frame], Any]
+
+
+def native_call(function: Any, kinds: Sequence[Any]) -> Any:
+    """Return what Numba is to call instead of a native function, or the function if only Numba can compile it.
+
+    Parameters
+    ----------
+    function : dispatcher
+        The function.
+    kinds : sequence of Numba types
+        The types of its arguments.
+    """
+    try:
+        found = _texts(function, tuple(kinds))
+    except (UnknownError, NumbaError):
+        return function
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return found.call(context, builder, arguments)
+
+    answer = (typing.signature(found.result, *found.kinds), generate)
+    # Numba asks for as many parameters as there will be arguments.
+    listed = ", ".join(f"a{k}" for k in range(len(kinds)))
+    scope: dict[str, Any] = {"answer": answer}
+    exec(f"def inner(typing_context, {listed}): return answer", scope)
+    scope["inner"] = intrinsic(scope["inner"])
+    exec(f"def call({listed}): return inner({listed})", scope)
+    return scope["call"]
+
+
+@functools.cache
+def _texts(function: Any, kinds: tuple[Any, ...]) -> _NativeText:
+    """Return a function, read for some types of arguments."""
+    if not isinstance(function, CPUDispatcher) or not function.targetoptions.get("no_rewrites"):
+        raise UnknownError
+    python = function.py_func
+    tree = ast.parse(textwrap.dedent(inspect.getsource(python))).body[0]
+    names = python.__globals__ | dict(inspect.getclosurevars(python).nonlocals)
+    if not isinstance(tree, ast.FunctionDef) or len(tree.args.args) != len(kinds) or tree.args.defaults:
+        raise UnknownError
+    widened: dict[str, Any] = {}
+    while True:
+        text = _NativeText(tree, kinds, names, widened, f"{python.__module__}.{python.__qualname__}")
+        text.is_inlined = bool(function.targetoptions.get("forceinline"))
+        try:
+            text.read()
+        except _WidenedError:
+            continue
+        return text
+
+
+class _WidenedError(Exception):
+    """A name is assigned two types, and has been given one for both: what was read so far is to be read again."""
+
+
+@dataclass
+class _NativeFrame(Frame):
+    """A function whose code is being built, and where its loops go on."""
+
+    again: list[Any] = field(default_factory=list)
+
+
+class _NativeText(Text):
+    """A native function's text while it is read."""
+
+    is_inlined = False
+
+    def __init__(
+        self, tree: ast.FunctionDef, kinds: Sequence[Any], names: dict[str, Any], widened: dict[str, Any], name: str
+    ) -> None:
+        super().__init__(tree, kinds, names, fastmath=False)
+        self.symbol = f"{name}({', '.join(map(str, kinds))})"
+        self._widened = widened
+        self._types |= widened
+        self._returns: list[Any] = []
+        self._parameters = [argument.arg for argument in tree.args.args]
+        stores = [part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+        several = {name for name, count in Counter([*stores, *self._parameters]).items() if count > 1}
+        # What is assigned together with others has a place in memory.
+        self._constant -= several | set(widened) | set(_assigned_together(tree))
+
+    def read(self) -> None:
+        """Type everything."""
+        super().read()
+        kinds = {types.unliteral(kind) for kind in self._returns}
+        if len(kinds) > 1:
+            unified = self._context.unify_types(*kinds)
+            if not isinstance(unified, types.Number):
+                raise UnknownError
+            kinds = {unified}
+        self.result = next(iter(kinds), types.none)
+        if self.result != types.none and not _ends(self.tree.body):
+            raise UnknownError
+
+    def call(self, context: Any, builder: Any, arguments: Sequence[Any]) -> Any:
+        """Build a call of the function, which is added to the module if it is not there."""
+        function = builder.module.globals.get(self.symbol) or self.define(context, builder.module)
+        value = builder.call(function, arguments)
+        return context.get_dummy_value() if self.result == types.none else value
+
+    def define(self, context: Any, module: Any) -> Any:
+        """Add the function to a module."""
+        result = ir.VoidType() if self.result == types.none else context.get_value_type(self.result)
+        kind = ir.FunctionType(result, [context.get_value_type(kind) for kind in self.kinds])
+        function = ir.Function(module, kind, self.symbol)
+        function.linkage = "internal"
+        function.attributes.add("nounwind")
+        if self.is_inlined:
+            function.attributes.add("alwaysinline")
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        frame = _NativeFrame(context, builder, dict(zip(self._parameters, function.args, strict=True)), {})
+        # What needs memory of its own asks for it in the first block.
+        for name, of in self._types.items():
+            if name not in self._constant:
+                frame.places[name] = builder.alloca(context.get_value_type(of))
+                if name in frame.values:
+                    builder.store(frame.values[name], frame.places[name])
+        body = builder.append_basic_block("body")
+        builder.branch(body)
+        builder.position_at_end(body)
+        _run(self._steps, frame)
+        if not builder.block.is_terminated:
+            builder.ret_void() if self.result == types.none else builder.unreachable()
+        return function
+
+    # Statements
+
+    def _statement(self, node: ast.stmt) -> list[Step]:
+        match node:
+            case ast.Expr(ast.Constant()):
+                return []
+            case ast.Assign([ast.Tuple(targets)], value):
+                return [self._assign_several([_name_of(target) for target in targets], value)]
+            case ast.Assign([_, _, *_] as targets, value):
+                made = self._expression(value)
+                return [self._assign(_name_of(target), made) for target in targets]
+            case ast.Return(value):
+                return [self._return(value)]
+            case ast.Break():
+                return [lambda frame: frame.builder.branch(frame.leave[-1])]
+            case ast.Continue():
+                return [lambda frame: frame.builder.branch(frame.again[-1])]
+        return super()._statement(node)
+
+    def _assign_several(self, names: Sequence[str], value: ast.expr) -> Step:
+        if isinstance(value, ast.Tuple):
+            parts = [self._expression(part) for part in value.elts]
+            kinds = [part.type for part in parts]
+        else:
+            whole = self._expression(value)
+            parts, kinds = [], list(whole.type) if isinstance(whole.type, types.BaseTuple) else []
+        if len(kinds) != len(names):
+            raise UnknownError
+        declared = [self._declared(name, kind) for name, kind in zip(names, kinds, strict=True)]
+
+        def build(frame: Frame) -> None:
+            if parts:
+                values = [part.build(frame) for part in parts]
+            else:
+                made = whole.build(frame)
+                values = [frame.builder.extract_value(made, k) for k in range(len(names))]
+            for name, one, kind, wanted in zip(names, values, kinds, declared, strict=True):
+                frame.builder.store(frame.cast(one, kind, wanted), frame.places[name])
+
+        return build
+
+    def _declared(self, name: str, kind: Any) -> Any:
+        plain = types.unliteral(kind)
+        known = self._types.setdefault(name, plain)
+        if known != plain:
+            unified = self._context.unify_types(known, plain)
+            if not isinstance(unified, types.Number):
+                raise UnknownError
+            if unified != known:
+                if name in self._parameters or self._widened.get(name) == unified:
+                    raise UnknownError
+                self._widened[name] = unified
+                raise _WidenedError
+        return known
+
+    def _return(self, value: ast.expr | None) -> Step:
+        if value is None:
+            return lambda frame: frame.builder.ret_void()
+        made = self._expression(value)
+        self._returns.append(made.type)
+
+        def build(frame: Frame) -> None:
+            frame.builder.ret(frame.cast(made.build(frame), made.type, self.result))
+
+        return build
+
+    def _if(self, node: ast.If) -> Step:
+        condition = self._condition(node.test)
+        then, orelse = self._block(node.body), self._block(node.orelse)
+
+        def build(frame: Frame) -> None:
+            with frame.builder.if_else(condition(frame)) as (yes, no):
+                with yes:
+                    _run(then, frame)
+                with no:
+                    _run(orelse, frame)
+
+        return build
+
+    def _while(self, node: ast.While) -> Step:
+        if node.orelse:
+            raise UnknownError
+        condition, steps = self._condition(node.test), self._block(node.body)
+
+        def build(frame: Frame) -> None:
+            builder = frame.builder
+            head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
+            builder.branch(head)
+            builder.position_at_end(head)
+            builder.cbranch(condition(frame), inside, after)
+            builder.position_at_end(inside)
+            _run_loop(steps, frame, head, after)
+
+        return build
+
+    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> Step:
+        found = [self._expression(bound) for bound in bounds]
+        step = found[2].number if len(found) == 3 else 1
+        if not step or any(types.unliteral(bound.type) != types.int64 for bound in found):
+            raise UnknownError
+        start = found[0] if len(found) > 1 else self._number(0)
+        stop = found[0] if len(found) == 1 else found[1]
+        if self._declared(name, types.int64) != types.int64:
+            raise UnknownError
+        constant = name in self._constant
+        steps = self._block(body)
+        word = ir.IntType(64)
+
+        def build(frame: Frame) -> None:
+            builder = frame.builder
+            first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
+            before = builder.block
+            head, inside, latch, after = (
+                builder.append_basic_block(f"loop.{part}") for part in ("head", "inside", "next", "after")
+            )
+            builder.branch(head)
+            builder.position_at_end(head)
+            counter = builder.phi(word)
+            counter.add_incoming(first, before)
+            builder.cbranch(builder.icmp_signed("<" if step > 0 else ">", counter, last), inside, after)
+            builder.position_at_end(latch)
+            counter.add_incoming(builder.add(counter, word(step), flags=("nsw",)), latch)
+            builder.branch(head)
+            builder.position_at_end(inside)
+            if constant:
+                frame.values[name] = counter
+            else:
+                builder.store(counter, frame.places[name])
+            _run_loop(steps, frame, latch, after)
+
+        return build
+
+    # Expressions
+
+    def _expression(self, node: ast.expr) -> Expression:
+        match node:
+            case ast.Constant(str() as value):
+                return Expression(types.literal(value), lambda frame: frame.context.get_dummy_value())
+            case ast.BoolOp() | ast.UnaryOp(ast.Not()):
+                return Expression(types.boolean, self._condition(node, strict=True))
+            case ast.Compare(_, [_, _, *_]):
+                return Expression(types.boolean, self._condition(node))
+        return super()._expression(node)
+
+    def _condition(self, node: ast.expr, *, strict: bool = False) -> _Condition:
+        """Return what builds a condition; a `strict` one is a value too, so that its parts must be conditions."""
+        match node:
+            case ast.BoolOp(op, parts):
+                conditions = [self._condition(part, strict=strict) for part in parts]
+                return lambda frame: _stopping_early(frame, conditions, isinstance(op, ast.And))
+            case ast.UnaryOp(ast.Not(), operand):
+                condition = self._condition(operand)
+                return lambda frame: frame.builder.not_(condition(frame))
+            case ast.Compare(left, [_, _, *_] as ops, right):
+                if not all(isinstance(part, ast.Name | ast.Constant | ast.Attribute) for part in right[:-1]):
+                    raise UnknownError
+                pairs = zip([left, *right], ops, right, strict=False)
+                conditions = [self._condition(ast.copy_location(ast.Compare(a, [op], [b]), node)) for a, op, b in pairs]
+                return lambda frame: _stopping_early(frame, conditions, True)
+        if strict and self._expression(node).type != types.boolean:
+            raise UnknownError
+        return super()._condition(node)
+
+    def _global(self, value: Any) -> Expression:
+        return self._number(value) if isinstance(value, bool | int) else super()._global(value)
+
+    def _choice(self, node: ast.IfExp) -> Expression:
+        condition = self._condition(node.test)
+        sides = [self._expression(side) for side in (node.body, node.orelse)]
+        kind = self._context.unify_types(*(types.unliteral(side.type) for side in sides))
+        if not isinstance(kind, types.Number | types.Boolean):
+            raise UnknownError
+
+        def build(frame: Frame) -> Any:
+            builder = frame.builder
+            then, orelse, after = (builder.append_basic_block(f"choice.{name}") for name in ("then", "else", "after"))
+            builder.cbranch(condition(frame), then, orelse)
+            made = []
+            for block, side in zip((then, orelse), sides, strict=True):
+                builder.position_at_end(block)
+                made.append((frame.cast(side.build(frame), side.type, kind), builder.block))
+                builder.branch(after)
+            builder.position_at_end(after)
+            value = builder.phi(frame.context.get_value_type(kind))
+            for one, block in made:
+                value.add_incoming(one, block)
+            return value
+
+        return Expression(kind, build)
+
+    def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
+        if isinstance(function, types.ExternalFunction):
+            return self._external(function, arguments)
+        if function is min or function is max:
+            return self._extreme("<" if function is min else ">", arguments)
+        if isinstance(function, CPUDispatcher) and function.targetoptions.get("no_rewrites"):
+            callee = _texts(function, tuple(types.unliteral(a.type) for a in arguments))
+
+            def build(frame: Frame) -> Any:
+                values = [
+                    frame.cast(a.build(frame), a.type, kind) for a, kind in zip(arguments, callee.kinds, strict=True)
+                ]
+                return callee.call(frame.context, frame.builder, values)
+
+            return Expression(callee.result, build)
+        return super()._resolved(function, arguments)
+
+    def _extreme(self, comparison: str, arguments: Sequence[Expression]) -> Expression:
+        """Return the least or the greatest of some integers; Numba's own would have to be able to raise."""
+        if any(types.unliteral(a.type) != types.int64 for a in arguments):
+            raise UnknownError
+
+        def build(frame: Frame) -> Any:
+            values = [frame.cast(a.build(frame), a.type, types.int64) for a in arguments]
+            builder, found = frame.builder, values[0]
+            for value in values[1:]:
+                found = builder.select(builder.icmp_signed(comparison, value, found), value, found)
+            return found
+
+        return Expression(types.int64, build)
+
+    def _external(self, function: Any, arguments: Sequence[Expression]) -> Expression:
+        wanted, result = function.sig.args, function.sig.return_type
+        if len(wanted) != len(arguments):
+            raise UnknownError
+
+        def build(frame: Frame) -> Any:
+            values = [frame.cast(a.build(frame), a.type, kind) for a, kind in zip(arguments, wanted, strict=True)]
+            described = funcdesc.ExternalFunctionDescriptor(function.symbol, result, wanted)
+            declared = frame.context.declare_external_function(frame.builder.module, described)
+            return frame.context.call_external_function(frame.builder, declared, wanted, values)
+
+        return Expression(result, build)
+
+
+def _assigned_together(tree: ast.AST) -> Iterator[str]:
+    for part in ast.walk(tree):
+        match part:
+            case ast.Assign([ast.Name()]):
+                pass
+            case ast.Assign(targets):
+                for target in targets:
+                    yield from (inner.id for inner in ast.walk(target) if isinstance(inner, ast.Name))
+
+
+def _name_of(node: ast.expr) -> str:
+    if not isinstance(node, ast.Name):
+        raise UnknownError
+    return node.id
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    """Tell whether nothing goes on after a block."""
+    match body[-1]:
+        case ast.Return():
+            return True
+        case ast.If(_, then, orelse):
+            return bool(orelse) and _ends(then) and _ends(orelse)
+        case ast.While(ast.Constant(True)) as loop:
+            return not any(isinstance(part, ast.Break) for part in ast.walk(loop))
+    return False
+
+
+def _run(steps: Sequence[Step], frame: Frame) -> None:
+    """Build a block's statements, as far as they are reached."""
+    for step in steps:
+        if frame.builder.block.is_terminated:
+            return
+        step(frame)
+
+
+def _run_loop(steps: Sequence[Step], frame: Any, again: Any, after: Any) -> None:
+    """Build the body of a loop; what follows comes after it."""
+    frame.leave.append(after)
+    frame.again.append(again)
+    _run(steps, frame)
+    frame.leave.pop()
+    frame.again.pop()
+    if not frame.builder.block.is_terminated:
+        frame.builder.branch(again)
+    frame.builder.position_at_end(after)
+
+
+def _stopping_early(frame: Frame, conditions: Sequence[_Condition], all_of: bool) -> Any:
+    """Build conditions of which each is looked at only if those before it do not decide."""
+    builder, decided = frame.builder, []
+    after = builder.append_basic_block("decided")
+    for condition in conditions[:-1]:
+        value, following = condition(frame), builder.append_basic_block("and" if all_of else "or")
+        decided.append((ir.Constant(ir.IntType(1), not all_of), builder.block))
+        builder.cbranch(value, *((following, after) if all_of else (after, following)))
+        builder.position_at_end(following)
+    decided.append((conditions[-1](frame), builder.block))
+    builder.branch(after)
+    builder.position_at_end(after)
+    result = builder.phi(ir.IntType(1))
+    for value, block in decided:
+        result.add_incoming(value, block)
+    return result
