@@ -121,7 +121,7 @@ def test_what_comes_after_a_decision_is_not_evaluated():
 
 
 @native
-def without_an_end(x):
+def without_an_end(x):  # noqa: RET503
     """Return nothing, sometimes."""
     while x > 0:
         return x
