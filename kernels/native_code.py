@@ -69,19 +69,10 @@ def _texts(function: Any, kinds: tuple[Any, ...]) -> _NativeText:
     names = python.__globals__ | dict(inspect.getclosurevars(python).nonlocals)
     if not isinstance(tree, ast.FunctionDef) or len(tree.args.args) != len(kinds) or tree.args.defaults:
         raise UnknownError
-    widened: dict[str, Any] = {}
-    while True:
-        text = _NativeText(tree, kinds, names, widened, f"{python.__module__}.{python.__qualname__}")
-        text.is_inlined = bool(function.targetoptions.get("forceinline"))
-        try:
-            text.read()
-        except _WidenedError:
-            continue
-        return text
-
-
-class _WidenedError(Exception):
-    """A name is assigned two types, and has been given one for both: what was read so far is to be read again."""
+    text = _NativeText(tree, kinds, names, f"{python.__module__}.{python.__qualname__}")
+    text.is_inlined = bool(function.targetoptions.get("forceinline"))
+    text.read()
+    return text
 
 
 @dataclass
@@ -96,19 +87,15 @@ class _NativeText(Text):
 
     is_inlined = False
 
-    def __init__(
-        self, tree: ast.FunctionDef, kinds: Sequence[Any], names: dict[str, Any], widened: dict[str, Any], name: str
-    ) -> None:
+    def __init__(self, tree: ast.FunctionDef, kinds: Sequence[Any], names: dict[str, Any], name: str) -> None:
         super().__init__(tree, kinds, names, fastmath=False)
         self.symbol = f"{name}({', '.join(map(str, kinds))})"
-        self._widened = widened
-        self._types |= widened
         self._returns: list[Any] = []
         self._parameters = [argument.arg for argument in tree.args.args]
         stores = [part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
         several = {name for name, count in Counter([*stores, *self._parameters]).items() if count > 1}
         # What is assigned together with others has a place in memory.
-        self._constant -= several | set(widened) | set(_assigned_together(tree))
+        self._constant -= several | set(_assigned_together(tree))
 
     def read(self) -> None:
         """Type everything."""
@@ -194,20 +181,6 @@ class _NativeText(Text):
                 frame.builder.store(frame.cast(one, kind, wanted), frame.places[name])
 
         return build
-
-    def _declared(self, name: str, kind: Any) -> Any:
-        plain = types.unliteral(kind)
-        known = self._types.setdefault(name, plain)
-        if known != plain:
-            unified = self._context.unify_types(known, plain)
-            if not isinstance(unified, types.Number):
-                raise UnknownError
-            if unified != known:
-                if name in self._parameters or self._widened.get(name) == unified:
-                    raise UnknownError
-                self._widened[name] = unified
-                raise _WidenedError
-        return known
 
     def _return(self, value: ast.expr | None) -> Step:
         if value is None:

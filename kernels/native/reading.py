@@ -129,21 +129,21 @@ def array_word(out, tag, ndim, device, data, bits):
 @inlined
 def read_dltensor(tensor, out, bits):
     """Read a ``DLTensor``; shape and strides stay where they are, strides count elements."""
-    tag, ndim = load_u32(tensor, dl.DTYPE), load_i32(tensor, dl.NDIM)
+    tag, ndim = types.int64(load_u32(tensor, dl.DTYPE)), load_i32(tensor, dl.NDIM)
     # So many lanes are none of a producer's; in a word they would name an element type.
     if tag >> 31 != 0:
         tag &= 0xFFFF
-    device = load_i32(tensor, dl.DEVICE_TYPE)
+    device = types.int64(load_i32(tensor, dl.DEVICE_TYPE))
     # Page-locked host memory is host memory.
     if device == dl.CUDA_HOST:
         device = dl.CPU
         bits |= nb.PINNED
     store_i64(out, nb.READ_SHAPE, load_i64(tensor, dl.SHAPE))
     store_i64(out, nb.READ_STRIDES, load_i64(tensor, dl.STRIDES))
-    store_i64(out, nb.READ_STRIDE_UNIT, types.int64((types.int64(tag) >> 8 & 0xFF) >> 3))
+    store_i64(out, nb.READ_STRIDE_UNIT, (tag >> 8 & 0xFF) >> 3)
     store_i64(out, nb.READ_DEVICE_ID, types.int64(load_i32(tensor, dl.DEVICE_ID)))
     data = load_i64(tensor, dl.DATA) + load_i64(tensor, dl.BYTE_OFFSET)
-    array_word(out, types.int64(tag), types.int64(ndim), types.int64(device), data, bits)
+    array_word(out, tag, types.int64(ndim), device, data, bits)
 
 
 @native
@@ -381,8 +381,8 @@ def read_numpy_scalar(obj, entry, out):
     if bits == 0:  # a NumPy scalar that is no number: text, time, a record
         return
     if code == 2 and bits >= 32:
-        value = load_f64(obj, py.SCALAR_VALUE) if bits == 64 else double(load_f32(obj, py.SCALAR_VALUE))
-        store_f64(out, nb.READ_REAL, value)
+        real = load_f64(obj, py.SCALAR_VALUE) if bits == 64 else double(load_f32(obj, py.SCALAR_VALUE))
+        store_f64(out, nb.READ_REAL, real)
         number(out, nb.CLASS_FLOAT, tag, nb.STRONG)
     elif code == 5:
         wide = bits == 128

@@ -655,6 +655,15 @@ def keep_float(out, value: float):
     out[i] = value
 
 
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, np.int64(2**53 + 1), np.uint64(2**53 + 1), -(2**62) - 1, np.int64(-(2**62) - 1)]
+)
+def test_integers_keep_all_their_bits(value):
+    out = np.zeros(2, np.int64)
+    launch(keep_int64, 2, [out, value])
+    assert out.tolist() == [value] * 2
+
+
 @pytest.mark.parametrize("large", [2**63, 2**64 - 5, np.uint64(2**63), np.uint64(2**64 - 5)])
 def test_integers_between_63_and_64_bits(large):
     small = type(large)(5)

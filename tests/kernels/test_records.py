@@ -215,18 +215,10 @@ def test_refusals(array, text):
         nb.launch(through_reading, N, [array, np.zeros(N, np.float32)])
 
 
-def test_only_kernels_take_records():
+def test_converters_take_no_records():
     for convert in (nb.asarray, nb.from_numpy):
         with pytest.raises(nb.ConversionError, match="pass its fields"):
             convert(particles())
-    with pytest.raises(nb.KernelUnsupportedError, match="'p' has records"):
-        nb.jax_kernel(annotated)
-
-
-@nb.kernel
-def annotated(p: nb.array[PARTICLE], out: nb.array[float]):
-    i = nb.tid()
-    out[i] = p[i].x
 
 
 def test_records_compile_for_cuda():
