@@ -197,7 +197,7 @@ def _idle_call() -> Callable[..., object]:
     def idle(frame):
         extension = load_i64(frame, extension_at)
         if extension != 0:
-            answer(extension)
+            answer(extension, 0)
         return 0
 
     _kept.append(idle)
