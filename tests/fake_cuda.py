@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ class FakeDriver:
         self.calls: list[tuple[Any, ...]] = []
         self.launches: list[Launched] = []
         self.shared: list[tuple[int, int, int]] = []
-        self.stack: list[int] = []
+        self._threads = threading.local()
         self.fail: dict[str, int] = {}
         # How many parameters the next kernel has: a real driver reads that in the cubin
         self.parameters = 0
@@ -263,6 +264,14 @@ class FakeDriver:
 
     def _launch_cooperative(self, *a: Any) -> int:
         return self._note(a[0], a[1:4], a[4:7], a[7], a[8], a[9], None, cooperative=True)
+
+    @property
+    def stack(self) -> list[int]:
+        """The contexts that the calling thread has pushed; each thread has its own, as in the driver."""
+        if not hasattr(self._threads, "stack"):
+            self._threads.stack = []
+        found: list[int] = self._threads.stack
+        return found
 
     def _note(self, kernel, grid, block, shared, stream, places, extra, *, cooperative) -> int:
         self.calls.append(("launch", stream or 0))

@@ -342,7 +342,7 @@ def test_a_framework_that_does_not_know_its_stream_is_an_error(driver):
 
 
 def test_the_caller_s_context_is_restored_and_its_own_not_pushed(driver):
-    driver.stack = [CONTEXTS + 1]
+    driver.stack[:] = [CONTEXTS + 1]
     nb.launch(write1, 10, [cuda_array((10,))])
     assert driver.calls == [("push", CONTEXTS), ("launch", 0), ("pop", CONTEXTS)]
     assert driver.stack == [CONTEXTS + 1]
