@@ -347,7 +347,7 @@ def test_the_caller_s_context_is_restored_and_its_own_not_pushed(driver):
     assert driver.calls == [("push", CONTEXTS), ("launch", 0), ("pop", CONTEXTS)]
     assert driver.stack == [CONTEXTS + 1]
     del driver.calls[:]
-    driver.stack = [CONTEXTS]
+    driver.stack[:] = [CONTEXTS]
     nb.launch(write1, 10, [cuda_array((10,))])
     assert driver.calls == [("launch", 0)]
 
