@@ -503,7 +503,7 @@ class Text:
     def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
         """Return what an operation gives, as Numba resolves it."""
         kind = self._context.resolve_value_type(function)
-        signature = self._context.resolve_function_type(kind, tuple(a.type for a in arguments), {})
+        signature = self._signature(kind, tuple(a.type for a in arguments))
         if signature is None or signature.recvr is not None:
             raise UnknownError
 
@@ -512,6 +512,9 @@ class Text:
             return implementation(frame.builder, _arguments(frame, signature, arguments))
 
         return Expression(signature.return_type, build)
+
+    def _signature(self, kind: Any, arguments: tuple[Any, ...]) -> Any:
+        return self._context.resolve_function_type(kind, arguments, {})
 
 
 def _arguments(frame: Frame, signature: Any, arguments: Sequence[Expression]) -> list[Any]:

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from numbridge.kernels.native.object_layout import MethodDef
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.printing import print_line
 
-__all__ = ["Machine", "builtin", "compile_functions", "machine"]
+__all__ = ["MODULES", "Machine", "builtin", "compile_functions", "machine"]
 
-_MODULES = ("entry", "records", "lent")
+MODULES = ("entry", "records", "lent")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()
@@ -66,30 +66,41 @@ def compile_functions(exports: dict[str, tuple[Any, str]], facts: dict[str, Any]
     facts : dict, optional
         Remembered with the code.
     """
-    from numba import cfunc
-    from numba.core import sigutils
+    from numbridge.kernels.native_code import native_library, typed_exports
 
-    from numbridge.kernels.native_code import native_call
+    found = typed_exports(exports)
+    if found is None:
+        return _compiled_by_numba(exports, facts or {})
+    library = native_library(found)
+    return Compiled(
+        (library._get_compiled_object(),), {name: name for name in exports}, _externals(library), facts or {}
+    )
+
+
+def _compiled_by_numba(exports: Mapping[str, tuple[Any, str]], facts: dict[str, Any]) -> Compiled:
+    from numba import cfunc
 
     objects, names, externals = [], {}, set[str]()
     for name, (function, signature) in exports.items():
-        kinds, _ = sigutils.normalize_signature(signature)
-        made = native_call(function, kinds)
-        compiled = cfunc(signature, error_model="numpy", _nrt=False)(getattr(made, "py_func", made))
-        library = compiled._library
-        objects.append(library._get_compiled_object())
+        compiled = cfunc(signature, error_model="numpy", _nrt=False)(function)
+        objects.append(compiled._library._get_compiled_object())
         names[name] = compiled.native_name
         # Numba links what it compiles at once, and the next function may name this one.
         add_symbol(name, compiled.address)
-        module = library._final_module
-        declared = [*module.functions, *module.global_variables]
-        externals |= {item.name for item in declared if item.is_declaration and not item.name.startswith("llvm.")}
-    return Compiled(tuple(objects), names, tuple(sorted(externals)), facts or {})
+        externals |= {*_externals(compiled._library)}
+    return Compiled(tuple(objects), names, tuple(sorted(externals)), facts)
+
+
+def _externals(library: Any) -> tuple[str, ...]:
+    """Return the symbols that a library of Numba's expects from outside."""
+    module = library._final_module
+    declared = [item.name for item in [*module.functions, *module.global_variables] if item.is_declaration]
+    return tuple(sorted(name for name in declared if not name.startswith("llvm.")))
 
 
 def _compile_machine() -> Compiled:
     exports: dict[str, tuple[Any, str]] = {}
-    for name in _MODULES:
+    for name in MODULES:
         module = importlib.import_module(f"numbridge.kernels.native.{name}")
         exports |= {symbol: (getattr(module, function), kind) for symbol, (function, kind) in module.EXPORTS.items()}
     return compile_functions(exports)

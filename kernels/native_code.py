@@ -13,50 +13,88 @@ import functools
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import funcdesc, typing
+from numba.core import funcdesc, sigutils
+from numba.core.callconv import create_error_model
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
-from numba.core.registry import CPUDispatcher
-from numba.extending import intrinsic
+from numba.core.registry import CPUDispatcher, cpu_target
 
 from numbridge.kernels.generated_code import Expression, Frame, Step, Text, UnknownError
 
-__all__ = ["native_call"]
+__all__ = ["Exported", "native_library", "typed_exports"]
 
 _Condition = Callable[[Frame], Any]
 
 
-def native_call(function: Any, kinds: Sequence[Any]) -> Any:
-    """Return what Numba is to call instead of a native function, or the function if only Numba can compile it.
+@dataclass(frozen=True)
+class Exported:
+    """A native function that is typed, and how C knows it."""
+
+    text: _NativeText
+    kinds: Sequence[Any]
+    result: Any
+
+    def declare(self, context: Any, module: Any, symbol: str) -> Any:
+        """Add the function to a module, without what it does."""
+        result = ir.VoidType() if self.result == types.void else context.get_value_type(self.result)
+        kind = ir.FunctionType(result, [context.get_value_type(kind) for kind in self.kinds])
+        function = ir.Function(module, kind, symbol)
+        function.attributes.add("nounwind")
+        return function
+
+    def define(self, context: Any, function: Any) -> None:
+        """Add what the function does."""
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        value = self.text.call(context, builder, function.args)
+        if self.result == types.void:
+            builder.ret_void()
+        else:
+            builder.ret(context.cast(builder, value, self.text.result, self.result))
+
+
+def typed_exports(exports: Mapping[str, tuple[Any, str]]) -> dict[str, Exported] | None:
+    """Return functions that Numba need not analyse, or None if there is one that only Numba can compile.
 
     Parameters
     ----------
-    function : dispatcher
-        The function.
-    kinds : sequence of Numba types
-        The types of its arguments.
+    exports : mapping
+        Symbol -> (function, Numba signature).
     """
-    try:
-        found = _texts(function, tuple(kinds))
-    except (UnknownError, NumbaError):
-        return function
+    found = {}
+    for symbol, (function, signature) in exports.items():
+        kinds, result = sigutils.normalize_signature(signature)
+        try:
+            found[symbol] = Exported(_texts(function, kinds), kinds, result)
+        except (UnknownError, NumbaError):
+            return None
+    return found
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return found.call(context, builder, arguments)
 
-    answer = (typing.signature(found.result, *found.kinds), generate)
-    # Numba asks for as many parameters as there will be arguments.
-    listed = ", ".join(f"a{k}" for k in range(len(kinds)))
-    scope: dict[str, Any] = {"answer": answer}
-    exec(f"def inner(typing_context, {listed}): return answer", scope)
-    scope["inner"] = intrinsic(scope["inner"])
-    exec(f"def call({listed}): return inner({listed})", scope)
-    return scope["call"]
+def native_library(exports: Mapping[str, Exported]) -> Any:
+    """Compile native functions into one library of Numba's, each under its symbol.
+
+    Together, so that what several of them call is compiled once. Each may ask for the address of another by its symbol.
+    """
+    context = cpu_target.target_context
+    # Dividing by zero gives what NumPy gives: nothing in native functions raises.
+    context = context.subtarget(error_model=create_error_model("numpy", context), enable_nrt=False)
+    library = context.codegen().create_library("numbridge")
+    library.enable_object_caching()
+    module = library.create_ir_module("numbridge")
+    # Declared first: who asks for an address must find the function and not a name outside.
+    functions = [export.declare(context, module, symbol) for symbol, export in exports.items()]
+    with global_compiler_lock, context.push_code_library(library):
+        for function, export in zip(functions, exports.values(), strict=True):
+            export.define(context, function)
+        library.add_ir_module(module)
+        library.finalize()
+    return library
 
 
 @functools.cache
@@ -334,6 +372,9 @@ class _NativeText(Text):
             return Expression(callee.result, build)
         return super()._resolved(function, arguments)
 
+    def _signature(self, kind: Any, arguments: tuple[Any, ...]) -> Any:
+        return _numba_signature(kind, arguments)
+
     def _extreme(self, comparison: str, arguments: Sequence[Expression]) -> Expression:
         """Return the least or the greatest of some integers; Numba's own would have to be able to raise."""
         if any(types.unliteral(a.type) != types.int64 for a in arguments):
@@ -360,6 +401,12 @@ class _NativeText(Text):
             return frame.context.call_external_function(frame.builder, declared, wanted, values)
 
         return Expression(result, build)
+
+
+@functools.cache
+def _numba_signature(kind: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return what Numba makes of a call; native functions make the same ones over and over."""
+    return cpu_target.typing_context.resolve_function_type(kind, arguments, {})
 
 
 def _assigned_together(tree: ast.AST) -> Iterator[str]:

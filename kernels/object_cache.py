@@ -45,7 +45,7 @@ __all__ = [
     "stored",
 ]
 
-_MAGIC = b"numbridge object 1\n"
+_MAGIC = b"numbridge object 2\n"
 _lock = threading.RLock()
 
 
@@ -56,7 +56,7 @@ class Compiled:
     Attributes
     ----------
     objects : tuple of bytes
-        Object files.
+        Object files: one for each function, or one for all.
     names : mapping of str to str
         The public name of each function, and its symbol.
     externals : tuple of str
@@ -249,13 +249,15 @@ def load(compiled: Compiled) -> dict[str, int]:
     with _lock:
         _supply(name for name in compiled.externals if name not in compiled.names)
         addresses = {}
-        for data, (name, symbol) in zip(compiled.objects, compiled.names.items(), strict=True):
-            addresses[name] = _load_object(data, symbol)
-            add_symbol(name, addresses[name])
+        groups = [compiled.names] if len(compiled.objects) == 1 else [{name: of} for name, of in compiled.names.items()]
+        for data, names in zip(compiled.objects, groups, strict=True):
+            for name, address in _load_object(data, names).items():
+                addresses[name] = address
+                add_symbol(name, address)
     return addresses
 
 
-def _load_object(data: bytes, symbol: str) -> int:
+def _load_object(data: bytes, names: Mapping[str, str]) -> dict[str, int]:
     import llvmlite.binding as llvm
 
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target().create_target_machine(opt=2, jit=True))
@@ -263,7 +265,7 @@ def _load_object(data: bytes, symbol: str) -> int:
     engine.finalize_object()
     # Deleters and running kernels may outlive every Python reference, up to the end of the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
-    return int(engine.get_function_address(symbol))
+    return {name: int(engine.get_function_address(symbol)) for name, symbol in names.items()}
 
 
 def compiled_or_stored(key: str, compile: Callable[[], Compiled]) -> tuple[Compiled, bool]:

@@ -8,15 +8,12 @@ import itertools
 
 import numpy as np
 import pytest
-from numba import njit, types
-from numba.core import sigutils
+from numba import njit
 
-from numbridge.kernels.machine import _MODULES, compile_functions, machine
-from numbridge.kernels.native.memory import inlined, load_i64, native, store_i64
-from numbridge.kernels.native_code import native_call
+from numbridge.kernels.machine import MODULES, compile_functions
+from numbridge.kernels.native.memory import function_symbol, inlined, load_i64, native, store_i64
+from numbridge.kernels.native_code import typed_exports
 from numbridge.kernels.object_cache import load
-
-WORD = types.int64
 
 
 @inlined
@@ -79,15 +76,18 @@ def reassigned(a, b):
 PURE = [(loops, 2), (choices, 2), (reassigned, 2)]
 
 
+def exported(function, count):
+    return {f"test_{function.__name__}": (function, f"int64({', '.join(['int64'] * count)})")}
+
+
 def compiled(function, count):
-    name = f"test_{function.__name__}"
-    made = compile_functions({name: (function, f"int64({', '.join(['int64'] * count)})")})
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(load(made)[name])
+    (address,) = load(compile_functions(exported(function, count))).values()
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(address)
 
 
 @pytest.mark.parametrize(("function", "count"), PURE, ids=lambda part: getattr(part, "__name__", None))
 def test_compiled_functions_do_what_python_does(function, count):
-    assert native_call(function, [WORD] * count) is not function
+    assert typed_exports(exported(function, count)) is not None
     native_code = compiled(function, count)
     by_numba = njit(error_model="numpy")(function.py_func)
     for values in itertools.product((-9, -2, -1, 0, 1, 2, 3, 7, 40), repeat=count):
@@ -136,13 +136,47 @@ def widened(n):
 
 @pytest.mark.parametrize("function", [sometimes_nothing, listed, widened])
 def test_what_is_not_known_is_left_to_numba(function):
-    assert native_call(function, [WORD]) is function
+    assert typed_exports(exported(function, 1)) is None
 
 
-def test_nothing_of_the_machine_is_left_to_numba():
-    machine()
-    for name in _MODULES:
-        module = importlib.import_module(f"numbridge.kernels.native.{name}")
-        for function, kind in module.EXPORTS.values():
-            given, (kinds, _) = getattr(module, function), sigutils.normalize_signature(kind)
-            assert native_call(given, kinds) is not given, function
+@native
+def halved(x):
+    """Return a float."""
+    return x / 2
+
+
+def test_functions_compiled_together_know_each_other_and_return_what_they_are_declared_to():
+    address_of = function_symbol("test_halved")
+
+    @native
+    def asked():
+        """Return where the other function is."""
+        return address_of()
+
+    exports = {"test_asked": (asked, "int64()"), "test_halved": (halved, "int32(int64)")}
+    made = compile_functions(exports)
+    assert len(made.objects) == 1
+    assert not made.externals
+    addresses = load(made)
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(addresses["test_asked"])() == addresses["test_halved"]
+    assert ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(addresses["test_halved"])(-9) == -4
+
+
+def test_one_function_that_only_numba_knows_leaves_all_to_it():
+    made = compile_functions(exported(reassigned, 2) | exported(widened, 1))
+    assert len(made.objects) == 2
+    addresses = load(made)
+    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(addresses["test_widened"])(9) == 3
+    found = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(addresses["test_reassigned"])
+    assert found(40, 3) == reassigned.py_func(40, 3)
+
+
+KERNELS = [f"numbridge.kernels.native.{name}" for name in MODULES]
+HANDLERS = [f"numbridge.jax_ffi.{name}" for name in ("compiled", "cuda_compiled", "compiled_plan", "cuda_graphs")]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *HANDLERS])
+def test_nothing_of_numbridge_is_left_to_numba(name):
+    module = importlib.import_module(name)
+    exports = {symbol: (getattr(module, function), kind) for symbol, (function, kind) in module.EXPORTS.items()}
+    assert typed_exports(exports) is not None
