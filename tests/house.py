@@ -30,7 +30,7 @@ FRAMEWORKS = {
     "torch": "torch",
 }
 ROOMS = {"numpy", *FRAMEWORKS.values()}
-PEERS = {"tvm_ffi", "warp"}
+PEERS = {"triton", "tvm_ffi", "warp"}
 # What only the command line may import. It speaks of all frameworks, and nothing of interop imports it.
 COMMAND_LINE = "interop/command_line/"
 FOR_THE_COMMAND_LINE = {"rich", "typer", *PEERS}

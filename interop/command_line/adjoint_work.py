@@ -13,7 +13,7 @@ from numbridge.command_line import adjoint_kernels as ours
 from numbridge.command_line.installed import is_there
 from numbridge.command_line.work import Contestants, Work
 
-__all__ = ["ADJOINTS", "adjoint", "title"]
+__all__ = ["ADJOINTS", "adjoint", "adjoint_on", "title"]
 
 COUNT = 1 << 22
 SIDE = 1 << 11
@@ -37,13 +37,14 @@ def title(name: str, threads: str) -> str:
 
 def adjoint(name: str, threads: str = "all threads") -> Work:
     """Return the adjoint of one of the kernels; how many threads there are is the process's, `threads` only says it."""
-    return Work(title(name, threads), functools.partial(_prepare, name))
+    return Work(title(name, threads), functools.partial(adjoint_on, name, "cpu"))
 
 
-def _prepare(name: str) -> Contestants:
-    found = {"numbridge": _ours(name)}
+def adjoint_on(name: str, device: str) -> Contestants:
+    """Return who computes the adjoint of one of the kernels on a device."""
+    found = {"numbridge": _ours(name, device)}
     if is_there("warp"):
-        found["Warp"] = _warp(name)
+        found["Warp"] = _warp(name, device)
     return found
 
 
@@ -55,21 +56,27 @@ def _arrays(name: str) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
     return given, [np.zeros(shape, np.float32) for _ in range(reads)] + [np.ones(shape, np.float32)], more
 
 
-def _ours(name: str) -> Callable[[], object]:
+def _ours(name: str, device: str) -> Callable[[], object]:
     kernel, _, shape, _ = ADJOINTS[name]
-    given, adjoints, more = _arrays(name)
+    found, further, more = _arrays(name)
+    # NumPy's own arrays on the CPU, which is what people have there.
+    given, adjoints = (found, further) if device == "cpu" else (_moved(found, device), _moved(further, device))
     last = [None] * len(more)
     return lambda: nb.launch(kernel, shape, [*given, *more], adj_inputs=[*adjoints, *last], adjoint=True)
 
 
-def _warp(name: str) -> Callable[[], object]:
+def _moved(arrays: list[Any], device: str) -> list[Any]:
+    return [nb.from_numpy(a).to(device) for a in arrays]
+
+
+def _warp(name: str, device: str) -> Callable[[], object]:
     import warp as wp
 
     from numbridge.command_line import warp_adjoints
 
     kernel, _, shape, _ = ADJOINTS[name]
     found, further, more = _arrays(name)
-    given, adjoints = ([wp.array(a, dtype=float, device="cpu") for a in group] for group in (found, further))
+    given, adjoints = ([wp.array(a, dtype=float, device=device) for a in group] for group in (found, further))
     theirs = getattr(warp_adjoints, kernel.name)
 
     def run() -> None:
@@ -80,7 +87,7 @@ def _warp(name: str) -> Callable[[], object]:
             outputs=[given[-1], *more],
             adj_inputs=[*adjoints[:-1]],
             adj_outputs=[adjoints[-1], *more],
-            device="cpu",
+            device=device,
             adjoint=True,
         )
 

@@ -145,24 +145,27 @@ def bench(
     only: Annotated[str, typer.Option(help="Measure only work whose name contains this.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer rounds.")] = False,
 ) -> None:
-    """Compare with whatever of Warp, tvm-ffi, NumPy, Numba, torch and JAX is installed: in turns, on the CPU."""
+    """Compare with whatever of Warp, tvm-ffi, NumPy, Numba, torch, JAX, CuPy and Triton is installed: in turns, on the CPU, and
+    on a CUDA device if there is one. The exit status is 1 if something could not be measured that should have been."""
     from numbridge.command_line import comparison
     from numbridge.command_line.drawing import bars_svg
 
     rounds = 3 if quick else 11
-    rows, missing = _measured(only, rounds)
-    found = comparison.facts(rows, missing, rounds)
+    rows, missing, failed = _measured(only, rounds)
+    found = comparison.facts(rows, missing, rounds) | {"failed": failed}
     if output is not None:
         output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
         if rows:
             output.with_suffix(".svg").write_text(bars_svg(rows, f"numbridge, {found['date']}", found["machine"]))
     _print_json(found) if as_json else _show_rows(found)
+    if failed:
+        raise typer.Exit(1)
 
 
-def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str]]:
+def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str], dict[str, str]]:
     from numbridge.command_line import comparison
 
-    rows = []
+    rows, failed = [], {}
     wanted = [work for work in comparison.works() if only in work.name]
     missing = {work.name: work.missing for work in wanted if work.missing is not None}
     with _progress() as progress:
@@ -170,13 +173,16 @@ def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str]]:
         for work in wanted:
             progress.update(task, description=work.name)
             if work.missing is None:
-                rows += work.rows(rounds)
+                try:
+                    rows += work.rows(rounds)
+                except Exception as error:  # noqa: BLE001 - what a peer raises must not lose what others have measured
+                    failed[work.name] = f"{type(error).__name__}: {error}"
             progress.advance(task)
-    return rows, missing
+    return rows, missing, failed
 
 
 def _show_rows(found: dict[str, Any]) -> None:
-    table = Table("work", "contestant", "figure", "ours / theirs", title=f"medians of {found['rounds']} rounds, CPU")
+    table = Table("work", "contestant", "figure", "ours / theirs", title=f"medians of {found['rounds']} rounds")
     for row in found["rows"]:
         (_, ours), *_ = row["values"].items()
         for k, (name, value) in enumerate(row["values"].items()):
@@ -188,6 +194,8 @@ def _show_rows(found: dict[str, Any]) -> None:
     console.print(", ".join(f"{name} {version}" for name, version in found["versions"].items() if version))
     for work, why in found["missing"].items():
         console.print(f"{work}: {why}", markup=False, highlight=False)
+    for work, why in found["failed"].items():
+        console.print(f"{work} failed: {why}", markup=False, highlight=False, style="red")
 
 
 @app.command()

@@ -43,9 +43,9 @@ def add(x: wp.array(dtype=float), y: wp.array(dtype=float), out: wp.array(dtype=
 _KERNELS = {"empty_of_one": empty_of_one, "empty_of_five": empty_of_five, "saxpy": saxpy}
 
 
-def launch(kernel: str, dim: int, arguments: list[Any]) -> None:
-    """Launch one of the kernels on the CPU."""
-    wp.launch(_KERNELS[kernel], dim, arguments, device="cpu")
+def launch(kernel: str, dim: int, arguments: list[Any], device: str = "cpu") -> None:
+    """Launch one of the kernels."""
+    wp.launch(_KERNELS[kernel], dim, arguments, device=device)
 
 
 def jax_add() -> Any:

@@ -7,6 +7,7 @@ the file there as well.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -18,40 +19,39 @@ import subprocess
 import time
 from pathlib import Path
 
-import cupy
 import numpy as np
 import torch
-from numba import cuda
 
-import numbridge as nb
+from numbridge.command_line.comparison import CUDA_PEERS
+from numbridge.command_line.cuda_work import cuda_works
+from numbridge.command_line.sample_kernels import empty_of_three
 from numbridge.kernels import cuda_driver
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 15
-PEERS = ("numbridge", "numba", "numba-cuda", "torch", "jax", "cupy-cuda13x", "numpy")
+PEERS = ("numbridge", "numba", "torch", "jax", "numpy", *CUDA_PEERS)
 
-
-@nb.kernel
-def empty3(a, b, c):
-    pass
-
-
-@nb.kernel
-def empty5(a, b, c, d, e):
-    pass
-
-
-@nb.kernel
-def saxpy(x, y, a):
-    i = nb.tid()
-    y[i] = a * x[i] + y[i]
-
-
-@nb.kernel
-def stencil(a, out):
-    i, j = nb.tid()
-    if i > 0 and j > 0 and i < a.shape[0] - 1 and j < a.shape[1] - 1:
-        out[i, j] = 0.2 * (a[i, j] + a[i - 1, j] + a[i + 1, j] + a[i, j - 1] + a[i, j + 1])
+# A copy moves 8 bytes per element, as the stencil does, and saxpy 12: 90% of its bandwidth is so much of its time.
+LIMITS = {
+    "CUDA: 3 cupy arrays, empty kernel, forall": {
+        "numba.cuda": 1 / 15,
+        "CuPy RawKernel": 0.7,
+        "bare cuLaunchKernel": 2.0,
+    },
+    "CUDA: 5 torch tensors, empty kernel, forall": {"numba.cuda": 1 / 15, "bare cuLaunchKernel": 2.0},
+    "CUDA: from_torch": {"torch.from_dlpack": 0.5},
+    "CUDA: to_torch": {"torch.from_dlpack": 0.5},
+    "CUDA: saxpy, 256M float32": {
+        "a copy, which moves 2/3 of it": 1.5 / 0.9,
+        "CuPy": 1.0,
+        "torch.compile": 1.05,
+    },
+    "CUDA: five-point stencil, 16384 x 16384 float32": {
+        "a copy, which moves as much": 1 / 0.9,
+        "CuPy RawKernel": 1.0,
+        "torch.compile": 1.05,
+    },
+}
 
 
 class Bench:
@@ -60,51 +60,25 @@ class Bench:
     def __init__(self) -> None:
         self.rows: list[dict[str, object]] = []
 
-    def add(self, work, against, ours, theirs, limit, unit="us"):
-        row = {"work": work, "against": against, "ours": ours, "theirs": theirs, "unit": unit}
-        row |= {"ratio": ours / theirs, "limit": limit, "holds": ours / theirs <= limit}
+    def take(self, work, more):
+        """Measure a row of the comparison, with further contestants: callables, or figures in microseconds."""
+        figures = {name: value for name, value in more.items() if not callable(value)}
+        runs = {name: value for name, value in more.items() if callable(value)}
+        (row,) = dataclasses.replace(work, prepare=lambda: {**work.prepare(), **runs}).rows(ROUNDS)
+        (_, ours), *peers = (dict(row.values) | figures).items()
+        for name, theirs in peers:
+            self.add(work.name, name, ours, theirs, LIMITS.get(work.name, {}).get(name))
+
+    def add(self, work, against, ours, theirs, limit):
+        row = {"work": work, "against": against, "ours": ours, "theirs": theirs, "unit": "us"}
+        row |= {"ratio": ours / theirs, "limit": limit, "holds": None if limit is None else ours / theirs <= limit}
         self.rows.append(row)
-        mark = "ok" if row["holds"] else "MISSED"
+        mark = {None: "", True: "ok", False: "MISSED"}[row["holds"]]
+        wanted = "" if limit is None else f"<= {limit:.3f}"
         print(
-            f"{work:45s} {against:30s} {ours:12.3f} {theirs:12.3f} {unit} {row['ratio']:8.3f} <= {limit:.3f} {mark}",
+            f"{work:50s} {against:30s} {ours:12.3f} {theirs:12.3f} us {row['ratio']:8.3f} {wanted:9s} {mark}",
             flush=True,
         )
-
-    def host(self, work, ours, peers, count=300):
-        """Compare host time per call; the queue is emptied between rounds so that nobody waits for it."""
-        contestants = [ours, *(run for run, _ in peers.values())]
-        times = [[] for _ in contestants]
-        for run in contestants:
-            run()
-        for _ in range(ROUNDS):
-            for run, found in zip(contestants, times, strict=True):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(count):
-                    run()
-                found.append((time.perf_counter() - start) / count * 1e6)
-        medians = [statistics.median(found) for found in times]
-        for (name, (_, limit)), theirs in zip(peers.items(), medians[1:], strict=True):
-            self.add(work, name, medians[0], theirs, limit)
-
-    def device(self, work, ours, peers, count=10):
-        """Compare device time per call, by events on the default stream."""
-        contestants = [ours, *(run for run, _ in peers.values())]
-        times = [[] for _ in contestants]
-        for run in contestants:
-            run()
-        for _ in range(ROUNDS):
-            for run, found in zip(contestants, times, strict=True):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record()
-                for _ in range(count):
-                    run()
-                end.record()
-                end.synchronize()
-                found.append(start.elapsed_time(end) / count * 1e3)
-        medians = [statistics.median(found) for found in times]
-        for (name, (_, limit)), theirs in zip(peers.items(), medians[1:], strict=True):
-            self.add(work, name, medians[0], theirs, limit)
 
 
 def bare_launch():
@@ -117,7 +91,7 @@ def bare_launch():
 
     devices = cuda_driver.devices()
     devices.prepare(0)
-    code = compile(empty3)
+    code = compile(empty_of_three)
     handle, launch = devices.load(code[0], code[1]), devices.launch_function(cooperative=False)
     call = indirect(types.int32, 11)
     places = (ctypes.c_void_p * 64)(*[ctypes.addressof(ctypes.c_int64())] * 64)
@@ -141,104 +115,36 @@ def compile(kernel):
     return made.compiled.objects[0], made.compiled.names["kernel"]
 
 
-def launches(bench: Bench) -> None:
-    cupys = [cupy.ones(10, np.float32) for _ in range(3)]
-    torches = [torch.ones(10, device="cuda") for _ in range(5)]
-    three, five = empty3.forall(256), empty5.forall(256)
-
-    @cuda.jit
-    def numba3(a, b, c):
-        pass
-
-    @cuda.jit
-    def numba5(a, b, c, d, e):
-        pass
-
-    raw = cupy.RawKernel('extern "C" __global__ void empty(float* a, float* b, float* c) {}', "empty")
+def bare_microseconds():
+    """Return the median time of a bare launch."""
     many, keep = bare_launch()
-    torch.cuda.synchronize()
-    bare = []
+    found = []
     for _ in range(ROUNDS):
+        torch.cuda.synchronize()
         start = time.perf_counter()
         assert many(300) == 0
-        bare.append((time.perf_counter() - start) / 300 * 1e6)
-        torch.cuda.synchronize()
-    n3, n5 = numba3[1, 256], numba5[1, 256]
-    bench.host(
-        "launch, 3 CuPy arrays, empty kernel",
-        lambda: three(*cupys),
-        {
-            "numba.cuda": (lambda: n3(*cupys), 1 / 15),
-            "CuPy RawKernel": (lambda: raw((1,), (256,), tuple(cupys)), 0.7),
-        },
-    )
-    bench.add(
-        "launch, 3 CuPy arrays, empty kernel",
-        "bare cuLaunchKernel",
-        bench.rows[-1]["ours"],
-        statistics.median(bare),
-        2.0,
-    )
-    bench.host(
-        "launch, 5 torch tensors, empty kernel", lambda: five(*torches), {"numba.cuda": (lambda: n5(*torches), 1 / 15)}
-    )
-    bench.add(
-        "launch, 5 torch tensors, empty kernel",
-        "bare cuLaunchKernel",
-        bench.rows[-1]["ours"],
-        statistics.median(bare),
-        2.0,
-    )
+        found.append((time.perf_counter() - start) / 300 * 1e6)
+    torch.cuda.synchronize()
     del keep
+    return statistics.median(found)
 
 
-def conversions(bench: Bench) -> None:
-    t = torch.ones(10, 10, device="cuda")
-    a = nb.zeros((10, 10), device="cuda")
-    bench.host(
-        "from_torch on CUDA", lambda: nb.from_torch(t), {"torch.from_dlpack": (lambda: torch.from_dlpack(t), 0.5)}
-    )
-    bench.host("to_torch on CUDA", lambda: nb.to_torch(a), {"torch.from_dlpack": (lambda: torch.from_dlpack(a), 0.5)})
-
-
-def kernels(bench: Bench) -> None:
+def saxpy_by_torch():
     n = 256 << 20
     x, y = torch.ones(n, device="cuda"), torch.ones(n, device="cuda")
-    run = saxpy.forall(n)
-    cx, cy = cupy.from_dlpack(x), cupy.from_dlpack(y)
-    fused = cupy.ElementwiseKernel("float32 x, float32 a", "float32 y", "y = a * x + y", "numbridge_saxpy")
-    compiled = torch.compile(lambda x, y: y.copy_(0.0 * x + y))
-    bench.device(
-        "saxpy, 256M float32",
-        lambda: run(x, y, 0.0),
-        {
-            # A copy moves 8 bytes per element and saxpy 12, so 90% of its bandwidth is 1.5 / 0.9 of its time.
-            "device-to-device copy (bandwidth)": (lambda: x.copy_(y), 1.5 / 0.9),
-            "CuPy": (lambda: fused(cx, np.float32(0), cy), 1.0),
-            "torch.compile": (lambda: compiled(x, y), 1.05),
-        },
-    )
+    run = torch.compile(lambda x, y: y.copy_(0.0 * x + y))
+    return lambda: run(x, y)
 
 
-def stencils(bench: Bench) -> None:
+def stencil_by_torch():
     m = 16384
     a, out = torch.rand(m, m, device="cuda"), torch.zeros(m, m, device="cuda")
-    step = stencil.forall((m, m))
 
-    def torch_step(a, out):
+    @torch.compile
+    def step(a, out):
         out[1:-1, 1:-1] = 0.2 * (a[1:-1, 1:-1] + a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:])
 
-    compiled_step = torch.compile(torch_step)
-    ca, cout = cupy.from_dlpack(a), cupy.from_dlpack(out)
-    bench.device(
-        "five-point stencil, 16384 x 16384 float32",
-        lambda: step(a, out),
-        {
-            "device-to-device copy (bandwidth)": (lambda: out.copy_(a), 1 / 0.9),
-            "CuPy": (lambda: torch_step(ca, cout), 1.0),
-            "torch.compile": (lambda: compiled_step(a, out), 1.05),
-        },
-    )
+    return lambda: step(a, out)
 
 
 def write(bench: Bench, folders: list[Path]) -> None:
@@ -272,9 +178,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    bench = Bench()
-    for group in (launches, conversions, kernels, stencils):
-        group(bench)
+    bench, bare = Bench(), bare_microseconds()
+    # Made when its row is measured, so that two programs' arrays are never there at once.
+    more = {
+        "CUDA: 3 cupy arrays, empty kernel, forall": lambda: {"bare cuLaunchKernel": bare},
+        "CUDA: 5 torch tensors, empty kernel, forall": lambda: {"bare cuLaunchKernel": bare},
+        "CUDA: saxpy, 256M float32": lambda: {"torch.compile": saxpy_by_torch()},
+        "CUDA: five-point stencil, 16384 x 16384 float32": lambda: {"torch.compile": stencil_by_torch()},
+    }
+    for work in cuda_works():
+        if work.missing is not None:
+            raise RuntimeError(f"{work.name}: {work.missing}")
+        bench.take(work, more.get(work.name, dict)())
         write(bench, [ROOT / "docs" / "benchmarks", *([chosen.out] if chosen.out else [])])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -9,19 +10,22 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 import numbridge as nb
-from fake_cuda import fake_cuda
-from numbridge.command_line import cache_files, checks, comparison, drawing, pairs
+from fake_cuda import cuda_array, fake_cuda
+from numbridge.command_line import adjoint_work, cache_files, checks, comparison, cuda_work, drawing, pairs
 from numbridge.command_line.adjoint_work import ADJOINTS
 from numbridge.command_line.app import main
 from numbridge.command_line.information import information
 from numbridge.command_line.memory_work import Memory
 from numbridge.command_line.process_work import FirstLaunch
-from numbridge.command_line.work import Row
+from numbridge.command_line.work import Row, Work
 
 MODULE = "import runpy; runpy.run_module('numbridge', run_name='__main__', alter_sys=True)"
 
@@ -276,6 +280,77 @@ def test_bench_measures_what_a_first_launch_takes():
     cold, warm, memory = FirstLaunch(contestants=("Numba prange",)).rows(1)
     assert 0 < warm.values["Numba prange"] < cold.values["Numba prange"]
     assert memory.unit == "KiB" and memory.values["Numba prange"] > 10_000
+
+
+def test_what_cannot_be_measured_is_said_and_loses_nothing_else(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("no compiler")
+
+    works = [Work("bad", broken), Work("good", lambda: {"numbridge": lambda: None})]
+    monkeypatch.setattr(comparison, "works", lambda: works)
+    assert main(["bench", "--quick", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [row["work"] for row in found["rows"]] == ["good"]
+    assert found["failed"] == {"bad": "RuntimeError: no compiler"}
+    assert main(["bench", "--quick"]) == 1
+    assert "bad failed: RuntimeError: no compiler" in capsys.readouterr().out
+
+
+def test_rows_for_cuda_need_a_device_and_what_they_compare():
+    assert {work.missing for work in cuda_work.cuda_works()} == {"there is no CUDA device here"}
+    with fake_cuda():
+        missing = {work.name: work.missing for work in cuda_work.cuda_works()}
+    # The peers' own frameworks ask the real driver.
+    assert missing["CUDA: 3 cupy arrays, empty kernel, forall"] is None
+    assert missing["CUDA: from_torch"] == "torch: installed without CUDA"
+
+
+class FakeCupy:
+    """What the rows for CUDA ask of CuPy, on a recording driver; between two events lie 2.5 milliseconds."""
+
+    def __init__(self, fake):
+        self.marks = []
+        self.cuda = SimpleNamespace(
+            Event=lambda: SimpleNamespace(record=lambda: self.marks.append(len(fake.launches)), synchronize=int),
+            get_current_stream=lambda: SimpleNamespace(synchronize=int),
+            get_elapsed_time=lambda first, last: 2.5,
+        )
+        self.RawKernel = self.ElementwiseKernel = lambda *arguments: None
+
+    def ones(self, shape, dtype):
+        return apart(shape if isinstance(shape, tuple) else (shape,), dtype)
+
+    zeros = ones
+
+
+PLACES = itertools.count(0x7000_0000_0000, 1 << 32)
+
+
+def apart(shape, dtype=np.float32):
+    """Return an array that shares memory with no other."""
+    return cuda_array(shape, dtype, address=next(PLACES))
+
+
+WITH_CUPY = [work for work in cuda_work.cuda_works() if work.frameworks == ("cupy",)]
+
+
+@pytest.mark.parametrize("work", WITH_CUPY, ids=lambda work: work.name)
+def test_our_side_of_the_rows_for_cuda_is_launched_and_timed(work, monkeypatch):
+    with fake_cuda() as fake:
+        cupy = FakeCupy(fake)
+        monkeypatch.setattr(cuda_work, "cupy", lambda: cupy)
+        monkeypatch.setattr(cuda_work, "warp_kernels", lambda: None)
+        monkeypatch.setattr(adjoint_work, "is_there", lambda name: False)
+        monkeypatch.setattr(adjoint_work, "_moved", lambda arrays, device: [apart(a.shape) for a in arrays])
+        prepared = work.prepare()
+        assert next(iter(prepared)) == "numbridge"
+        (row,) = replace(work, prepare=lambda: {"numbridge": prepared["numbridge"]}).rows(rounds=2)
+        if work.on_device:
+            assert row.values["numbridge"] == 250.0
+            assert np.diff(cupy.marks).tolist() == [10, 0, 10]
+        else:
+            assert len(fake.launches) == 1 + 2 * cuda_work.LAUNCHES
+            assert row.values["numbridge"] > 0
 
 
 def test_every_row_of_the_comparison_has_a_name_of_its_own():
