@@ -159,15 +159,15 @@ class _Export:
 
 
 class _HostExport:
-    """The same for memory of the CPU, where nothing waits for a stream; what JAX asks of it is found without a detour."""
+    """The same for memory of the CPU, where nothing waits for a stream: a capsule that is there already."""
 
-    __slots__ = ("_export", "_record")
+    __slots__ = ("_capsule",)
 
-    def __init__(self, export: Any, record: Any) -> None:
-        self._export, self._record = export, record
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
 
     def __dlpack__(self, stream: Any = None) -> Any:
-        return self._export(self._record)
+        return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _HOST
@@ -179,7 +179,7 @@ _HOST = (dl.CPU, 0)
 def _export(array: Array, word: int) -> _Export | _HostExport:
     """Return what JAX imports of an array, whose word the caller has read."""
     if word >> nb.WORD_DEVICE & 0xFF == dl.CPU and not word & nb.PINNED:
-        return _HostExport(native().export_legacy, array._record)
+        return _HostExport(native().export_legacy(array._record))
     return _Export(array)
 
 
@@ -205,6 +205,9 @@ def to_jax(array: Array) -> jax.Array:
     """
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
+    capsule = _export_aligned()(array)
+    if capsule is not None:
+        return _importer()(_HostExport(capsule))
     source = array._source
     if source is not None and _is_alive(source):
         return source
@@ -218,8 +221,15 @@ def to_jax(array: Array) -> jax.Array:
 
 
 _ELEMENTS = 3 << nb.WORD_INNER
-# The dtypes of which JAX has been seen to share memory of the layout that it asks for.
+# The dtypes of which JAX has been seen to share memory of the layout that it asks for, and those of them that no setting of
+# JAX's would make it narrow.
 _shared: set[int] = set()
+_never_narrowed: dict[int, bool] = {}
+
+
+@functools.cache
+def _export_aligned() -> Any:
+    return native().aligned_exporter(_never_narrowed)
 
 
 def _is_alive(source: Any) -> bool:
@@ -252,6 +262,8 @@ def _check_export(array: Array, word: int, ptr: int) -> None:
             f"this JAX copies memory of dtype {row.name} instead of sharing it; jax.numpy.array(array.numpy()) does so openly"
         )
     _shared.add(row.tag)
+    if row.tag not in _WIDE:
+        _never_narrowed[row.tag] = True
 
 
 def dtype_from_jax(dtype: Any) -> Any:

@@ -153,6 +153,10 @@ class Machine:
         """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync`` at `address`."""
         return builtin("export_plain", self.addresses["numbridge_export_plain"], (address,), one=True)
 
+    def aligned_exporter(self, tags: dict[int, bool]) -> Any:
+        """Return ``export_aligned(array)``: a legacy capsule of an array whose dtype's tag is in `tags`, or None."""
+        return builtin("export_aligned", self.addresses["numbridge_export_aligned"], (tags,), one=True)
+
     def set_array_type(self, array_type: type, record: int, source: int, extra: int) -> None:
         """Tell the compiled code which class its arrays are of, and where in an instance its slots lie (bytes)."""
         _keep.append(array_type)

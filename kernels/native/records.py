@@ -62,6 +62,7 @@ EXPORTS = {
     "numbridge_export_versioned": ("export_versioned", "int64(int64, int64)"),
     "numbridge_export_to": ("export_to", "int64(int64, int64, int64)"),
     "numbridge_export_plain": ("export_plain", "int64(int64, int64)"),
+    "numbridge_export_aligned": ("export_aligned", "int64(int64, int64)"),
     "numbridge_to_numpy": ("to_numpy", "int64(int64, int64)"),
     "numbridge_exchange_read": ("exchange_read_array", "int32(int64, int64)"),
     "numbridge_exchange_from_object": ("exchange_from_object", "int32(int64, int64)"),
@@ -633,6 +634,29 @@ def export_plain(self, array):
     if call_to_object(to_address(load_i64(self, py.TUPLE_ITEMS)), managed, out) != 0:
         return 0
     return load_i64(out, 0)
+
+
+@native
+def export_aligned(self, array):
+    """``export_aligned(array)`` with self = ({tag: anything},): `export_legacy` of an array that needs no thought, or None.
+
+    It is dense, aligned as XLA asks, and of one of these dtypes.
+    """
+    if not is_plain(array):
+        return give_none()
+    capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
+    record, count = record_at(capsule), 1
+    if (load_i64(record, dl.DATA) + load_i64(record, dl.BYTE_OFFSET)) & (ALIGNMENT - 1) != 0:
+        return give_none()
+    ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
+    for k in range(ndim - 1, -1, -1):
+        if load_i64(strides, 8 * k) != count:
+            return give_none()
+        count *= load_i64(record, dl.RECORD_SHAPE + 8 * k)
+    tag = from_int(types.int64(load_u32(record, dl.DTYPE)))
+    known = dict_get(load_i64(self, py.TUPLE_ITEMS), tag)
+    decrease(tag)
+    return export_legacy(self, capsule) if known != 0 else give_none()
 
 
 @native

@@ -176,6 +176,7 @@ def test_wide_dtypes_where_jax_has_them(wide):
 
 def test_an_empty_array_proves_nothing_about_sharing(monkeypatch):
     monkeypatch.setattr(jax_bridge, "_shared", set())
+    jax_bridge._never_narrowed.clear()
     assert nb.to_jax(nb.zeros((0, 3))).shape == (0, 3)
     assert not jax_bridge._shared
     nb.to_jax(nb.zeros(3))
@@ -188,6 +189,22 @@ def test_an_empty_array_proves_nothing_about_sharing(monkeypatch):
     monkeypatch.setattr(jax_bridge, "_importer", lambda: lambda export: Copying())
     with pytest.raises(nb.BufferAccessError, match="copies memory of dtype int8"):
         nb.to_jax(nb.zeros(3, dtype=nb.int8))
+
+
+def test_what_needs_a_thought_is_not_exported_without_one():
+    a = nb.zeros((4, 16))
+    nb.to_jax(a)
+    export = jax_bridge._export_aligned()
+    assert "dltensor" in repr(export(a)) and "dltensor" in repr(export(a[2:]))
+    frozen = np.zeros(16, np.float32)
+    frozen.setflags(write=False)
+    wide, vectors = nb.zeros(4, dtype=nb.float64), nb.zeros(4, dtype=nb.vec3)
+    for other in (a[:, 1:], a[:, 3], nb.from_numpy(frozen), wide, vectors, nb.from_jax(nb.to_jax(a)), a.numpy(), None):
+        assert export(other) is None
+    moved = nb.zeros(64)[1:17]
+    assert export(moved) is None
+    with pytest.raises(nb.BufferAccessError, match="aligned to 64 bytes"):
+        nb.to_jax(moved)
 
 
 def test_jax_is_imported_when_it_is_first_needed(run_python):
