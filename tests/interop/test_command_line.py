@@ -276,10 +276,12 @@ def test_bench_measures_memory_in_processes_of_their_own():
 
 
 def test_bench_measures_what_a_first_launch_takes():
-    # Of the contestants, the one that compiles fastest; ours compiles its machine room as well.
+    # Of the contestants, the one that compiles fastest; ours compiles its machine room as well. Memory of this process must not
+    # count as its.
+    ballast = np.ones(1 << 27)
     cold, warm, memory = FirstLaunch(contestants=("Numba prange",)).rows(1)
     assert 0 < warm.values["Numba prange"] < cold.values["Numba prange"]
-    assert memory.unit == "KiB" and memory.values["Numba prange"] > 10_000
+    assert memory.unit == "KiB" and 10_000 < memory.values["Numba prange"] < ballast.nbytes >> 10
 
 
 def test_what_cannot_be_measured_is_said_and_loses_nothing_else(monkeypatch, capsys):
