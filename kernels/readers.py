@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -250,7 +251,7 @@ def unreadable(obj: Any) -> Exception:
         return BufferAccessError(
             f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it"
         )
-    if isinstance(obj, np.ndarray) and not isinstance(obj, np.ma.MaskedArray):
+    if isinstance(obj, np.ndarray) and not _is_masked(type(obj)):
         return _unreadable_numpy(obj)
     try:
         if reader.inspect is not None:
@@ -372,10 +373,15 @@ def _python_scalar(kind: type) -> Reader | None:
     return None
 
 
+def _is_masked(kind: type) -> bool:
+    """Tell whether a type is that of masked arrays; who has one has imported NumPy's module of them, which takes a while."""
+    return issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
+
+
 def _numpy_type(kind: type) -> Reader | None:
     if not issubclass(kind, np.ndarray):
         return None
-    if issubclass(kind, np.ma.MaskedArray):
+    if _is_masked(kind):
         return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_mask)
     _check_numpy_layout()
     return Reader(nb.NUMPY, protocol="NumPy's array structure", adapter=_records_of)
