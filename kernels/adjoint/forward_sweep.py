@@ -64,6 +64,7 @@ class ForwardSweep:
         self.needs = Needs(self.activity)
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
+        self._postponed: dict[If, Values] = {}
         self._plans = self._plan(slots)
         if not stacks:
             self._refuse_stacks()
@@ -155,6 +156,9 @@ class ForwardSweep:
     def _forward_if(self, op: If, values: Values, *, save: bool) -> None:
         if not self._has_work(op, values, save=save):
             return
+        if save and self._serves_itself(op, values):
+            self._postponed[op] = values
+            return
         sides: list[tuple[Region, list[tuple[Value, Value]]]] = [
             (op.then, [(m.result, m.then) for m in op.merges if m.result in values]),
             (op.orelse, [(m.result, m.orelse) for m in op.merges if m.result in values]),
@@ -164,6 +168,16 @@ class ForwardSweep:
             with self.lines.optional(head) if head == "else:" else self.lines.block(head):
                 self._forward(region, values, save=save)
                 moves(self.lines, pairs, "_nb_move")
+
+    def _serves_itself(self, op: If, values: Values) -> bool:
+        """Tell whether what a branch computes is read by its own reverse only, which may as well compute it.
+
+        One branch instead of two under the same condition is what LLVM turns into vector code.
+        """
+        if op not in self.needs.live or any(merge.result in values for merge in op.merges):
+            return False
+        inner = [o for region in regions(op) for o in walk(region)]
+        return not any(isinstance(o, Raise) or o in self.needs.replayed for o in inner)
 
     def _forward_loop(self, op: Loop, values: Values, *, save: bool) -> None:
         plan = self._plans.get(op) if save else None

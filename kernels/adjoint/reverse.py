@@ -254,6 +254,8 @@ class _Reverse(LoopReversal):
         for head, side in ((f"if {op.condition.name}:", 0), ("else:", 1)):
             with self.lines.optional(head) if side else self.lines.block(head):
                 self._started, self._held = set(started), dict(held)
+                if op in self._postponed:
+                    self._forward((op.then, op.orelse)[side], self._postponed[op], save=True)
                 for merge in live:
                     self._add((merge.then, merge.orelse)[side], self._adjoint(merge.result))
                 self._reverse((op.then, op.orelse)[side])
