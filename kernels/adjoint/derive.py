@@ -132,6 +132,15 @@ class Derivative(Kernel):
 
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
+        return self._known(parameters, weak, target)[0]
+
+    def depends_on(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[Dependency, ...]:
+        """Return the global and closure values that the plan for some types was made from."""
+        return self._known(parameters, weak, "cpu")[1]
+
+    def _known(
+        self, parameters: tuple[ParameterType, ...], weak: str, target: Target
+    ) -> tuple[Plan, tuple[Dependency, ...]]:
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
@@ -139,7 +148,7 @@ class Derivative(Kernel):
         known = self._plans.get((bare, weak, target))
         if known is None or not all(dependency.holds() for dependency in known[1]):
             known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
-        return known[0]
+        return known
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)

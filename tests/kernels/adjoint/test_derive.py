@@ -224,6 +224,15 @@ def test_shared_memory_is_refused_where_it_matters():
     assert (both == 2).all()
 
 
+def test_adjoints_whose_indices_meet_are_refused():
+    y, block = np.ones(6), np.zeros(8)
+    meeting = np.lib.stride_tricks.as_strided(block, (6,), (4,))
+    refused(BufferAccessError, "several indices name one element", saxpy, 6, [y, np.ones(6), 2.0],
+            adj_inputs=[meeting, np.ones(6), None])  # fmt: skip
+    for view in (np.zeros((6, 2))[:, 1], np.zeros(12)[::-2]):
+        launch(saxpy, 6, [y.copy(), np.ones(6), 2.0], adj_inputs=[view, np.ones(6), None], adjoint=True)
+
+
 def test_complex_numbers_are_refused():
     z = np.ones(3, np.complex64)
     refused(KernelError, "complex numbers have no derivative here; pass real and imag", saxpy, 3, [z, z * 2, 2.0],
