@@ -132,6 +132,7 @@ class FunctionSource:
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
         self.gradient: FunctionSource | None = None
+        self._frozen: dict[int, tuple[Any, Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
@@ -256,6 +257,15 @@ class FunctionSource:
                 if static is not None:
                     inner.update(id(child) for child in ast.walk(node))
                     yield from static.reached
+
+    def frozen(self, array: Any) -> Any:
+        """Return what a global array held when it was first compiled into the function or a derivative of it.
+
+        Its elements are constants of compiled code: a variant or an adjoint that is compiled later must see the same ones.
+        """
+        if id(array) not in self._frozen:
+            self._frozen[id(array)] = array, array.copy()
+        return self._frozen[id(array)][1]
 
     def _fold_operation(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)

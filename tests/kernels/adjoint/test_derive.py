@@ -285,6 +285,25 @@ def test_globals_may_be_rebound(monkeypatch):
         assert (by_x == factor).all()
 
 
+WEIGHTS = np.array([1.0, 2.0, 3.0])
+
+
+@kernel
+def weighted(x, y):
+    i = tid()
+    y[i] = WEIGHTS[i] * x[i]
+
+
+def test_elements_of_global_arrays_are_those_that_the_kernel_was_compiled_with():
+    x, y = np.ones(3), np.zeros(3)
+    launch(weighted, 3, [x, y])
+    WEIGHTS[0] = 100.0
+    by_x, single = np.zeros(3), np.zeros(3, np.float32)
+    launch(weighted, 3, [x, y], adj_inputs=[by_x, np.ones(3)], adjoint=True)
+    launch(weighted, 3, [x.astype(np.float32), single])
+    assert by_x.tolist() == single.tolist() == [1.0, 2.0, 3.0]
+
+
 def test_a_cached_adjoint_is_not_generated_again(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
