@@ -315,20 +315,23 @@ class Derivative(Kernel):
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
         run = launcher(self, geometry)
-        return self._checked(run, launcher(self._together(), geometry) if self.mode == "adjoint" else run)
+        together = launcher(self._together(), geometry) if self.mode == "adjoint" else run
+        return self._checked(run, together, geometry.stream)
 
-    def _widening(self, run: Callable[..., None]) -> Callable[..., None]:
+    def _widening(self, run: Callable[..., None], stream: int | None = None) -> Callable[..., None]:
         """Return a launcher that takes adjoints of 16-bit floats, too."""
         names = [parameter.name for parameter in self.parameters]
-        return widening(self.name, names, run, self._changed) if self.mode == "adjoint" else run
+        return widening(self.name, names, run, self._changed, stream) if self.mode == "adjoint" else run
 
     def _changed(self, arguments: Sequence[Any]) -> frozenset[str]:
         """Return the arrays that this writes, for some arguments."""
         types, _ = variants_of(self).types(arguments, [describe(argument) for argument in arguments])
         return frozenset(p.name for p in types if isinstance(p, ArrayType) and p.written)
 
-    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
-        run, together = self._widening(run), self._widening(together)
+    def _checked(
+        self, run: Callable[..., None], together: Callable[..., None], stream: int | None = None
+    ) -> Callable[..., None]:
+        run, together = self._widening(run, stream), self._widening(together, stream)
 
         def checked(*arguments: Any) -> None:
             found = [describe(argument) for argument in arguments]
