@@ -29,7 +29,9 @@ from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, Numbrid
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.source import Dependency
 from numbridge.memory import native, row_of
+from numbridge.remembered_contents import RememberedContents
 
 __all__ = ["Gradients", "Tape"]
 
@@ -48,7 +50,8 @@ class _LaunchEvent(_Event):
     """A launch to be reversed.
 
     `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet.
+    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `depends_on` are the
+    global values that the adjoint is made from.
     """
 
     kernel: Kernel = None  # type: ignore[assignment]
@@ -58,6 +61,8 @@ class _LaunchEvent(_Event):
     active: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     reads: set[str] = field(default_factory=set)
+    depends_on: tuple[Dependency, ...] = ()
+    lost: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -90,7 +95,8 @@ class Tape:
 
     Use it as a context manager, launch, and then call `backward`. Launches of every form are recorded, of the thread that
     entered the tape, by the innermost tape. A launch is recorded if one of its arrays requires a gradient or was written
-    from one that does. Contents that are changed by anything but launches must not be changed before `backward`.
+    from one that does. Launches and methods of `Array` may overwrite what was recorded at any time. What something else changes
+    before `backward`, such as NumPy through a view, or a global value that a kernel uses, is noticed and refused.
 
     Examples
     --------
@@ -113,6 +119,7 @@ class Tape:
         self._arrays: dict[int, Array] = {}
         self._objects: list[Any] = []
         self._memory: AdjointMemory | None = None
+        self._contents = RememberedContents()
         self._thread: int | None = None
         self._done = False
         self._kept = 0
@@ -162,6 +169,8 @@ class Tape:
 
         def record() -> None:
             self._events.append(event)
+            if isinstance(event, _LaunchEvent):
+                self._contents.remember(event.found[name] for name in event.reads)
             self._varied += [found[name] for name in written if found[name].scalar and _is_float(found[name])]
 
         return record
@@ -196,7 +205,8 @@ class Tape:
         active = tuple(name for name in floats if name in varied or name in written)
         for name in active:
             self._remember_array(given[name])
-        plan = kernel.adjoint(active).plan(tuple(types), weak)
+        derivative = kernel.adjoint(active)
+        plan = derivative.plan(tuple(types), weak)
         return _LaunchEvent(
             [found[name] for name in active],
             kernel,
@@ -206,6 +216,7 @@ class Tape:
             active,
             tuple(name for name in active if name in written),
             set(plan.reads),
+            derivative.depends_on(tuple(types), weak),
         )
 
     def _records(self) -> bool:
@@ -249,10 +260,14 @@ class Tape:
     def _keep_before(self, written: Description) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
         copies: dict[tuple[Any, ...], Array] = {}
+        self._contents.look_again()
         for event in self._events:
             if isinstance(event, _LaunchEvent):
                 for name in [name for name in event.reads if share_memory(event.found[name], written)]:
+                    if not self._contents.holds(event.found[name]):
+                        event.lost.append(name)
                     self._keep(event, name, copies)
+        self._contents.forget(written)
 
     def _keep_snapshots(self, event: _LaunchEvent, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
         """Keep copies of the arrays that a launch itself changes and its adjoint reads."""
@@ -332,11 +347,28 @@ class Tape:
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
+        self._contents.look_again()
         for event in reversed(self._events):
             self._reverse(event, memory)
         if not retain_graph:
             self._events.clear()
         self._deposit(memory)
+
+    def _check_unchanged(self, event: _LaunchEvent) -> None:
+        """Refuse to go back through a launch whose adjoint would not see what the launch saw."""
+        kernel = event.kernel.name
+        for dependency in event.depends_on:
+            if not dependency.holds():
+                raise NumbridgeError(
+                    f"backward: {dependency.name or 'a closure value'!r}, which kernel {kernel!r} uses, has been rebound since "
+                    "the launch; pass it as an argument, or call backward before"
+                )
+        changed = [*event.lost, *(name for name in sorted(event.reads) if not self._contents.holds(event.found[name]))]
+        if changed:
+            raise NumbridgeError(
+                f"backward: parameter {changed[0]!r} of kernel {kernel!r} has been changed since the launch, by something that "
+                "the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
+            )
 
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
@@ -362,6 +394,7 @@ class Tape:
         regions = {name: _region(memory, event.found[name]) for name in event.active}
         if not any(regions[name].reached for name in event.written):
             return
+        self._check_unchanged(event)
         adjoints = [regions[name].adjoint(event.found[name]) for name in event.active]
         with watching.unrecorded():
             event.kernel.adjoint(event.active).over(event.geometry)(*event.arguments, *adjoints)

@@ -19,7 +19,7 @@ from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
-__all__ = ["Launches", "copied", "quick_way", "transformed_check", "zeros_maker"]
+__all__ = ["Launches", "quick_way", "transformed_check"]
 
 
 _MOST = 256
@@ -75,6 +75,14 @@ class Launches:
         shapes = self.plan.output_shapes(values)
         named = zip(self.plan.outputs, self._dtypes, strict=True)
         return [first.new_zeros(shapes[name], dtype=kind) for name, kind in named]
+
+    def zeros(self, tensor: Any) -> Any:
+        """Return contiguous zeros like a tensor."""
+        return self._zeros(tensor)
+
+    def copied(self, tensor: Any) -> Any:
+        """Return a contiguous copy of a tensor."""
+        return copied(tensor)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return an operator's outputs for its inputs."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.operator_levels import Level
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.torch_eager import Launches, quick_way
-from numbridge.torch_levels import Level
 from numbridge.torch_operators import NAMESPACE, Operator
 
 __all__ = ["TorchOp", "torch_op"]

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge.operator_levels import Level
 from numbridge.torch_eager import transformed_check
-from numbridge.torch_levels import Level
 
 __all__ = ["NAMESPACE", "Operator"]
 

@@ -236,15 +236,34 @@ class CudaDevices:
         """Let what comes next on stream `second` wait for what stream `first` was given; returns at once."""
         if first == second:
             return
+        with self._within(ordinal):
+            event = int(self._events[ordinal])
+            self._checked("cuEventRecord", event, first)
+            self._checked("cuStreamWaitEvent", second, event, 0)
+
+    @contextlib.contextmanager
+    def _within(self, ordinal: int) -> Iterator[None]:
+        """Make a device's context current; one thread at a time."""
         self.prepare(ordinal)
         with _lock:
-            context, event, popped = int(self._contexts[ordinal]), int(self._events[ordinal]), ctypes.c_void_p()
-            self._checked("cuCtxPushCurrent_v2", context)
+            popped = ctypes.c_void_p()
+            self._checked("cuCtxPushCurrent_v2", int(self._contexts[ordinal]))
             try:
-                self._checked("cuEventRecord", event, first)
-                self._checked("cuStreamWaitEvent", second, event, 0)
+                yield
             finally:
                 self._checked("cuCtxPopCurrent_v2", ctypes.addressof(popped))
+
+    def allocate(self, ordinal: int, size: int, stream: int) -> int:
+        """Return the address of `size` bytes of new device memory, which may be used by what comes next on a stream."""
+        address = ctypes.c_void_p()
+        with self._within(ordinal):
+            self._checked("cuMemAllocAsync", ctypes.addressof(address), size, stream)
+        return address.value or 0
+
+    def free(self, ordinal: int, address: int, stream: int) -> None:
+        """Give back memory of `allocate` when a stream has done what it was given."""
+        with self._within(ordinal):
+            self._checked("cuMemFreeAsync", address, stream)
 
     def _checked(self, function: str, *arguments: int) -> None:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))

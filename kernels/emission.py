@@ -297,6 +297,8 @@ class _Writer:
 
     def claim(self, preferred: str, value: Any) -> str:
         """Return the name under which a value stands in the namespace."""
+        if isinstance(value, np.ndarray):
+            value = self.program.root.frozen(value)
         for name, known in self.namespace.items():
             if known is value:
                 return name

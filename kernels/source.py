@@ -1,34 +1,36 @@
-"""A kernel's source: parsing, static names, thread indices and written parameters.
+"""A kernel's source: parsing, static names, the device functions that it reaches, and thread indices.
 
 Everything here works on `ast` alone: nothing is compiled, and no types are inferred. Names are resolved by object, so
 that an alias of `nb.tid` is `nb.tid`. Globals are looked up anew on every request, because they may be rebound between
 two launches; only the parsed tree is kept. The order of the file is the order of the work: parse and refuse, resolve,
-walk the device functions, then the questions (indices, dependencies, writes). The text that is compiled is made in
-`emission`.
+walk the device functions, then the indices. The text that is compiled is made in `emission`.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import enum
 import functools
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
-from numbridge.kernels.errors import (
-    KernelError,
-    KernelUnsupportedError,
-    source_excerpt,
-)
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
+from numbridge.kernels.kernel_syntax import check_syntax
+from numbridge.kernels.static_names import (
+    MISSING,
+    Dependency,
+    Static,
+    has_static_members,
+    is_cuda_dispatcher,
+    is_dispatcher,
+    is_module,
+    member_dependency,
+    of_library,
+)
 
 __all__ = [
     "MISSING",
@@ -37,175 +39,15 @@ __all__ = [
     "Program",
     "Sourced",
     "Static",
+    "call_rank",
     "index_uses",
     "is_cuda_dispatcher",
     "is_dispatcher",
 ]
 
 Role = Literal["kernel", "func"]
-
-RESERVED = "_nb_"
 _BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 MAX_RANK = 4
-_WHAT = {"kernel": "a kernel", "func": "a device function"}
-_LIBRARIES = frozenset({"builtins", "math", "cmath", "operator", "numpy", "numba", "numbridge", "ml_dtypes"})
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What the module hands out
-
-
-@dataclass(frozen=True, eq=False)
-class Dependency:
-    """A global or closure value that a kernel read.
-
-    Attributes
-    ----------
-    container : Mapping or CellType
-        A module's dictionary, a class's, or a closure cell.
-    name : str or None
-        The key in the dictionary; None for a cell.
-    value : object
-        What was found there.
-    """
-
-    container: Any
-    name: str | None
-    value: Any
-
-    def holds(self) -> bool:
-        """Return whether the same object is still there."""
-        if self.name is not None:
-            return self.container.get(self.name, MISSING) is self.value
-        try:
-            return self.container.cell_contents is self.value
-        except ValueError:
-            return False
-
-
-@dataclass(frozen=True, eq=False)
-class Static:
-    """What a name or an attribute chain stands for before the kernel runs.
-
-    Attributes
-    ----------
-    value : object
-        The object.
-    root, root_value, path
-        The first name of the chain, what it stands for, and the attributes that follow.
-    through_modules : bool
-        Whether every attribute but the last was taken from a module.
-    builtin : bool
-        Whether the root is one of Python's built-in names.
-    reached : tuple of Dependency
-        The values that were read on the way.
-    """
-
-    value: Any
-    root: str
-    root_value: Any
-    path: tuple[str, ...]
-    through_modules: bool
-    builtin: bool
-    reached: tuple[Dependency, ...]
-
-
-class _Missing(enum.Enum):
-    MISSING = enum.auto()
-
-
-MISSING = _Missing.MISSING
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What may be written in a kernel
-
-_REFUSED: dict[str, tuple[str, str]] = {
-    "Yield": ("yield", "store results in an array"),
-    "YieldFrom": ("yield", "store results in an array"),
-    "AsyncFunctionDef": ("async", "write an ordinary function"),
-    "AsyncFor": ("async", "write an ordinary loop"),
-    "AsyncWith": ("async", "write an ordinary function"),
-    "Await": ("await", "write an ordinary function"),
-    "Try": ("try", "test the condition with if"),
-    "TryStar": ("try", "test the condition with if"),
-    "With": ("with", "call what it does directly"),
-    "Lambda": ("a lambda", "write a function decorated with @nb.func"),
-    "FunctionDef": ("a nested function", "define it outside, decorated with @nb.func"),
-    "ClassDef": ("a class", "define it outside"),
-    "Global": ("global", "pass an array and store into it"),
-    "Nonlocal": ("nonlocal", "pass an array and store into it"),
-    "Delete": ("del", "leave it out: local variables end with the thread"),
-    "Starred": ("a starred expression", "write the elements out"),
-    "JoinedStr": ("an f-string", "use a plain string"),
-    "TemplateStr": ("a template string", "use a plain string"),
-    "Import": ("import", "import at the top of the module"),
-    "ImportFrom": ("import", "import at the top of the module"),
-    "ListComp": ("a comprehension", "write a for loop"),
-    "SetComp": ("a comprehension", "write a for loop"),
-    "DictComp": ("a comprehension", "write a for loop"),
-    "GeneratorExp": ("a generator expression", "write a for loop"),
-    "List": ("a list", "use a tuple, or cuda.local.array for something to write into"),
-    "Set": ("a set", "use a tuple"),
-    "Dict": ("a dict", "use a tuple"),
-    "Match": ("match", "use if and elif"),
-}
-_ALLOWED = (
-    *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass),
-    *(ast.Break, ast.Continue, ast.Raise, ast.Assert, ast.BoolOp, ast.NamedExpr, ast.BinOp, ast.UnaryOp, ast.IfExp),
-    *(ast.Compare, ast.Call, ast.keyword, ast.Constant, ast.Attribute, ast.Subscript, ast.Name, ast.Tuple, ast.Slice),
-)
-
-
-def _position(node: ast.AST) -> tuple[int, int, int, int]:
-    located: Any = node
-    return located.lineno, located.col_offset, located.end_lineno, located.end_col_offset
-
-
-def _fence(source: FunctionSource) -> None:
-    """Refuse, at the first place where it stands, what no target can run."""
-    _fence_parameters(source)
-    for node in source.nodes:
-        if not isinstance(node, _ALLOWED):
-            _refuse_syntax(source, node)
-        elif isinstance(node, ast.Name) and node.id.startswith(RESERVED):
-            raise source.error(
-                node, f"the name {node.id!r} is reserved: generated names start with {RESERVED}; rename it"
-            )
-        elif isinstance(node, ast.keyword) and node.arg is None:
-            raise source.error(node, "a double-starred argument cannot be used in a kernel; write the arguments out")
-        elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):
-            raise source.error(node, "a kernel returns nothing; store the result in an array")
-
-
-def _refuse_syntax(source: FunctionSource, node: ast.AST) -> None:
-    kind = type(node).__name__
-    what, instead = _REFUSED.get(kind, (f"this syntax ({kind})", "write it with simpler statements"))
-    message = f"{what} cannot be used in {_WHAT[source.role]}; {instead}"
-    raise source.error(node, message, KernelUnsupportedError)
-
-
-def _returns_nothing(node: ast.Return) -> bool:
-    return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
-
-
-def _fence_parameters(source: FunctionSource) -> None:
-    arguments, what = source.tree.args, _WHAT[source.role]
-    for starred, spelling in ((arguments.vararg, "*"), (arguments.kwarg, "**")):
-        if starred is not None:
-            raise source.error(
-                starred, f"{spelling}{starred.arg}: {what} takes a fixed number of parameters; name them"
-            )
-    for argument in arguments.kwonlyargs:
-        raise source.error(argument, f"{argument.arg!r} is keyword-only: {what} takes its parameters by position")
-    for argument in (*arguments.posonlyargs, *arguments.args):
-        if argument.arg.startswith(RESERVED):
-            raise source.error(
-                argument, f"the parameter {argument.arg!r} is reserved: generated names start with {RESERVED}"
-            )
-    if arguments.defaults and source.role == "kernel":
-        message = "a kernel's parameters have no default values; pass the value at the launch"
-        raise source.error(arguments.defaults[0], message)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -290,13 +132,14 @@ class FunctionSource:
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
         self.gradient: FunctionSource | None = None
+        self._frozen: dict[int, tuple[Any, Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
         arguments = self.tree.args
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
-        _fence(self)
+        check_syntax(self)
         stored = [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self.locals = frozenset({*self.parameters, *stored})
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
@@ -353,7 +196,10 @@ class FunctionSource:
             How many dimensions each array parameter has. With it, an element of an array is known not to be a view.
             Without it, ``u = a[i]; u += 1`` counts as arithmetic on an element, which it is unless `a` has more dimensions.
         """
-        return _Writes(self, ranks).run()
+        # That module reads sources, and so cannot be imported by this one.
+        from numbridge.kernels.written_parameters import written_parameters
+
+        return written_parameters(self, ranks)
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.
@@ -412,6 +258,15 @@ class FunctionSource:
                     inner.update(id(child) for child in ast.walk(node))
                     yield from static.reached
 
+    def frozen(self, array: Any) -> Any:
+        """Return what a global array held when it was first compiled into the function or a derivative of it.
+
+        Its elements are constants of compiled code: a variant or an adjoint that is compiled later must see the same ones.
+        """
+        if id(array) not in self._frozen:
+            self._frozen[id(array)] = array, array.copy()
+        return self._frozen[id(array)][1]
+
     def _fold_operation(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)
         values = tuple(self.fold(part) for part in parts)
@@ -426,7 +281,7 @@ class FunctionSource:
     def _local_alias(self, name: str) -> Static | None:
         chain = self._aliases.get(name)
         static = None if chain is None else self.resolve(chain)
-        return static if static is not None and (callable(static.value) or _is_module(static.value)) else None
+        return static if static is not None and (callable(static.value) or is_module(static.value)) else None
 
     def _global(self, node: ast.Name) -> Static:
         name, cells = (
@@ -449,13 +304,13 @@ class FunctionSource:
             raise self.error(node, f"the name {node.id!r} has no value yet in the enclosing function") from None
 
     def _root(self, name: str, value: Any, container: Any, key: str | None) -> Static:
-        reached = () if _of_library(value) else (Dependency(container, key, value),)
+        reached = () if of_library(value) else (Dependency(container, key, value),)
         return Static(value, name, value, (), True, False, reached)
 
     def _member(self, base: Static, node: ast.Attribute) -> Static | None:
         value: Any = axis_of(base.value, node.attr)
         if value is None:
-            if not _has_static_members(base.value, node.attr):
+            if not has_static_members(base.value, node.attr):
                 return None
             value = getattr(base.value, node.attr, MISSING)
             if value is MISSING:
@@ -466,9 +321,9 @@ class FunctionSource:
             base.root,
             base.root_value,
             (*base.path, node.attr),
-            base.through_modules and _is_module(base.value),
+            base.through_modules and is_module(base.value),
             base.builtin,
-            (*base.reached, *_member_dependency(base.value, node.attr)),
+            (*base.reached, *member_dependency(base.value, node.attr)),
         )
 
 
@@ -518,43 +373,9 @@ def _unpacked_calls(nodes: list[Any]) -> dict[tuple[int, int, int, int], int]:
     return found
 
 
-def _is_module(value: Any) -> bool:
-    return isinstance(value, ModuleType)
-
-
-def _has_static_members(value: Any, attribute: str) -> bool:
-    if isinstance(value, ModuleType | type | np.ufunc):
-        return True
-    return isinstance(value, tuple) and attribute in getattr(value, "_fields", ())
-
-
-def _root_package(value: Any) -> str:
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return name.split(".")[0] if isinstance(name, str) else ""
-
-
-def _of_library(value: Any) -> bool:
-    """Return whether a value is a module, or a named object of a library, which no user rebinds."""
-    if isinstance(value, ModuleType):
-        return True
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if _root_package(value) not in _LIBRARIES or not isinstance(name, str):
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-def _member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
-    if _root_package(owner) in _LIBRARIES:
-        return ()
-    holders = (owner,) if isinstance(owner, ModuleType) else getattr(owner, "__mro__", ())
-    for holder in holders:
-        values = vars(holder)
-        if attribute in values:
-            return () if _of_library(values[attribute]) else (Dependency(values, attribute, values[attribute]),)
-    return ()
+def _position(node: ast.AST) -> tuple[int, int, int, int]:
+    located: Any = node
+    return located.lineno, located.col_offset, located.end_lineno, located.end_col_offset
 
 
 class Sourced:
@@ -577,21 +398,6 @@ class Sourced:
 
 # --------------------------------------------------------------------------------------------------------------------
 # The device functions that a kernel reaches
-
-
-def _instance_of(value: Any, module: str, name: str) -> bool:
-    """Return whether a value is an instance of a class whose module something else has imported."""
-    owner = getattr(sys.modules.get(module), name, None)
-    return isinstance(owner, type) and isinstance(value, owner)
-
-
-def is_cuda_dispatcher(value: Any) -> bool:
-    """Return whether a value is what `@cuda.jit` makes."""
-    return _instance_of(value, "numba.cuda.dispatcher", "CUDADispatcher")
-
-
-def is_dispatcher(value: Any) -> bool:
-    return _instance_of(value, "numba.core.dispatcher", "Dispatcher") and not is_cuda_dispatcher(value)
 
 
 class Program:
@@ -695,7 +501,7 @@ def index_uses(source: FunctionSource) -> Iterator[tuple[Any, str, int]]:
         if isinstance(node, ast.Call):
             intrinsic = _intrinsic(source, node.func)
             if intrinsic is not None and intrinsic.kind in ("tid", "grid", "gridsize"):
-                yield node, intrinsic.kind, _call_rank(source, node, intrinsic)
+                yield node, intrinsic.kind, call_rank(source, node, intrinsic)
         elif _is_load(node):
             intrinsic = _intrinsic(source, node)
             if intrinsic is not None and intrinsic.kind == "axis":
@@ -707,7 +513,8 @@ def _intrinsic(source: FunctionSource, node: ast.AST) -> Intrinsic | None:
     return None if static is None else intrinsic_of(static.value)
 
 
-def _call_rank(source: FunctionSource, node: ast.Call, intrinsic: Intrinsic) -> int:
+def call_rank(source: FunctionSource, node: ast.Call, intrinsic: Intrinsic) -> int:
+    """Return how many axes a call that asks for a thread index needs."""
     if intrinsic.kind == "tid":
         if node.args or node.keywords:
             raise source.error(node, "nb.tid() takes no arguments; write i = nb.tid() or i, j = nb.tid()")
@@ -720,501 +527,3 @@ def _call_rank(source: FunctionSource, node: ast.Call, intrinsic: Intrinsic) -> 
     if type(count) is not int or not 1 <= count <= 3:
         raise source.error(node, f"{intrinsic.name}(n) needs n to be 1, 2 or 3, written as a constant")
     return count
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Which parameters are written
-
-_UNKNOWN_RANK = 99
-_DEEPEST = 4
-
-
-@dataclass(frozen=True)
-class _Alias:
-    """A value that may be a parameter's memory: its array, a view of it, or `nested` tuples around one.
-
-    `taken` counts the dimensions that subscripts removed from `rank`, which is the parameter's own where None.
-    """
-
-    parameter: str
-    taken: int = 0
-    rank: int | None = None
-    nested: int = 0
-
-
-# What a variable may hold: aliases; None for something that keeps dimensions when used as an index (a slice, None, an
-# ellipsis); and an int n for a tuple that takes n dimensions when used as an index. No int stands for one dimension.
-_Value = frozenset["_Alias | int | None"]
-_NOTHING: _Value = frozenset()
-_FREE: _Value = frozenset({None})
-
-_METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes", "flags"})
-_SAME_RANK = frozenset(
-    {"transpose", "swapaxes", "view", "conj", "conjugate", "asarray", "asanyarray", "ascontiguousarray"}
-    | {"asfortranarray", "flip", "flipud", "fliplr", "real", "imag", "moveaxis", "rollaxis", "rot90"}
-)
-_VIEW_METHODS = frozenset(
-    {"reshape", "ravel", "view", "transpose", "swapaxes", "squeeze", "diagonal", "getfield", "conj", "conjugate"}
-    | {"__getitem__", "astype", "newbyteorder"}
-)
-_MUTATING_METHODS = frozenset(
-    {"fill", "sort", "partition", "put", "itemset", "byteswap", "resize", "setfield", "setflags"}
-)
-_READING_METHODS = frozenset(name for name in dir(np.ndarray) if not name.startswith("_")) | {"index", "count"}
-_NUMPY_WRITES_FIRST = frozenset(
-    {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis", "shuffle", "setitem"}
-)
-_NUMPY_FRESH = frozenset(
-    {"all", "allclose", "amax", "amin", "any", "append", "arange", "argmax", "argmin", "argsort", "around", "array"}
-    | {"array_equal", "average", "bincount", "clip", "concatenate", "convolve", "copy", "corrcoef", "correlate"}
-    | {"count_nonzero", "cov", "cross", "cumprod", "cumsum", "delete", "diff", "digitize", "dot", "dstack", "empty"}
-    | {"empty_like", "eye", "full", "full_like", "histogram", "hstack", "identity", "inner", "insert", "interp"}
-    | {"isclose", "kron", "linspace", "max", "mean", "median", "min", "nanargmax", "nanargmin", "nancumprod"}
-    | {"nancumsum", "nanmax", "nanmean", "nanmedian", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "ndim"}
-    | {"nonzero", "ones", "ones_like", "outer", "percentile", "prod", "ptp", "quantile", "repeat", "roll", "round"}
-    | {"searchsorted", "shape", "size", "sort", "stack", "std", "sum", "take", "tile", "trace", "unique", "var"}
-    | {"vdot", "vstack", "where", "zeros", "zeros_like"}
-)
-_BUILTINS_READ = frozenset(
-    {"len", "abs", "round", "pow", "divmod", "sum", "print", "isinstance", "hash", "any", "all", "ord"}
-    | {"chr", "callable", "id", "repr", "hasattr"}
-)
-_BUILTINS_REACH = frozenset({"exec", "eval", "vars", "locals", "globals"})
-_NUMBA_READ = frozenset({"literal_unroll", "literally", "prange"})
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """What a call passes, and the call's syntax."""
-
-    call: ast.Call
-    positional: tuple[_Value, ...]
-    named: Mapping[str, _Value]
-
-    def all(self) -> _Value:
-        return _NOTHING.union(*self.positional, *self.named.values())
-
-    def first(self) -> _Value:
-        return self.positional[0] if self.positional else _NOTHING
-
-    def rest(self) -> _Arguments:
-        return _Arguments(self.call, self.positional[1:], self.named)
-
-
-class _Writes:
-    """The alias analysis of a function and everything that it calls, to a fixpoint.
-
-    Device functions are analysed anew for each combination of what their arguments may alias, so that the answer is
-    always in terms of the outermost function's parameters.
-    """
-
-    def __init__(self, root: FunctionSource, ranks: Mapping[str, int] | None) -> None:
-        self.ranks = ranks
-        self.program = Program(root)
-        self._written: set[str] = set()
-        self._returns: dict[tuple[int, tuple[_Value, ...]], _Value] = {}
-        self._active: set[tuple[int, tuple[_Value, ...]]] = set()
-
-    def run(self) -> frozenset[str]:
-        """Return the parameters that may be written."""
-        root = self.program.root
-        start = tuple(frozenset({_Alias(name)}) for name in root.parameters)
-        before = None
-        while before != (before := (dict(self._returns), set(self._written))):
-            self._active.clear()
-            self.analyse(root, start)
-        return frozenset(self._written)
-
-    def analyse(self, source: FunctionSource, arguments: tuple[_Value, ...]) -> _Value:
-        """Record what a function writes, given its arguments, and return what its result may alias."""
-        key = (id(source), arguments)
-        if key not in self._active:
-            self._active.add(key)
-            self._returns[key] = _BodyWrites(self, source, arguments).run()
-        return self._returns.get(key, _NOTHING)
-
-    def write(self, value: _Value) -> None:
-        """Record a store into whatever a value may alias."""
-        self._written.update(alias.parameter for alias in _aliases(value))
-
-    def is_view(self, alias: _Alias) -> bool:
-        """Return whether an alias may still be an array, and not an element."""
-        rank = alias.rank
-        if rank is None:
-            rank = _UNKNOWN_RANK if self.ranks is None else self.ranks.get(alias.parameter, _UNKNOWN_RANK)
-        return alias.taken <= 0 or alias.taken < rank
-
-    def augments(self, alias: _Alias) -> bool:
-        """Return whether an augmented assignment to a variable that holds this alias works in place."""
-        if alias.nested:
-            return False
-        if alias.rank is None and self.ranks is None:
-            return alias.taken <= 0
-        if alias.rank is None and self.ranks is not None and alias.parameter not in self.ranks:
-            return False
-        return self.is_view(alias)
-
-    def elements(self, value: _Value, taken: int | None = 1, *, sliced: bool = False) -> _Value:
-        """Return what a subscript of a value, or a loop over it, may alias; `taken` is None where unknown."""
-        found: set[_Alias | int | None] = set()
-        for alias in _aliases(value):
-            if alias.nested:
-                found.update(_unwrapped(alias, keep=sliced or taken is None))
-            elif taken is None:
-                found.add(_Alias(alias.parameter, 0, _UNKNOWN_RANK))
-            else:
-                view = _Alias(alias.parameter, min(max(alias.taken + taken, -8), 32), alias.rank)
-                found.update({view} if self.is_view(view) else ())
-        return frozenset(found)
-
-
-def _aliases(value: _Value) -> Iterator[_Alias]:
-    return (item for item in value if isinstance(item, _Alias))
-
-
-def _counts(value: _Value) -> list[int]:
-    return [item for item in value if isinstance(item, int)]
-
-
-def _unwrapped(alias: _Alias, *, keep: bool) -> Iterator[_Alias]:
-    yield _Alias(alias.parameter, alias.taken, alias.rank, alias.nested - 1)
-    if keep or alias.nested == _DEEPEST:
-        yield alias
-
-
-def _wrapped(value: _Value) -> _Value:
-    """Return what a tuple around a value may alias."""
-    inner = (_Alias(a.parameter, a.taken, a.rank, min(a.nested + 1, _DEEPEST)) for a in _aliases(value))
-    return frozenset(inner) | (_FREE & value)
-
-
-def _of_rank(value: _Value, rank: int) -> _Value:
-    return frozenset(_Alias(a.parameter, 0, rank, a.nested) for a in _aliases(value))
-
-
-def _join(*values: _Value) -> _Value:
-    """Return what may be any of several values."""
-    counted = [value if _counts(value) else value | {1} for value in values]
-    return _NOTHING.union(*counted)
-
-
-class _BodyWrites:
-    """One function's body under given arguments. The order of statements is ignored, which errs on the safe side."""
-
-    def __init__(self, writes: _Writes, source: FunctionSource, arguments: tuple[_Value, ...]) -> None:
-        self._all = writes
-        self._source = source
-        self._variables: dict[str, _Value] = {
-            name: _join(value) for name, value in zip(source.parameters, arguments, strict=True)
-        }
-        self._returned: list[_Value] = []
-
-    def run(self) -> _Value:
-        """Analyse until no variable may hold anything new; return what the result may alias."""
-        before = None
-        while before != (before := dict(self._variables)):
-            self._returned.clear()
-            for node in self._source.nodes:
-                if isinstance(node, ast.stmt):
-                    self._statement(node)
-        return _join(*self._returned) if self._returned else _NOTHING
-
-    def _statement(self, node: ast.stmt) -> None:
-        match node:
-            case ast.Assign():
-                value = self._value(node.value)
-                for target in node.targets:
-                    self._bind(target, value, node.value)
-            case ast.AnnAssign(value=ast.expr() as assigned):
-                self._bind(node.target, self._value(assigned), assigned)
-            case ast.AugAssign():
-                self._augment(node.target, self._value(node.value))
-            case ast.For():
-                self._bind(node.target, self._all.elements(self._value(node.iter)))
-            case ast.Return(value=ast.expr() as returned):
-                self._returned.append(self._value(returned))
-            case _:
-                for child in ast.iter_child_nodes(node):
-                    if isinstance(child, ast.expr):
-                        self._value(child)
-
-    def _bind(self, target: ast.expr, value: _Value, syntax: ast.expr | None = None) -> None:
-        if isinstance(target, ast.Name):
-            held = self._variables.get(target.id)
-            self._variables[target.id] = _join(value) if held is None else _join(held, value)
-        elif isinstance(target, ast.Tuple):
-            parts = syntax.elts if isinstance(syntax, ast.Tuple) and len(syntax.elts) == len(target.elts) else None
-            for position, element in enumerate(target.elts):
-                part = self._all.elements(value) if parts is None else self._value(parts[position])
-                self._bind(element, part, None if parts is None else parts[position])
-        else:
-            self._store(target)
-
-    def _augment(self, target: ast.expr, value: _Value) -> None:
-        if not isinstance(target, ast.Name):
-            self._store(target)
-            return
-        held = self._variables.get(target.id, _NOTHING)
-        self._all.write(frozenset(alias for alias in _aliases(held) if self._all.augments(alias)))
-        self._bind(target, frozenset(alias for alias in _aliases(value) if alias.nested))
-
-    def _store(self, target: ast.expr) -> None:
-        """Record a store through a subscript or an attribute, at any depth: ``a[i].x[j] = v`` writes `a`."""
-        node: ast.expr = target
-        while isinstance(node, ast.Subscript | ast.Attribute):
-            if isinstance(node, ast.Subscript):
-                self._value(node.slice)
-            node = node.value
-        self._all.write(self._value(node))
-
-    def _value(self, node: ast.expr) -> _Value:
-        """Return what an expression may alias, and record what it writes."""
-        match node:
-            case ast.Name() | ast.Attribute():
-                return self._named(node)
-            case ast.Constant():
-                return _FREE if node.value in (None, ...) else _NOTHING
-            case ast.Tuple():
-                return self._tuple(node)
-            case ast.Subscript():
-                taken = self._taken(node.slice)
-                return self._all.elements(self._value(node.value), taken, sliced=isinstance(node.slice, ast.Slice))
-            case ast.Call():
-                return self._call(node)
-            case ast.NamedExpr():
-                value = self._value(node.value)
-                self._bind(node.target, value, node.value)
-                return value
-            case ast.IfExp():
-                self._value(node.test)
-                return _join(self._value(node.body), self._value(node.orelse))
-            case ast.BoolOp():
-                return _join(*(self._value(part) for part in node.values))
-        held = [self._value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-        if isinstance(node, ast.Slice):
-            return _FREE
-        # Tuples keep their elements when concatenated; arithmetic on arrays makes new ones.
-        return frozenset(alias for value in held for alias in _aliases(value) if alias.nested)
-
-    def _named(self, node: ast.Name | ast.Attribute) -> _Value:
-        static = self._source.resolve(node)
-        if static is not None:
-            return _FREE if _dimensions_taken(static.value) != 1 else _NOTHING
-        if isinstance(node, ast.Name):
-            return self._variables.get(node.id, _NOTHING)
-        value = self._value(node.value)
-        if node.attr in _METADATA:
-            return _NOTHING
-        if node.attr == "flat":
-            return _of_rank(value, 1)
-        return frozenset(next(_unwrapped(a, keep=False)) if a.nested else a for a in _aliases(value))
-
-    def _tuple(self, node: ast.Tuple) -> _Value:
-        parts = [self._value(element) for element in node.elts]
-        count = sum(min(_counts(part), default=1) for part in parts)
-        return _NOTHING.union(*(_wrapped(part) for part in parts)) | {count}
-
-    def _taken(self, index: ast.expr) -> int | None:
-        """Return how many dimensions a subscript removes, or None where that is not known."""
-        total = 0
-        for part in index.elts if isinstance(index, ast.Tuple) else (index,):
-            value = self._value(part)
-            fixed = MISSING if isinstance(part, ast.Slice) else self._source.fold(part)
-            if fixed is not MISSING:
-                total += _dimensions_taken(fixed)
-            elif isinstance(part, ast.Slice):
-                continue
-            elif None in value:
-                return None
-            else:
-                total += min(_counts(value), default=1)
-        return total
-
-    def _call(self, node: ast.Call) -> _Value:
-        positional = tuple(self._value(argument) for argument in node.args)
-        named = {str(k.arg): self._value(k.value) for k in node.keywords}
-        arguments = _Arguments(node, positional, named)
-        static = self._source.resolve(node.func)
-        if static is not None:
-            return self._static_call(static.value, arguments)
-        if isinstance(node.func, ast.Attribute):
-            return self._method(self._value(node.func.value), node.func.attr, arguments)
-        # What is called may be a method that a variable holds, and so know its array.
-        return self._unknown(_Arguments(node, (self._value(node.func), *positional), named))
-
-    def _static_call(self, function: Any, arguments: _Arguments) -> _Value:
-        intrinsic = intrinsic_of(function)
-        if intrinsic is not None:
-            return self._intrinsic_call(intrinsic, arguments)
-        source = self._all.program.callee(function) or self._all.program.compiled(function)
-        if source is not None:
-            return self._all.analyse(source, _bound(source, arguments))
-        if isinstance(function, type):
-            return self._construct(function, arguments)
-        if isinstance(function, np.ufunc) or _instance_of(function, "numba.np.ufunc.dufunc", "DUFunc"):
-            return self._ufunc(function, arguments)
-        if any(self._is_function(argument) for argument in arguments.call.args):
-            return self._unknown(arguments)
-        by_library = {"numpy": self._numpy, "builtins": self._builtin, "operator": self._operator, "numba": self._numba}
-        library = _root_package(function)
-        if library in by_library:
-            return by_library[library](function, arguments)
-        return _NOTHING if library in _LIBRARIES and not is_dispatcher(function) else self._unknown(arguments)
-
-    def _is_function(self, node: ast.expr) -> bool:
-        """Return whether an argument is a function of the user's, which whatever takes it may call."""
-        static = self._source.resolve(node) if isinstance(node, ast.Name | ast.Attribute) else None
-        return static is not None and (isinstance(static.value, Sourced) or is_dispatcher(static.value))
-
-    def _intrinsic_call(self, intrinsic: Intrinsic, arguments: _Arguments) -> _Value:
-        if intrinsic.kind == "grid":
-            return frozenset({_call_rank(self._source, arguments.call, intrinsic)})
-        if intrinsic.kind == "atomic":
-            self._all.write(arguments.first())
-        elif intrinsic.kind == "cuda":
-            return self._unknown(arguments)
-        return _NOTHING
-
-    def _unknown(self, arguments: _Arguments) -> _Value:
-        """Assume that a function writes every array that it is given, and may return any of them."""
-        everything = arguments.all()
-        self._all.write(everything)
-        return _of_rank(everything, _UNKNOWN_RANK) | frozenset(
-            _Alias(a.parameter, 0, _UNKNOWN_RANK) for a in _aliases(everything)
-        )
-
-    def _construct(self, kind: type, arguments: _Arguments) -> _Value:
-        if issubclass(kind, slice):
-            return _FREE
-        if kind in (zip, enumerate):
-            return _NOTHING.union(*(_wrapped(_wrapped(self._all.elements(v))) for v in arguments.positional))
-        if kind in (reversed, tuple):
-            return _wrapped(self._all.elements(arguments.all()))
-        if issubclass(kind, tuple):
-            return _wrapped(arguments.all())
-        if _root_package(kind) not in _LIBRARIES or kind in (map, filter):
-            return self._unknown(arguments)
-        if kind in (int, float, bool, complex, str, range) or issubclass(kind, np.generic):
-            return _NOTHING
-        # Iterators such as numpy.nditer hand out views; numbridge's elements are values.
-        return _NOTHING if _root_package(kind) == "numbridge" else _of_rank(arguments.all(), _UNKNOWN_RANK)
-
-    def _ufunc(self, function: Any, arguments: _Arguments) -> _Value:
-        outputs = _NOTHING.union(*arguments.positional[function.nin :], arguments.named.get("out", _NOTHING))
-        self._all.write(outputs)
-        return outputs
-
-    def _numpy(self, function: Any, arguments: _Arguments) -> _Value:
-        name = getattr(function, "__name__", "")
-        if isinstance(function, MethodDescriptorType):
-            return self._method(arguments.first(), name, arguments.rest())
-        if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, np.ufunc):
-            # Of a ufunc's methods, `at` works in place; the others take an output after their operand.
-            self._all.write(arguments.first() if name == "at" else arguments.rest().all())
-            return _NOTHING
-        if name in _NUMPY_WRITES_FIRST:
-            self._all.write(arguments.first().union(*arguments.named.values()))
-            return _NOTHING
-        output = arguments.named.get("out", _NOTHING) | _NOTHING.union(*arguments.positional[_out_position(function) :])
-        self._all.write(output)
-        if _is_fresh(function, arguments):
-            return output
-        views = arguments.all()
-        if name in _SAME_RANK:
-            return views
-        return _of_rank(views, 1 if name == "ravel" else _UNKNOWN_RANK)
-
-    def _builtin(self, function: Any, arguments: _Arguments) -> _Value:
-        name = function.__name__
-        if name in _BUILTINS_READ:
-            return _NOTHING
-        if name in ("iter", "sorted"):
-            return _wrapped(self._all.elements(arguments.first()))
-        if name == "next":
-            return self._all.elements(arguments.first())
-        if name in ("min", "max"):
-            return arguments.all() if len(arguments.positional) > 1 else self._all.elements(arguments.first())
-        if name in _BUILTINS_REACH:
-            return self._unknown(_Arguments(arguments.call, tuple(self._variables.values()), {}))
-        return arguments.first() if name == "getattr" else self._unknown(arguments)
-
-    def _operator(self, function: Any, arguments: _Arguments) -> _Value:
-        name = function.__name__
-        if name in ("setitem", "delitem") or (
-            name.startswith("i") and hasattr(operator, f"__{name}__") and name != "inv"
-        ):
-            self._all.write(arguments.first())
-        return arguments.first() | _of_rank(arguments.first(), _UNKNOWN_RANK)
-
-    def _numba(self, function: Any, arguments: _Arguments) -> _Value:
-        name = getattr(function, "__name__", None)
-        if name in _NUMBA_READ:
-            return arguments.all()
-        # An instance of a Numba type is a cast.
-        return _NOTHING if name is None else self._unknown(arguments)
-
-    def _method(self, owner: _Value, name: str, arguments: _Arguments) -> _Value:
-        self._all.write(arguments.named.get("out", _NOTHING))
-        if name in _MUTATING_METHODS:
-            self._all.write(owner)
-            return _NOTHING
-        if name in _VIEW_METHODS:
-            return self._view(owner, name, arguments)
-        if name in _READING_METHODS:
-            # The output of a reduction comes after its operand.
-            self._all.write(arguments.rest().all())
-            return _NOTHING
-        self._all.write(owner)
-        return _of_rank(owner, _UNKNOWN_RANK) | self._unknown(arguments)
-
-    def _view(self, owner: _Value, name: str, arguments: _Arguments) -> _Value:
-        if name == "astype" and len(arguments.positional) < 2 and "copy" not in arguments.named:
-            return _NOTHING
-        if name in _SAME_RANK:
-            return owner
-        if name == "ravel":
-            return _of_rank(owner, 1)
-        shape = arguments.call.args
-        if name == "reshape" and len(shape) > 1:
-            return _of_rank(owner, len(shape))
-        if name == "reshape" and len(shape) == 1 and isinstance(shape[0], ast.Tuple):
-            return _of_rank(owner, len(shape[0].elts))
-        flat = name == "reshape" and len(shape) == 1 and type(self._source.fold(shape[0])) is int
-        return _of_rank(owner, 1 if flat else _UNKNOWN_RANK)
-
-
-def _bound(source: FunctionSource, arguments: _Arguments) -> tuple[_Value, ...]:
-    given = dict(zip(source.parameters, arguments.positional, strict=False)) | dict(arguments.named)
-    return tuple(given.get(name, _NOTHING) for name in source.parameters)
-
-
-def _dimensions_taken(value: Any) -> int:
-    """Return how many dimensions a known index removes."""
-    if value is None:
-        return -1
-    if value is Ellipsis or isinstance(value, slice):
-        return 0
-    if isinstance(value, tuple):
-        return sum(_dimensions_taken(part) for part in value)
-    return value.ndim if isinstance(value, np.ndarray) and value.dtype == np.bool_ else 1
-
-
-def _is_fresh(function: Any, arguments: _Arguments) -> bool:
-    """Return whether a NumPy function makes a new array rather than, perhaps, a view of an argument."""
-    if function.__module__ is not None and function.__module__.startswith(
-        ("numpy.linalg", "numpy.random", "numpy.fft")
-    ):
-        return True
-    return function.__name__ in _NUMPY_FRESH and "copy" not in arguments.named
-
-
-@functools.cache
-def _out_position(function: Any) -> int:
-    """Return at which position a NumPy function takes `out`, or a position past every argument."""
-    past = 1 << 16
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return past
-    positional = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    return positional.index("out") if "out" in positional else past

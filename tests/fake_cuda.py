@@ -61,6 +61,10 @@ class FakeDriver:
             "cuEventRecord": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer)(self._record),
             "cuStreamWaitEvent": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, _Unsigned)(self._wait),
             "cuMemcpyDtoDAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
+            "cuMemAllocAsync": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer), ctypes.c_size_t, _Pointer)(
+                self._allocate
+            ),
+            "cuMemFreeAsync": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer)(self._free),
             "cuMemsetD8Async": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.c_ubyte, ctypes.c_size_t, _Pointer)(self._fill),
             "cuKernelGetFunction": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer), _Pointer)(self._get_function),
             "cuStreamIsCapturing": ctypes.CFUNCTYPE(_Int, _Pointer, ctypes.POINTER(_Int))(self._is_capturing),
@@ -92,6 +96,7 @@ class FakeDriver:
         self.fail: dict[str, int] = {}
         # How many parameters the next kernel has: a real driver reads that in the cubin
         self.parameters = 0
+        self._next_address = 0x6000_0000
         self.capturing: set[int] = set()
         self.done: set[int] = set()
         self.streams: set[int] = set()
@@ -177,6 +182,15 @@ class FakeDriver:
         self.calls.append(("copy", target, source, size, stream or 0))
         self._holds(stream or 0, "copy", target, source, size)
         return self.fail.get("copy", 0)
+
+    def _allocate(self, out: Any, size: int, stream: int | None) -> int:
+        out[0] = self._next_address = self._next_address + 0x10000
+        self.calls.append(("allocate", out[0], size, stream or 0))
+        return self.fail.get("allocate", 0)
+
+    def _free(self, address: int, stream: int | None) -> int:
+        self.calls.append(("free", address, stream or 0))
+        return self.fail.get("free", 0)
 
     def _fill(self, target: int, value: int, size: int, stream: int | None) -> int:
         self.calls.append(("fill", target, value, size, stream or 0))

@@ -132,6 +132,15 @@ class Derivative(Kernel):
 
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
+        return self._known(parameters, weak, target)[0]
+
+    def depends_on(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[Dependency, ...]:
+        """Return the global and closure values that the plan for some types was made from."""
+        return self._known(parameters, weak, "cpu")[1]
+
+    def _known(
+        self, parameters: tuple[ParameterType, ...], weak: str, target: Target
+    ) -> tuple[Plan, tuple[Dependency, ...]]:
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
@@ -139,7 +148,7 @@ class Derivative(Kernel):
         known = self._plans.get((bare, weak, target))
         if known is None or not all(dependency.holds() for dependency in known[1]):
             known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
-        return known[0]
+        return known
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)
@@ -306,20 +315,23 @@ class Derivative(Kernel):
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
         run = launcher(self, geometry)
-        return self._checked(run, launcher(self._together(), geometry) if self.mode == "adjoint" else run)
+        together = launcher(self._together(), geometry) if self.mode == "adjoint" else run
+        return self._checked(run, together, geometry.stream)
 
-    def _widening(self, run: Callable[..., None]) -> Callable[..., None]:
+    def _widening(self, run: Callable[..., None], stream: int | None = None) -> Callable[..., None]:
         """Return a launcher that takes adjoints of 16-bit floats, too."""
         names = [parameter.name for parameter in self.parameters]
-        return widening(self.name, names, run, self._changed) if self.mode == "adjoint" else run
+        return widening(self.name, names, run, self._changed, stream) if self.mode == "adjoint" else run
 
     def _changed(self, arguments: Sequence[Any]) -> frozenset[str]:
         """Return the arrays that this writes, for some arguments."""
         types, _ = variants_of(self).types(arguments, [describe(argument) for argument in arguments])
         return frozenset(p.name for p in types if isinstance(p, ArrayType) and p.written)
 
-    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
-        run, together = self._widening(run), self._widening(together)
+    def _checked(
+        self, run: Callable[..., None], together: Callable[..., None], stream: int | None = None
+    ) -> Callable[..., None]:
+        run, together = self._widening(run, stream), self._widening(together, stream)
 
         def checked(*arguments: Any) -> None:
             found = [describe(argument) for argument in arguments]

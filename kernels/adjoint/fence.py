@@ -47,7 +47,7 @@ def check_races(program: Program) -> None:
         if not isinstance(load, Load):
             continue
         for store, others in stores:
-            together = store.array is load.array and others == guards and _are_ranges(guards, definers, threads)
+            together = store.array is load.array and {*others} <= {*guards} and _are_ranges(guards, definers, threads)
             if together and any(_apart(store.index, load.index, thread, definers) for thread in threads):
                 raise _race(load)
 

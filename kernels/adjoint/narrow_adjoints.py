@@ -2,12 +2,13 @@
 
 An adjoint as it is compiled takes float32 for the adjoint of such an array. One that is given in the array's own dtype is
 copied to float32 for the launch and rounded back after it, however many threads add to one element. So an array of many
-small parts does not stop growing where the 16 bits end.
+small parts does not stop growing where the 16 bits end. How that is done in CUDA memory is said in `narrow_on_cuda`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import on_memory, share_memory
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
-from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.variant import check_writable
 
@@ -40,7 +40,11 @@ def adjoint_scalar(primal: scalars.Scalar) -> scalars.Scalar:
 
 
 def widening(
-    name: str, names: Sequence[str], run: Callable[..., None], writes: Callable[[Sequence[Any]], frozenset[str]]
+    name: str,
+    names: Sequence[str],
+    run: Callable[..., None],
+    writes: Callable[[Sequence[Any]], frozenset[str]],
+    stream: int | None = None,
 ) -> Callable[..., None]:
     """Return a function that launches an adjoint, whether its adjoints are of 16-bit floats or of float32.
 
@@ -54,6 +58,8 @@ def widening(
         Launches it with adjoints of float32.
     writes : callable
         Returns which of the parameters are written, for such arguments.
+    stream : int, optional
+        The CUDA stream that `run` was told to launch on.
     """
     seen = False
 
@@ -69,27 +75,63 @@ def widening(
         found = {k: describe(arguments[k]) for k, given in enumerate(names) if given.startswith(ADJOINT)}
         narrow = {k: f for k, f in found.items() if f.is_array and is_narrow(f.scalar)}
         _check(name, names, narrow, found)
-        wide = list(arguments)
-        for k, description in narrow.items():
-            wide[k] = on_memory(description, description.scalar.numpy).astype(np.float32)  # type: ignore[union-attr]
-        written = writes(wide) if narrow else frozenset()
-        back = [k for k in narrow if names[k] in written]
-        for k in back:
-            check_writable(f"{name}, argument {names[k]!r}", arguments[k], narrow[k])
-        run(*wide)
-        for k in back:
-            on_memory(narrow[k], narrow[k].scalar.numpy)[...] = wide[k]  # type: ignore[union-attr]
+        on_cuda = any(description.is_on_cuda for description in narrow.values())
+        convert = _converted_on_cuda if on_cuda else _converted
+        with convert(name, names, arguments, narrow, stream) as (wide, back):
+            written = writes(wide) if narrow else frozenset()
+            for k in narrow:
+                if names[k] in written:
+                    check_writable(f"{name}, argument {names[k]!r}", arguments[k], narrow[k])
+            run(*wide)
+            back([k for k in narrow if names[k] in written])
 
     return widened
+
+
+_Converted = tuple[list[Any], Callable[[Sequence[int]], None]]
+
+
+@contextlib.contextmanager
+def _converted(
+    name: str, names: Sequence[str], arguments: Sequence[Any], narrow: dict[int, Description], stream: int | None
+) -> Iterator[_Converted]:
+    """Give arguments of float32, and what rounds some of them back."""
+    wide = list(arguments)
+    for k, found in narrow.items():
+        wide[k] = on_memory(found, found.scalar.numpy).astype(np.float32)  # type: ignore[union-attr]
+
+    def back(places: Sequence[int]) -> None:
+        for k in places:
+            on_memory(narrow[k], narrow[k].scalar.numpy)[...] = wide[k]  # type: ignore[union-attr]
+
+    yield wide, back
+
+
+@contextlib.contextmanager
+def _converted_on_cuda(
+    name: str, names: Sequence[str], arguments: Sequence[Any], narrow: dict[int, Description], stream: int | None
+) -> Iterator[_Converted]:
+    """Do the same in CUDA memory; everything is queued."""
+    from numbridge.kernels.adjoint.narrow_on_cuda import wide_copy  # which has a kernel of its own
+
+    wide, copies = list(arguments), {}
+    with contextlib.ExitStack() as stack:
+        for k, found in narrow.items():
+            where = f"{name}, argument {names[k]!r}, an array of {found.scalar.name}"  # type: ignore[union-attr]
+            copies[k] = stack.enter_context(wide_copy(where, arguments[k], found, stream))
+            copies[k].widen()
+            wide[k] = copies[k].wide
+
+        def back(places: Sequence[int]) -> None:
+            for k in places:
+                copies[k].round()
+
+        yield wide, back
 
 
 def _check(name: str, names: Sequence[str], narrow: dict[int, Description], found: dict[int, Description]) -> None:
     for k, description in narrow.items():
         where = f"{name}, argument {names[k]!r}, an array of {description.scalar.name}"  # type: ignore[union-attr]
-        if description.device_type != dl.CPU:
-            raise KernelUnsupportedError(
-                f"{where}: on CUDA, pass an adjoint of float32, in which it is added up, and convert that afterwards"
-            )
         if any(share_memory(description, other) for place, other in found.items() if place != k and other.is_array):
             raise KernelUnsupportedError(
                 f"{where}: it shares memory with another adjoint; pass arrays of their own, or of float32"

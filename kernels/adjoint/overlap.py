@@ -49,6 +49,17 @@ def share_memory(a: Description, b: Description) -> bool:
         return True
 
 
+def repeats(found: Description) -> bool:
+    """Tell whether several indices name one element, in an array without strides of zero; in doubt, they do."""
+    reach = _itemsize(found)
+    steps = sorted((abs(step), length) for step, length in zip(found.strides, found.shape, strict=True) if length > 1)
+    for step, length in steps if 0 not in found.shape else ():
+        if 0 < step < reach:
+            return True
+        reach += step * (length - 1)
+    return False
+
+
 def on_memory(found: Description, dtype: Any = None) -> Any:
     """Return a NumPy array on an array's memory, which must be the CPU's and must not outlive it; opaque without a dtype."""
     low, high = extent(found)
@@ -72,7 +83,7 @@ def check_overlaps(
     Raises
     ------
     BufferAccessError
-        If an argument that the kernel writes shares memory with another, or an adjoint with an argument.
+        If an argument that the kernel writes shares memory with another, or an adjoint with an argument or itself.
     """
     arrays = [a for a in arguments if found[a].is_array]
     for position, first in enumerate(arrays):
@@ -84,6 +95,11 @@ def check_overlaps(
                 )
     derivatives = [a for a in adjoints if found[a].is_array]
     for adjoint in derivatives:
+        if adjoint.startswith(ADJOINT) and repeats(found[adjoint]):
+            raise BufferAccessError(
+                f"the {name}: {adjoint!r} has strides {found[adjoint].strides} bytes for shape {found[adjoint].shape}, so "
+                "several indices name one element; pass a contiguous array"
+            )
         for argument in arrays:
             changed = adjoint.startswith(ADJOINT) or argument in written or primal_of(adjoint) in written
             if changed and share_memory(found[adjoint], found[argument]):

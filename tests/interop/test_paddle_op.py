@@ -1,4 +1,4 @@
-"""Kernels as Paddle operators: values, gradients to second order against Paddle's own, and refusals."""
+"""Kernels as Paddle operators: values, gradients of any order by any of the inputs, and refusals."""
 
 from __future__ import annotations
 
@@ -93,6 +93,54 @@ def test_only_what_requires_a_gradient_gets_one():
     gx.sum().backward()
     close(x.grad, 6 * w * x)
     assert w.grad is None
+
+
+@nb.kernel
+def quartic(x, w, y):
+    i = nb.tid()
+    y[i] = w[i] * w[i] * x[i] * x[i] * x[i] * x[i]
+
+
+fourth = nb.paddle_op(quartic, "y")
+
+
+def test_gradients_by_some_of_the_inputs_and_of_third_order():
+    x, w = leaves()
+    g = fourth(x, w)
+    for expected in (4 * w**2 * x**3, 12 * w**2 * x**2, 24 * w**2 * x):
+        (g,) = paddle.grad(g.sum(), [x], create_graph=True)
+        close(g, expected)
+    g.sum().backward()
+    close(x.grad, 24 * w**2)
+    close(w.grad, 48 * w * x)
+
+
+def test_mixed_derivatives():
+    x, w = leaves()
+    g = fourth(x, w)
+    for by, expected in ((w, 2 * w * x**4), (x, 8 * w * x**3), (w, 8 * x**3)):
+        (g,) = paddle.grad(g.sum(), [by], create_graph=True)
+        close(g, expected)
+
+
+def test_a_tensor_given_twice():
+    x, _ = leaves()
+    (g,) = paddle.grad(fourth(x, x).sum(), [x], create_graph=True)
+    close(g, 6 * x**5)
+    (g,) = paddle.grad(g.sum(), [x])
+    close(g, 30 * x**4)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_tensors_changed_in_place_before_the_gradient_are_refused(which):
+    given = leaves()
+    given[1].stop_gradient = True
+    y = fourth(*given)
+    with paddle.no_grad():
+        given[which].add_(paddle.ones([5], dtype="float64"))
+    # Paddle wraps what a layer raises.
+    with pytest.raises(OSError, match="NumbridgeError: operator quartic: a tensor that it was given has been changed"):
+        y.sum().backward()
 
 
 def test_without_gradients_nothing_is_recorded():

@@ -505,3 +505,82 @@ def test_arrays_of_half_precision():
         nb.launch(doubled_square, 3, [x], [y])
     tape.backward(grads={y: np.ones(3)})
     assert x.grad.dtype == nb.float16 and x.grad.list() == [2.0, 4.0, 8.0]
+
+
+def scribble_with_numpy(x):
+    np.asarray(x)[...] = 100.0
+
+
+def scribble_with_torch(x):
+    torch.from_dlpack(x).fill_(100.0)
+
+
+@pytest.mark.parametrize("scribble", [scribble_with_numpy, scribble_with_torch])
+def test_contents_that_change_behind_the_tape_are_refused(scribble):
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    scribble(x)
+    with pytest.raises(nb.NumbridgeError, match="parameter 'x' of kernel 'square' has been changed since the launch"):
+        tape.backward(grads={y: np.ones(3)})
+    assert not x.grad.numpy().any()
+
+
+def test_contents_that_change_before_they_could_be_kept_are_refused():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+    scribble_with_numpy(x)
+    nb.launch(in_place, 3, [x])
+    with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+        tape.backward(grads={y: np.ones(3)})
+
+
+def test_contents_that_no_adjoint_reads_may_change():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(double, 3, [x], [y])
+        nb.launch(square, 3, [x], [z])
+    scribble_with_numpy(x)
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [2.0, 2.0, 2.0]
+
+
+def test_strided_contents_are_compared_too():
+    base = np.arange(12.0).reshape(3, 4)
+    x, y = nb.from_numpy(base[:, ::-2], requires_grad=True), nb.zeros((3, 2), dtype=nb.float64)
+    with nb.Tape() as tape:
+        nb.launch(square_2d, (3, 2), [x], [y])
+    base[:, ::2] = -1.0
+    tape.backward(grads={y: np.ones((3, 2))}, retain_graph=True)
+    assert np.array_equal(x.grad.numpy(), 2 * base[:, ::-2])
+    base[2, 1] += 1.0
+    with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+        tape.backward(grads={y: np.ones((3, 2))})
+
+
+FACTOR = 3.0
+
+
+@nb.kernel
+def multiplied(x, y):
+    i = nb.tid()
+    y[i] = FACTOR * x[i]
+
+
+@nb.kernel
+def square_2d(x, y):
+    i, j = nb.tid()
+    y[i, j] = x[i, j] * x[i, j]
+
+
+def test_globals_that_are_rebound_before_going_back_are_refused(monkeypatch):
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(multiplied, 3, [x], [y])
+    monkeypatch.setattr(f"{__name__}.FACTOR", 100.0)
+    with pytest.raises(nb.NumbridgeError, match="'FACTOR', which kernel 'multiplied' uses, has been rebound since"):
+        tape.backward(grads={y: np.ones(3)}, retain_graph=True)
+    monkeypatch.undo()
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.list() == [3.0, 3.0, 3.0]

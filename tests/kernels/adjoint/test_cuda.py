@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda
@@ -13,8 +14,10 @@ from adjoint_as_python import floats_of
 from adjoint_cases import CASES, name_of, prefix_products, saxpy
 from fake_cuda import cuda_array, fake_cuda, parameter_kinds
 from numbridge.kernels.errors import BufferAccessError, DeviceError, KernelUnsupportedError
+from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
-from numbridge.kernels.launch import launch
+from numbridge.kernels.launch import Geometry, launch
+from numbridge.kernels.variant import Place
 
 
 def ptx_of(kernel, arguments, dtype, mode="adjoint"):
@@ -87,6 +90,97 @@ def test_adjoints_on_cuda_are_checked_as_on_the_cpu(driver):
     with pytest.raises(KernelUnsupportedError, match="overwrites"):
         launch(prefix_products, 1, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
     assert not driver.launches
+
+
+@kernel
+def curved(x, y):
+    i = tid()
+    y[i] = x[i] * x[i]
+
+
+def halves(dtype, *shapes, **more):
+    return [cuda_array(shape, dtype, address=0x7000_0000 + (k << 20), **more) for k, shape in enumerate(shapes)]
+
+
+def told(driver):
+    """Return the allocations, launches and frees of a driver, in order: what, and on which stream."""
+    return [(c[0], c[-1]) for c in driver.calls if c[0] in ("allocate", "launch", "free")]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_adjoints_of_16_bits_are_added_up_in_float32(driver, dtype):
+    driver.parameters = 15
+    launch(curved, 100, [*halves(dtype, (100,), (100,))], adj_inputs=[*halves(dtype, *[(100,)] * 4)[2:]], adjoint=True)
+    assert [what for what, _ in told(driver)] == ["allocate", "launch"] * 2 + ["launch"] * 3 + ["free"] * 2
+    assert {stream for _, stream in told(driver)} == {0}
+    assert [c[2] for c in driver.calls if c[0] == "allocate"] == [400, 400]
+    blocks = [c[1] for c in driver.calls if c[0] == "allocate"]
+    assert {c[1] for c in driver.calls if c[0] == "free"} == {*blocks}
+    kinds = parameter_kinds([1, 1], [], 1)
+    one, two, *_ = driver.launches
+    assert [launched.values(kinds)[4::7] for launched in (one, two)] == [
+        [0x7020_0000, blocks[0]],
+        [0x7030_0000, blocks[1]],
+    ]
+    *_, first, second = driver.launches
+    back = [launched.values(kinds)[4::7] for launched in (first, second)]
+    assert back == [[blocks[0], 0x7020_0000], [blocks[1], 0x7030_0000]]
+    assert one.kernel == two.kernel != first.kernel == second.kernel
+
+
+def test_adjoints_of_16_bits_may_be_strided(driver):
+    driver.parameters = 15
+    x, y, _ = halves(np.float16, *[(100,)] * 3)
+    launch(curved, 100, [y, x], adj_inputs=[cuda_array((100,), np.float16, address=0x7A00_0000, strides=(3,)), None],
+           adjoint=True)  # fmt: skip
+    values = driver.launches[0].values(parameter_kinds([1, 1], [], 1))
+    assert values[4] == 0x7A00_0000 and values[6] == 6 and values[13] == 4
+    rows = cuda_array((4, 5), np.float16, address=0x7A00_0000, strides=(9, 1))
+    driver.parameters = 20
+    launch(flat_rows, (4, 5), halves(np.float16, (4, 5), (4, 5)), adj_inputs=[rows, None], adjoint=True)
+    values = driver.launches[-2].values(parameter_kinds([2, 2], [], 2))
+    assert values[4:9] == [0x7A00_0000, 4, 5, 18, 2]
+    deep = halves(np.float16, *[(1, 1, 1, 1, 2)] * 3)
+    with pytest.raises(KernelUnsupportedError, match=r"argument '_nb_adj_x'.*on CUDA it may have up to 4 dimensions"):
+        launch(flat_rows_5d, 2, deep[:2], adj_inputs=[deep[2], None], adjoint=True)
+
+
+@kernel
+def flat_rows_5d(x, y):
+    i = tid()
+    y[0, 0, 0, 0, i] = x[0, 0, 0, 0, i] * x[0, 0, 0, 0, i]
+
+
+@kernel
+def flat_rows(x, y):
+    i, j = tid()
+    y[i, j] = x[i, j] * x[i, j]
+
+
+def test_adjoints_of_16_bits_follow_the_stream_that_is_named(driver):
+    x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4)
+    geometry = Geometry((100,), (256, 1, 1), (1, 1, 1), (256, 1, 1), (1, 1, 1), Place(), 0x99)
+    curved.adjoint(["x", "y"]).over(geometry)(x, y, by_x, by_y)
+    assert {stream for _, stream in told(driver)} == {0x99} and len(told(driver)) == 9
+    assert not [call for call in driver.calls if call[0] == "wait"]
+
+
+def test_memory_in_between_is_ordered_with_the_streams_of_the_arrays(driver):
+    x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4, stream=0x77)
+    launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    calls = [(c[0], c[1] if c[0] == "wait" else c[-1]) for c in driver.calls if c[0] in ("wait", "launch")]
+    for (_, here), (launched, stream), (_, there) in zip(calls[::3], calls[1::3], calls[2::3], strict=True):
+        assert launched == "launch" and here == stream and {here, there} == {0, 0x77}
+    assert [call for call in told(driver) if call[0] == "free"] == [("free", 0)] * 2
+
+
+def test_memory_in_between_is_given_back_when_a_launch_fails(driver):
+    driver.fail["launch"] = 700
+    x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4)
+    with pytest.raises(DeviceError, match="refused the launch"):
+        launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    calls = [c[0] for c in driver.calls]
+    assert calls.count("allocate") == calls.count("free") == 1
 
 
 @kernel

@@ -224,6 +224,15 @@ def test_shared_memory_is_refused_where_it_matters():
     assert (both == 2).all()
 
 
+def test_adjoints_whose_indices_meet_are_refused():
+    y, block = np.ones(6), np.zeros(8)
+    meeting = np.lib.stride_tricks.as_strided(block, (6,), (4,))
+    refused(BufferAccessError, "several indices name one element", saxpy, 6, [y, np.ones(6), 2.0],
+            adj_inputs=[meeting, np.ones(6), None])  # fmt: skip
+    for view in (np.zeros((6, 2))[:, 1], np.zeros(12)[::-2]):
+        launch(saxpy, 6, [y.copy(), np.ones(6), 2.0], adj_inputs=[view, np.ones(6), None], adjoint=True)
+
+
 def test_complex_numbers_are_refused():
     z = np.ones(3, np.complex64)
     refused(KernelError, "complex numbers have no derivative here; pass real and imag", saxpy, 3, [z, z * 2, 2.0],
@@ -274,6 +283,25 @@ def test_globals_may_be_rebound(monkeypatch):
         by_x = np.zeros(3)
         launch(scaled, 3, [np.ones(3), np.ones(3)], adj_inputs=[by_x, np.ones(3)], adjoint=True)
         assert (by_x == factor).all()
+
+
+WEIGHTS = np.array([1.0, 2.0, 3.0])
+
+
+@kernel
+def weighted(x, y):
+    i = tid()
+    y[i] = WEIGHTS[i] * x[i]
+
+
+def test_elements_of_global_arrays_are_those_that_the_kernel_was_compiled_with():
+    x, y = np.ones(3), np.zeros(3)
+    launch(weighted, 3, [x, y])
+    WEIGHTS[0] = 100.0
+    by_x, single = np.zeros(3), np.zeros(3, np.float32)
+    launch(weighted, 3, [x, y], adj_inputs=[by_x, np.ones(3)], adjoint=True)
+    launch(weighted, 3, [x.astype(np.float32), single])
+    assert by_x.tolist() == single.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_a_cached_adjoint_is_not_generated_again(tmp_path):

@@ -111,6 +111,14 @@ def neighbours(x, y):
 
 
 @kernel
+def neighbours_of_the_first(x, y):
+    i = tid()
+    y[i] = 2.0 * x[i]
+    if i < x.shape[0] - 1:
+        x[i] = y[i + 1]
+
+
+@kernel
 def iterated(x, y):
     i = tid()
     s = 0.0
@@ -160,6 +168,7 @@ REFUSED = [
     (returned, "the value that an atomic operation returns carries no gradient", "atomic_add(y, 0, x[i])"),
     (read_after_atomic, "the kernel changes atomically; read it in another kernel", "x[i] = y[0] * y[1]"),
     (neighbours, "'x' here that another thread writes", "x[i] = x[i - 1] * y[i]"),
+    (neighbours_of_the_first, "'y' here that another thread writes", "x[i] = y[i + 1]"),
     (iterated, "only loops over range(...) have a derivative", "for value in TABLE:"),
     (stored_row, "slices have no derivative", "y[:] = x[i]"),
     (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),

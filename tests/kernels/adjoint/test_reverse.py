@@ -305,11 +305,11 @@ def test_long_loops_are_checkpointed(looped, trips):
 @pytest.mark.parametrize("trips", [3, 4, 15, 16, 17, 64, 100])
 @pytest.mark.parametrize("looped", [long_loop, long_while])
 def test_any_number_of_slots_will_do(looped, trips, slots, monkeypatch):
-    monkeypatch.setattr("numbridge.kernels.adjoint.reverse.slots_for", lambda sizes, most: slots)
+    monkeypatch.setattr("numbridge.kernels.adjoint.forward_sweep.slots_for", lambda sizes, most: slots)
     check(looped, 1, np.array([0.3]), np.zeros(1), trips)
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_construct_with_two_slots(case, monkeypatch):
-    monkeypatch.setattr("numbridge.kernels.adjoint.reverse.slots_for", lambda sizes, most: 2)
+    monkeypatch.setattr("numbridge.kernels.adjoint.forward_sweep.slots_for", lambda sizes, most: 2)
     check(*case)

@@ -2,19 +2,43 @@
 
 That is all that derivatives of any order take. The adjoint J(x)ᵀȳ has by ȳ the tangent, and by x the adjoint of the tangent
 with ȳ on its result; the tangent is a kernel like any other, whose adjoint has derivatives in the same way. No adjoint is
-differentiated itself.
+differentiated itself. No framework is named here: `Launches` is what one brings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from numbridge.kernels.kernel import Kernel
-from numbridge.torch_eager import Launches, copied, zeros_maker
+from numbridge.operators import OperatorPlan
 
-__all__ = ["Level"]
+__all__ = ["Launches", "Level"]
+
+
+class Launches(Protocol):
+    """Runs an operator's kernel and its adjoint on a framework's tensors, of which none has to be protected from kernels."""
+
+    plan: OperatorPlan
+
+    def dims(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Return the launch's dimensions for an operator's inputs."""
+
+    def outputs(self, values: Sequence[Any]) -> list[Any]:
+        """Return new tensors of zeros for an operator's inputs."""
+
+    def zeros(self, tensor: Any) -> Any:
+        """Return contiguous zeros like a tensor."""
+
+    def copied(self, tensor: Any) -> Any:
+        """Return a contiguous copy of a tensor."""
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Return an operator's outputs for its inputs."""
+
+    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
+        """Return the gradients by the `wanted` inputs, given those by all outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +106,9 @@ class Level:
 
     def blank(self, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Return new zeros for outputs and spare arrays."""
-        plan, zeros = self.launches.plan, zeros_maker()
+        plan = self.launches.plan
         first = dict(zip(plan.outputs, self.launches.outputs(values[: len(plan.inputs)]), strict=True))
-        return [zeros(first[self.like[name]]) for name in names]
+        return [self.launches.zeros(first[self.like[name]]) for name in names]
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return the outputs."""
@@ -98,10 +122,10 @@ class Level:
         """Return the gradients by the `wanted` inputs, given those by the outputs."""
         if not self.spare:
             return self.launches.adjoint(values, grads, wanted)
-        zeros, given = zeros_maker(), dict(zip(self.inputs, values, strict=True))
-        made = [zeros(given[name]) for name in wanted]
+        given = dict(zip(self.inputs, values, strict=True))
+        made = [self.launches.zeros(given[name]) for name in wanted]
         derivative = self.kernel.adjoint([*wanted, *self.smooth, *self.outputs])
-        adjoints = [*made, *self.blank(values, self.smooth), *map(copied, grads)]
+        adjoints = [*made, *self.blank(values, self.smooth), *map(self.launches.copied, grads)]
         self._launch(derivative, values, self.blank(values, self.outputs), adjoints)
         return made
 

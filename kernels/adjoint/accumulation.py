@@ -1,0 +1,137 @@
+"""Adding up adjoints: those of values, which are variables, and those of arrays, which are elements in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from numbridge.kernels.adjoint.activity import refused
+from numbridge.kernels.adjoint.element_program import places
+from numbridge.kernels.adjoint.element_rules import Part
+from numbridge.kernels.adjoint.emit import element, operation
+from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, scalar_places
+from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Store, Value, walk
+from numbridge.kernels.adjoint.prefixes import ADJOINT
+from numbridge.kernels.adjoint.rules import AnyPartial
+from numbridge.kernels.adjoint.thread_sharing import own_arrays
+
+__all__ = ["Accumulation"]
+
+
+class Accumulation(ForwardSweep):
+    """Adds to adjoints. An adjoint that one thing is added to, and one that is overwritten at once, need no zero first.
+
+    Parameters
+    ----------
+    program, wanted, slots, stacks
+        As for `ForwardSweep`.
+    apart : bool
+        Whether no two adjoints share memory.
+    """
+
+    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, stacks: bool) -> None:
+        super().__init__(program, wanted, slots, stacks)
+        self.active = self.activity.values
+        self._started: set[Value] = set()
+        self._held: dict[Value, str] = {}
+        self._own = own_arrays(program) if apart else set()
+        self._apart = apart
+        self._kept: set[Array] = set()
+        self._pending: dict[Array, list[Value]] = {}
+        self._added: set[Array] = set()
+        self._stored: set[Array] = set()
+        self._shared: set[Array] = set()
+
+    def keep(self, names: Collection[str]) -> None:
+        """Leave the adjoints of some arrays as they are, or refuse to."""
+        for name in names:
+            array = self.program.array(name)
+            uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
+            added = all(isinstance(op, Atomic) for op in uses)
+            if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
+                raise refused(
+                    uses[-1],
+                    f"the adjoint of {name!r} changes on the way back, since an element may be read, or written again; pass a "
+                    "copy of it",
+                )
+            self._kept.add(array)
+
+    def _has(self, value: Value) -> bool:
+        """Tell whether something has been added to an adjoint."""
+        return value in self._started or value in self._held
+
+    def _adjoint(self, value: Value) -> str:
+        """Return what an adjoint is: its variable, or the one thing that has been added to it so far."""
+        return self._held.get(value, ADJOINT + value.name)
+
+    def _begin(self, value: Value) -> None:
+        """Make sure that an adjoint has a variable from here on."""
+        if value not in self._started:
+            held = self._held.pop(value, self.construct.zero(value.type).name)
+            self._started.add(value)
+            self.lines.add(f"{ADJOINT}{value.name} = {held}")
+
+    def _add(self, value: Value, text: str, *, lasting: bool = True) -> None:
+        """Add to an adjoint; `lasting` tells that `text` stays the same for as long as the adjoint is used."""
+        if value not in self.active:
+            return
+        name = ADJOINT + value.name
+        if value in self._started:
+            self.lines.add(f"{name} += {text}")
+        elif value in self._held:
+            self.lines.add(f"{name} = {self._held.pop(value)} + {text}")
+            self._started.add(value)
+        elif lasting:
+            self._held[value] = text
+        else:
+            self.lines.add(f"{name} = {text}")
+            self._started.add(value)
+
+    def _contribute(self, value: Value, partial: AnyPartial, adjoint: Value) -> None:
+        """Add a partial derivative times the adjoint of a result to the adjoint of an argument."""
+        if isinstance(partial, Part):
+            self._add_part(value, partial, adjoint.name)
+            return
+        self.construct.region = []
+        made = self.construct.cast(partial.times(self.construct, adjoint), value.type)
+        for op in self.construct.region:
+            self.lines.add(operation(op))
+        self._add(value, made.name)
+
+    def _add_part(self, value: Value, part: Part, text: str) -> None:
+        """Add to a component or a row of an element's adjoint."""
+        self._begin(value)
+        name, place = ADJOINT + value.name, ", ".join(index.name for index in part.index)
+        index = place if len(part.index) == 1 else f"({place})"
+        self.lines.add(f"{name} = _nb_replaced({name}, {index}, {name}[{place}] + {text})")
+
+    def _flush(self, read: Array | None = None) -> None:
+        """Set the adjoints of overwritten elements to zero, where that was put off and now makes a difference."""
+        for array in list(self._pending):
+            if read is None or read is array or not self._apart:
+                adjoint = element(ADJOINT + array.name, self._pending.pop(array))
+                self.lines.add(f"{adjoint} = {self.construct.zero(array.dtype).name}")
+
+    def _add_to(self, array: Array, index: Sequence[Value], text: str) -> None:
+        self._added.add(array)
+        name = ADJOINT + array.name
+        private = array in self._own or array.kind == "local"
+        if private and self._pending.get(array) == list(index):
+            del self._pending[array]
+            self.lines.add(f"{element(name, index)} = {text}")
+            return
+        self._flush(array)
+        if private:
+            self.lines.add(f"{element(name, index)} += {text}")
+        else:
+            self._shared.add(array)
+            for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
+                self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")
+
+    def _overwritten(self, op: Store) -> None:
+        """Say that nothing depends on what an element held before it was written."""
+        if op.array in self._kept:
+            return
+        self._stored.add(op.array)
+        self._pending[op.array] = op.index
+        if not self._apart:
+            self._flush()

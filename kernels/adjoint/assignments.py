@@ -1,0 +1,106 @@
+"""Assignments in a kernel: to variables, elements of arrays, and parts of vectors and matrices."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
+from numbridge.kernels.adjoint.calls import Calls
+from numbridge.kernels.adjoint.element_program import replaced, with_named_part
+from numbridge.kernels.adjoint.ir import Store, Value
+from numbridge.kernels.element_stores import PARTS
+
+__all__ = ["Assignments"]
+
+
+class Assignments(Calls):
+    """Reads assignments."""
+
+    def _assign(self, target: ast.expr, value: Binding) -> None:
+        match target:
+            case ast.Name():
+                self._env[target.id] = value
+            case ast.Tuple():
+                if not isinstance(value, tuple) or len(value) != len(target.elts):
+                    raise self._refused(
+                        target, "only a tuple of as many values can be unpacked here; assign them one by one"
+                    )
+                for element, part in zip(target.elts, value, strict=True):
+                    self._assign(element, part)
+            case ast.Subscript() | ast.Attribute():
+                self._place(target)[1](value)
+            case _:
+                raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+
+    def _place(self, target: ast.expr) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        """Return what reads and what writes a variable, an element of an array, or a part of a vector or matrix."""
+        if isinstance(target, ast.Name):
+            name = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+            return lambda: self._name(name), lambda value: self._env.update({target.id: value})
+        if not isinstance(target, ast.Subscript | ast.Attribute):
+            raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+        read, write = self._place(target.value) if self._is_place(target.value) else (None, None)
+        owner = self._expression(target.value) if read is None else read()
+        if isinstance(owner, Value) and inference.element_of(owner.type) is not None and write is not None:
+            return self._part_place(target, owner, write)
+        if isinstance(target, ast.Attribute):
+            raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
+        view = self._indexed(target, owner)
+        if len(view.index) != view.array.ndim:
+            return lambda: view, lambda value: self._whole_row(target)
+        return lambda: self._load(view), lambda value: self._store(target, view, value)
+
+    def _is_place(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr in PARTS
+        return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in self._env)
+
+    def _whole_row(self, target: ast.expr) -> None:
+        raise self._refused(
+            target, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
+        )
+
+    def _part_place(
+        self, target: ast.Subscript | ast.Attribute, owner: Value, write: Callable[[Binding], None]
+    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        """Return what reads and writes a part of an element: to write one is to replace the whole."""
+        index = [] if isinstance(target, ast.Attribute) else self._integers(target)
+
+        def put(value: Binding) -> None:
+            made = None
+            if isinstance(value, Value):
+                if isinstance(target, ast.Attribute):
+                    made = with_named_part(self, owner, target.attr, value)
+                else:
+                    made = replaced(self, owner, index, value)
+            if made is None:
+                raise self._refused(target, f"this does not fit into a part of {kind_name(owner)}")
+            write(made)
+
+        if isinstance(target, ast.Attribute):
+            return lambda: self._part_named(target, owner), put
+        return lambda: self._part_at(target, owner, index), put
+
+    def _store(self, target: ast.expr, view: View, value: Binding) -> None:
+        if not isinstance(value, Value):
+            raise self._refused(target, "only a number can be stored into an element of an array")
+        if (inference.element_of(value.type) or inference.element_of(view.array.dtype)) and (
+            value.type != view.array.dtype
+        ):
+            raise self._refused(
+                target, f"{kind_name(value)} cannot be stored into an array of {kind_name(view.array)}; make one"
+            )
+        if view.array.kind == "constant":
+            raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
+        self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
+
+    def _augment(self, node: ast.AugAssign) -> None:
+        read, write = self._place(node.target)
+        held = read()
+        if isinstance(held, View) and isinstance(node.target, ast.Subscript):
+            self._whole_row(node.target)
+        if not isinstance(held, Value):
+            raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")
+        write(self._binary(node, node.op, held, self._value(node.value)))

@@ -1,0 +1,86 @@
+"""What a name or an expression of a kernel stands for while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.ir import Array, Value
+from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
+
+__all__ = [
+    "UNASSIGNED",
+    "Binding",
+    "Missing",
+    "Static",
+    "View",
+    "as_argument",
+    "has_element",
+    "kind_name",
+    "parameter_item",
+    "readable",
+]
+
+
+@dataclass(frozen=True)
+class Static:
+    """Something that is known before the kernel runs and is no number: a function, a module, a dtype."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True)
+class View:
+    """An array, or the part of one that leading indices select."""
+
+    array: Array
+    index: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A variable that has no usable value here, and why."""
+
+    why: str
+
+
+Binding = Any  # Value | View | Static | Missing | tuple of bindings
+UNASSIGNED = Missing("may not have been assigned here")
+
+
+def parameter_item(parameter: ParameterType) -> Array | Value:
+    """Return the array or the value that a parameter is."""
+    narrow = parameter.element is None and is_narrow(parameter.scalar)
+    kind = types.float32 if narrow else inference.parameter_type(parameter)
+    if isinstance(parameter, ArrayType):
+        return Array(parameter.name, kind, parameter.ndim, narrow=narrow)
+    return Value(parameter.name, kind)
+
+
+def has_element(*values: Value) -> bool:
+    """Tell whether a vector or a matrix is among some values."""
+    return any(inference.element_of(value.type) is not None for value in values)
+
+
+def kind_name(item: Array | Value) -> str:
+    """Return what a message calls the type of a value, or of an array's elements."""
+    kind = item.dtype if isinstance(item, Array) else item.type
+    element = inference.element_of(kind)
+    return str(kind) if element is None else element.name
+
+
+def as_argument(value: Binding) -> Binding:
+    """Return what a parameter holds: Numba compiles a function for types, so a literal is none inside."""
+    if isinstance(value, tuple):
+        return tuple(map(as_argument, value))
+    return Value(value.name, value.type, value.constant) if isinstance(value, Value) and value.literal else value
+
+
+def readable(name: str) -> str:
+    """Return a variable's name for use in generated text, where the prefix is the generator's own."""
+    return name.removeprefix("_nb_")

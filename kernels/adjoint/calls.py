@@ -1,0 +1,260 @@
+"""Calls in a kernel: functions with a derivative rule, device functions, atomics and local arrays."""
+
+from __future__ import annotations
+
+import ast
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
+from numbridge.kernels.adjoint.element_program import construct_element
+from numbridge.kernels.adjoint.expressions import Expressions
+from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Region, Value, is_float
+from numbridge.kernels.adjoint.lowering import ANSWER
+from numbridge.kernels.adjoint.rules import KEYS
+from numbridge.kernels.element_operations import FUNCTIONS
+from numbridge.kernels.elements import ElementType
+from numbridge.kernels.source import FunctionSource
+
+__all__ = ["Calls"]
+
+_MAX_INLINED = 32
+# What functions are called in the table of what elements can do.
+_NAMED: dict[Any, str] = {
+    **{function: name for name, function in FUNCTIONS.items()},
+    min: "min",
+    max: "max",
+    abs: "abs",
+}
+
+
+class Calls(Expressions):
+    """Reads calls. Device functions are inlined."""
+
+    @abstractmethod
+    def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
+        """Read a function's body, whose parameters are bound."""
+
+    def _call(self, node: ast.Call) -> Binding:
+        if isinstance(node.func, ast.Name):
+            name = node.func.id
+            if name.startswith("_nb_atomic_"):
+                return self._atomic(node, name.removeprefix("_nb_atomic_"))
+            if name == "_nb_local_array":
+                return self._local_array(node)
+            if name in self._functions and name not in self._env:
+                return self._inline(node, self._functions[name])
+        callee = self._expression(node.func)
+        if not isinstance(callee, Static):
+            raise self._refused(node, "only functions can be called")
+        if any(keyword for keyword in node.keywords):
+            raise self._refused(node, f"{callee.text} is called with named arguments; pass them by position")
+        return self._apply(node, callee, [self._expression(argument) for argument in node.args])
+
+    def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
+        if callee.value is len and len(arguments) == 1:
+            return self._length(node, arguments[0])
+        if not all(isinstance(argument, Value) for argument in arguments):
+            raise self._refused(
+                node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"
+            )
+        if isinstance(callee.value, ElementType):
+            return self._element(node, callee.value, arguments)
+        if has_element(*arguments):
+            return self._element_function(node, callee, arguments)
+        kind = inference.dtype_of(callee.value)
+        if kind is not None and len(arguments) == 1:
+            return self.cast(arguments[0], kind)
+        if callee.value in (int, bool) and len(arguments) == 1:
+            function = Function("test", f"{callee.text}({{0}})", callee.value)
+            return self._checked(node, function, arguments)
+        if callee.value is round:
+            key = "round2" if len(arguments) == 2 else "round"
+            return self._checked(node, Function(key, _call_text(callee, arguments), round), arguments)
+        rule = KEYS.get(callee.value) if _hashable(callee.value) else None
+        if rule is None:
+            raise self._refused(
+                node,
+                f"{callee.text} has no derivative here; write it as a function decorated with @nb.func, or give its "
+                "derivative with @nb.func_grad",
+            )
+        if rule in ("min", "max") and len(arguments) > 2:
+            return self._fold(node, callee, rule, arguments)
+        return self._checked(node, Function(rule, _call_text(callee, arguments), callee.value), arguments, rule)
+
+    def _element(self, node: ast.Call, element: ElementType, arguments: list[Value]) -> Value:
+        made = construct_element(self, element, arguments)
+        if made is None:
+            listed = ", ".join(kind_name(argument) for argument in arguments)
+            raise self._refused(
+                node, f"{element.name} has {element.count} components, and cannot be made of ({listed})"
+            )
+        return made
+
+    def _element_function(self, node: ast.Call, callee: Static, arguments: list[Value]) -> Value:
+        name = _NAMED.get(callee.value) if _hashable(callee.value) else None
+        if name is None:
+            raise self._refused(
+                node,
+                f"{callee.text} has no derivative for vectors and matrices; write it as a function decorated with @nb.func, "
+                "or give its derivative with @nb.func_grad",
+            )
+        return self._on_elements(node, name, *arguments)
+
+    def _fold(self, node: ast.Call, callee: Static, key: str, arguments: list[Value]) -> Value:
+        kind = inference.unified([argument.type for argument in arguments])
+        first, *rest = (self.cast(argument, kind) for argument in arguments)
+        for other in rest:
+            first = self._checked(
+                node, Function(key, f"{callee.text}({{0}}, {{1}})", callee.value), [first, other], key
+            )
+        return first
+
+    def _length(self, node: ast.Call, argument: Binding) -> Value:
+        if isinstance(argument, tuple):
+            return self.constant(len(argument))
+        if isinstance(argument, View) and len(argument.index) < argument.array.ndim:
+            return self._extent(argument.array, len(argument.index))
+        element = inference.element_of(argument.type) if isinstance(argument, Value) else None
+        if element is not None:
+            return self.constant(element.extents[0])
+        raise self._refused(node, "len() needs an array or a tuple")
+
+    def _atomic(self, node: ast.Call, operation: str) -> Value:
+        count = 2 if operation == "cas" else 1
+        array = self._expression(node.args[0])
+        if not isinstance(array, View):
+            raise self._refused(node, "an atomic operation needs an array")
+        view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
+        if len(view.index) != view.array.ndim:
+            raise self._refused(node, "an atomic operation needs one index for each dimension")
+        values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
+        made = self.value(view.array.name, view.array.dtype)
+        self.add(Atomic(made, operation, view.array, list(view.index), values, place=(self._frames[-1].source, node)))
+        return made
+
+    def _atomic_value(self, node: ast.Call, argument: ast.expr, array: Array) -> Value:
+        if inference.element_of(array.dtype) is None:
+            return self.cast(self._scalar(argument), array.dtype)
+        value = self._value(argument)
+        if value.type != array.dtype:
+            raise self._refused(node, f"the elements of {array.name} are {kind_name(array)}, not {kind_name(value)}")
+        return value
+
+    def _local_array(self, node: ast.Call) -> View:
+        shape = ast.literal_eval(node.args[0])
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        kind = inference.dtype_of(self._static(node.args[1]))
+        if kind is None:
+            raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+        array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
+        self.locals.append(array)
+        return View(array)
+
+    def _inline(self, node: ast.Call, source: FunctionSource) -> Binding:
+        if any(frame.source is source for frame in self._frames):
+            raise self._refused(node, f"{source.name} calls itself, and has no derivative therefore; write a loop")
+        if len(self._frames) >= _MAX_INLINED:
+            raise self._refused(node, "device functions are nested too deeply to be differentiated")
+        if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
+            return self._custom(node, source, source.gradient)
+        return self._run_function(node, source, self._bind(node, source, self._rewritten.trees[id(source)]))
+
+    def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
+        outer, place = self._env, self.place
+        self._env = dict(given)
+        self._read(source, self._rewritten.trees[id(source)])
+        result = self._env.get(ANSWER)
+        self._env, self.place = outer, place
+        if isinstance(result, Missing):
+            raise self._refused(node, f"{source.name} does not return the same kind of thing on every path")
+        return () if result is None else result
+
+    def _custom(self, node: ast.Call, source: FunctionSource, gradient: FunctionSource) -> Binding:
+        """Call a function whose derivative is written by hand."""
+        given = self._bind(node, source, self._rewritten.trees[id(source)])
+        arguments = list(given.values())
+        if not all(isinstance(argument, Value) for argument in arguments):
+            raise self._refused(
+                node,
+                f"{source.name} has a derivative by hand, and such functions take numbers, vectors and matrices only",
+            )
+        body: Region = []
+        pullback: Region = []
+        with self._into(body):
+            inner = self._run_function(node, source, given)
+        results = inner if isinstance(inner, tuple) else (inner,)
+        if not results or not all(isinstance(result, Value) for result in results):
+            raise self._refused(
+                node,
+                f"{source.name} has a derivative by hand, and such functions return numbers, vectors and matrices only",
+            )
+        made = [self.value(source.name, result.type) for result in results]
+        cotangents = [self.value("cotangent", r.type) for r in results if is_float(r)]
+        with self._into(pullback):
+            gradients = self._gradients(node, source, gradient, arguments, cotangents)
+        custom = Custom(arguments, made, body, list(results), cotangents, pullback, gradients, source.name)
+        self.add(custom)
+        return tuple(made) if isinstance(inner, tuple) else made[0]
+
+    def _gradients(
+        self,
+        node: ast.Call,
+        source: FunctionSource,
+        gradient: FunctionSource,
+        arguments: list[Value],
+        cotangents: list[Value],
+    ) -> list[Value | None]:
+        names, given = gradient.parameters, [*arguments, *cotangents]
+        if len(names) != len(given):
+            raise self._refused(
+                node,
+                f"{gradient.name}, the derivative of {source.name}, takes {len(names)} arguments, and gets {len(given)}: "
+                "those of the function, then one cotangent for each floating result",
+            )
+        found = self._run_function(node, gradient, dict(zip(names, given, strict=True)))
+        parts = found if isinstance(found, tuple) else (found,)
+        if len(parts) != len(arguments) or not all(isinstance(part, Value) for part in parts):
+            raise self._refused(
+                node,
+                f"{gradient.name} must return one number for each of the {len(arguments)} arguments of {source.name}",
+            )
+        return [
+            self._gradient(node, gradient, part, argument) if is_float(argument) else None
+            for part, argument in zip(parts, arguments, strict=True)
+        ]
+
+    def _gradient(self, node: ast.Call, source: FunctionSource, made: Value, argument: Value) -> Value:
+        if not has_element(made, argument):
+            return self.cast(made, argument.type)
+        if made.type != argument.type:
+            raise self._refused(
+                node,
+                f"{source.name} returns {kind_name(made)} as the gradient by an argument of {kind_name(argument)}",
+            )
+        return made
+
+    def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
+        names = [argument.arg for argument in tree.args.args]
+        given = dict(zip(names, (self._expression(argument) for argument in node.args), strict=False))
+        given |= {str(keyword.arg): self._expression(keyword.value) for keyword in node.keywords}
+        for name, default in zip(reversed(names), reversed(tree.args.defaults), strict=False):
+            if name not in given:
+                given[name] = self._expression(default)
+        if set(given) != set(names):
+            raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
+        return {name: as_argument(value) for name, value in given.items()}
+
+
+def _call_text(callee: Static, arguments: Sequence[Any]) -> str:
+    return f"{callee.text}({', '.join(f'{{{k}}}' for k in range(len(arguments)))})"
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

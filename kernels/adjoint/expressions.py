@@ -1,0 +1,291 @@
+"""Expressions of a kernel as values of a program."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name
+from numbridge.kernels.adjoint.construct import ARITHMETIC
+from numbridge.kernels.adjoint.element_program import named_part, operate, part
+from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
+from numbridge.kernels.adjoint.scope import Scope
+
+__all__ = ["Expressions"]
+
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+}
+_INTEGER = {
+    ast.LShift: ("<<", operator.lshift),
+    ast.RShift: (">>", operator.rshift),
+    ast.BitAnd: ("&", operator.and_),
+    ast.BitOr: ("|", operator.or_),
+    ast.BitXor: ("^", operator.xor),
+}
+_COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+# What Python's operators are called in the table of what elements can do.
+_ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
+
+
+class Expressions(Scope, ABC):
+    """Reads expressions, but for calls."""
+
+    @abstractmethod
+    def _call(self, node: ast.Call) -> Binding:
+        """Return what a call stands for."""
+
+    def _scalar(self, node: ast.expr) -> Value:
+        value = self._expression(node)
+        if not isinstance(value, Value) or inference.element_of(value.type) is not None:
+            raise self._refused(node, "a number is needed here, and this is none; take an element of it")
+        return value
+
+    def _value(self, node: ast.expr) -> Value:
+        """Return a number, a vector or a matrix."""
+        value = self._expression(node)
+        if not isinstance(value, Value):
+            raise self._refused(node, "a number is needed here, and this is none; take an element of it")
+        return value
+
+    def _expression(self, node: ast.expr) -> Binding:
+        match node:
+            case ast.Constant():
+                return self._constant(node)
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Tuple():
+                return tuple(self._expression(element) for element in node.elts)
+            case ast.Subscript():
+                return self._subscript(node)
+            case ast.BinOp():
+                return self._binary(node, node.op, self._value(node.left), self._value(node.right))
+            case ast.UnaryOp():
+                return self._unary(node)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.BoolOp():
+                return self._boolean(node, node.values)
+            case ast.IfExp():
+                condition = self._scalar(node.test)
+                then, orelse = node.body, node.orelse
+                return self._choice(node, condition, lambda: self._expression(then), lambda: self._expression(orelse))
+            case ast.NamedExpr():
+                value = self._expression(node.value)
+                self._env[node.target.id] = value
+                return value
+            case ast.Call():
+                return self._call(node)
+        raise self._refused(node, f"this expression ({type(node).__name__}) has no derivative; write it with numbers")
+
+    def _constant(self, node: ast.Constant) -> Value:
+        if type(node.value) not in (bool, int, float):
+            raise self._refused(node, f"{node.value!r} cannot be used in a kernel that is differentiated; use numbers")
+        return self.constant(node.value, literal=True)
+
+    def _name(self, node: ast.Name) -> Binding:
+        found = self._env.get(node.id)
+        if found is None:
+            return self._global(node)
+        if isinstance(found, Missing):
+            raise self._refused(node, f"{node.id} {found.why}; assign it on every path before this")
+        if isinstance(found, Value) and found.literal and self._frames[-1].assignments.get(node.id, 0) > 1:
+            # Numba takes a variable for a constant only where it is assigned once.
+            return Value(found.name, found.type, found.constant)
+        return found
+
+    def _global(self, node: ast.Name) -> Binding:
+        value = self.namespace.get(node.id, getattr(builtins, node.id, UNASSIGNED))
+        local = node.id in self._frames[-1].assignments
+        if not local and (node.id in self._functions or not isinstance(value, Missing)):
+            return self._known(value, node.id)
+        raise self._refused(node, f"{node.id} may not have been assigned here; assign it on every path before this")
+
+    def _known(self, value: Any, text: str) -> Binding:
+        if isinstance(value, np.ndarray):
+            kind = inference.dtype_of(value.dtype)
+            return View(Array(text, kind, value.ndim, "constant"))
+        if isinstance(value, np.generic):
+            kind = inference.constant_type(value)
+            return Value(text, kind, value.item())
+        return Static(value, text)
+
+    def _static(self, node: ast.expr) -> Any:
+        """Return the object that an expression stands for, or None."""
+        if isinstance(node, ast.Name | ast.Attribute):
+            found = self._expression(node)
+            return found.value if isinstance(found, Static) else None
+        return None
+
+    def _attribute(self, node: ast.Attribute) -> Binding:
+        base = self._expression(node.value)
+        if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
+            return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
+        if isinstance(base, View):
+            return self._property(node, base)
+        if isinstance(base, Value) and inference.element_of(base.type) is not None:
+            return self._part_named(node, base)
+        raise self._refused(node, f"gradients do not follow .{node.attr}; pass it as an argument")
+
+    def _part_named(self, node: ast.Attribute, owner: Value) -> Value:
+        found = named_part(self, owner, node.attr)
+        if found is None:
+            raise self._refused(node, f"{kind_name(owner)} has no part {node.attr!r}")
+        return found
+
+    def _property(self, node: ast.Attribute, view: View) -> Binding:
+        rest = range(len(view.index), view.array.ndim)
+        if node.attr == "shape":
+            return tuple(self._extent(view.array, axis) for axis in rest)
+        if node.attr == "ndim":
+            return self.constant(len(rest))
+        if node.attr == "size":
+            size = self.constant(1)
+            for axis in rest:
+                size = self.apply("mul", size, self._extent(view.array, axis))
+            return size
+        raise self._refused(
+            node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
+        )
+
+    def _extent(self, array: Array, axis: int) -> Value:
+        if array.kind == "local":
+            return self.constant(array.extents[axis])
+        made = self.value(f"{array.name}_shape", types.int64)
+        self.add(Shape(made, array, axis))
+        return made
+
+    def _subscript(self, node: ast.Subscript) -> Binding:
+        base = self._expression(node.value)
+        if isinstance(base, tuple):
+            place = self._expression(node.slice)
+            if isinstance(place, Value) and type(place.constant) is int and -len(base) <= place.constant < len(base):
+                return base[place.constant]
+            raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+        if isinstance(base, Value) and inference.element_of(base.type) is not None:
+            return self._part_at(node, base, self._integers(node))
+        view = self._indexed(node, base)
+        return self._load(view) if len(view.index) == view.array.ndim else view
+
+    def _part_at(self, node: ast.expr, owner: Value, index: Sequence[Value]) -> Value:
+        found = part(self, owner, index)
+        if found is None:
+            raise self._refused(node, f"{kind_name(owner)} has no such component; index it by integers")
+        return found
+
+    def _indexed(self, node: ast.Subscript, base: Binding) -> View:
+        if not isinstance(base, View):
+            raise self._refused(node, "only arrays and tuples have elements here")
+        index = self._integers(node)
+        if len(base.index) + len(index) > base.array.ndim:
+            raise self._refused(
+                node, f"{base.array.name} has {base.array.ndim} dimension(s), and more indices are given"
+            )
+        return View(base.array, (*base.index, *index))
+
+    def _integers(self, node: ast.Subscript) -> list[Value]:
+        """Return the indices in brackets."""
+        index: list[Value] = []
+        for place in self._index_parts(node.slice):
+            if not isinstance(place, Value) or not isinstance(place.type, types.Integer | types.Boolean):
+                raise self._refused(
+                    node, "an index is an integer in a kernel that is differentiated; write a loop for slices"
+                )
+            index.append(place)
+        return index
+
+    def _index_parts(self, node: ast.expr) -> list[Binding]:
+        if isinstance(node, ast.Slice) or (
+            isinstance(node, ast.Tuple) and any(isinstance(e, ast.Slice) for e in node.elts)
+        ):
+            raise self._refused(node, "slices have no derivative; write a loop over the elements")
+        found = self._expression(node)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def _load(self, view: View) -> Value:
+        made = self.value(view.array.name, view.array.dtype)
+        self.add(Load(made, view.array, list(view.index)))
+        return made
+
+    def _binary(self, node: Any, op: ast.operator, left: Value, right: Value) -> Value:
+        if has_element(left, right):
+            return self._on_elements(node, _ON_ELEMENTS.get(type(op), ""), left, right)
+        key = _BINARY.get(type(op))
+        if key is not None:
+            function = ARITHMETIC[key]
+        elif type(op) in _INTEGER:
+            symbol, primitive = _INTEGER[type(op)]
+            function = Function("integer", f"{{0}} {symbol} {{1}}", primitive)
+        else:
+            raise self._refused(node, "this operator has no derivative")
+        return self._checked(node, function, [left, right])
+
+    def _on_elements(self, node: Any, name: str, *operands: Value) -> Value:
+        made = operate(self, name, *operands)
+        if made is None:
+            listed = ", ".join(kind_name(operand) for operand in operands)
+            raise self._refused(node, f"there is no such operation for ({listed})")
+        return made
+
+    def _unary(self, node: ast.UnaryOp) -> Value:
+        operand = self._value(node.operand)
+        if has_element(operand):
+            return self._on_elements(node, {ast.USub: "neg", ast.UAdd: "pos"}.get(type(node.op), ""), operand)
+        match node.op:
+            case ast.USub() if operand.literal and not isinstance(operand.type, types.Boolean):
+                # Python folds this, so Numba sees a literal.
+                return self.constant(-operand.constant, operand.type, literal=True)
+            case ast.USub():
+                return self._checked(node, ARITHMETIC["neg"], [operand])
+            case ast.Not():
+                return self._checked(node, ARITHMETIC["not"], [operand])
+            case ast.UAdd():
+                return self._checked(node, Function("pos", "+{0}", operator.pos), [operand])
+        return self._checked(node, Function("integer", "~{0}", operator.invert), [operand])
+
+    def _compare(self, node: ast.Compare) -> Value:
+        left = self._value(node.left)
+        return self._comparison(node, left, list(zip(node.ops, node.comparators, strict=True)))
+
+    def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
+        (op, right_node), *more = rest
+        if type(op) not in _COMPARISON:
+            raise self._refused(
+                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
+            )
+        right, key = self._value(right_node), _COMPARISON[type(op)]
+        if has_element(left, right):
+            made = self._on_elements(node, key, left, right)
+        else:
+            made = self._checked(node, ARITHMETIC[key], [left, right])
+        if not more:
+            return made
+        both: Value = self._choice(
+            node, made, lambda: self._comparison(node, right, more), lambda: self.constant(False)
+        )
+        return both
+
+    def _boolean(self, node: ast.BoolOp, parts: list[ast.expr]) -> Any:
+        first = self._scalar(parts[0])
+        if len(parts) == 1:
+            return first
+        if isinstance(node.op, ast.And):
+            return self._choice(node, first, lambda: self._boolean(node, parts[1:]), lambda: first)
+        return self._choice(node, first, lambda: first, lambda: self._boolean(node, parts[1:]))

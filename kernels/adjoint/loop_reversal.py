@@ -1,0 +1,127 @@
+"""The reverse of loops: trips in the opposite order, each run forward once more from what was kept."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from numba import types
+
+from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint.accumulation import Accumulation
+from numbridge.kernels.adjoint.checkpoint import Checkpoints
+from numbridge.kernels.adjoint.element_program import places
+from numbridge.kernels.adjoint.emit import Values, moves
+from numbridge.kernels.adjoint.forward_sweep import STACK, log_name
+from numbridge.kernels.adjoint.ir import Carried, Loop, Op, Region
+from numbridge.kernels.adjoint.prefixes import ADJOINT
+
+__all__ = ["LoopReversal"]
+
+
+class LoopReversal(Accumulation, ABC):
+    """Writes the reverse of loops."""
+
+    @abstractmethod
+    def _reverse(self, region: Region) -> None:
+        """Write the reverse of a region."""
+
+    @abstractmethod
+    def _prepare(self, op: Op) -> None:
+        """Begin the adjoints that the reverse of a branch or a loop adds to from within."""
+
+    def _reverse_loop(self, op: Loop) -> None:
+        plan = self._plans[op]
+        active = [c for c in op.carried if c.phi in self.active]
+        self._prepare(op)
+        for c in active:
+            held = self._adjoint(c.result) if self._has(c.result) else self.construct.zero(c.phi.type).name
+            self.lines.add(f"{ADJOINT}{c.phi.name} = {held}")
+        trips = plan.start_reverse(self.lines)
+        counter = plan.name("at")
+        with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
+            self._restore(plan, counter)
+            self._set_index(op, counter, self.needs.loops[op].values)
+            self._forward(op.body, self.needs.loops[op].values, save=True)
+            outer = set(self._started), dict(self._held)
+            moved = self._start_trip_adjoints(op, active)
+            self._reverse(op.body)
+            for c in moved:
+                self._begin(c.phi)
+            self._started, self._held = outer
+        self._started.update(c.phi for c in active)
+        for c in active:
+            self._add(c.initial, self._adjoint(c.phi))
+
+    def _start_trip_adjoints(self, op: Loop, active: list[Carried]) -> list[Carried]:
+        """Hand the adjoints of the variables, as they are after the trip, to what computed them; return those moved."""
+        phis = {c.phi for c in op.carried}
+        moving = [c for c in active if c.following is not c.phi]
+        self._started.update(c.phi for c in active if c.following is c.phi)
+        held = [self._adjoint(c.phi) for c in moving]
+        if any(c.following in phis for c in moving):
+            for k, name in enumerate(held):
+                self.lines.add(f"_nb_after_{k} = {name}")
+            held = [f"_nb_after_{k}" for k in range(len(moving))]
+        for c, name in zip(moving, held, strict=True):
+            self._add(c.following, name, lasting=False)
+        return moving
+
+    def _set_index(self, op: Loop, trip: str, values: Values) -> None:
+        if op.index is None or op.index not in values:
+            return
+        start, _, step = op.bounds
+        text = trip if step.constant == 1 else f"{trip} * {step.name}"
+        text = text if start.constant == 0 else f"{start.name} + {text}"
+        self.lines.add(f"{op.index.name} = {text if op.index.type == types.int64 else f'_nb_{op.index.type}({text})'}")
+
+    def _restore(self, plan: Checkpoints, counter: str) -> None:
+        """Bring the variables back to what they were at the start of a trip."""
+        if plan.needs.stacked:
+            self._restore_stacked(plan)
+        elif plan.exact:
+            for c in plan.needs.saved:
+                self.lines.add(plan.restored(c, plan.kept(c), counter))
+        elif plan.needs.saved:
+            self._restore_segment(plan, counter)
+
+    def _restore_stacked(self, plan: Checkpoints) -> None:
+        for array in reversed(self._logged_in(plan.op)):
+            memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
+            self.lines.add(f"_nb_stack_undo({log_name(array)}, {memory}, _nb_stack_pop({STACK}, 0))")
+        for c in reversed(plan.needs.saved):
+            zero = self.construct.zero(getattr(c.phi.type, "dtype", c.phi.type)).name
+            popped = f"_nb_stack_pop({STACK}, {zero})"
+            if inference.element_of(c.phi.type) is None:
+                self.lines.add(f"{c.phi.name} = {popped}")
+                continue
+            parts = [f"_nb_popped_{k}" for k in range(len(places(c.phi)))]
+            for part in reversed(parts):
+                self.lines.add(f"{part} = {popped}")
+            self.lines.add(f"{c.phi.name} = {self.construct.type_name(c.phi.type)}({', '.join(parts)})")
+
+    def _restore_segment(self, plan: Checkpoints, counter: str) -> None:
+        lines, saved = self.lines, plan.needs.saved
+        shift, segment, again_shift = plan.name("shift"), plan.name("segment"), plan.name("again_shift")
+        place, first, again = plan.name("place"), plan.name("first"), plan.name("again")
+        with lines.block(f"if {shift} == 0:"):
+            for c in saved:
+                lines.add(plan.restored(c, plan.kept(c), counter))
+        with lines.block("else:"):
+            lines.add(f"{place} = {counter} & ((1 << {shift}) - 1)")
+            with lines.block(f"if {counter} >> {shift} != {segment}:"):
+                lines.add(f"{segment} = {counter} >> {shift}")
+                lines.add(f"{again_shift} = max({shift} - {plan.slots.bit_length() - 1}, 0)")
+                lines.add(f"{first} = 0")
+                for c in saved:
+                    lines.add(plan.restored(c, plan.kept(c), segment))
+            with lines.block("else:"):
+                lines.add(f"{first} = {place} >> {again_shift} << {again_shift}")
+                for c in saved:
+                    lines.add(plan.restored(c, plan.again(c), f"{place} >> {again_shift}"))
+            with self._copy(plan.op), lines.block(f"for {again} in range({first}, {place}):"):
+                with lines.block(f"if {again} & ((1 << {again_shift}) - 1) == 0:"):
+                    for c in saved:
+                        plan.put(lines, c, plan.again(c), f"{again} >> {again_shift}")
+                self._set_index(plan.op, f"(({segment} << {shift}) + {again})", plan.needs.again)
+                self._forward(plan.op.body, plan.needs.again, save=False)
+                moves(lines, [(c.phi, c.following) for c in saved], "_nb_move")

@@ -1,0 +1,38 @@
+"""Which threads touch the same elements of an adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from numbridge.kernels.adjoint.fence import offset
+from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Store, defined_by, walk
+
+__all__ = ["nearness", "own_arrays"]
+
+
+def own_arrays(program: Program) -> set[Array]:
+    """Return the arrays of which each thread only touches elements that no other thread touches.
+
+    Every access has each thread index, as it is, at one and the same place of the index.
+    """
+    indices = [value for value in program.hidden if value.name.startswith("_nb_i")]
+    places: dict[Array, set[tuple[int, ...] | None]] = {}
+    for op in walk(program.body):
+        if isinstance(op, Load | Store | Atomic):
+            found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
+            places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
+    return {array for array, found in places.items() if len(found) == 1 and None not in found}
+
+
+def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:
+    """Return how far from its own row a thread touches shared arrays, and these, or None."""
+    definers = {value: op for op in walk(program.body) for value in defined_by(op)}
+    first = next((value for value in program.hidden if value.name == "_nb_i0"), None)
+    furthest = 0
+    for op in walk(program.body):
+        if isinstance(op, Load | Store | Atomic) and op.array in shared:
+            distance = offset(op.index[0], first, definers) if op.index and first is not None else None
+            if distance is None:
+                return None
+            furthest = max(furthest, abs(distance))
+    return furthest, tuple(sorted(array.name for array in shared))
