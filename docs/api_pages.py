@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
     "kernels": (
         "Kernels and launches",
         "Declaring a kernel, running it over threads, and asking what it became.",
-        ["kernel", "func", "tid", "launch", "Kernel", "Launch", "config"],
+        ["kernel", "func", "tid", "static", "launch", "init", "Kernel", "Launch", "config"],
     ),
     "arrays": (
         "Arrays",

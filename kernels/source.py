@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
 import functools
 import inspect
 import operator
@@ -23,16 +22,24 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from numbridge.kernels.dependencies import (
+    MISSING,
+    Dependency,
+    is_from_library,
+    is_module,
+    member_dependency,
+    of_library,
+    root_package,
+)
 from numbridge.kernels.errors import (
     KernelError,
     KernelUnsupportedError,
     source_excerpt,
 )
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
+from numbridge.kernels.static_expressions import replace_static_calls
 
 __all__ = [
-    "MISSING",
-    "Dependency",
     "FunctionSource",
     "Program",
     "Sourced",
@@ -48,39 +55,10 @@ RESERVED = "_nb_"
 _BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 MAX_RANK = 4
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
-_LIBRARIES = frozenset({"builtins", "math", "cmath", "operator", "numpy", "numba", "numbridge", "ml_dtypes"})
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # What the module hands out
-
-
-@dataclass(frozen=True, eq=False)
-class Dependency:
-    """A global or closure value that a kernel read.
-
-    Attributes
-    ----------
-    container : Mapping or CellType
-        A module's dictionary, a class's, or a closure cell.
-    name : str or None
-        The key in the dictionary; None for a cell.
-    value : object
-        What was found there.
-    """
-
-    container: Any
-    name: str | None
-    value: Any
-
-    def holds(self) -> bool:
-        """Return whether the same object is still there."""
-        if self.name is not None:
-            return self.container.get(self.name, MISSING) is self.value
-        try:
-            return self.container.cell_contents is self.value
-        except ValueError:
-            return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +86,6 @@ class Static:
     through_modules: bool
     builtin: bool
     reached: tuple[Dependency, ...]
-
-
-class _Missing(enum.Enum):
-    MISSING = enum.auto()
-
-
-MISSING = _Missing.MISSING
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -293,7 +264,9 @@ class FunctionSource:
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
-        arguments = self.tree.args
+        code, arguments = function.__code__, self.tree.args
+        local = frozenset({*code.co_varnames, *code.co_cellvars})
+        self._statics = replace_static_calls(self.tree, function, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         _fence(self)
@@ -360,10 +333,12 @@ class FunctionSource:
 
         Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out.
         """
-        found: dict[tuple[int, str | None], Dependency] = {}
+        found: dict[tuple[int, Any], Dependency] = {}
         for source in Program(self).sources:
             for dependency in source.read():
-                found.setdefault((id(dependency.container), dependency.name), dependency)
+                # Those that have no place are each their own.
+                place = dependency if dependency.container is None else dependency.container
+                found.setdefault((id(place), dependency.name), dependency)
         return tuple(found.values())
 
     def unpacked(self, call: ast.Call) -> int | None:
@@ -426,9 +401,12 @@ class FunctionSource:
     def _local_alias(self, name: str) -> Static | None:
         chain = self._aliases.get(name)
         static = None if chain is None else self.resolve(chain)
-        return static if static is not None and (callable(static.value) or _is_module(static.value)) else None
+        return static if static is not None and (callable(static.value) or is_module(static.value)) else None
 
     def _global(self, node: ast.Name) -> Static:
+        if node.id in self._statics:
+            value, reached = self._statics[node.id].current()
+            return Static(value, "static", value, (), True, False, reached)
         name, cells = (
             node.id,
             dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)),
@@ -449,7 +427,7 @@ class FunctionSource:
             raise self.error(node, f"the name {node.id!r} has no value yet in the enclosing function") from None
 
     def _root(self, name: str, value: Any, container: Any, key: str | None) -> Static:
-        reached = () if _of_library(value) else (Dependency(container, key, value),)
+        reached = () if of_library(value) else (Dependency(container, key, value),)
         return Static(value, name, value, (), True, False, reached)
 
     def _member(self, base: Static, node: ast.Attribute) -> Static | None:
@@ -466,9 +444,9 @@ class FunctionSource:
             base.root,
             base.root_value,
             (*base.path, node.attr),
-            base.through_modules and _is_module(base.value),
+            base.through_modules and is_module(base.value),
             base.builtin,
-            (*base.reached, *_member_dependency(base.value, node.attr)),
+            (*base.reached, *member_dependency(base.value, node.attr)),
         )
 
 
@@ -518,43 +496,10 @@ def _unpacked_calls(nodes: list[Any]) -> dict[tuple[int, int, int, int], int]:
     return found
 
 
-def _is_module(value: Any) -> bool:
-    return isinstance(value, ModuleType)
-
-
 def _has_static_members(value: Any, attribute: str) -> bool:
     if isinstance(value, ModuleType | type | np.ufunc):
         return True
     return isinstance(value, tuple) and attribute in getattr(value, "_fields", ())
-
-
-def _root_package(value: Any) -> str:
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return name.split(".")[0] if isinstance(name, str) else ""
-
-
-def _of_library(value: Any) -> bool:
-    """Return whether a value is a module, or a named object of a library, which no user rebinds."""
-    if isinstance(value, ModuleType):
-        return True
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if _root_package(value) not in _LIBRARIES or not isinstance(name, str):
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-def _member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
-    if _root_package(owner) in _LIBRARIES:
-        return ()
-    holders = (owner,) if isinstance(owner, ModuleType) else getattr(owner, "__mro__", ())
-    for holder in holders:
-        values = vars(holder)
-        if attribute in values:
-            return () if _of_library(values[attribute]) else (Dependency(values, attribute, values[attribute]),)
-    return ()
 
 
 class Sourced:
@@ -1056,10 +1001,10 @@ class _BodyWrites:
         if any(self._is_function(argument) for argument in arguments.call.args):
             return self._unknown(arguments)
         by_library = {"numpy": self._numpy, "builtins": self._builtin, "operator": self._operator, "numba": self._numba}
-        library = _root_package(function)
+        library = root_package(function)
         if library in by_library:
             return by_library[library](function, arguments)
-        return _NOTHING if library in _LIBRARIES and not is_dispatcher(function) else self._unknown(arguments)
+        return _NOTHING if is_from_library(function) and not is_dispatcher(function) else self._unknown(arguments)
 
     def _is_function(self, node: ast.expr) -> bool:
         """Return whether an argument is a function of the user's, which whatever takes it may call."""
@@ -1092,12 +1037,12 @@ class _BodyWrites:
             return _wrapped(self._all.elements(arguments.all()))
         if issubclass(kind, tuple):
             return _wrapped(arguments.all())
-        if _root_package(kind) not in _LIBRARIES or kind in (map, filter):
+        if not is_from_library(kind) or kind in (map, filter):
             return self._unknown(arguments)
         if kind in (int, float, bool, complex, str, range) or issubclass(kind, np.generic):
             return _NOTHING
         # Iterators such as numpy.nditer hand out views; numbridge's elements are values.
-        return _NOTHING if _root_package(kind) == "numbridge" else _of_rank(arguments.all(), _UNKNOWN_RANK)
+        return _NOTHING if root_package(kind) == "numbridge" else _of_rank(arguments.all(), _UNKNOWN_RANK)
 
     def _ufunc(self, function: Any, arguments: _Arguments) -> _Value:
         outputs = _NOTHING.union(*arguments.positional[function.nin :], arguments.named.get("out", _NOTHING))

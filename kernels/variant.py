@@ -361,7 +361,9 @@ def _specialisation(
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
     rows = [
-        (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
+        (0, 0, 0)
+        if item.container is None
+        else (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
         for item in dependencies
     ]
     seen = np.array(rows, np.int64).reshape(-1)

@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -29,7 +30,6 @@ from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest,
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.source import Dependency
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import (
     Variants,
