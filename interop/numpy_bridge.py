@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_numpy",
     "device_to_numpy",
     "dtype_from_numpy",
@@ -202,3 +203,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Do nothing: NumPy has no place for a gradient, so the Array keeps it."""
+
+
+def check_deposit(obj: Any) -> None:
+    """Do nothing: NumPy knows no gradients."""

@@ -29,6 +29,7 @@ from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradie
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_paddle",
     "device_to_paddle",
     "dtype_from_paddle",
@@ -415,3 +416,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Make an array, or nothing, a tensor's ``.grad``."""
     obj.grad = None if gradient is None else to_paddle(gradient, requires_grad=False)
+
+
+def check_deposit(obj: Any) -> None:
+    """Do nothing: nothing tells whether Paddle goes back."""

@@ -267,7 +267,7 @@ def wait_stream(other: Any, event: Event | None = None) -> None:
 
 
 def get_event_elapsed_time(start: Event, end: Event, synchronize: bool = True) -> float:
-    """Return the milliseconds between two events with timing; waits for the second if `synchronize`."""
+    """Return the milliseconds between two events with timing; waits for the second if ``synchronize``."""
     if not (start.enable_timing and end.enable_timing):
         raise NumbridgeTypeError("both events must be made with enable_timing=True")
     if synchronize:

@@ -370,13 +370,17 @@ class Tape:
 
     def _deposit(self, memory: AdjointMemory) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
-        for array in self._arrays.values():
-            found = describe(array)
-            region = memory.region(found)
-            gradient = array.grad if region is not None and region.reached else None
-            if gradient is not None and region is not None:
+        found = [(array, describe(array)) for array in self._arrays.values()]
+        reached = [(a, d, region) for a, d in found if (region := memory.region(d)) is not None and region.reached]
+        for array, _, _ in reached:
+            room = bridge_for_type(type(array._source))
+            if room is not None:
+                room.check_deposit(array._source)
+        for array, description, region in reached:
+            gradient = array.grad
+            if gradient is not None:
                 values = gradient.numpy()
-                values += region.adjoint(found)
+                values += region.adjoint(description)
 
     @property
     def gradients(self) -> Gradients:

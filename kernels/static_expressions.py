@@ -54,9 +54,9 @@ def static(expr: _T) -> _T:
     -----
     It is evaluated with the variables of the time of the launch. If its value is another one then, the kernel is compiled anew,
     or found in the cache. Finding that out costs nothing for variables, attributes, dictionary items and arithmetic on
-    them. An expression that calls a function of yours, or reads a list or an array, is evaluated before each launch, and such
-    a launch takes some tens of microseconds; assign what it gives to a variable, and name that. Inside JAX the values are those
-    of the time when JAX traces.
+    them. An expression that calls a function of yours, or reads a list or an array, is evaluated before each launch, which then
+    goes over Python and takes some hundred microseconds; assign what it gives to a variable, and name that. Inside JAX the
+    values are those of the time when JAX traces.
 
     Examples
     --------
