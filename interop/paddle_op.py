@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge.kernels.adjoint.prefixes import TANGENT
+from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.variant import variants_of
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.paddle_bridge import dtype_to_paddle
 
@@ -228,10 +230,13 @@ def _layers(op: PaddleOp) -> tuple[Any, Any]:
         def forward(ctx: Any, numbers: Any, *arrays: Any) -> Any:
             ctx.save_for_backward(*arrays)
             ctx.numbers, ctx.tracked = numbers, [not a.stop_gradient for a in arrays]
-            return _returned(op._run(op.values(numbers, arrays)))
+            made = _returned(op._run(op.values(numbers, arrays)))
+            ctx.dependencies = variants_of(op.plan.kernel).dependencies
+            return made
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
+            check_unchanged(f"backward through kernel {op.plan.kernel.name!r}", ctx.dependencies)
             arrays = ctx.saved_tensor()
             made = Adjoint.apply(ctx.numbers, *arrays, *grads)
             given = iter(made if isinstance(made, tuple | list) else (made,))

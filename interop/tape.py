@@ -24,11 +24,13 @@ from numbridge.element_views import packed
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
+from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.variant import variants_of
 from numbridge.memory import native, row_of
 
 __all__ = ["Gradients", "Tape"]
@@ -48,7 +50,7 @@ class _LaunchEvent(_Event):
     """A launch to be reversed.
 
     `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet.
+    contents the adjoint reads and which have not been kept yet; `dependencies` are the variables that it was compiled with.
     """
 
     kernel: Kernel = None  # type: ignore[assignment]
@@ -57,6 +59,7 @@ class _LaunchEvent(_Event):
     found: dict[str, Description] = field(default_factory=dict)
     active: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
     reads: set[str] = field(default_factory=set)
 
 
@@ -205,6 +208,7 @@ class Tape:
             found,
             active,
             tuple(name for name in active if name in written),
+            variants_of(kernel).dependencies,
             set(plan.reads),
         )
 
@@ -362,6 +366,7 @@ class Tape:
         regions = {name: _region(memory, event.found[name]) for name in event.active}
         if not any(regions[name].reached for name in event.written):
             return
+        check_unchanged(f"backward through kernel {event.kernel.name!r}", event.dependencies)
         adjoints = [regions[name].adjoint(event.found[name]) for name in event.active]
         with watching.unrecorded():
             event.kernel.adjoint(event.active).over(event.geometry)(*event.arguments, *adjoints)

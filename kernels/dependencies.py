@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from numbridge.kernels.elements import Element
+from numbridge.kernels.errors import KernelError
+
 __all__ = [
     "MISSING",
+    "PLAIN_TYPES",
     "Dependency",
+    "check_unchanged",
     "is_from_library",
     "is_module",
+    "is_same",
     "member_dependency",
     "of_library",
     "root_package",
@@ -52,12 +61,58 @@ class Dependency:
 
     def holds(self) -> bool:
         """Return whether the same object is still there."""
+        return self._now() is self.value
+
+    def _now(self) -> Any:
+        if self.container is None:
+            return MISSING
         if self.name is not None:
-            return self.container.get(self.name, MISSING) is self.value
+            return self.container.get(self.name, MISSING)
         try:
-            return self.container.cell_contents is self.value
+            return self.container.cell_contents
         except ValueError:
-            return False
+            return MISSING
+
+    def is_unchanged(self) -> bool:
+        """Return whether the same code would come of it; another object of the same value will do."""
+        return self.holds() or is_same(self._now(), self.value)
+
+    def __str__(self) -> str:
+        """Return what it is called, as far as that is known."""
+        return "a variable of an enclosing function" if self.name is None else repr(self.name)
+
+
+def check_unchanged(what: str, dependencies: Iterable[Dependency]) -> None:
+    """Refuse to derive a kernel that has become another one since it ran.
+
+    Raises
+    ------
+    KernelError
+        If something that it depended on has changed.
+    """
+    for dependency in dependencies:
+        if not dependency.is_unchanged():
+            raise KernelError(
+                f"{what}: {dependency}, which the kernel reads, has changed since the kernel ran, so the gradient would be that "
+                "of another function; go back before it changes, or pass it as an argument"
+            )
+
+
+PLAIN_TYPES = (bool, int, float, complex, str, type(None))
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Return whether two values compile to the same."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if isinstance(a, Element):
+        a, b = a.numpy(), b.numpy()
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(a.tobytes() == b.tobytes())
+    # 0.0 and -0.0 are equal and differ; nan is the same as nan.
+    return repr(a) == repr(b) if type(a) in PLAIN_TYPES else a is b
 
 
 def is_module(value: Any) -> bool:

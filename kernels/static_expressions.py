@@ -12,14 +12,21 @@ import ast
 import builtins
 import inspect
 import math
-import operator
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from numbridge.kernels.dependencies import MISSING, Dependency, is_module, member_dependency, of_library
+from numbridge.kernels.dependencies import (
+    MISSING,
+    PLAIN_TYPES,
+    Dependency,
+    is_module,
+    is_same,
+    member_dependency,
+    of_library,
+)
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelError
 
@@ -122,9 +129,9 @@ class _Replacer(ast.NodeTransformer):
                     "a variable of the enclosing function or module",
                 )
         # No user can write this name; in messages it reads as the source does.
-        name = f"nb.static({ast.unparse(expression)})"
-        self.found.setdefault(name, StaticExpression(expression, self._scope, self._refuse))
-        return ast.copy_location(ast.Name(name, ast.Load()), node)
+        made = StaticExpression(expression, self._scope, self._refuse)
+        self.found.setdefault(made.text, made)
+        return ast.copy_location(ast.Name(made.text, ast.Load()), node)
 
     def _is_static(self, node: ast.expr) -> bool:
         path: list[str] = []
@@ -187,6 +194,7 @@ class StaticExpression:
     def __init__(self, expression: ast.expr, scope: _Scope, refuse: _Refuse) -> None:
         self._expression, self._scope, self._refuse = expression, scope, refuse
         self._code = _compiled(expression)
+        self.text = f"nb.static({ast.unparse(expression)})"
         self._found: tuple[Any, tuple[Dependency, ...]] | None = None
 
     def current(self) -> tuple[Any, tuple[Dependency, ...]]:
@@ -246,6 +254,11 @@ class _Evaluated(Dependency):
         """Evaluate the expression, and return whether it gives the same."""
         expression: StaticExpression = object.__getattribute__(self, "_expression")
         return expression.holds(self.value)
+
+    def __str__(self) -> str:
+        """Return the expression, as it is written."""
+        expression: StaticExpression = object.__getattribute__(self, "_expression")
+        return expression.text
 
 
 def _compiled(expression: ast.expr) -> Any:
@@ -341,7 +354,7 @@ class _Tracked:
 def _attributes(owner: Any) -> dict[str, Any]:
     """Return the dictionary in which an object keeps its attributes; an empty one if it finds them in another way."""
     found: Any = type(owner).__getattribute__
-    if found is not object.__getattribute__:
+    if found not in (object.__getattribute__, SimpleNamespace.__getattribute__):
         return {}
     try:
         values: dict[str, Any] = vars(owner)
@@ -354,13 +367,10 @@ def _is_hashable(value: Any) -> bool:
     return type(value).__hash__ is not None
 
 
-_PLAIN = (bool, int, float, complex, str, type(None))
-
-
 def _is_immutable(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(_is_immutable(part) for part in value)
-    return type(value) in _PLAIN or isinstance(value, np.generic | np.dtype | Element) or _is_named(value)
+    return type(value) in PLAIN_TYPES or isinstance(value, np.generic | np.dtype | Element) or _is_named(value)
 
 
 def _is_named(value: Any) -> bool:
@@ -373,20 +383,6 @@ def is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(is_constant(part) for part in value)
     return _is_immutable(value) or isinstance(value, np.ndarray)
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Return whether two values compile to the same."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(is_same, a, b))
-    if isinstance(a, Element):
-        a, b = a.numpy(), b.numpy()
-    if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(a.tobytes() == b.tobytes())
-    # 0.0 and -0.0 are equal and differ; nan is the same as nan.
-    return repr(a) == repr(b) if type(a) in _PLAIN else bool(operator.is_(a, b))
 
 
 def _described(value: Any) -> str:

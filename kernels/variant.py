@@ -235,6 +235,11 @@ class Variants:
             self._dependencies = known = self.kernel.dependencies()
         return known
 
+    @property
+    def dependencies(self) -> tuple[Any, ...]:
+        """What the code that was last asked for depends on outside of its source."""
+        return self._dependencies or ()
+
     def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
         """Return the parameters that the kernel may write, given the ranks of its arrays."""
         key = tuple(ranks.items())
