@@ -20,10 +20,15 @@ _passing: dict[int, dict[int, tuple[Any, dict[int, tuple[Any, Any]]]]] = {}
 
 
 def is_going_back() -> bool:
-    """Tell whether torch's engine runs a backward on this thread."""
+    """Tell whether torch's engine runs the backward of a function on this thread, which is yet to return gradients.
+
+    Where it adds to a leaf's ``.grad``, and calls the hooks of that, the gradient is the leaf's own.
+    """
     import torch
 
-    return int(torch._C._current_graph_task_id()) != -1
+    if int(torch._C._current_graph_task_id()) == -1:
+        return False
+    return not isinstance(torch._C._current_autograd_node(), torch._C._functions.AccumulateGrad)
 
 
 def gradient_to_return(leaf: Any, create: bool) -> Any:

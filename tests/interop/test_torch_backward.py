@@ -160,6 +160,23 @@ def test_outside_of_a_backward_the_gradient_is_the_tensors() -> None:
     assert array.grad.list() == [5, 7, 9]
 
 
+def test_hooks_after_accumulation_see_the_tensors_gradient() -> None:
+    @nb.kernel
+    def step(x: nb.array[float], by_x: nb.array[float]):
+        i = nb.tid()
+        x[i] -= 0.5 * by_x[i]
+
+    def optimise(tensor: torch.Tensor) -> None:
+        array = nb.from_torch(tensor)
+        with torch.no_grad():
+            nb.launch(step, tensor.shape, [array, array.grad])
+
+    x = leaf()
+    x.register_post_accumulate_grad_hook(optimise)
+    Square.apply(x).sum().backward()
+    assert x.detach().tolist() == [0, 0, 0]
+
+
 def test_nothing_is_kept_after_the_pass() -> None:
     from numbridge import torch_backward
 
