@@ -19,13 +19,15 @@ _WAYS = ("from", "to")
 _MATRICES = ("mat22", "mat33", "mat44", "spatial_matrix")
 _VECTORS = ("vec2", "vec3", "vec4", "quat", "transform", "spatial_vector")
 _ELEMENTS = [f"{name}{kind}" for name in (*_VECTORS, *_MATRICES) for kind in ("", "f", "d", "h", "i")]
+# What other modules of numbridge use, and nobody else.
+_INTERNAL = {"Kernel": "new_variants, dependencies", "Tape": "launching, changing, copied"}
 
 # Page → title, what stands above the names, and the names.
 GROUPS: dict[str, tuple[str, str, list[str]]] = {
     "kernels": (
         "Kernels and launches",
         "Declaring a kernel, running it over threads, and asking what it became.",
-        ["kernel", "func", "tid", "launch", "Kernel", "Launch", "config"],
+        ["kernel", "func", "tid", "static", "launch", "init", "Kernel", "Launch", "config"],
     ),
     "arrays": (
         "Arrays",
@@ -161,7 +163,10 @@ def _entry(name: str) -> Iterator[str]:
         yield from (f".. autodata:: {name}", "   :no-value:", "")
     else:
         kind = "class" if isinstance(value, type) else "data" if name.startswith("array") else "function"
-        yield from (f".. auto{kind}:: {name}", *(["   :no-value:"] if kind == "data" else []), "")
+        options = ["   :no-value:"] if kind == "data" else []
+        if name in _INTERNAL:
+            options.append(f"   :exclude-members: {_INTERNAL[name]}")
+        yield from (f".. auto{kind}:: {name}", *options, "")
 
 
 def _element(value: Any) -> str:

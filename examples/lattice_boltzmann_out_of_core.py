@@ -14,7 +14,6 @@ import queue
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -65,7 +64,7 @@ class Slot:
     ) -> np.ndarray:
         """Compute the columns from `first` to before `last` of `new`, and return the force on what is solid in them."""
         around, count = slice(first - 1, last + 1), last - first + 2
-        with nullcontext() if self._stream is None else nb.ScopedStream(self._stream):
+        with nb.ScopedStream(self._stream):
             self._f.fill(f[:, :, around])
             self._distance.fill(distance[:, around])
             self._new.device.zero_()

@@ -190,6 +190,8 @@ from numbridge.kernels.scalars import (
     uint32,
     uint64,
 )
+from numbridge.kernels.startup import init
+from numbridge.kernels.static_expressions import static
 from numbridge.numpy_bridge import (
     device_from_numpy,
     device_to_numpy,
@@ -351,6 +353,7 @@ __all__ = [
     "get_devices",
     "get_event_elapsed_time",
     "get_stream",
+    "init",
     "int8",
     "int16",
     "int32",
@@ -416,6 +419,7 @@ __all__ = [
     "spatial_vectorh",
     "spatial_vectori",
     "sqrt",
+    "static",
     "stream_from_cupy",
     "stream_from_paddle",
     "stream_from_torch",

@@ -422,7 +422,7 @@ class Array:
         return self if self.is_contiguous else self.clone()
 
     def to(self, device: Device | str, copy: bool = False) -> Array:
-        """Return this array if it lies on `device` and `copy` is false, else a copy there.
+        """Return this array if it lies on `device` and ``copy`` is false, else a copy there.
 
         Copies are ordered on the current streams of the devices. One to the CPU has ended when this returns; one from
         page-locked memory, or between CUDA devices, has not.

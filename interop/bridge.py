@@ -47,6 +47,9 @@ class Room(Protocol):
     def set_gradient(self, obj: Any, gradient: Array | None) -> None:
         """Make an array, or nothing, the object's gradient."""
 
+    def check_deposit(self, obj: Any) -> None:
+        """Refuse to add to the object's gradient while the framework itself is about to."""
+
 
 def bridge_named(name: str) -> Room:
     """Return the room of a framework.

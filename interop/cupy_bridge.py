@@ -29,6 +29,7 @@ from numbridge.streams import Stream, get_stream
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_cupy",
     "device_to_cupy",
     "dtype_from_cupy",
@@ -282,3 +283,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Do nothing: CuPy has no place for a gradient, so the Array keeps it."""
+
+
+def check_deposit(obj: Any) -> None:
+    """Do nothing: CuPy knows no gradients."""

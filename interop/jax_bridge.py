@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_jax",
     "device_to_jax",
     "dtype_from_jax",
@@ -327,3 +328,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Do nothing: a JAX array has no place for a gradient, so the Array keeps it."""
+
+
+def check_deposit(obj: Any) -> None:
+    """Do nothing: JAX arrays have no place for a gradient."""

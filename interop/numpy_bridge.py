@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_numpy",
     "device_to_numpy",
     "dtype_from_numpy",
@@ -41,8 +42,10 @@ __all__ = [
 NAME = "numpy"
 
 
-def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Array:
-    """Return an Array that shares a NumPy array's memory; read-only where that is.
+def from_numpy(
+    arr: Any, dtype: Any = None, shape: Any = None, device: Device | str | None = None, requires_grad: bool = False
+) -> Array:
+    """Return an Array that shares a NumPy array's memory, read-only where that is; or a copy on a CUDA device.
 
     Parameters
     ----------
@@ -51,6 +54,11 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
     dtype : dtype_like, optional
         Must be the dtype of `arr`; sharing does not convert. For a vector or matrix type the last dimensions are its own; or
         `arr` is structured, and has its components as fields, in order and without gaps.
+    shape : int or tuple of int, optional
+        Another shape for the same elements; one extent may be -1. Without the dimensions of a vector or matrix type.
+    device : Device or str, optional
+        Where the array shall lie. By default, and on the CPU, the memory is shared. On a CUDA device it is a copy, ordered on the
+        device's current stream.
     requires_grad : bool
         Whether kernels are differentiated with respect to the array.
 
@@ -59,7 +67,9 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
     ConversionError
         If the dtype has no counterpart (object, structured, datetime, str, another byte order), or is not `dtype`.
     BufferAccessError
-        If the strides are no multiples of the item size, or the array is masked.
+        If the strides are no multiples of the item size, or allow no view of the `shape`; or the array is masked.
+    DeviceError
+        If there is no such device.
 
     Examples
     --------
@@ -75,6 +85,10 @@ def from_numpy(arr: Any, dtype: Any = None, requires_grad: bool = False) -> Arra
         found = _explained(arr)
     if dtype is not None:
         found = same_dtype(found, dtype)
+    if shape is not None:
+        found = found.reshape(shape)
+    if device is not None:
+        found = found.to(device)
     if requires_grad:
         found.requires_grad = True
     made: Array = found
@@ -189,3 +203,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Do nothing: NumPy has no place for a gradient, so the Array keeps it."""
+
+
+def check_deposit(obj: Any) -> None:
+    """Do nothing: NumPy knows no gradients."""

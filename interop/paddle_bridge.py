@@ -9,14 +9,22 @@ kernel may write to a tensor is asked of Paddle before each such write.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from numbridge import tensor_probe
 from numbridge.array import Array, adopt
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
-from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    ConversionError,
+    DeviceError,
+    NumbridgeError,
+    NumbridgeTypeError,
+)
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
@@ -29,6 +37,7 @@ from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradie
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_paddle",
     "device_to_paddle",
     "dtype_from_paddle",
@@ -402,9 +411,17 @@ def requires_grad_of(obj: Any) -> bool:
 
 
 def gradient_of(obj: Any, create: bool) -> Array | None:
-    """Return a tensor's ``.grad``, made of zeros by Paddle's allocator if there is none and `create` is true."""
+    """Return a tensor's ``.grad``, made of zeros by Paddle's allocator if there is none and `create` is true.
+
+    Raises
+    ------
+    NumbridgeError
+        If Paddle goes back, and will add to that what the running backward returns.
+    """
     import paddle
 
+    if create:
+        check_deposit(obj)
     if obj.grad is None:
         if not create:
             return None
@@ -415,3 +432,32 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Make an array, or nothing, a tensor's ``.grad``."""
     obj.grad = None if gradient is None else to_paddle(gradient, requires_grad=False)
+
+
+def check_deposit(obj: Any) -> None:
+    """Refuse a gradient on a tensor to which Paddle is about to add what the running backward returns.
+
+    Raises
+    ------
+    NumbridgeError
+        If it would count twice.
+    """
+    if obj.is_leaf and not obj.stop_gradient and _is_going_back():
+        raise NumbridgeError(
+            "a tensor's gradient is Paddle's own while its backward runs: it adds what the running backward returns to .grad; "
+            "let kernels add to paddle.zeros_like(x), or to the gradient of an array of x.detach(), and return that"
+        )
+
+
+# What Paddle's own functions that go back are called.
+_BACKWARD = frozenset({"backward", "grad"})
+
+
+def _is_going_back() -> bool:
+    """Tell whether this thread is in a backward pass of Paddle's, which has no name for that: by who called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _BACKWARD and str(frame.f_globals.get("__name__")).startswith("paddle."):
+            return True
+        frame = frame.f_back
+    return False

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level
 from numbridge.operators import OperatorPlan
 from numbridge.paddle_bridge import dtype_to_paddle
@@ -74,10 +76,14 @@ class Launches:
 
 
 class _Held:
-    """Values that Paddle must not look into; a PyLayer does not notice by itself when one is changed in place."""
+    """Values that Paddle must not look into; a PyLayer does not notice by itself when one is changed in place.
+
+    `dependencies` are the variables that the kernel was compiled with.
+    """
 
     def __init__(self, name: str, values: Sequence[Any], tracked: Sequence[int], rest: Any = None) -> None:
         self.tracked, self.rest = list(tracked), rest
+        self.dependencies: tuple[Dependency, ...] = ()
         self._name = name
         self._values = [None if k in self.tracked else value for k, value in enumerate(values)]
         self._versions = [(v, v.inplace_version) for v in values if hasattr(v, "inplace_version")]
@@ -91,6 +97,7 @@ class _Held:
 
     def unchanged(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the same, or refuse."""
+        check_unchanged(f"backward through operator {self._name}", self.dependencies)
         if any(tensor.inplace_version != version for tensor, version in self._versions):
             raise NumbridgeError(
                 f"operator {self._name}: a tensor that it was given has been changed in place before its gradient was asked "
@@ -186,6 +193,7 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
             ctx.held = held
             ctx.save_for_backward(*tensors)
             made = run(held, [_detached(tensor) for tensor in tensors])
+            held.dependencies = variants_of(operator.level.launches.plan.kernel).dependencies
             return made[0] if len(made) == 1 else tuple(made)
 
         def backward(ctx: Any, *grads: Any) -> Any:

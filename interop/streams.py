@@ -193,7 +193,7 @@ class ScopedStream:
     Parameters
     ----------
     stream : Stream, another library's stream, or None
-        None changes nothing.
+        None changes nothing, and needs no CUDA: such as a stream that a function was given, or not.
     sync_enter : bool
         Let the stream wait first for what the stream that was current has been given.
     sync_exit : bool
@@ -201,8 +201,6 @@ class ScopedStream:
     """
 
     def __init__(self, stream: Any, sync_enter: bool = True, sync_exit: bool = False) -> None:
-        if not cuda_driver.driver_count() and stream is None:
-            raise cuda_unavailable("nb.ScopedStream")
         self.stream = None if stream is None else _own(stream)
         self.sync_enter, self.sync_exit = sync_enter, sync_exit
         self._previous: list[Stream] = []
@@ -269,7 +267,7 @@ def wait_stream(other: Any, event: Event | None = None) -> None:
 
 
 def get_event_elapsed_time(start: Event, end: Event, synchronize: bool = True) -> float:
-    """Return the milliseconds between two events with timing; waits for the second if `synchronize`."""
+    """Return the milliseconds between two events with timing; waits for the second if ``synchronize``."""
     if not (start.enable_timing and end.enable_timing):
         raise NumbridgeTypeError("both events must be made with enable_timing=True")
     if synchronize:

@@ -24,12 +24,13 @@ from numbridge.element_views import packed
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
+from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.source import Dependency
+from numbridge.kernels.variant import variants_of
 from numbridge.memory import native, row_of
 from numbridge.remembered_contents import RememberedContents
 
@@ -50,8 +51,8 @@ class _LaunchEvent(_Event):
     """A launch to be reversed.
 
     `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `depends_on` are the
-    global values that the adjoint is made from.
+    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `dependencies` are the
+    variables that it was compiled with.
     """
 
     kernel: Kernel = None  # type: ignore[assignment]
@@ -60,8 +61,8 @@ class _LaunchEvent(_Event):
     found: dict[str, Description] = field(default_factory=dict)
     active: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
     reads: set[str] = field(default_factory=set)
-    depends_on: tuple[Dependency, ...] = ()
     lost: list[str] = field(default_factory=list)
 
 
@@ -205,8 +206,7 @@ class Tape:
         active = tuple(name for name in floats if name in varied or name in written)
         for name in active:
             self._remember_array(given[name])
-        derivative = kernel.adjoint(active)
-        plan = derivative.plan(tuple(types), weak)
+        plan = kernel.adjoint(active).plan(tuple(types), weak)
         return _LaunchEvent(
             [found[name] for name in active],
             kernel,
@@ -215,8 +215,8 @@ class Tape:
             found,
             active,
             tuple(name for name in active if name in written),
+            variants_of(kernel).dependencies,
             set(plan.reads),
-            derivative.depends_on(tuple(types), weak),
         )
 
     def _records(self) -> bool:
@@ -357,12 +357,7 @@ class Tape:
     def _check_unchanged(self, event: _LaunchEvent) -> None:
         """Refuse to go back through a launch whose adjoint would not see what the launch saw."""
         kernel = event.kernel.name
-        for dependency in event.depends_on:
-            if not dependency.holds():
-                raise NumbridgeError(
-                    f"backward: {dependency.name or 'a closure value'!r}, which kernel {kernel!r} uses, has been rebound since "
-                    "the launch; pass it as an argument, or call backward before"
-                )
+        check_unchanged(f"backward through kernel {kernel!r}", event.dependencies)
         changed = [*event.lost, *(name for name in sorted(event.reads) if not self._contents.holds(event.found[name]))]
         if changed:
             raise NumbridgeError(
@@ -403,13 +398,17 @@ class Tape:
 
     def _deposit(self, memory: AdjointMemory) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
-        for array in self._arrays.values():
-            found = describe(array)
-            region = memory.region(found)
-            gradient = array.grad if region is not None and region.reached else None
-            if gradient is not None and region is not None:
+        found = [(array, describe(array)) for array in self._arrays.values()]
+        reached = [(a, d, region) for a, d in found if (region := memory.region(d)) is not None and region.reached]
+        for array, _, _ in reached:
+            room = bridge_for_type(type(array._source))
+            if room is not None:
+                room.check_deposit(array._source)
+        for array, description, region in reached:
+            gradient = array.grad
+            if gradient is not None:
                 values = gradient.numpy()
-                values += region.adjoint(found)
+                values += region.adjoint(description)
 
     @property
     def gradients(self) -> Gradients:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from numbridge import tensor_probe
+from numbridge import tensor_probe, torch_backward
 from numbridge.array import Array, adopt, native
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
+    "check_deposit",
     "device_from_torch",
     "device_to_torch",
     "dtype_from_torch",
@@ -477,12 +478,18 @@ def requires_grad_of(obj: Any) -> bool:
 
 
 def gradient_of(obj: Any, create: bool) -> Array | None:
-    """Return a tensor's ``.grad``, made of zeros by torch's allocator if there is none and `create` is true."""
+    """Return a tensor's ``.grad``, made of zeros by torch's allocator if there is none and `create` is true.
+
+    While torch goes back, it is what the running backward returns for the tensor: see `torch_backward`.
+    """
     import torch
 
     # Reading .grad of a tensor that is no leaf makes torch warn, since it is never filled in.
     if not obj.is_leaf and not obj.retains_grad:
         return None
+    if torch_backward.is_going_back():
+        gradient = torch_backward.gradient_to_return(obj, create)
+        return None if gradient is None else adopt(gradient)
     if obj.grad is None:
         if not create:
             return None
@@ -491,5 +498,14 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
-    """Make an array, or nothing, a tensor's ``.grad``."""
-    obj.grad = None if gradient is None else to_torch(gradient, requires_grad=False)
+    """Make an array, or nothing, a tensor's ``.grad``, or what the running backward returns for it."""
+    tensor = None if gradient is None else to_torch(gradient, requires_grad=False)
+    if obj.is_leaf and torch_backward.is_going_back():
+        torch_backward.set_gradient_to_return(obj, tensor)
+    else:
+        obj.grad = tensor
+
+
+def check_deposit(obj: Any) -> None:
+    """Refuse a tape's gradient where torch is about to add another one."""
+    torch_backward.check_deposit(obj)

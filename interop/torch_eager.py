@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
 from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
@@ -283,7 +284,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     """Return the `apply` of an `autograd.Function` for inputs that only autograd sees."""
     import torch
 
-    plan, run = launches.plan, launches.run
+    plan, run, kernel = launches.plan, launches.run, launches.kernel
     state: Any = torch._C
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, tracing = state._len_torch_function_stack, state._is_tracing
@@ -312,10 +313,13 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
                 ctx.save_for_backward(*[values[k] for k in arrays])
                 ctx.others = [None if k in arrays else value for k, value in enumerate(values)]
             made = run(values)
+            ctx.dependencies = kernel.variants.dependencies
             return tuple(made) if several else made[0]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
+            if ctx.dependencies:
+                check_unchanged(f"backward through kernel {kernel.name!r}", ctx.dependencies)
             tensors = inputs = ctx.saved_tensors
             needed = ctx.needs_input_grad
             if not alone:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge.kernels.dependencies import check_unchanged
+from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level
 from numbridge.torch_eager import transformed_check
 
@@ -66,7 +68,7 @@ class Operator:
                 _free_name(f"{self.name}_adjoint"), [*inputs, *more], count, self._run_adjoint, self._adjoint_fake
             )
             for operator, rule in ((self.op, self._backward), (self._adjoint, self._adjoint_backward)):
-                torch.library.register_autograd(operator.name(), rule, setup_context=_keep, lib=self._library)
+                torch.library.register_autograd(operator.name(), rule, setup_context=self.keep, lib=self._library)
             self._run_function, self._adjoint_function = _functions(self)
 
     def cast(self) -> None:
@@ -175,11 +177,21 @@ class Operator:
         ]
         return [t for t, move in zip(given, moved, strict=True) if move], moved
 
+    def keep(self, ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep an operator's arguments for its derivatives, and what the kernel was compiled with."""
+        _keep(ctx, inputs, output)
+        ctx.dependencies = variants_of(self.level.launches.plan.kernel).dependencies
+
+    def _check_unchanged(self, ctx: Any) -> None:
+        check_unchanged(f"backward through kernel {self.level.launches.plan.kernel.name!r}", ctx.dependencies)
+
     def _backward(self, ctx: Any, *grads: Any) -> Any:
+        self._check_unchanged(ctx)
         inputs = _kept(ctx)
         return tuple(self.gradients(inputs, _given(grads, ctx), self.mask(ctx.needs_input_grad, inputs)))
 
     def _adjoint_backward(self, ctx: Any, *seconds: Any) -> Any:
+        self._check_unchanged(ctx)
         inputs, grads, wanted = self._split(_kept(ctx))
         asked = [s if w else None for s, w in zip(seconds, wanted, strict=True)]
         tangents, moved = self.moved(asked, inputs)
@@ -201,7 +213,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
     level = operator.level
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, inputs, output)
+        operator.keep(ctx, inputs, output)
         ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
 
     def tensors(given: Sequence[Any]) -> list[Any]:

@@ -20,13 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from numbridge.kernels.bounds import first_site
+from numbridge.kernels.dependencies import MISSING
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.source import (
-    MISSING,
     FunctionSource,
     Program,
     Sourced,

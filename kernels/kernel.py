@@ -15,8 +15,9 @@ from typing import Any, ClassVar, overload
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation, annotation_of
 from numbridge.kernels.config import config
+from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
-from numbridge.kernels.source import Dependency, Role, Sourced, is_cuda_dispatcher
+from numbridge.kernels.source import Role, Sourced, is_cuda_dispatcher
 
 __all__ = ["Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 

@@ -31,6 +31,7 @@ __all__ = ["Explanation", "Geometry", "Launch", "configure", "explain", "forall"
 
 _MAX_ATTEMPTS = 16
 _MAX_LAUNCHERS = 256
+_LISTS = frozenset({list, tuple})
 _AXES = 3
 # The most threads of a block, on every device: CUDA C++ Programming Guide, "Compute Capabilities".
 _MAX_BLOCK = 1024
@@ -374,6 +375,8 @@ def launch(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
+        _check_lists(kernel, inputs=inputs, outputs=outputs)
     if adjoint or adj_inputs or adj_outputs:
         _launch_adjoint(kernel, dim, (inputs, outputs, adj_inputs, adj_outputs), adjoint and not record_cmd)
         return None
@@ -394,6 +397,19 @@ def launch(
         with watching.unrecorded():
             known(*inputs, *outputs)
     return None
+
+
+def _check_lists(kernel: Kernel, **given: Any) -> None:
+    """Refuse an array where a list of arguments belongs: its rows would be taken for the arguments."""
+    for name, value in given.items():
+        is_array = any(
+            hasattr(type(value), protocol) for protocol in ("__array__", "__dlpack__", "__array_interface__")
+        )
+        if is_array or isinstance(value, str) or not hasattr(type(value), "__iter__"):
+            raise NumbridgeTypeError(
+                f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of the kernel's "
+                f"arguments, such as {name}=[x, y]"
+            )
 
 
 def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:

@@ -17,24 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal
 
+from numbridge.kernels.dependencies import MISSING, Dependency, is_module, member_dependency, of_library
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
-from numbridge.kernels.static_names import (
-    MISSING,
-    Dependency,
-    Static,
-    has_static_members,
-    is_cuda_dispatcher,
-    is_dispatcher,
-    is_module,
-    member_dependency,
-    of_library,
-)
+from numbridge.kernels.static_expressions import replace_static_calls
+from numbridge.kernels.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 
 __all__ = [
-    "MISSING",
-    "Dependency",
     "FunctionSource",
     "Program",
     "Sourced",
@@ -136,7 +126,9 @@ class FunctionSource:
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
-        arguments = self.tree.args
+        code, arguments = function.__code__, self.tree.args
+        local = frozenset({*code.co_varnames, *code.co_cellvars})
+        self._statics = replace_static_calls(self.tree, function, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
@@ -206,10 +198,12 @@ class FunctionSource:
 
         Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out.
         """
-        found: dict[tuple[int, str | None], Dependency] = {}
+        found: dict[tuple[int, Any], Dependency] = {}
         for source in Program(self).sources:
             for dependency in source.read():
-                found.setdefault((id(dependency.container), dependency.name), dependency)
+                # Those that have no place are each their own.
+                place = dependency if dependency.container is None else dependency.container
+                found.setdefault((id(place), dependency.name), dependency)
         return tuple(found.values())
 
     def unpacked(self, call: ast.Call) -> int | None:
@@ -284,6 +278,9 @@ class FunctionSource:
         return static if static is not None and (callable(static.value) or is_module(static.value)) else None
 
     def _global(self, node: ast.Name) -> Static:
+        if node.id in self._statics:
+            value, reached = self._statics[node.id].current()
+            return Static(value, "static", value, (), True, False, reached)
         name, cells = (
             node.id,
             dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)),

@@ -235,6 +235,11 @@ class Variants:
             self._dependencies = known = self.kernel.dependencies()
         return known
 
+    @property
+    def dependencies(self) -> tuple[Any, ...]:
+        """What the code that was last asked for depends on outside of its source."""
+        return self._dependencies or ()
+
     def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
         """Return the parameters that the kernel may write, given the ranks of its arrays."""
         key = tuple(ranks.items())
@@ -361,7 +366,9 @@ def _specialisation(
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
     rows = [
-        (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
+        (0, 0, 0)
+        if item.container is None
+        else (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
         for item in dependencies
     ]
     seen = np.array(rows, np.int64).reshape(-1)

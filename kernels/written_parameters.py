@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.dependencies import MISSING, is_from_library, root_package
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.source import FunctionSource, Program, Sourced, call_rank
-from numbridge.kernels.static_names import LIBRARIES, MISSING, instance_of, is_dispatcher, root_package
+from numbridge.kernels.static_names import instance_of, is_dispatcher
 
 __all__ = ["written_parameters"]
 
@@ -361,7 +362,7 @@ class _BodyWrites:
         library = root_package(function)
         if library in by_library:
             return by_library[library](function, arguments)
-        return _NOTHING if library in LIBRARIES and not is_dispatcher(function) else self._unknown(arguments)
+        return _NOTHING if is_from_library(function) and not is_dispatcher(function) else self._unknown(arguments)
 
     def _is_function(self, node: ast.expr) -> bool:
         """Return whether an argument is a function of the user's, which whatever takes it may call."""
@@ -394,7 +395,7 @@ class _BodyWrites:
             return _wrapped(self._all.elements(arguments.all()))
         if issubclass(kind, tuple):
             return _wrapped(arguments.all())
-        if root_package(kind) not in LIBRARIES or kind in (map, filter):
+        if not is_from_library(kind) or kind in (map, filter):
             return self._unknown(arguments)
         if kind in (int, float, bool, complex, str, range) or issubclass(kind, np.generic):
             return _NOTHING

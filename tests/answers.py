@@ -109,6 +109,14 @@ CASES = (
         [1, 0],
         "Documented for a returned index, with a custom replay function as the way out.",
     ),
+    Case(
+        "function_of_torch",
+        "Warp",
+        "gradient of a sum of squares at (1, 2, 3), by a function of torch's autograd",
+        [2, 4, 6],
+        "The user guide has such a function. It returns the gradient that the conversion has made the tensor's `.grad`, and "
+        "torch adds that to itself. Adam, with which the guide's example goes on, does not see a factor of two.",
+    ),
     Case("read_only_memory", "Warp", "a read-only NumPy array of ones after a launch that stores", [1, 1, 1], WRITES),
     Case("immutable_array", "Warp", "a JAX array of ones after a launch that stores", [1, 1, 1], WRITES),
     Case(

@@ -116,6 +116,34 @@ def sevens(x: nb.array[float]):
     x[i] = 7.0
 
 
+def function_of_torch():
+    import torch
+
+    @nb.kernel
+    def square(x: nb.array[float], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = x[i] * x[i]
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = nb.from_torch(x, requires_grad=True)
+            ctx.y = nb.zeros(3, device="cpu", requires_grad=True)
+            nb.launch(square, 3, [ctx.x], [ctx.y], device="cpu")
+            return nb.to_torch(ctx.y)
+
+        @staticmethod
+        def backward(ctx, by_y):
+            ctx.y.grad = nb.from_torch(by_y.clone())
+            adjoints = {"adj_inputs": [ctx.x.grad], "adj_outputs": [ctx.y.grad], "adjoint": True}
+            nb.launch(square, 3, [ctx.x], [ctx.y], device="cpu", **adjoints)
+            return nb.to_torch(ctx.x.grad)
+
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    Square.apply(x).sum().backward()
+    return x.grad.tolist()
+
+
 def read_only_memory():
     x = np.ones(3, np.float32)
     x.flags.writeable = False

@@ -119,6 +119,34 @@ def sevens(x: wp.array(dtype=float)):
     x[i] = 7.0
 
 
+def function_of_torch():
+    import torch
+
+    @wp.kernel
+    def square(x: wp.array(dtype=float), y: wp.array(dtype=float)):
+        i = wp.tid()
+        y[i] = x[i] * x[i]
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = wp.from_torch(x, requires_grad=True)
+            ctx.y = wp.zeros(3, device="cpu", requires_grad=True)
+            wp.launch(square, 3, [ctx.x], [ctx.y], device="cpu")
+            return wp.to_torch(ctx.y)
+
+        @staticmethod
+        def backward(ctx, by_y):
+            ctx.y.grad = wp.from_torch(by_y.clone())
+            adjoints = {"adj_inputs": [ctx.x.grad], "adj_outputs": [ctx.y.grad], "adjoint": True}
+            wp.launch(square, 3, [ctx.x], [ctx.y], device="cpu", **adjoints)
+            return wp.to_torch(ctx.x.grad)
+
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    Square.apply(x).sum().backward()
+    return x.grad.tolist()
+
+
 def read_only_memory():
     x = np.ones(3, np.float32)
     x.flags.writeable = False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +78,75 @@ def test_warps_names_are_numbridges_names() -> None:
     heads = {name.partition("(")[0].partition("[")[0].split(".")[0] for name in names}
     assert len(heads) > 30
     assert sorted(name for name in heads if name not in nb.__all__) == []
+
+
+# What Warp's documents of interoperability name.
+WARP_NAMES = frozenset(
+    {"array", "array1d", "array2d", "array.numpy"}
+    | {"atomic_add", "context.Device", "context.init", "cos"}
+    | {"device_from_jax", "device_from_paddle", "device_from_torch", "device_to_jax"}
+    | {"device_to_paddle", "device_to_torch", "dtype", "dtype_from_jax"}
+    | {"dtype_from_numpy", "dtype_from_paddle", "dtype_from_torch", "dtype_to_jax"}
+    | {"dtype_to_numpy", "dtype_to_paddle", "dtype_to_torch", "float32"}
+    | {"from_dlpack", "from_jax", "from_numpy", "from_paddle"}
+    | {"from_torch", "func", "get_device", "init"}
+    | {"kernel", "launch", "mat22", "mat33"}
+    | {"ScopedStream", "ScopedTimer", "sin", "static"}
+    | {"Stream", "stream_from_paddle", "stream_from_torch", "stream_to_torch"}
+    | {"Tape", "tid", "to_dlpack", "to_jax"}
+    | {"to_paddle", "to_torch", "types.vector", "uint16"}
+    | {"uint32", "uint64", "vec2", "vec3"}
+    | {"zeros", "jax_kernel", "jax_callable", "register_ffi_callback"}
+    | {"GraphMode.JAX", "GraphMode.WARP", "GraphMode.NONE", "jax_experimental"}
+    | {
+        "jax_experimental.ffi",
+        "jax_experimental.custom_call",
+        "examples.benchmarks.benchmark_interop_torch",
+        "examples.benchmarks.benchmark_interop_paddle",
+    }
+)
+WARP_ARGUMENTS = (
+    *("requires_grad", "return_ctype", "dtype", "device"),
+    *("shape", "adj_inputs", "adj_outputs", "adjoint"),
+    *("enable_backward", "use_nvtx", "synchronize", "cuda_stream"),
+    *("num_outputs", "in_out_argnames", "launch_dims", "output_dims"),
+    *("vmap_method", "graph_mode", "graph_compatible", "quiet"),
+    *("module_preload_mode", "retain_graph"),
+)
+
+
+def _is_named(page: str, name: str) -> bool:
+    """Tell whether a page names something of Warp's, in code; the last part of a dotted name may stand alone."""
+    spellings = (f"wp.{name}", f"warp.{name}", f"nb.{name}", name if "." in name else f".{name}(")
+    return any(re.search(rf"`[^`]*{re.escape(spelling)}(?!\w)[^`]*`", page) for spelling in spellings) or (
+        "." in name and f"`{name.rpartition('.')[2]}`" in page
+    )
+
+
+@pytest.mark.parametrize("name", sorted(WARP_NAMES))
+def test_each_of_warps_names_is_treated(name: str) -> None:
+    page = (DOCS / "coming_from" / "warp.md").read_text()
+    assert _is_named(page, name) or (name == "array.numpy" and "`.numpy()`" in page)
+
+
+def test_each_of_warps_arguments_is_there_or_named() -> None:
+    page = (DOCS / "coming_from" / "warp.md").read_text()
+    functions = [*(getattr(nb, name) for name in nb.__all__ if inspect.isroutine(getattr(nb, name))), nb.Array.__new__]
+    functions += [nb.ScopedTimer, nb.Stream, nb.Tape.backward]
+    there = {parameter for function in functions for parameter in _parameters(function)}
+    assert [name for name in WARP_ARGUMENTS if name not in there and f"`{name}" not in page] == []
+
+
+def _parameters(function: Any) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:  # a function of Python's `math`
+        return []
+
+
+def test_what_is_not_named_is_found() -> None:
+    assert not _is_named("`wp.from_torchish` and `nb.zeros`", "from_torch")
+    assert _is_named("`wp.from_torch`, `nb.zeros`", "from_torch")
 
 
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:

@@ -79,20 +79,20 @@ def jax_callable(
     num_outputs : int
         How many arrays are returned, in-out arguments included.
     graph_mode : GraphMode
-        Whether `func` is traced (the default) or called each time.
+        Whether ``func`` is traced (the default) or called each time.
     vmap_method : str
         As for `jax_kernel`.
     output_dims : int, tuple of int or dict, optional
         Shape of the outputs that are no in-out arguments, or a shape for each name; by default that of the first array argument.
     in_out_argnames : sequence of str, optional
-        Inputs that `func` changes; each becomes an output, before the other outputs. The caller's array never changes.
+        Inputs that ``func`` changes; each becomes an output, before the other outputs. The caller's array never changes.
     enable_backward : bool
         Whether calls have derivatives, as for `jax_kernel`: each launch of the trace has, and what lies between them. Not in
         `GraphMode.NONE`.
     graph_cache_max : int, optional
         In `GraphMode.NUMBRIDGE`, how many CUDA graphs to keep on each device for one traced function: XLA's buffers may lie
         elsewhere from one execution to the next. The graph that was not used for the longest time is made to fit the new
-        buffers. None keeps all; 0 makes no graphs.
+        buffers. 32 by default; None keeps all; 0 makes no graphs.
     has_side_effect : bool
         Whether to run the kernels even if nobody uses their outputs.
 

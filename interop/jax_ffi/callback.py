@@ -58,7 +58,8 @@ def register_ffi_callback(name: str, func: Function) -> None:
         The target's name. Registering a name again replaces the function.
     func : callable
         ``func(inputs, outputs, attrs, ctx)``: `inputs` and `outputs` are lists of Arrays on XLA's memory, inputs read-only,
-        outputs to be written; `attrs` is a dictionary of Python numbers, strings and NumPy arrays; `ctx` is a `CallContext`.
+        outputs to be written, which hold anything at first; `attrs` is a dictionary of Python numbers, strings and NumPy
+        arrays; `ctx` is a `CallContext`.
         The Arrays have DLPack and ``__array_interface__`` (on CUDA ``__cuda_array_interface__``), and go into kernels as they
         are; on CUDA these are launched on `ctx.stream`. They must not outlive the call: it is an error if one, or a view of one,
         is still there afterwards. What an exception says becomes the text of XLA's error.
@@ -66,7 +67,7 @@ def register_ffi_callback(name: str, func: Function) -> None:
     Raises
     ------
     NumbridgeTypeError
-        If `name` is no string, or `func` cannot be called.
+        If `name` is no string, or ``func`` cannot be called.
 
     Notes
     -----

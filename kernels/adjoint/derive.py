@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -29,7 +30,6 @@ from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest,
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.source import Dependency
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import (
     Variants,
@@ -132,15 +132,6 @@ class Derivative(Kernel):
 
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
-        return self._known(parameters, weak, target)[0]
-
-    def depends_on(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[Dependency, ...]:
-        """Return the global and closure values that the plan for some types was made from."""
-        return self._known(parameters, weak, "cpu")[1]
-
-    def _known(
-        self, parameters: tuple[ParameterType, ...], weak: str, target: Target
-    ) -> tuple[Plan, tuple[Dependency, ...]]:
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
@@ -148,7 +139,7 @@ class Derivative(Kernel):
         known = self._plans.get((bare, weak, target))
         if known is None or not all(dependency.holds() for dependency in known[1]):
             known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
-        return known
+        return known[0]
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)

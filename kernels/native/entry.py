@@ -88,7 +88,7 @@ def inner_fits(reading, parameter):
 
 
 @inlined
-def matches(spec, readings, count):
+def matches(plan, spec, readings, count):
     """Tell whether the arguments are those that the specialisation was compiled for."""
     if load_i64(spec, nb.SPEC_COUNT) != count:
         return False
@@ -99,16 +99,23 @@ def matches(spec, readings, count):
             return False
         if load_i64(parameter, nb.PARAM_INNER) != 0 and not inner_fits(readings + k * nb.READ_SIZE, parameter):
             return False
-    return on_device(spec, readings, count) and globals_hold(spec)
+    return on_device(spec, readings, count) and globals_hold(plan, spec)
 
 
 @inlined
-def globals_hold(spec):
-    """Tell whether every global and closure value that the variant was compiled with is still the same object."""
+def globals_hold(plan, spec):
+    """Tell whether every global and closure value that the variant was compiled with is still the same object.
+
+    One without a container was made by evaluating an expression: only the slow road, which has done that again, knows.
+    """
     count, base = load_i64(spec, nb.SPEC_GLOBAL_COUNT), load_i64(spec, nb.SPEC_GLOBALS)
     for k in range(count):
         seen = base + k * nb.GLOBAL_SIZE
         container, name = load_i64(seen, nb.GLOBAL_CONTAINER), load_i64(seen, nb.GLOBAL_NAME)
+        if container == 0:
+            if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED == 0:
+                return False
+            continue
         now = dict_get(container, name) if name != 0 else load_i64(container, CELL_CONTENTS)
         if now != load_i64(seen, nb.GLOBAL_VALUE):
             return False
@@ -123,7 +130,7 @@ def find_variant(plan, readings, count):
         spec = load_i64(variants, 8 * k)
         if spec == 0:
             return 0
-        if matches(spec, readings, count):
+        if matches(plan, spec, readings, count):
             return spec
     return 0
 

@@ -142,6 +142,25 @@ def test_gradients_are_asked_for():
         nb.from_numpy(np.arange(2), requires_grad=True)
 
 
+def test_another_shape_is_a_view_or_an_error():
+    x = np.arange(12, dtype=np.float32)
+    a = nb.from_numpy(x, shape=(3, -1))
+    assert (a.shape, a.ptr) == ((3, 4), x.ctypes.data)
+    assert nb.from_numpy(x.reshape(4, 3), nb.vec3, (2, 2)).shape == (2, 2)
+    with pytest.raises(nb.NumbridgeValueError, match=r"12 elements"):
+        nb.from_numpy(x, shape=5)
+    with pytest.raises(nb.BufferAccessError, match=r"contiguous\(\)\.reshape"):
+        nb.from_numpy(x.reshape(3, 4).T, shape=12)
+
+
+def test_a_device_may_be_named():
+    x = np.zeros(2, np.float32)
+    assert nb.from_numpy(x, device="cpu").ptr == x.ctypes.data
+    assert nb.from_numpy(x, device=nb.get_device("cpu"), requires_grad=True).requires_grad
+    with pytest.raises(nb.DeviceError, match="'cuda:0'"):
+        nb.from_numpy(x, device="cuda:0")
+
+
 def test_to_numpy_takes_arrays():
     with pytest.raises(nb.NumbridgeTypeError, match=r"array is of type list; it must be an nb\.Array"):
         nb.to_numpy([1.0])

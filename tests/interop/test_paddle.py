@@ -269,3 +269,41 @@ def test_the_way_through_python_is_as_safe():
     )
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 30
+
+
+@nb.kernel
+def square_of(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+def _layer(own_gradient):
+    """Return a layer whose backward lets the adjoint add to the tensor's gradient, or to one of its own."""
+
+    class Square(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.x = nb.from_paddle(x if own_gradient else x.detach(), requires_grad=True)
+            y = paddle.zeros_like(x)
+            ctx.y = nb.from_paddle(y)
+            nb.launch(square_of, x.shape, [ctx.x], [ctx.y])
+            return y
+
+        @staticmethod
+        def backward(ctx, by_y):
+            adjoints = {"adj_inputs": [ctx.x.grad], "adj_outputs": [by_y.clone()], "adjoint": True}
+            nb.launch(square_of, ctx.x.shape, [ctx.x], [ctx.y], **adjoints)
+            return nb.to_paddle(ctx.x.grad)
+
+    return Square
+
+
+def test_a_layers_gradient_counts_once_or_is_refused():
+    x = paddle.to_tensor([1.0, 2.0, 3.0], stop_gradient=False)
+    with pytest.raises(OSError, match=r"Paddle's own while its backward runs"):  # what Paddle makes of an exception
+        _layer(own_gradient=True).apply(x).sum().backward()
+    assert x.grad is None
+    for _ in range(2):
+        _layer(own_gradient=False).apply(x).sum().backward()
+    assert x.grad.tolist() == [4, 8, 12]
+    assert nb.from_paddle(x).grad.list() == [4, 8, 12]

@@ -88,12 +88,17 @@ def test_names_are_strings():
         (lambda: synchronize("cuda:0"), "device 'cuda:0'"),
         (Stream, r"nb\.Stream"),
         (lambda: Event(enable_timing=True), r"nb\.Event"),
-        (lambda: ScopedStream(None), r"nb\.ScopedStream"),
+        (lambda: ScopedStream(7), r"nb\.Stream"),
     ],
 )
 def test_cuda_is_refused_honestly(use, what):
     with pytest.raises(DeviceError, match=rf"^{what} needs CUDA; missing here: .*pip install 'numbridge\[cuda13\]'"):
         use()
+
+
+def test_no_stream_needs_no_cuda():
+    with ScopedStream(None) as stream:
+        assert stream is None
 
 
 def test_the_error_says_what_is_missing(monkeypatch):

@@ -505,6 +505,16 @@ def test_atomics_on_elements_update_each_component():
     np.testing.assert_array_equal(lowest, [[[9, 9, 9], x.min(0)]])
 
 
+def test_a_part_that_is_not_there_is_said_so():
+    @nb.kernel
+    def wrong(out: nb.array[nb.vec3]):
+        i = nb.tid()
+        out[i].w = 1.0
+
+    with pytest.raises(nb.KernelError, match="a vec3 has no such part to store into"):
+        nb.launch(wrong, 3, [np.zeros((3, 3), np.float32)])
+
+
 def test_atomics_on_elements_refuse_other_values():
     @nb.kernel
     def wrong(out: nb.array[nb.vec3]):

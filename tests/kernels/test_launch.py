@@ -610,6 +610,36 @@ def test_what_does_not_compile_is_shown_in_the_kernel_itself(wrong, problem, lin
     assert "Numba says:" in str(caught.value) and (y == ones()[1]).all()
 
 
+def undecorated(value):
+    return value
+
+
+@kernel
+def calls_a_python_function(x, y, a):
+    i = tid()
+    y[i] = undecorated(x[i])
+
+
+def test_a_function_that_was_not_decorated_is_named():
+    x, y = ones()
+    wanted = "undecorated is a Python function, which kernels cannot call; decorate it with @nb.func"
+    refused(KernelError, wanted, lambda: launch(calls_a_python_function, 8, [x, y, 2.0]), y)
+
+
+@pytest.mark.parametrize("name", ["inputs", "outputs"])
+@pytest.mark.parametrize("value", [np.ones((3, 8)), "x", 3], ids=["array", "str", "int"])
+def test_arguments_come_in_a_list(name, value):
+    wanted = rf"'saxpy': {name} is of type \w+; it must be a list of the kernel's arguments, such as {name}=\[x, y\]"
+    with pytest.raises(NumbridgeTypeError, match=wanted):
+        launch(saxpy, 8, **{name: value})
+
+
+def test_arguments_may_come_in_other_iterables():
+    x, y = ones()
+    launch(saxpy, 8, iter([x]), {"y": y, "a": 2.0}.values())
+    assert (y == 5).all()
+
+
 def test_slices_cannot_be_assigned():
     x, y = np.ones((4, 4)), np.ones((4, 4))
     refused(

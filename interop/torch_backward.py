@@ -1,0 +1,79 @@
+"""Gradients of torch's leaves while torch itself goes back: they are what a function returns, and not yet ``.grad``.
+
+Torch's engine adds what the backward of an `autograd.Function` returns to the ``.grad`` of a leaf. If a kernel added to the
+same ``.grad`` before, it would count twice. So within such a backward the gradient of a leaf is a tensor of its own, zeros at
+first, for this call of this function alone. Nothing here touches arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from numbridge.kernels.errors import NumbridgeError
+
+__all__ = ["check_deposit", "gradient_to_return", "is_going_back", "set_gradient_to_return"]
+
+_lock = threading.Lock()
+# Pass of the engine → node of its graph → leaf → what the node returns for it; each with what keeps its identity.
+_passing: dict[int, dict[int, tuple[Any, dict[int, tuple[Any, Any]]]]] = {}
+
+
+def is_going_back() -> bool:
+    """Tell whether torch's engine runs the backward of a function on this thread, which is yet to return gradients.
+
+    Where it adds to a leaf's ``.grad``, and calls the hooks of that, the gradient is the leaf's own.
+    """
+    import torch
+
+    if int(torch._C._current_graph_task_id()) == -1:
+        return False
+    return not isinstance(torch._C._current_autograd_node(), torch._C._functions.AccumulateGrad)
+
+
+def gradient_to_return(leaf: Any, create: bool) -> Any:
+    """Return the tensor that gathers what the running backward returns for a leaf; None if there is none yet and not `create`."""
+    import torch
+
+    with _lock:
+        gradients = _of_this_call()
+        found = gradients.get(id(leaf))
+        if found is None and create:
+            with torch.no_grad():
+                found = gradients[id(leaf)] = (leaf, torch.zeros_like(leaf, requires_grad=False))
+        return None if found is None else found[1]
+
+
+def set_gradient_to_return(leaf: Any, gradient: Any) -> None:
+    """Make a tensor, or nothing, what the running backward gathers for a leaf."""
+    with _lock:
+        gradients = _of_this_call()
+        if gradient is None:
+            gradients.pop(id(leaf), None)
+        else:
+            gradients[id(leaf)] = (leaf, gradient)
+
+
+def check_deposit(leaf: Any) -> None:
+    """Refuse to leave a tape's gradient where torch is about to add what the function returns.
+
+    Raises
+    ------
+    NumbridgeError
+        If torch goes back and the leaf has a gradient, which whoever looks for the tape's would find instead.
+    """
+    if leaf.is_leaf and leaf.grad is not None and is_going_back():
+        raise NumbridgeError(
+            "Tape.backward within torch's backward: a tensor that requires grad has a .grad already, to which torch adds what "
+            "the function returns; make the tape's arrays of x.detach(), with requires_grad=True, and return their .grad"
+        )
+
+
+def _of_this_call() -> dict[int, tuple[Any, Any]]:
+    import torch
+
+    task, node = int(torch._C._current_graph_task_id()), torch._C._current_autograd_node()
+    if task not in _passing:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: _passing.pop(task, None))
+    return _passing.setdefault(task, {}).setdefault(id(node), (node, {}))[1]

@@ -1,0 +1,100 @@
+"""A gradient of what a kernel was when it ran: what has changed since is refused, and what only looks so is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import paddle
+import pytest
+import torch
+
+import numbridge as nb
+
+CHANGED = r"'factor'.*has changed since the kernel ran"
+factor = 2.0
+
+
+@nb.kernel
+def scale(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * factor
+
+
+@pytest.fixture(autouse=True)
+def _factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "factor", 2.0)
+
+
+def change(value: float) -> None:
+    globals()["factor"] = value
+
+
+def taped(kernel: nb.Kernel, between: Any) -> list[float]:
+    x, y = nb.ones(1, requires_grad=True), nb.zeros(1)
+    with nb.Tape() as tape:
+        nb.launch(kernel, 1, [x], [y])
+    between()
+    tape.backward(grads={y: [1.0]})
+    found: list[float] = x.grad.list()
+    return found
+
+
+def test_a_tape_refuses_a_kernel_that_has_changed() -> None:
+    assert taped(scale, lambda: None) == [2.0]
+    with pytest.raises(nb.KernelError, match=CHANGED):
+        taped(scale, lambda: change(5.0))
+    assert taped(scale, lambda: None) == [5.0]
+
+
+def test_an_equal_value_is_no_change() -> None:
+    assert taped(scale, lambda: change(float("2.0"))) == [2.0]
+
+
+def test_static_expressions_likewise() -> None:
+    settings, numbers = SimpleNamespace(factor=3.0), [1.0]
+
+    @nb.kernel
+    def both(x: nb.array[float], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = x[i] * nb.static(settings.factor) + x[i] * nb.static(numbers[0])
+
+    assert taped(both, lambda: None) == [4.0]
+    with pytest.raises(nb.KernelError, match=CHANGED):
+        taped(both, lambda: setattr(settings, "factor", 4.0))
+    with pytest.raises(nb.KernelError, match=r"nb\.static\(numbers\[0\]\), which the kernel reads, has changed"):
+        taped(both, lambda: numbers.__setitem__(0, 2.0))
+    assert taped(both, lambda: numbers.__setitem__(0, 2.0)) == [6.0]
+
+
+def test_operators_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = nb.torch_op(scale, outputs="y", name="test_changed_globals::scale")
+    x = torch.ones(1, requires_grad=True)
+    y = op(x)
+    change(5.0)
+    with pytest.raises(nb.KernelError, match=CHANGED):
+        y.sum().backward()
+    assert x.grad is None
+    op(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [5.0]
+
+
+def test_operators_of_torch_under_a_mode() -> None:
+    op = nb.torch_op(scale, outputs="y", name="test_changed_globals::scale_again")
+    x = torch.ones(1, requires_grad=True)
+    y = op.op(x)
+    change(5.0)
+    with pytest.raises(nb.KernelError, match=CHANGED):
+        y.sum().backward()
+
+
+def test_operators_of_paddle() -> None:
+    op = nb.paddle_op(scale, outputs="y")
+    x = paddle.ones([1])
+    x.stop_gradient = False
+    y = op(x)
+    change(5.0)
+    with pytest.raises(OSError, match="has changed since the kernel ran"):  # what Paddle makes of an exception
+        y.sum().backward()
+    op(x).sum().backward()
+    assert x.grad.tolist() == [5.0]

@@ -1,0 +1,18 @@
+"""`nb.init`: what otherwise happens with the first array or launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def test_it_starts_what_launches_need_and_no_framework(run_python: Callable[..., str]) -> None:
+    found = run_python(
+        "import sys\n"
+        "import numbridge as nb\n"
+        "from numbridge.kernels import machine, threads\n"
+        "print(threads.layer(), machine.machine.cache_info().currsize)\n"
+        "print(nb.init())\n"
+        "print(threads.layer() != 'not started', machine.machine.cache_info().currsize)\n"
+        "print(nb.init(), {'torch', 'jax', 'paddle', 'cupy'} & set(sys.modules))\n"
+    )
+    assert found.splitlines() == ["not started 0", "None", "True 1", "None set()"]
