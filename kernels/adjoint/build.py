@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,9 +49,19 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
     is_float,
+    is_records,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER, without_jumps
 from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
+from numbridge.kernels.adjoint.record_program import (
+    MOST_COPIED,
+    Fields,
+    Records,
+    copied_parts,
+    inner_places,
+    same_record,
+    why_no_derivative,
+)
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.element_operations import FUNCTIONS
 from numbridge.kernels.element_stores import PARTS
@@ -112,7 +124,7 @@ class Missing:
     why: str
 
 
-Binding = Any  # Value | View | Static | Missing | tuple of bindings
+Binding = Any  # Value | View | Records | Static | Missing | tuple of bindings
 _UNASSIGNED = Missing("may not have been assigned here")
 
 
@@ -152,6 +164,7 @@ class _Builder(Construct):
         self._frames: list[_Frame] = []
         self._env: dict[str, Binding] = {}
         self.locals: list[Array] = []
+        self._fields = Fields(self.names)
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, _item(p)) for p in parameters]
         self.type_name(types.float32)  # in which elements of fewer bits are loaded
@@ -162,10 +175,19 @@ class _Builder(Construct):
         self._env = {value.name: value for value in self.hidden}
         for parameter in self.parameters:
             item = parameter.item
-            self._env[parameter.name] = View(item) if isinstance(item, Array) else item
+            self._env[parameter.name] = _memory(item) if isinstance(item, Array) else item
         self._read(self._root, tree)
         name = self._rewritten.names[id(self._root)]
-        return Program(name, self.hidden, self.parameters, self.locals, self.region, self.namespace, self.names)
+        return Program(
+            name,
+            self.hidden,
+            self.parameters,
+            self.locals,
+            self._fields.arrays,
+            self.region,
+            self.namespace,
+            self.names,
+        )
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -242,12 +264,20 @@ class _Builder(Construct):
         owner = self._expression(target.value) if read is None else read()
         if isinstance(owner, Value) and inference.element_of(owner.type) is not None and write is not None:
             return self._part_place(target, owner, write)
+        if isinstance(owner, Records):
+            return self._memory_place(target, self._within_records(target, owner))
         if isinstance(target, ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
-        view = self._indexed(target, owner)
-        if len(view.index) != view.array.ndim:
-            return lambda: view, lambda value: self._whole_row(target)
-        return lambda: self._load(view), lambda value: self._store(target, view, value)
+        return self._memory_place(target, self._indexed(target, owner))
+
+    def _memory_place(
+        self, target: ast.expr, found: View | Records
+    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        if len(found.index) != (found.array.ndim if isinstance(found, View) else found.ndim):
+            return lambda: found, lambda value: self._whole_row(target)
+        if isinstance(found, Records):
+            return lambda: found, lambda value: self._copy_record(target, found, value)
+        return lambda: self._load(found), lambda value: self._store(target, found, value)
 
     def _is_place(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Attribute):
@@ -319,7 +349,7 @@ class _Builder(Construct):
     def _augment(self, node: ast.AugAssign) -> None:
         read, write = self._place(node.target)
         held = read()
-        if isinstance(held, View) and isinstance(node.target, ast.Subscript):
+        if isinstance(held, View | Records) and not isinstance(node.target, ast.Name):
             self._whole_row(node.target)
         if not isinstance(held, Value):
             raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")
@@ -601,26 +631,39 @@ class _Builder(Construct):
         base = self._expression(node.value)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
-        if isinstance(base, View):
+        if isinstance(base, Records) and node.attr in base.type.fields:
+            return self._field(node, base, node.attr)
+        if isinstance(base, View | Records):
             return self._property(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_named(node, base)
         raise self._refused(node, f"gradients do not follow .{node.attr}; pass it as an argument")
 
-    def _property(self, node: ast.Attribute, view: View) -> Binding:
-        rest = range(len(view.index), view.array.ndim)
+    def _property(self, node: ast.Attribute, view: View | Records) -> Binding:
+        rest = self._extents(view)
+        if isinstance(view, Records) and not rest:
+            listed = ", ".join(view.type.fields)
+            raise self._refused(node, f"{view.name} has no field {node.attr!r}; its fields are {listed}")
         if node.attr == "shape":
-            return tuple(self._extent(view.array, axis) for axis in rest)
+            return tuple(extent() for extent in rest)
         if node.attr == "ndim":
             return self.constant(len(rest))
         if node.attr == "size":
             size = self.constant(1)
-            for axis in rest:
-                size = self.apply("mul", size, self._extent(view.array, axis))
+            for extent in rest:
+                size = self.apply("mul", size, extent())
             return size
         raise self._refused(
             node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
         )
+
+    def _extents(self, view: View | Records) -> Sequence[Callable[[], Value]]:
+        """Return what gives the extents of the dimensions that no index has been given for."""
+        array = view.array
+        owner = array if array.owner is None else array.owner
+        inner = view.extents if isinstance(view, Records) else array.extents if array.owner is not None else ()
+        outer = [functools.partial(self._extent, owner, axis) for axis in range(owner.ndim)]
+        return [*outer, *(functools.partial(self.constant, extent) for extent in inner)][len(view.index) :]
 
     def _extent(self, array: Array, axis: int) -> Value:
         if array.kind == "local":
@@ -638,8 +681,72 @@ class _Builder(Construct):
             raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_at(node, base, self._integers(node))
-        view = self._indexed(node, base)
-        return self._load(view) if len(view.index) == view.array.ndim else view
+        if isinstance(base, Records):
+            return self._loaded(self._within_records(node, base))
+        return self._loaded(self._indexed(node, base))
+
+    def _loaded(self, found: View | Records) -> Binding:
+        """Return an element; records and rows stay memory."""
+        return self._load(found) if isinstance(found, View) and len(found.index) == found.array.ndim else found
+
+    # Records
+
+    def _within_records(self, node: ast.Subscript | ast.Attribute, base: Records) -> View | Records:
+        """Return the field of a name, or the records of an index."""
+        if isinstance(node, ast.Attribute):
+            return self._field_place(node, base, node.attr)
+        name = self._field_name(node.slice)
+        if name is not None:
+            return self._field_place(node, base, name)
+        index = (*base.index, *self._integers(node))
+        if len(index) > base.ndim:
+            raise self._refused(node, f"{base.name} has {base.ndim} dimension(s), and more indices are given")
+        return dataclasses.replace(base, index=index)
+
+    def _field_name(self, node: ast.expr) -> str | None:
+        value = node.value if isinstance(node, ast.Constant) else self._static(node)
+        return value if isinstance(value, str) else None
+
+    def _field(self, node: ast.Subscript | ast.Attribute, base: Records, name: str) -> Binding:
+        return self._loaded(self._field_place(node, base, name))
+
+    def _field_place(self, node: ast.Subscript | ast.Attribute, base: Records, name: str) -> View | Records:
+        found = base.entered(name)
+        if found is None:
+            listed = ", ".join(base.type.fields)
+            raise self._refused(node, f"{base.name} has no field {name!r}; its fields are {listed}")
+        if isinstance(found.type, types.Record):
+            return found
+        return self._leaf(node, found)
+
+    def _leaf(self, node: ast.AST, found: Records) -> View:
+        why = why_no_derivative(found)
+        if why is not None:
+            raise self._refused(node, why)
+        return View(self._fields.array(found), found.index)
+
+    def _copy_record(self, target: ast.expr, to: Records, value: Binding) -> None:
+        if not isinstance(value, Records) or len(value.index) != value.ndim or not same_record(to.type, value.type):
+            raise self._refused(
+                target, f"only a record of the same dtype can be stored into {to.name}; store its fields"
+            )
+        pairs = [
+            (self._leaf(target, a), self._leaf(target, b), inner)
+            for a, b in zip(copied_parts(to), copied_parts(value), strict=True)
+            for inner in inner_places(a.extents[len(to.extents) :])
+        ]
+        if len(pairs) > MOST_COPIED:
+            raise self._refused(
+                target, f"a record of {len(pairs)} numbers is copied at once; copy its fields in a loop"
+            )
+        made = []
+        for goal, source, inner in pairs:  # everything is read before anything is written
+            index = tuple(self.constant(k) for k in inner)
+            made.append(
+                (View(goal.array, (*goal.index, *index)), self._load(View(source.array, (*source.index, *index))))
+            )
+        for view, loaded in made:
+            self._store(target, view, loaded)
 
     def _indexed(self, node: ast.Subscript, base: Binding) -> View:
         if not isinstance(base, View):
@@ -817,8 +924,9 @@ class _Builder(Construct):
     def _length(self, node: ast.Call, argument: Binding) -> Value:
         if isinstance(argument, tuple):
             return self.constant(len(argument))
-        if isinstance(argument, View) and len(argument.index) < argument.array.ndim:
-            return self._extent(argument.array, len(argument.index))
+        rest = self._extents(argument) if isinstance(argument, View | Records) else []
+        if rest:
+            return rest[0]()
         element = inference.element_of(argument.type) if isinstance(argument, Value) else None
         if element is not None:
             return self.constant(element.extents[0])
@@ -956,6 +1064,10 @@ def _item(parameter: ParameterType) -> Array | Value:
     if isinstance(parameter, ArrayType):
         return Array(parameter.name, kind, parameter.ndim, narrow=narrow)
     return Value(parameter.name, kind)
+
+
+def _memory(array: Array) -> View | Records:
+    return Records(array, (), (), array.dtype) if is_records(array) else View(array)
 
 
 def _has_element(*values: Value) -> bool:

@@ -20,6 +20,7 @@ from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.element_arguments import check_value, full_shape
+from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -487,6 +488,13 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
     """Refuse derivatives by what is no real number, or has fewer bytes than they are computed for."""
     for parameter in types:
         row = parameter.scalar
+        if parameter.element is not None and parameter.element.fields is not None:
+            if parameter.name in kernel.wanted and not has_gradient(parameter.element, row):
+                raise NumbridgeTypeError(
+                    f"the {kernel.name}: parameter {parameter.name!r} has records without fields of float32 or float64, which "
+                    "have no gradient; pass None for it"
+                )
+            continue
         if row.code == scalars.COMPLEX:
             raise KernelError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "

@@ -33,6 +33,7 @@ __all__ = [
     "Lines",
     "Values",
     "element",
+    "field_views",
     "for_cuda",
     "index_text",
     "moves",
@@ -143,6 +144,13 @@ def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
         lines.add(f"{name}[...] = {zero or 0}")
 
 
+def field_views(lines: Lines, fields: Sequence[Array], prefix: str = "") -> None:
+    """Write what makes arrays of the fields of records, or of their adjoints."""
+    for array in fields:
+        owner = f"{prefix}{array.parameter}"
+        lines.add(f"{prefix}{array.name} = _nb_field({owner}, {array.leaf})  # {array.label}")
+
+
 def for_cuda(text: str) -> str:
     """Return generated text with numba.cuda's local arrays in place of the CPU's; a name that is replaced is reserved."""
     return text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
@@ -208,6 +216,7 @@ def start_trip(lines: Lines, op: Loop) -> None:
 def program_text(program: Program, name: str) -> str:
     """Return a program as a function."""
     lines = Lines()
+    field_views(lines, program.fields)
     for array in program.locals:
         local_array(lines, array.name, array)
     Primal(program, lines).region(program.body)

@@ -24,6 +24,7 @@ from numbridge.kernels.adjoint.emit import (
     Primal,
     Values,
     element,
+    field_views,
     index_text,
     local_array,
     loop_head,
@@ -176,16 +177,19 @@ class _Reverse:
     def keep(self, names: Collection[str]) -> None:
         """Leave the adjoints of some arrays as they are, or refuse to."""
         for name in names:
-            array = self.program.array(name)
-            uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
-            added = all(isinstance(op, Atomic) for op in uses)
-            if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
-                raise refused(
-                    uses[-1],
-                    f"the adjoint of {name!r} changes on the way back, since an element may be read, or written again; pass a "
-                    "copy of it",
-                )
-            self._kept.add(array)
+            for array in self.program.parts(self.program.array(name)):
+                self._keep_array(array)
+
+    def _keep_array(self, array: Array) -> None:
+        uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
+        added = all(isinstance(op, Atomic) for op in uses)
+        if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
+            raise refused(
+                uses[-1],
+                f"the adjoint of {array.called!r} changes on the way back, since an element may be read, or written again; "
+                "pass a copy of it",
+            )
+        self._kept.add(array)
 
     def _refuse_stacks(self) -> None:
         for op in walk(self.program.body):
@@ -232,7 +236,7 @@ class _Reverse:
         return self._result("\n".join(text), name, arrays, scalars)
 
     def _result(self, text: str, name: str, arrays: tuple[str, ...], scalars: Sequence[Parameter]) -> Reversed:
-        changed = {a.name for a in self._stored | self._added if a.kind == "parameter"}
+        changed = {a.parameter for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
         return Reversed(
@@ -241,9 +245,9 @@ class _Reverse:
             arrays,
             tuple(p.name for p in scalars),
             tuple((p.name, str(k) if part else "") for p in scalars for k, part in enumerate(places(p.item))),
-            reads=frozenset(a.name for a in self.needs.read),
-            snapshot=frozenset(a.name for a in self.needs.snapshot),
-            writes=frozenset(a.name for a in replayed if a.kind == "parameter"),
+            reads=frozenset(a.parameter for a in self.needs.read),
+            snapshot=frozenset(a.parameter for a in self.needs.snapshot),
+            writes=frozenset(a.parameter for a in replayed if a.kind == "parameter"),
             untouched=frozenset(set(arrays) - changed),
             shared=bool(self._shared),
             near=_nearness(self.program, self._shared) if self._apart else None,
@@ -269,6 +273,8 @@ class _Reverse:
 
     def _declarations(self) -> Lines:
         lines = Lines()
+        field_views(lines, self.program.fields)
+        field_views(lines, [array for array in self.program.fields if array in self.activity.arrays], ADJOINT)
         for array in self.program.locals:
             local_array(lines, array.name, array)
             if array in self.activity.arrays:
@@ -478,7 +484,7 @@ class _Reverse:
                     self._reverse_compute(op)
                 case Load():
                     if self._has(op.result):
-                        self._add_to(op.array, op.index, self._adjoint(op.result))
+                        self._add_to(op, self._adjoint(op.result))
                 case Store():
                     self._reverse_store(op)
                 case Atomic():
@@ -501,7 +507,8 @@ class _Reverse:
         for argument, partial in pullback.partials:
             self._contribute(argument, partial, adjoint)
 
-    def _add_to(self, array: Array, index: Sequence[Value], text: str) -> None:
+    def _add_to(self, op: Load, text: str) -> None:
+        array, index = op.array, op.index
         self._added.add(array)
         name = ADJOINT + array.name
         private = array in self._own or array.kind == "local"
@@ -513,6 +520,12 @@ class _Reverse:
         if private:
             self.lines.add(f"{element(name, index)} += {text}")
         else:
+            if array.misaligned:
+                raise refused(
+                    op,
+                    f"threads may add to the same adjoint of {array.called!r}, which lies at no multiple of its size; use a "
+                    "dtype of records with align=True",
+                )
             self._shared.add(array)
             for (memory, place), part in zip(_scalar_places(array, name, index), places(array), strict=True):
                 self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")
@@ -721,6 +734,8 @@ def _log(array: Array) -> str:
 
 def _nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:
     """Return how far from its own row a thread touches shared arrays, and these, or None."""
+    if any(array.owner is not None and array.owner.ndim == 0 for array in shared):
+        return None
     definers = {value: op for op in walk(program.body) for value in defined_by(op)}
     first = next((value for value in program.hidden if value.name == "_nb_i0"), None)
     furthest = 0
@@ -730,7 +745,7 @@ def _nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[s
             if distance is None:
                 return None
             furthest = max(furthest, abs(distance))
-    return furthest, tuple(sorted(array.name for array in shared))
+    return furthest, tuple(sorted({array.parameter for array in shared}))
 
 
 def _own_arrays(program: Program) -> set[Array]:

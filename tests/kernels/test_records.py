@@ -191,11 +191,6 @@ def test_gradients_by_components_that_are_fields():
     np.testing.assert_allclose(by_v, np.tile([0, 0.6, 0.8], (N, 1)), rtol=1e-6)
 
 
-def test_records_have_no_gradient():
-    with pytest.raises(nb.NumbridgeError, match=r"gradients do not follow \.x"):
-        nb.launch(through_reading, N, [particles(), np.zeros(N)], adj_inputs=[None, np.ones(N)], adjoint=True)
-
-
 @nb.kernel
 def through_reading(p, out):
     i = nb.tid()
