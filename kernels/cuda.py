@@ -24,7 +24,7 @@ from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
-from numbridge.kernels.numba_records import numba_record
+from numbridge.kernels.numba_records import numba_record, register_copies
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.record_fields import field
@@ -36,6 +36,7 @@ _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _compiling = threading.RLock()
 register_casts(lower_cast)
+register_copies(lower_cast)
 
 
 def numba_type(parameter: ParameterType) -> Any:

@@ -352,9 +352,8 @@ class Derivative(Kernel):
         items = dict(zip(names, found, strict=True))
         for name, adjoint in zip(self.wanted, names[len(self.base.parameters) :], strict=True):
             self._check_shape(name, items[name], items[adjoint])
-        ranks = {p.name: items[p.name].ndim for p in self.base.parameters if items[p.name].is_array}
         count = len(self.base.parameters)
-        written = _written(self.base, ranks)
+        written = _written(self.base, {p.name: items[p.name] for p in self.base.parameters if items[p.name].is_array})
         return check_overlaps(self.name, names[:count], written, names[count:], items)
 
     def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
@@ -475,12 +474,12 @@ class _DerivativeVariants(Variants):
         return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak, target)
 
 
-def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
+def _written(kernel: Kernel, arrays: Mapping[str, Description]) -> frozenset[str]:
     """Return the parameters that a kernel or a tangent writes."""
     if not isinstance(kernel, Derivative):
-        found: frozenset[str] = variants_of(kernel).written(ranks)
+        found: frozenset[str] = variants_of(kernel).written(arrays)
         return found
-    primal = _written(kernel.base, ranks)
+    primal = _written(kernel.base, arrays)
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
