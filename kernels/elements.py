@@ -51,6 +51,7 @@ __all__ = [
     "quath",
     "quati",
     "record_type",
+    "scalar_in_memory",
     "spatial_matrix",
     "spatial_matrixd",
     "spatial_matrixf",
@@ -373,6 +374,13 @@ def record_type(dtype: np.dtype[Any]) -> ElementType:
             found.fields = dtype
             _records[repr(dtype)] = _numbered(found)
         return found
+
+
+def scalar_in_memory(element: ElementType) -> type[np.generic]:
+    """Return the NumPy scalar type of memory for an element's components; of 16-bit floats, the integers of their size."""
+    row = element.scalar
+    found: type[np.generic] = np.uint16 if row.is_float and row.itemsize < 4 else row.numpy.type
+    return found
 
 
 def has_gradient(element: ElementType | None, scalar: Scalar) -> bool:

@@ -528,6 +528,28 @@ def _scalars_of(typing_context: Any, array: Any) -> Any:
     return scalars(array), generate
 
 
+@intrinsic
+def _elements_of(typing_context: Any, array: Any, element: Any) -> Any:
+    """Return memory of components, which are its last dimension, as an array of elements; of one dimension, as many as fit."""
+    kind = numba_element(element.typing_key)
+    count, ndim = kind.element.count, max(array.ndim - 1, 1)
+    made_type = types.Array(kind, ndim, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.make_array(array)(context, builder, arguments[0])
+        made = context.make_array(made_type)(context, builder)
+        size = context.get_constant(types.intp, kind.element.bytes)
+        made.meminfo, made.parent, made.itemsize = given.meminfo, given.parent, size
+        made.nitems = builder.sdiv(given.nitems, context.get_constant(types.intp, count))
+        made.data = builder.bitcast(given.data, context.get_data_type(kind).as_pointer())
+        whole, steps = (cgutils.unpack_tuple(builder, part, array.ndim) for part in (given.shape, given.strides))
+        made.shape = cgutils.pack_array(builder, [made.nitems] if array.ndim == 1 else whole[:-1])
+        made.strides = cgutils.pack_array(builder, [size] if array.ndim == 1 else steps[:-1])
+        return made._getvalue()
+
+    return made_type(array, element), generate
+
+
 def component_atomic(name: str, scalar_atomic: Any) -> Any:
     """Return an atomic operation that takes elements component by component, and scalars as `scalar_atomic` does.
 
@@ -570,6 +592,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
     "_nb_components": _scalars_of,
+    "_nb_elements": _elements_of,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()

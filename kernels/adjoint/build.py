@@ -68,6 +68,7 @@ from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.numba_elements import numba_element
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.source import FunctionSource
 
@@ -445,8 +446,9 @@ class _Builder(Construct):
 
     def _loop(self, node: Any) -> None:
         bounds = self._bounds(node) if isinstance(node, ast.For) else []
-        assigned = _assigned(node)
         before = dict(self._env)
+        parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
+        assigned = list(dict.fromkeys([*_assigned(node), *parts]))
         kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
         while True:
             carried, loop, after = self._trip(node, bounds, assigned, kinds, before)
@@ -851,7 +853,7 @@ class _Builder(Construct):
             name = node.func.id
             if name.startswith("_nb_atomic_"):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
-            if name == "_nb_local_array":
+            if name in ("_nb_local_array", "_nb_elements"):
                 return self._local_array(node)
             if name in self._functions and name not in self._env:
                 return self._inline(node, self._functions[name])
@@ -954,11 +956,17 @@ class _Builder(Construct):
         return value
 
     def _local_array(self, node: ast.Call) -> View:
-        shape = ast.literal_eval(node.args[0])
-        extents = shape if isinstance(shape, tuple) else (shape,)
-        kind = inference.dtype_of(self._static(node.args[1]))
+        if isinstance(node.args[0], ast.Call):  # of elements, made of scalars
+            element = self._static(node.args[1])
+            kind, extents = numba_element(element), ast.literal_eval(node.args[0].args[0])[:-1]
+            if element.scalar.is_float and element.scalar.itemsize < 4:
+                raise self._refused(node, f"local arrays of {element.name} have no derivative; use float32")
+        else:
+            shape, kind = ast.literal_eval(node.args[0]), inference.dtype_of(self._static(node.args[1]))
+            extents = shape if isinstance(shape, tuple) else (shape,)
         if kind is None:
             raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+        self.type_name(getattr(kind, "dtype", kind))
         array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
         self.locals.append(array)
         return View(array)
@@ -1103,6 +1111,16 @@ def _assigned(loop: Any) -> list[str]:
     if isinstance(loop, ast.For):
         names += [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
     return list(dict.fromkeys(names))
+
+
+def _assigned_in_part(loop: Any) -> Iterator[str]:
+    """Yield the names to whose components, elements or fields a loop assigns."""
+    for node in (node for statement in loop.body for node in ast.walk(statement)):
+        base: Any = node
+        while isinstance(base, ast.Subscript | ast.Attribute):
+            base = base.value
+        if base is not node and isinstance(base, ast.Name) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+            yield base.id
 
 
 def _loop_variable(node: ast.For) -> str:
