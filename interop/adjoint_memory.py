@@ -8,7 +8,7 @@ they share memory. Nothing is allocated before an adjoint is asked for.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from numbridge.kernels.readers import Description
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["AdjointMemory", "Region"]
+__all__ = ["AdjointMemory", "Region", "add", "float_parts"]
 
 
 class Region:
@@ -44,10 +44,11 @@ class Region:
         """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
         if self._block is None:
             self._block = np.zeros(-(-(self.high - self.low) // self.dtype.itemsize), self.dtype)
-        shape, strides = full_shape(found), found.strides
+        is_record = self.dtype.fields is not None
+        shape, strides = found.shape if is_record else full_shape(found), found.strides
         if 0 in shape:
             return np.zeros(shape, self.dtype)
-        if found.element is not None:
+        if found.element is not None and not is_record:
             strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
@@ -85,6 +86,26 @@ class AdjointMemory:
         return region if inside else None
 
 
+def float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield what of a gradient is floating-point numbers, on its memory: all of it, or those fields of its records."""
+    if values.dtype.fields is None:
+        yield values
+        return
+    for name, (kind, *_) in values.dtype.fields.items():
+        if kind.base.fields is not None:
+            yield from float_parts(values[name])
+        elif kind.base.char in "fd":
+            yield values[name]
+
+
+def add(gradient: NDArray[Any], more: NDArray[Any]) -> None:
+    """Add to a gradient; the fields of records that have none stay as they are."""
+    for part, other in zip(float_parts(gradient), float_parts(more), strict=True):
+        np.add(part, other, out=part)
+
+
 def _dtype(found: Description) -> np.dtype[Any]:
+    if found.element is not None and found.element.fields is not None:
+        return found.element.fields
     assert found.scalar is not None
     return found.scalar.numpy

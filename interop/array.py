@@ -14,7 +14,7 @@ import numpy as np
 
 from numbridge import cupy_memory, gradients, stream_order, strided
 from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
-from numbridge.element_views import packed, regrouped, scalar_shape, unpacked
+from numbridge.element_views import as_records, packed, regrouped, scalar_shape, unpacked
 from numbridge.exchange import ExchangeTable
 from numbridge.gradients import GradientState, existing_gradient
 from numbridge.kernels import scalars
@@ -324,7 +324,7 @@ class Array:
     def numpy(self) -> NDArray[Any]:
         """Return a NumPy array: on the same memory on the CPU, read-only where this array is; a copy from CUDA.
 
-        The components of vectors and matrices are its last dimensions.
+        The components of vectors and matrices are its last dimensions; records are those of their structured dtype.
 
         A copy waits for the stream that the array is used on, and for no other.
 
@@ -341,7 +341,7 @@ class Array:
                     f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework"
                 )
             values = cupy_memory.to_host(self)
-        made: NDArray[Any] = values
+        made: NDArray[Any] = as_records(self, values)
         return made
 
     def list(self) -> Any:
@@ -409,6 +409,9 @@ class Array:
         """Copy values of the same shape, from any device, into this array, converted to its dtype; return this array."""
         given = as_source(values)
         shape = scalar_shape(given) if isinstance(given, Array) else np.shape(given)
+        element = element_of(self)
+        if isinstance(given, np.ndarray) and element is not None and given.dtype == element.fields:
+            shape = (*shape, *element.extents)
         if shape != scalar_shape(self):
             raise NumbridgeValueError(f"assign got values of shape {shape} for an array of shape {self.shape}")
         return self._write("assign", ..., given, values)
@@ -433,7 +436,7 @@ class Array:
         if self.device.is_cuda:
             made = moved(self, row_of(self), target)
         else:
-            made = filled(self.numpy(), row_of(self), target)
+            made = filled(unpacked(self).numpy(), row_of(self), target)
         element = element_of(self)
         if element is not None:
             made = packed(made, element)
@@ -457,7 +460,11 @@ class Array:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the values; what the array was adopted from, and its gradient, stay behind."""
         element = element_of(self)
-        return _restored, (np.array(self.numpy()), self.requires_grad, None if element is None else element())
+        return _restored, (
+            np.array(unpacked(self).numpy()),
+            self.requires_grad,
+            element and (element.fields or element()),
+        )
 
     # Gradients
 
@@ -504,10 +511,12 @@ class Array:
     def __array_interface__(self) -> dict[str, Any]:
         """NumPy's array interface, version 3.
 
-        Absent off the CPU, and for ml_dtypes' types, which have no type string of their own (``np.dtype(bfloat16).str``
-        is ``'<V2'``, two opaque bytes): NumPy then asks ``__array__``, which knows them.
+        Absent off the CPU, for records, and for ml_dtypes' types, which have no type string of their own
+        (``np.dtype(bfloat16).str`` is ``'<V2'``, two opaque bytes): NumPy then asks ``__array__``, which knows them.
         """
-        row = row_of(self)
+        row, element = row_of(self), element_of(self)
+        if element is not None and element.fields is not None:
+            raise AttributeError(f"the records of {element.name} have no type string; use __array__")
         if row.numpy.isbuiltin != 1:
             raise AttributeError(f"dtype {row.name} has no type string of its own; use __array__ or DLPack")
         if not self.device.is_cpu:
@@ -667,6 +676,7 @@ def _marked_copy(made: Array) -> Any:
     return native().new_record(made._record, *place, scalar_shape(made), None, dl.FLAG_COPIED)
 
 
-def _restored(values: NDArray[Any], requires_grad: bool, sample: Element | None = None) -> Any:
-    # An element type may have no name to be found by, and a value of it is restored by what it is.
-    return Array(values, None if sample is None else type(sample), requires_grad=requires_grad)
+def _restored(values: NDArray[Any], requires_grad: bool, sample: Any = None) -> Any:
+    # An element type may have no name to be found by, and a value of it is restored by what it is; records by their dtype.
+    dtype = type(sample) if isinstance(sample, Element) else None if sample is None else dtype_of(sample)
+    return Array(values, dtype, requires_grad=requires_grad)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge import strided
-from numbridge.element_views import packed, scalar_shape
+from numbridge.element_views import packed, scalar_shape, unpacked
 from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.elements import Element, ElementType, dtype_of
@@ -114,7 +114,7 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
     if not is_literal(data):
         source = adopt(data)
         row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
-        made = moved(source, row, place) if source.device.is_cuda else filled(source.numpy(), row, place)
+        made = moved(source, row, place) if source.device.is_cuda else filled(unpacked(source).numpy(), row, place)
         held = element_of(source)
         return made if held is None or dtype is not None else packed(made, held)
     try:

@@ -16,7 +16,7 @@ from numbridge.array import Array, adopt, allocate, element_of, row_of
 from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device
-from numbridge.kernels.elements import Element, ElementType, dtype_of
+from numbridge.kernels.elements import Element, ElementType, dtype_of, has_gradient
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 
@@ -188,9 +188,9 @@ def _like(src: Any, dtype: Any, device: _DeviceLike, requires_grad: bool | None,
         return _new(src.shape, src.dtype if dtype is None else dtype, device, False, zeroed=zeroed)
     model = src if isinstance(src, Array) else adopt(src)
     kind = (element_of(model) or row_of(model)) if dtype is None else dtype_of(dtype)
-    row = kind.scalar if isinstance(kind, ElementType) else kind
+    element, row = (kind, kind.scalar) if isinstance(kind, ElementType) else (None, kind)
     # A dtype that cannot have a gradient is asked for only by someone who wants none.
-    inherited = model.requires_grad and (row.is_float or row.code == scalars.COMPLEX)
+    inherited = model.requires_grad and (has_gradient(element, row) or row.code == scalars.COMPLEX)
     place = model.device if device is None else device
     return _new(model.shape, kind, place, inherited if requires_grad is None else requires_grad, zeroed=zeroed)
 

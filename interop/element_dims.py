@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.element_arguments import record_dtype
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
@@ -21,6 +22,7 @@ __all__ = [
     "inner_extents",
     "outer_dims",
     "outer_shape",
+    "records_of",
     "refuse_records",
     "value_of",
 ]
@@ -88,6 +90,12 @@ def outer_dims(parameter: Parameter, dims: Dims) -> Dims:
     if ends and (outer > 0 if rank is None else outer == rank):
         return tuple(dims[:outer])
     return dims
+
+
+def records_of(parameters: tuple[Parameter, ...]) -> dict[str, Any]:
+    """Return the structured dtypes of the parameters that have records."""
+    found = {parameter.name: record_dtype(parameter.annotation) for parameter in parameters}
+    return {name: dtype for name, dtype in found.items() if dtype is not None}
 
 
 def refuse_records(what: str, parameters: tuple[Parameter, ...]) -> None:

@@ -6,16 +6,18 @@ Both are the same memory; nothing is copied. This module knows no framework.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import BufferAccessError, ConversionError
 from numbridge.memory import element_of, inner_strides, packed_record, row_of, wrap
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from numbridge.array import Array
 
-__all__ = ["packed", "regrouped", "scalar_shape", "unpacked"]
+__all__ = ["as_records", "packed", "regrouped", "scalar_shape", "unpacked"]
 
 
 def packed(array: Array, element: ElementType) -> Array:
@@ -52,6 +54,12 @@ def unpacked(array: Array) -> Array:
     if element_of(array) is None:
         return array
     return wrap(packed_record(array._record, None), array._source)
+
+
+def as_records(array: Array, values: NDArray[Any]) -> NDArray[Any]:
+    """Return an array's values as NumPy shows them: records as those of their structured dtype, on the same memory."""
+    element = element_of(array) if values.dtype.kind == "u" else None
+    return values if element is None or element.fields is None else values.view(element.fields)[..., 0]
 
 
 def scalar_shape(array: Array) -> tuple[int, ...]:

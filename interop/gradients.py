@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge import bridge
 from numbridge.element_views import packed
+from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.scalars import COMPLEX
 from numbridge.memory import adopt, allocate, element_of, row_of
@@ -65,9 +66,10 @@ def is_required(array: Array) -> bool:
 
 def require_gradient(array: Array, required: bool) -> None:
     """Say whether kernels are differentiated with respect to an array, whatever its tensor says."""
-    row = row_of(array)
-    if required and not (row.is_float or row.code == COMPLEX):
-        raise NumbridgeTypeError(f"requires_grad needs a floating or complex dtype; this array is {row.name}")
+    row, element = row_of(array), element_of(array)
+    if required and not (has_gradient(element, row) or row.code == COMPLEX):
+        found = row if element is None else element
+        raise NumbridgeTypeError(f"requires_grad needs a floating or complex dtype; this array is {found.name}")
     state = _state(array)
     state.required = bool(required)
     if not required:

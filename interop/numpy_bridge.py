@@ -11,6 +11,7 @@ import numpy as np
 
 from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
+from numbridge.element_views import as_records
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.element_arguments import has_components
 from numbridge.kernels.elements import ElementType
@@ -135,7 +136,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
     """
     values = native().to_numpy(array)
     if values is not None:
-        found: NDArray[Any] = values
+        found: NDArray[Any] = as_records(array, values)
         return found
     if not isinstance(array, Array):
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")

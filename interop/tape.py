@@ -11,28 +11,32 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.adjoint_memory import AdjointMemory, Region
+from numbridge.adjoint_memory import AdjointMemory, Region, add, float_parts
 from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, filled
 from numbridge.convert import asarray
-from numbridge.element_views import packed
+from numbridge.element_views import packed, unpacked
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
 from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.element_arguments import full_shape
+from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.variant import variants_of
-from numbridge.memory import native, row_of
+from numbridge.memory import element_of, native, row_of
 from numbridge.remembered_contents import RememberedContents
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Gradients", "Tape"]
 
@@ -259,7 +263,7 @@ class Tape:
 
     def _keep_before(self, written: Description) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
-        copies: dict[tuple[Any, ...], Array] = {}
+        copies: dict[tuple[Any, ...], Any] = {}
         self._contents.look_again()
         for event in self._events:
             if isinstance(event, _LaunchEvent):
@@ -274,13 +278,12 @@ class Tape:
         for name in kernel.adjoint(event.active).plan(tuple(types), weak).snapshot:
             self._keep(event, name, {})
 
-    def _keep(self, event: _LaunchEvent, name: str, copies: dict[tuple[Any, ...], Array]) -> None:
+    def _keep(self, event: _LaunchEvent, name: str, copies: dict[tuple[Any, ...], Any]) -> None:
         place = [parameter.name for parameter in event.kernel.parameters].index(name)
         found = event.found[name]
         key = (found.data, found.shape, found.strides, found.tag)
         if key not in copies:
-            whole = asarray(event.arguments[place])
-            copies[key] = filled(whole.numpy(), row_of(whole))
+            copies[key] = _copy(event.arguments[place])
             self._kept += copies[key].nbytes
         event.arguments[place] = copies[key]
         event.reads.discard(name)
@@ -407,8 +410,7 @@ class Tape:
         for array, description, region in reached:
             gradient = array.grad
             if gradient is not None:
-                values = gradient.numpy()
-                values += region.adjoint(description)
+                add(gradient.numpy(), region.adjoint(description))
 
     @property
     def gradients(self) -> Gradients:
@@ -452,7 +454,7 @@ class Gradients(Mapping[Any, Array]):
         adjoint = self._adjoint(array)
         if adjoint is None:
             raise KeyError("the tape has no gradient of this array")
-        return _like(asarray(adjoint), describe(array))
+        return _like(adjoint, describe(array))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the arrays that were recorded."""
@@ -471,7 +473,7 @@ def _stack() -> list[Tape]:
 
 
 def _is_float(found: Description) -> bool:
-    return found.scalar is not None and found.scalar.is_float
+    return found.scalar is not None and has_gradient(found.element, found.scalar)
 
 
 def _requires_grad(argument: Any) -> bool:
@@ -497,6 +499,8 @@ def _floating(array: Any) -> Description:
 
 def _one_element(loss: Any) -> tuple[int, ...]:
     found = _floating(loss)
+    if found.element is not None and found.element.fields is not None:
+        raise NumbridgeTypeError("backward: the loss is a record, and must be a number; pass grads={array: gradient}")
     if any(extent != 1 for extent in full_shape(found)):
         raise NumbridgeValueError(
             f"backward: the loss has shape {full_shape(found)}, and must have one element; pass grads={{array: gradient}}"
@@ -505,7 +509,15 @@ def _one_element(loss: Any) -> tuple[int, ...]:
 
 
 def _cotangent(array: Any, value: Any) -> Any:
-    values, wanted = np.asarray(as_values(value)), full_shape(describe(array))
+    found = describe(array)
+    values, wanted = np.asarray(as_values(value)), full_shape(found)
+    if found.element is not None and found.element.fields is not None:
+        wanted = found.shape
+        if values.dtype != found.element.fields:
+            raise NumbridgeTypeError(
+                f"backward: the gradient has dtype {values.dtype}, and its array has records of {found.element.name}; give "
+                "one of the same dtype"
+            )
     if values.shape != wanted:
         raise NumbridgeValueError(
             f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
@@ -519,22 +531,35 @@ def _region(memory: AdjointMemory, found: Description) -> Region:
     return region
 
 
-def _like(gradient: Array, found: Description) -> Array:
-    """Return an array of scalars as one of the elements that another has."""
-    return gradient if found.element is None else packed(gradient, found.element)
+def _copy(array: Any) -> Any:
+    """Return a copy of an array's contents, to be launched with in its place."""
+    if isinstance(array, np.ndarray) and array.dtype.fields is not None:
+        return array.copy()
+    whole = asarray(array)
+    made, element = filled(unpacked(whole).numpy(), row_of(whole)), element_of(whole)
+    return made if element is None else packed(made, element)
+
+
+def _like(gradient: NDArray[Any], found: Description) -> Array:
+    """Return a gradient as an array of the elements that another has, on the same memory."""
+    element = found.element
+    if element is None:
+        return asarray(gradient)
+    if element.fields is not None:
+        gradient = gradient[..., None].view(element.scalar.numpy)
+    return packed(asarray(gradient), element)
 
 
 def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
     region = _region(memory, found)
-    adjoint = region.adjoint(found)
-    adjoint += cotangent
+    add(region.adjoint(found), cotangent)
     region.reached = True
 
 
 def _check_opaque(event: _OpaqueEvent, memory: AdjointMemory) -> None:
     for found in event.arrays:
         region = _region(memory, found)
-        if region.reached and region.adjoint(found).any():
+        if region.reached and any(part.any() for part in float_parts(region.adjoint(found))):
             raise NumbridgeError(f"backward: a gradient comes to an array that was written by {event.why}")
 
 
@@ -542,8 +567,7 @@ def _reverse_copy(event: _CopyEvent, memory: AdjointMemory) -> None:
     source, made = (_region(memory, found) for found in event.arrays)
     if made.reached:
         adjoint = made.adjoint(event.arrays[1])
-        given = source.adjoint(event.arrays[0])
-        given += adjoint
+        add(source.adjoint(event.arrays[0]), adjoint)
         adjoint[...] = 0
         source.reached = True
 
@@ -557,7 +581,7 @@ def _reverse_function(event: _FunctionEvent, memory: AdjointMemory) -> None:
         before.append((array, state, None if state is None else (state.required, state.gradient)))
         array.requires_grad = True
         assert array._extra is not None
-        array._extra.gradient = _like(asarray(region.adjoint(found)), found)
+        array._extra.gradient = _like(region.adjoint(found), found)
         region.reached = True
     try:
         event.backward()

@@ -31,6 +31,7 @@ from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
+from numbridge.kernels.record_fields import field
 
 __all__ = ["compile_run", "numba_type"]
 
@@ -118,6 +119,7 @@ def compile_run(
     names |= numba_elements.NAMES
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
+    names["_nb_field"] = field
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
     names["_nb_checked"] = checked
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}

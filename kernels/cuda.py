@@ -24,9 +24,10 @@ from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
-from numbridge.kernels.numba_records import numba_record
+from numbridge.kernels.numba_records import numba_record, register_copies
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.record_fields import field
 
 __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type"]
 
@@ -35,6 +36,7 @@ _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _compiling = threading.RLock()
 register_casts(lower_cast)
+register_copies(lower_cast)
 
 
 def numba_type(parameter: ParameterType) -> Any:
@@ -124,6 +126,7 @@ def compile_ptx(
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
+    names["_nb_field"] = field
     names["_nb_row"] = cuda_intrinsics.row
     names["_nb_moved"] = cuda_intrinsics.moved
     names |= numba_elements.component_atomics(cuda_intrinsics)

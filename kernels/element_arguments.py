@@ -17,7 +17,15 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, array_text
 
-__all__ = ["check_elements", "check_value", "full_shape", "has_components", "inner_dimensions", "outer_rank"]
+__all__ = [
+    "check_elements",
+    "check_value",
+    "full_shape",
+    "has_components",
+    "inner_dimensions",
+    "outer_rank",
+    "record_dtype",
+]
 
 
 def outer_rank(annotation: Any, found: Description) -> int:
@@ -26,6 +34,13 @@ def outer_rank(annotation: Any, found: Description) -> int:
     if isinstance(element, ElementType) and found.element is None:
         return max(found.ndim - len(element.extents), 0)
     return found.ndim
+
+
+def record_dtype(annotation: Any, found: Description | None = None) -> np.dtype[Any] | None:
+    """Return the structured dtype of the records that a parameter has, by its annotation and what is passed; or None."""
+    if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
+        return annotation.dtype.fields if isinstance(annotation.dtype, ElementType) else None
+    return None if found is None or found.element is None else found.element.fields
 
 
 def full_shape(found: Description) -> tuple[int, ...]:

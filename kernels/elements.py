@@ -28,6 +28,7 @@ __all__ = [
     "by_number",
     "dtype_of",
     "element_types",
+    "has_gradient",
     "mat22",
     "mat22d",
     "mat22f",
@@ -50,6 +51,7 @@ __all__ = [
     "quath",
     "quati",
     "record_type",
+    "scalar_in_memory",
     "spatial_matrix",
     "spatial_matrixd",
     "spatial_matrixf",
@@ -372,6 +374,25 @@ def record_type(dtype: np.dtype[Any]) -> ElementType:
             found.fields = dtype
             _records[repr(dtype)] = _numbered(found)
         return found
+
+
+def scalar_in_memory(element: ElementType) -> type[np.generic]:
+    """Return the NumPy scalar type of memory for an element's components; of 16-bit floats, the integers of their size."""
+    row = element.scalar
+    found: type[np.generic] = np.uint16 if row.is_float and row.itemsize < 4 else row.numpy.type
+    return found
+
+
+def has_gradient(element: ElementType | None, scalar: Scalar) -> bool:
+    """Tell whether what an array holds has a gradient: real floats, elements of such, or records with such a field."""
+    if element is not None and element.fields is not None:
+        return _has_float_field(element.fields)
+    return scalar.is_float
+
+
+def _has_float_field(dtype: np.dtype[Any]) -> bool:
+    bases = [kind.base for kind, *_ in (dtype.fields or {}).values()]
+    return any(_has_float_field(base) if base.fields is not None else base.char in "fd" for base in bases)
 
 
 def _word_of(dtype: np.dtype[Any]) -> Scalar:

@@ -22,7 +22,7 @@ import numpy as np
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.dependencies import MISSING
 from numbridge.kernels.element_stores import StoreRewriter
-from numbridge.kernels.elements import Element
+from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.range_source import Private
@@ -537,8 +537,10 @@ class _Rewriter(ast.NodeTransformer):
         if found.kind == "atomic":
             return self._atomic(node, found)
         if found.kind == "local_array":
-            return self._local_array(node)
+            return self._local_array(node, found)
         if self.writer.target == "cuda":
+            if found.name == "cuda.shared.array" and self._element(node) is not None:
+                return self._local_array(node, found)
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
             return made
@@ -583,16 +585,37 @@ class _Rewriter(ast.NodeTransformer):
             ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
         )
 
-    def _local_array(self, node: ast.Call) -> ast.expr:
-        given = dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+    def _element(self, node: ast.Call) -> ElementType | None:
+        """Return the element type that local or shared memory is asked for, if it is one."""
+        given = _memory_arguments(node).get("dtype")
+        static = None if given is None else self.source.resolve(given)
+        return static.value if static is not None and isinstance(static.value, ElementType) else None
+
+    def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        """Return a call that makes memory; that of elements is made of scalars."""
+        given, element = _memory_arguments(node), self._element(node)
         shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
-            raise self.source.error(node, "cuda.local.array(shape, dtype) needs a constant shape and a dtype")
-        size = ast.parse(repr(shape), mode="eval").body
-        maker = "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.local.array"
+            raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
+        maker = (
+            "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}"
+        )
         function: ast.expr = ast.parse(maker, mode="eval").body
-        return ast.Call(function, [size, self.visit(given["dtype"])], [])
+        dtype = self.visit(given["dtype"])
+        if element is None:
+            return ast.Call(function, [ast.parse(repr(shape), mode="eval").body, dtype], [])
+        # Dynamic shared memory, of extent 0, has one dimension.
+        is_dynamic = found.name == "cuda.shared.array" and shape == 0
+        size = ast.parse(repr(0 if is_dynamic else (*extents, element.count)), mode="eval").body
+        scalar = scalar_in_memory(element)
+        self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
+        memory = ast.Call(function, [size, ast.Name(f"_nb_{scalar.__name__}", ast.Load())], [])
+        return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
+
+
+def _memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
+    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:

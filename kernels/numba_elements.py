@@ -16,12 +16,14 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, overload_attribute, register_model
 
 from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation, inner
 from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType, component, element_types, vector
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
+from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import Scalar
 
 __all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element"]
@@ -436,6 +438,7 @@ def _replaced(target: Any, index: Any, value: Any) -> Any:
     if isinstance(target, types.Buffer):
         return _made("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
     if isinstance(target, types.Record) and isinstance(index, types.StringLiteral):
+        _refuse_read_only(target)
         field = f"target[{index.literal_value!r}]"
         return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
     if not isinstance(target, NumbaElement):
@@ -454,6 +457,13 @@ def _replaced(target: Any, index: Any, value: Any) -> Any:
     return _made("\n".join(["def implementation(target, index, value):", *lines, "    return target"]), names)
 
 
+def _refuse_read_only(target: Any) -> None:
+    if isinstance(target, ReadOnlyRecord):
+        raise TypingError(
+            "a store into a record of an array that is read-only; store into the parameter, as in p[i].x = value"
+        )
+
+
 @_overload(put_back)
 def _put_back(target: Any, index: Any, value: Any) -> Any:
     if isinstance(value, types.Buffer | types.Record):
@@ -468,7 +478,11 @@ def _part_setter(name: str) -> Any:
         raise NotImplementedError
 
     def generated(target: Any, value: Any) -> Any:
+        if isinstance(target, types.Buffer) and isinstance(value, types.Buffer):
+            # A field of all records, as in p.x[i] = value: a view of memory that has been written already.
+            return _made("def implementation(target, value): return target", {})
         if isinstance(target, types.Record):
+            _refuse_read_only(target)
             return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
         found = component(target.element, name) if isinstance(target, NumbaElement) else None
         if found is None:
@@ -514,6 +528,28 @@ def _scalars_of(typing_context: Any, array: Any) -> Any:
     return scalars(array), generate
 
 
+@intrinsic
+def _elements_of(typing_context: Any, array: Any, element: Any) -> Any:
+    """Return memory of components, which are its last dimension, as an array of elements; of one dimension, as many as fit."""
+    kind = numba_element(element.typing_key)
+    count, ndim = kind.element.count, max(array.ndim - 1, 1)
+    made_type = types.Array(kind, ndim, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.make_array(array)(context, builder, arguments[0])
+        made = context.make_array(made_type)(context, builder)
+        size = context.get_constant(types.intp, kind.element.bytes)
+        made.meminfo, made.parent, made.itemsize = given.meminfo, given.parent, size
+        made.nitems = builder.sdiv(given.nitems, context.get_constant(types.intp, count))
+        made.data = builder.bitcast(given.data, context.get_data_type(kind).as_pointer())
+        whole, steps = (cgutils.unpack_tuple(builder, part, array.ndim) for part in (given.shape, given.strides))
+        made.shape = cgutils.pack_array(builder, [made.nitems] if array.ndim == 1 else whole[:-1])
+        made.strides = cgutils.pack_array(builder, [size] if array.ndim == 1 else steps[:-1])
+        return made._getvalue()
+
+    return made_type(array, element), generate
+
+
 def component_atomic(name: str, scalar_atomic: Any) -> Any:
     """Return an atomic operation that takes elements component by component, and scalars as `scalar_atomic` does.
 
@@ -556,6 +592,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
     "_nb_components": _scalars_of,
+    "_nb_elements": _elements_of,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()

@@ -13,13 +13,14 @@ from typing import Any
 from numba import types
 from numba.core.datamodel import models
 from numba.core.errors import NumbaError
-from numba.extending import register_model
+from numba.core.typeconv import Conversion
+from numba.extending import lower_cast, register_model
 from numba.np.numpy_support import from_dtype
 
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import ConversionError
 
-__all__ = ["ReadOnlyRecord", "numba_record"]
+__all__ = ["ReadOnlyRecord", "numba_record", "register_copies"]
 
 
 class ReadOnlyNested(types.NestedArray):
@@ -40,6 +41,7 @@ class ReadOnlyRecord(types.Record):
     """A record whose fields are only read."""
 
     def __init__(self, record: types.Record) -> None:
+        self.record = record
         self.fields = {name: field._replace(type=_read_only(field.type)) for name, field in record.fields.items()}
         # Record's own constructor would name it alike, and Numba knows types by their names.
         self.size, self.aligned = record.size, record.aligned
@@ -47,11 +49,20 @@ class ReadOnlyRecord(types.Record):
         self.bitwidth = record.bitwidth
 
     def can_convert_to(self, typing_context: Any, other: Any) -> Any:
-        """Nothing turns it into a record that may be written."""
-        return None
+        """Store it into a record that may be written, which copies it; no variable becomes one through which it is written."""
+        return Conversion.unsafe if other == self.record else None
+
+
+def register_copies(register: Any) -> None:
+    """Let a back end's code store read-only records; `register` is its ``lower_cast``."""
+
+    @register(ReadOnlyRecord, types.Record)
+    def copied(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
+        return value
 
 
 register_model(ReadOnlyRecord)(models.RecordModel)
+register_copies(lower_cast)
 register_model(ReadOnlyNested)(models.NestedArrayModel)
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from numbridge.kernels.dependencies import MISSING, Dependency, is_module, member_dependency, of_library
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
@@ -179,7 +181,9 @@ class FunctionSource:
                 made[node.targets[0].id] = made.get(node.targets[0].id, True) and fits
         return frozenset(name for name, fits in made.items() if fits)
 
-    def written(self, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
+    def written(
+        self, ranks: Mapping[str, int] | None = None, records: Mapping[str, np.dtype[Any]] | None = None
+    ) -> frozenset[str]:
         """Return the parameters that the function may write.
 
         Parameters
@@ -187,11 +191,13 @@ class FunctionSource:
         ranks : mapping of str to int, optional
             How many dimensions each array parameter has. With it, an element of an array is known not to be a view.
             Without it, ``u = a[i]; u += 1`` counts as arithmetic on an element, which it is unless `a` has more dimensions.
+        records : mapping of str to numpy.dtype, optional
+            The structured dtypes of those that have records, which stay memory: ``r = a[i]; r.x = 1`` writes to `a`.
         """
         # That module reads sources, and so cannot be imported by this one.
         from numbridge.kernels.written_parameters import written_parameters
 
-        return written_parameters(self, ranks)
+        return written_parameters(self, ranks, records or {})
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.

@@ -20,7 +20,7 @@ import numpy as np
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.element_arguments import check_elements, check_value, inner_dimensions, outer_rank
+from numbridge.kernels.element_arguments import check_elements, check_value, inner_dimensions, outer_rank, record_dtype
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.emission import Emitted, Target, emit
 from numbridge.kernels.errors import (
@@ -240,23 +240,23 @@ class Variants:
         """What the code that was last asked for depends on outside of its source."""
         return self._dependencies or ()
 
-    def written(self, ranks: Mapping[str, int]) -> frozenset[str]:
-        """Return the parameters that the kernel may write, given the ranks of its arrays."""
-        key = tuple(ranks.items())
+    def written(self, found: Mapping[str, Description]) -> frozenset[str]:
+        """Return the parameters that the kernel may write, given its arrays."""
+        annotations = {p.name: p.annotation for p in self.kernel.parameters if p.name in found}
+        ranks = {name: outer_rank(annotation, found[name]) for name, annotation in annotations.items()}
+        kinds = {name: record_dtype(annotation, found[name]) for name, annotation in annotations.items()}
+        records = {name: dtype for name, dtype in kinds.items() if dtype is not None}
+        key = (*ranks.items(), *records.items())
         with self._lock:
             self._forget_old_globals()
             if key not in self._written:
-                self._written[key] = self.kernel.source.written(ranks)
+                self._written[key] = self.kernel.source.written(ranks, records)
             return self._written[key]
 
     def types(self, arguments: Sequence[Any], found: Sequence[Description]) -> _Types:
         """Return the types that a variant for these arguments has, and its floating type; raises if one does not fit."""
-        ranks = {
-            p.name: outer_rank(p.annotation, d)
-            for p, d in zip(self.kernel.parameters, found, strict=True)
-            if d.is_array
-        }
-        return bound_types(self.kernel, arguments, found, self.written(ranks))
+        arrays = {p.name: d for p, d in zip(self.kernel.parameters, found, strict=True) if d.is_array}
+        return bound_types(self.kernel, arguments, found, self.written(arrays))
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the text that a variant is compiled from."""

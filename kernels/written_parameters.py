@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -31,13 +31,15 @@ _DEEPEST = 4
 class _Alias:
     """A value that may be a parameter's memory: its array, a view of it, or `nested` tuples around one.
 
-    `taken` counts the dimensions that subscripts removed from `rank`, which is the parameter's own where None.
+    `taken` counts the dimensions that subscripts removed from `rank`, which is the parameter's own where None. Where the
+    parameter has records, this is a field of numbers if `record` is false.
     """
 
     parameter: str
     taken: int = 0
     rank: int | None = None
     nested: int = 0
+    record: bool = True
 
 
 # What a variable may hold: aliases; None for something that keeps dimensions when used as an index (a slice, None, an
@@ -81,9 +83,11 @@ _BUILTINS_REACH = frozenset({"exec", "eval", "vars", "locals", "globals"})
 _NUMBA_READ = frozenset({"literal_unroll", "literally", "prange"})
 
 
-def written_parameters(source: FunctionSource, ranks: Mapping[str, int] | None = None) -> frozenset[str]:
-    """Return the parameters that a function may write; `FunctionSource.written` says what `ranks` is for."""
-    return _Writes(source, ranks).run()
+def written_parameters(
+    source: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+) -> frozenset[str]:
+    """Return the parameters that a function may write; `FunctionSource.written` says what the others are for."""
+    return _Writes(source, ranks, records).run()
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,11 @@ class _Writes:
     always in terms of the outermost function's parameters.
     """
 
-    def __init__(self, root: FunctionSource, ranks: Mapping[str, int] | None) -> None:
+    def __init__(
+        self, root: FunctionSource, ranks: Mapping[str, int] | None, records: Mapping[str, np.dtype[Any]]
+    ) -> None:
         self.ranks = ranks
+        self._fields = {name: dict(_fields(dtype)) for name, dtype in records.items()}
         self.program = Program(root)
         self._written: set[str] = set()
         self._returns: dict[tuple[int, tuple[_Value, ...]], _Value] = {}
@@ -141,11 +148,27 @@ class _Writes:
         self._written.update(alias.parameter for alias in _aliases(value))
 
     def is_view(self, alias: _Alias) -> bool:
-        """Return whether an alias may still be an array, and not an element."""
-        rank = alias.rank
-        if rank is None:
-            rank = _UNKNOWN_RANK if self.ranks is None else self.ranks.get(alias.parameter, _UNKNOWN_RANK)
-        return alias.taken <= 0 or alias.taken < rank
+        """Return whether an alias may still be memory, and not a number or an element."""
+        if alias.record and alias.parameter in self._fields:
+            return True
+        return alias.taken < self._rank(alias) or (alias.taken <= 0 and alias.parameter not in self._fields)
+
+    def _rank(self, alias: _Alias) -> int:
+        if alias.rank is not None:
+            return alias.rank
+        return _UNKNOWN_RANK if self.ranks is None else self.ranks.get(alias.parameter, _UNKNOWN_RANK)
+
+    def field(self, alias: _Alias, name: str) -> _Value:
+        """Return what a field of records, or an attribute of something else, may alias."""
+        fields = self._fields.get(alias.parameter)
+        if alias.nested or fields is None or not alias.record or name not in fields:
+            return frozenset(_unwrapped(alias, keep=False)) if alias.nested else frozenset({alias})
+        inner = fields[name]
+        if inner is None:
+            return frozenset({_Alias(alias.parameter, 0, _UNKNOWN_RANK)})
+        is_record, rank = inner
+        view = _Alias(alias.parameter, 0, max(self._rank(alias) - alias.taken, 0) + rank, record=is_record)
+        return frozenset({view} if self.is_view(view) else ())
 
     def augments(self, alias: _Alias) -> bool:
         """Return whether an augmented assignment to a variable that holds this alias works in place."""
@@ -166,9 +189,24 @@ class _Writes:
             elif taken is None:
                 found.add(_Alias(alias.parameter, 0, _UNKNOWN_RANK))
             else:
-                view = _Alias(alias.parameter, min(max(alias.taken + taken, -8), 32), alias.rank)
+                view = replace(alias, taken=min(max(alias.taken + taken, -8), 32))
                 found.update({view} if self.is_view(view) else ())
         return frozenset(found)
+
+
+def _fields(dtype: np.dtype[Any]) -> Iterator[tuple[str, tuple[bool, int] | None]]:
+    """Yield the names of the fields of records, and of fields within these: whether they hold fields, and dimensions.
+
+    There is None for a name of fields that differ in that.
+    """
+    found: dict[str, set[tuple[bool, int]]] = {}
+    waiting = [dtype]
+    while waiting:
+        for name, (kind, *_) in (waiting.pop().fields or {}).items():
+            found.setdefault(name, set()).add((kind.base.fields is not None, len(kind.shape)))
+            waiting.append(kind.base)
+    for name, kinds in found.items():
+        yield name, kinds.pop() if len(kinds) == 1 else None
 
 
 def _aliases(value: _Value) -> Iterator[_Alias]:
@@ -180,19 +218,19 @@ def _counts(value: _Value) -> list[int]:
 
 
 def _unwrapped(alias: _Alias, *, keep: bool) -> Iterator[_Alias]:
-    yield _Alias(alias.parameter, alias.taken, alias.rank, alias.nested - 1)
+    yield replace(alias, nested=alias.nested - 1)
     if keep or alias.nested == _DEEPEST:
         yield alias
 
 
 def _wrapped(value: _Value) -> _Value:
     """Return what a tuple around a value may alias."""
-    inner = (_Alias(a.parameter, a.taken, a.rank, min(a.nested + 1, _DEEPEST)) for a in _aliases(value))
+    inner = (replace(a, nested=min(a.nested + 1, _DEEPEST)) for a in _aliases(value))
     return frozenset(inner) | (_FREE & value)
 
 
 def _of_rank(value: _Value, rank: int) -> _Value:
-    return frozenset(_Alias(a.parameter, 0, rank, a.nested) for a in _aliases(value))
+    return frozenset(replace(a, taken=0, rank=rank) for a in _aliases(value))
 
 
 def _join(*values: _Value) -> _Value:
@@ -280,6 +318,10 @@ class _BodyWrites:
             case ast.Tuple():
                 return self._tuple(node)
             case ast.Subscript():
+                name = self._source.fold(node.slice)
+                if isinstance(name, str):
+                    owner = self._value(node.value)
+                    return _NOTHING.union(*(self._all.field(alias, name) for alias in _aliases(owner)))
                 taken = self._taken(node.slice)
                 return self._all.elements(self._value(node.value), taken, sliced=isinstance(node.slice, ast.Slice))
             case ast.Call():
@@ -310,7 +352,7 @@ class _BodyWrites:
             return _NOTHING
         if node.attr == "flat":
             return _of_rank(value, 1)
-        return frozenset(next(_unwrapped(a, keep=False)) if a.nested else a for a in _aliases(value))
+        return _NOTHING.union(*(self._all.field(alias, node.attr) for alias in _aliases(value)))
 
     def _tuple(self, node: ast.Tuple) -> _Value:
         parts = [self._value(element) for element in node.elts]

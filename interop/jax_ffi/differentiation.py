@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.derivative import Form, Spread, floating_operands, floating_results, operand_types, planned
 from numbridge.jax_ffi.plan import Call
+from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.scalars import COMPLEX
 
@@ -119,10 +121,23 @@ def differentiate(call: Call, primals: Sequence[Any], tangents: Sequence[Any], r
     direction = _direction(one, call.spread, tangents)
     made = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if direction:
+        _check_records(call)
         point = Point(one, tuple(primals), call.spread, (direction,), None, (), call.batch)
         for k, tangent in zip(floating_results(call), point.bind(), strict=True):
             made[k] = tangent
     return made
+
+
+def _check_records(call: Call) -> None:
+    """Refuse records with floating fields among the results: to JAX they are bytes, through which no gradient passes."""
+    for slot, kind in zip(call.slots, call.types, strict=True):
+        element = kind.element
+        is_record = element is not None and element.fields is not None and has_gradient(element, kind.scalar)
+        if slot.kind == nb.RESULT and is_record:
+            raise KernelUnsupportedError(
+                f"{call.signature.what} under JAX, result {kind.name!r}: it has records, which are bytes to JAX and carry no "
+                "gradient; give each field an array of its own, or use jax.lax.stop_gradient(x) for the arguments"
+            )
 
 
 def _direction(call: Call, spread: Spread, tangents: Sequence[Any]) -> dict[int, Spreading]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.array import Array, adopt
-from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents
+from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
@@ -226,7 +226,7 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
         for p, d in zip(kernel.parameters, described, strict=True)
         if isinstance(d, Operand)
     }
-    written = kernel.source.written(ranks)
+    written = kernel.source.written(ranks, records_of(kernel.parameters))
     targets = [(name, a) for name, a in zip(names, arguments, strict=True) if name in written]
     _check_targets(kernel, targets)
     order = [name for name, _ in targets]

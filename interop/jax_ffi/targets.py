@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import element_of, value_of
+from numbridge.element_dims import element_of, records_of, value_of
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
@@ -354,7 +354,8 @@ def types_of(kernel: Kernel, rows: Sequence[tuple[scalars.Scalar, int | None]], 
         return kernel.typed(types_of(kernel.base, rows[: len(kernel.base.parameters)], weak), weak)
     names = [parameter.name for parameter in kernel.parameters]
     written = kernel.source.written(
-        {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None}
+        {name: rank for name, (_, rank) in zip(names, rows, strict=True) if rank is not None},
+        records_of(kernel.parameters),
     )
     return tuple(
         ScalarType(p.name, row, value_of(p))

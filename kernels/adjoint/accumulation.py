@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.element_program import places
@@ -44,16 +44,19 @@ class Accumulation(ForwardSweep):
     def keep(self, names: Collection[str]) -> None:
         """Leave the adjoints of some arrays as they are, or refuse to."""
         for name in names:
-            array = self.program.array(name)
-            uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
-            added = all(isinstance(op, Atomic) for op in uses)
-            if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
-                raise refused(
-                    uses[-1],
-                    f"the adjoint of {name!r} changes on the way back, since an element may be read, or written again; pass a "
-                    "copy of it",
-                )
-            self._kept.add(array)
+            for array in self.program.parts(self.program.array(name)):
+                self._keep_array(array)
+
+    def _keep_array(self, array: Array) -> None:
+        uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
+        added = all(isinstance(op, Atomic) for op in uses)
+        if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
+            raise refused(
+                uses[-1],
+                f"the adjoint of {array.called!r} changes on the way back, since an element may be read, or written again; "
+                "pass a copy of it",
+            )
+        self._kept.add(array)
 
     def _has(self, value: Value) -> bool:
         """Tell whether something has been added to an adjoint."""
@@ -111,7 +114,8 @@ class Accumulation(ForwardSweep):
                 adjoint = element(ADJOINT + array.name, self._pending.pop(array))
                 self.lines.add(f"{adjoint} = {self.construct.zero(array.dtype).name}")
 
-    def _add_to(self, array: Array, index: Sequence[Value], text: str) -> None:
+    def _add_to(self, op: Load, text: str) -> None:
+        array, index = op.array, op.index
         self._added.add(array)
         name = ADJOINT + array.name
         private = array in self._own or array.kind == "local"
@@ -123,6 +127,12 @@ class Accumulation(ForwardSweep):
         if private:
             self.lines.add(f"{element(name, index)} += {text}")
         else:
+            if array.misaligned:
+                raise refused(
+                    op,
+                    f"threads may add to the same adjoint of {array.called!r}, which lies at no multiple of its size; use a "
+                    "dtype of records with align=True",
+                )
             self._shared.add(array)
             for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
                 self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")

@@ -75,12 +75,16 @@ class Activity:
     def __init__(self, program: Program, wanted: Iterable[str]) -> None:
         self.program = program
         items = {p.name: p.item for p in program.parameters}
-        self.wanted = {items[name] for name in wanted}
+        self.wanted: set[Any] = set()
+        for name in wanted:
+            item = items[name]
+            parts = program.parts(item) if isinstance(item, Array) else [item]
+            self.wanted.update(part for part in parts if part is item or is_float(part))
         self._ops = list(walk(program.body))
         varied, carrying = self._varied()
         useful, read = self._useful()
         self.values = {v for v in varied & useful if is_float(v)}
-        parameters = {item for item in items.values() if isinstance(item, Array)}
+        parameters = {part for i in items.values() if isinstance(i, Array) for part in program.parts(i)}
         self.arrays = {a for a in self.wanted if isinstance(a, Array)} | {
             a for a in carrying & read if a not in parameters
         }
@@ -112,7 +116,7 @@ class Activity:
             if isinstance(op, Store | Atomic) and op.array in unwanted:
                 raise refused(
                     op,
-                    f"a gradient passes through the array {op.array.name!r}, for which no adjoint is given; pass one "
+                    f"a gradient passes through the array {op.array.called!r}, for which no adjoint is given; pass one "
                     "(an array of zeros of the same shape)",
                 )
             if isinstance(op, Atomic):
@@ -127,7 +131,7 @@ class Activity:
         if concerned and op.operation not in ("add", "sub"):
             raise refused(
                 op,
-                f"atomic_{op.operation} on {op.array.name!r} has no derivative; use atomic_add, or leave this array "
+                f"atomic_{op.operation} on {op.array.called!r} has no derivative; use atomic_add, or leave this array "
                 "without a gradient",
             )
         if op.result in self.values:
@@ -459,7 +463,7 @@ class Needs:
             if loads:
                 raise refused(
                     loads[0],
-                    f"the adjoint needs this element of {op.array.name!r}, which the kernel changes atomically; read it in "
+                    f"the adjoint needs this element of {op.array.called!r}, which the kernel changes atomically; read it in "
                     "another kernel",
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numbridge.kernels.adjoint.derive import Derivative, check_floats
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.elements import ElementType, has_gradient
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -16,7 +16,7 @@ __all__ = ["adjoint_source"]
 def adjoint_source(kernel: Kernel) -> str:
     """Return the text of a kernel's adjoint by all of its floating parameters."""
     types, weak = _last_types(kernel)
-    wanted = [p.name for p in types if p.scalar.is_float]
+    wanted = [p.name for p in types if has_gradient(p.element, p.scalar)]
     derivative: Derivative = kernel.adjoint(wanted)
     check_floats(derivative, types)
     return derivative.plan(types, weak).text

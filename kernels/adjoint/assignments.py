@@ -10,6 +10,7 @@ from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
 from numbridge.kernels.adjoint.element_program import replaced, with_named_part
 from numbridge.kernels.adjoint.ir import Store, Value
+from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.element_stores import PARTS
 
 __all__ = ["Assignments"]
@@ -45,12 +46,20 @@ class Assignments(Calls):
         owner = self._expression(target.value) if read is None else read()
         if isinstance(owner, Value) and inference.element_of(owner.type) is not None and write is not None:
             return self._part_place(target, owner, write)
+        if isinstance(owner, Records):
+            return self._memory_place(target, self._within_records(target, owner))
         if isinstance(target, ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
-        view = self._indexed(target, owner)
-        if len(view.index) != view.array.ndim:
-            return lambda: view, lambda value: self._whole_row(target)
-        return lambda: self._load(view), lambda value: self._store(target, view, value)
+        return self._memory_place(target, self._indexed(target, owner))
+
+    def _memory_place(
+        self, target: ast.expr, found: View | Records
+    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+        if len(found.index) != (found.array.ndim if isinstance(found, View) else found.ndim):
+            return lambda: found, lambda value: self._whole_row(target)
+        if isinstance(found, Records):
+            return lambda: found, lambda value: self._copy_record(target, found, value)
+        return lambda: self._load(found), lambda value: self._store(target, found, value)
 
     def _is_place(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Attribute):
@@ -96,10 +105,33 @@ class Assignments(Calls):
             raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 
+    def _copy_record(self, target: ast.expr, to: Records, value: Binding) -> None:
+        if not isinstance(value, Records) or len(value.index) != value.ndim or not same_record(to.type, value.type):
+            raise self._refused(
+                target, f"only a record of the same dtype can be stored into {to.name}; store its fields"
+            )
+        pairs = [
+            (self._leaf(target, a), self._leaf(target, b), inner)
+            for a, b in zip(copied_parts(to), copied_parts(value), strict=True)
+            for inner in inner_places(a.extents[len(to.extents) :])
+        ]
+        if len(pairs) > MOST_COPIED:
+            raise self._refused(
+                target, f"a record of {len(pairs)} numbers is copied at once; copy its fields in a loop"
+            )
+        made = []
+        for goal, source, inner in pairs:  # everything is read before anything is written
+            index = tuple(self.constant(k) for k in inner)
+            made.append(
+                (View(goal.array, (*goal.index, *index)), self._load(View(source.array, (*source.index, *index))))
+            )
+        for view, loaded in made:
+            self._store(target, view, loaded)
+
     def _augment(self, node: ast.AugAssign) -> None:
         read, write = self._place(node.target)
         held = read()
-        if isinstance(held, View) and isinstance(node.target, ast.Subscript):
+        if isinstance(held, View | Records) and not isinstance(node.target, ast.Name):
             self._whole_row(node.target)
         if not isinstance(held, Value):
             raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")

@@ -8,8 +8,9 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.ir import Array, Value
+from numbridge.kernels.adjoint.ir import Array, Value, is_records
 from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
+from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "as_argument",
     "has_element",
     "kind_name",
+    "memory",
     "parameter_item",
     "readable",
 ]
@@ -49,7 +51,7 @@ class Missing:
     why: str
 
 
-Binding = Any  # Value | View | Static | Missing | tuple of bindings
+Binding = Any  # Value | View | Records | Static | Missing | tuple of bindings
 UNASSIGNED = Missing("may not have been assigned here")
 
 
@@ -60,6 +62,11 @@ def parameter_item(parameter: ParameterType) -> Array | Value:
     if isinstance(parameter, ArrayType):
         return Array(parameter.name, kind, parameter.ndim, narrow=narrow)
     return Value(parameter.name, kind)
+
+
+def memory(array: Array) -> View | Records:
+    """Return what the name of an array stands for."""
+    return Records(array, (), (), array.dtype) if is_records(array) else View(array)
 
 
 def has_element(*values: Value) -> bool:

@@ -8,14 +8,14 @@ statements here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.assignments import Assignments
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, readable
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, memory, readable
 from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Merge, Program, Raise, Region, Store, Value
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.scope import Frame
@@ -51,10 +51,19 @@ class _Builder(Assignments):
         self._env = {value.name: value for value in self.hidden}
         for parameter in self.parameters:
             item = parameter.item
-            self._env[parameter.name] = View(item) if isinstance(item, Array) else item
+            self._env[parameter.name] = memory(item) if isinstance(item, Array) else item
         self._read(self._root, tree)
         name = self._rewritten.names[id(self._root)]
-        return Program(name, self.hidden, self.parameters, self.locals, self.region, self.namespace, self.names)
+        return Program(
+            name,
+            self.hidden,
+            self.parameters,
+            self.locals,
+            self._fields.arrays,
+            self.region,
+            self.namespace,
+            self.names,
+        )
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -142,8 +151,9 @@ class _Builder(Assignments):
 
     def _loop(self, node: Any) -> None:
         bounds = self._bounds(node) if isinstance(node, ast.For) else []
-        assigned = _assigned(node)
         before = dict(self._env)
+        parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
+        assigned = list(dict.fromkeys([*_assigned(node), *parts]))
         kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
         while True:
             carried, loop, after = self._trip(node, bounds, assigned, kinds, before)
@@ -255,6 +265,16 @@ def _assigned(loop: Any) -> list[str]:
     if isinstance(loop, ast.For):
         names += [node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
     return list(dict.fromkeys(names))
+
+
+def _assigned_in_part(loop: Any) -> Iterator[str]:
+    """Yield the names to whose components, elements or fields a loop assigns."""
+    for node in (node for statement in loop.body for node in ast.walk(statement)):
+        base: Any = node
+        while isinstance(base, ast.Subscript | ast.Attribute):
+            base = base.value
+        if base is not node and isinstance(base, ast.Name) and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+            yield base.id
 
 
 def _loop_variable(node: ast.For) -> str:

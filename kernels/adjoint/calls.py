@@ -13,9 +13,11 @@ from numbridge.kernels.adjoint.element_program import construct_element
 from numbridge.kernels.adjoint.expressions import Expressions
 from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Region, Value, is_float
 from numbridge.kernels.adjoint.lowering import ANSWER
+from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.element_operations import FUNCTIONS
 from numbridge.kernels.elements import ElementType
+from numbridge.kernels.numba_elements import numba_element
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["Calls"]
@@ -42,7 +44,7 @@ class Calls(Expressions):
             name = node.func.id
             if name.startswith("_nb_atomic_"):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
-            if name == "_nb_local_array":
+            if name in ("_nb_local_array", "_nb_elements"):
                 return self._local_array(node)
             if name in self._functions and name not in self._env:
                 return self._inline(node, self._functions[name])
@@ -115,8 +117,9 @@ class Calls(Expressions):
     def _length(self, node: ast.Call, argument: Binding) -> Value:
         if isinstance(argument, tuple):
             return self.constant(len(argument))
-        if isinstance(argument, View) and len(argument.index) < argument.array.ndim:
-            return self._extent(argument.array, len(argument.index))
+        rest = self._extents(argument) if isinstance(argument, View | Records) else []
+        if rest:
+            return rest[0]()
         element = inference.element_of(argument.type) if isinstance(argument, Value) else None
         if element is not None:
             return self.constant(element.extents[0])
@@ -144,11 +147,17 @@ class Calls(Expressions):
         return value
 
     def _local_array(self, node: ast.Call) -> View:
-        shape = ast.literal_eval(node.args[0])
-        extents = shape if isinstance(shape, tuple) else (shape,)
-        kind = inference.dtype_of(self._static(node.args[1]))
+        if isinstance(node.args[0], ast.Call):  # of elements, made of scalars
+            element = self._static(node.args[1])
+            kind, extents = numba_element(element), ast.literal_eval(node.args[0].args[0])[:-1]
+            if element.scalar.is_float and element.scalar.itemsize < 4:
+                raise self._refused(node, f"local arrays of {element.name} have no derivative; use float32")
+        else:
+            shape, kind = ast.literal_eval(node.args[0]), inference.dtype_of(self._static(node.args[1]))
+            extents = shape if isinstance(shape, tuple) else (shape,)
         if kind is None:
             raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+        self.type_name(getattr(kind, "dtype", kind))
         array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
         self.locals.append(array)
         return View(array)

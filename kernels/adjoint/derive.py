@@ -21,6 +21,7 @@ from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefi
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
+from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
@@ -354,9 +355,8 @@ class Derivative(Kernel):
         items = dict(zip(names, found, strict=True))
         for name, adjoint in zip(self.wanted, names[len(self.base.parameters) :], strict=True):
             self._check_shape(name, items[name], items[adjoint])
-        ranks = {p.name: items[p.name].ndim for p in self.base.parameters if items[p.name].is_array}
         count = len(self.base.parameters)
-        written = _written(self.base, ranks)
+        written = _written(self.base, {p.name: items[p.name] for p in self.base.parameters if items[p.name].is_array})
         return check_overlaps(self.name, names[:count], written, names[count:], items)
 
     def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
@@ -477,12 +477,12 @@ class _DerivativeVariants(Variants):
         return self.kernel.emitted(parameters[: len(self.kernel.base.parameters)], weak, target)
 
 
-def _written(kernel: Kernel, ranks: Mapping[str, int]) -> frozenset[str]:
+def _written(kernel: Kernel, arrays: Mapping[str, Description]) -> frozenset[str]:
     """Return the parameters that a kernel or a tangent writes."""
     if not isinstance(kernel, Derivative):
-        found: frozenset[str] = variants_of(kernel).written(ranks)
+        found: frozenset[str] = variants_of(kernel).written(arrays)
         return found
-    primal = _written(kernel.base, ranks)
+    primal = _written(kernel.base, arrays)
     return primal | {f"{kernel.prefix}{name}" for name in kernel.wanted if name in primal}
 
 
@@ -490,6 +490,13 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
     """Refuse derivatives by what is no real number, or has fewer bytes than they are computed for."""
     for parameter in types:
         row = parameter.scalar
+        if parameter.element is not None and parameter.element.fields is not None:
+            if parameter.name in kernel.wanted and not has_gradient(parameter.element, row):
+                raise NumbridgeTypeError(
+                    f"the {kernel.name}: parameter {parameter.name!r} has records without fields of float32 or float64, which "
+                    "have no gradient; pass None for it"
+                )
+            continue
         if row.code == scalars.COMPLEX:
             raise KernelError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "

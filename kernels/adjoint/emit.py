@@ -8,6 +8,7 @@ from typing import Protocol
 
 from numba import types
 
+from numbridge.kernels.adjoint.inference import element_of
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -26,6 +27,7 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
+from numbridge.kernels.elements import scalar_in_memory
 from numbridge.kernels.emission import CUDA_MODULE
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Lines",
     "Values",
     "element",
+    "field_views",
     "for_cuda",
     "index_text",
     "moves",
@@ -137,10 +140,22 @@ def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]], temporary: str) ->
 
 def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
     """Write what makes an array on the stack, filled with `zero` if that is given."""
-    extents = array.extents[0] if len(array.extents) == 1 else array.extents
-    lines.add(f"{name} = _nb_local_array({extents}, {array.dtype_text})")
+    held = element_of(array.dtype)
+    extents: object = array.extents[0] if len(array.extents) == 1 else array.extents
+    memory = f"_nb_local_array({extents}, {array.dtype_text})"
+    if held is not None:
+        memory = f"_nb_local_array({(*array.extents, held.count)}, _nb_{scalar_in_memory(held).__name__})"
+        memory = f"_nb_elements({memory}, {array.dtype_text})"
+    lines.add(f"{name} = {memory}")
     if zero or array.zeroed:
-        lines.add(f"{name}[...] = {zero or 0}")
+        lines.add(f"{name}[...] = {zero or (0 if held is None else f'{array.dtype_text}()')}")
+
+
+def field_views(lines: Lines, fields: Sequence[Array], prefix: str = "") -> None:
+    """Write what makes arrays of the fields of records, or of their adjoints."""
+    for array in fields:
+        owner = f"{prefix}{array.parameter}"
+        lines.add(f"{prefix}{array.name} = _nb_field({owner}, {array.leaf})  # {array.label}")
 
 
 def for_cuda(text: str) -> str:
@@ -208,6 +223,7 @@ def start_trip(lines: Lines, op: Loop) -> None:
 def program_text(program: Program, name: str) -> str:
     """Return a program as a function."""
     lines = Lines()
+    field_views(lines, program.fields)
     for array in program.locals:
         local_array(lines, array.name, array)
     Primal(program, lines).region(program.body)

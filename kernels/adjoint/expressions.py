@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
+import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Sta
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
+from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.scope import Scope
 
 __all__ = ["Expressions"]
@@ -138,7 +141,9 @@ class Expressions(Scope, ABC):
         base = self._expression(node.value)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
-        if isinstance(base, View):
+        if isinstance(base, Records) and node.attr in base.type.fields:
+            return self._field(node, base, node.attr)
+        if isinstance(base, View | Records):
             return self._property(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_named(node, base)
@@ -150,20 +155,31 @@ class Expressions(Scope, ABC):
             raise self._refused(node, f"{kind_name(owner)} has no part {node.attr!r}")
         return found
 
-    def _property(self, node: ast.Attribute, view: View) -> Binding:
-        rest = range(len(view.index), view.array.ndim)
+    def _property(self, node: ast.Attribute, view: View | Records) -> Binding:
+        rest = self._extents(view)
+        if isinstance(view, Records) and not rest:
+            listed = ", ".join(view.type.fields)
+            raise self._refused(node, f"{view.name} has no field {node.attr!r}; its fields are {listed}")
         if node.attr == "shape":
-            return tuple(self._extent(view.array, axis) for axis in rest)
+            return tuple(extent() for extent in rest)
         if node.attr == "ndim":
             return self.constant(len(rest))
         if node.attr == "size":
             size = self.constant(1)
-            for axis in rest:
-                size = self.apply("mul", size, self._extent(view.array, axis))
+            for extent in rest:
+                size = self.apply("mul", size, extent())
             return size
         raise self._refused(
             node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
         )
+
+    def _extents(self, view: View | Records) -> Sequence[Callable[[], Value]]:
+        """Return what gives the extents of the dimensions that no index has been given for."""
+        array = view.array
+        owner = array if array.owner is None else array.owner
+        inner = view.extents if isinstance(view, Records) else array.extents if array.owner is not None else ()
+        outer = [functools.partial(self._extent, owner, axis) for axis in range(owner.ndim)]
+        return [*outer, *(functools.partial(self.constant, extent) for extent in inner)][len(view.index) :]
 
     def _extent(self, array: Array, axis: int) -> Value:
         if array.kind == "local":
@@ -181,8 +197,49 @@ class Expressions(Scope, ABC):
             raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_at(node, base, self._integers(node))
-        view = self._indexed(node, base)
-        return self._load(view) if len(view.index) == view.array.ndim else view
+        if isinstance(base, Records):
+            return self._loaded(self._within_records(node, base))
+        return self._loaded(self._indexed(node, base))
+
+    def _loaded(self, found: View | Records) -> Binding:
+        """Return an element; records and rows stay memory."""
+        return self._load(found) if isinstance(found, View) and len(found.index) == found.array.ndim else found
+
+    # Records
+
+    def _within_records(self, node: ast.Subscript | ast.Attribute, base: Records) -> View | Records:
+        """Return the field of a name, or the records of an index."""
+        if isinstance(node, ast.Attribute):
+            return self._field_place(node, base, node.attr)
+        name = self._field_name(node.slice)
+        if name is not None:
+            return self._field_place(node, base, name)
+        index = (*base.index, *self._integers(node))
+        if len(index) > base.ndim:
+            raise self._refused(node, f"{base.name} has {base.ndim} dimension(s), and more indices are given")
+        return dataclasses.replace(base, index=index)
+
+    def _field_name(self, node: ast.expr) -> str | None:
+        value = node.value if isinstance(node, ast.Constant) else self._static(node)
+        return value if isinstance(value, str) else None
+
+    def _field(self, node: ast.Subscript | ast.Attribute, base: Records, name: str) -> Binding:
+        return self._loaded(self._field_place(node, base, name))
+
+    def _field_place(self, node: ast.Subscript | ast.Attribute, base: Records, name: str) -> View | Records:
+        found = base.entered(name)
+        if found is None:
+            listed = ", ".join(base.type.fields)
+            raise self._refused(node, f"{base.name} has no field {name!r}; its fields are {listed}")
+        if isinstance(found.type, types.Record):
+            return found
+        return self._leaf(node, found)
+
+    def _leaf(self, node: ast.AST, found: Records) -> View:
+        why = why_no_derivative(found)
+        if why is not None:
+            raise self._refused(node, why)
+        return View(self._fields.array(found), found.index)
 
     def _part_at(self, node: ast.expr, owner: Value, index: Sequence[Value]) -> Value:
         found = part(self, owner, index)

@@ -56,7 +56,7 @@ def _race(load: Load) -> KernelError:
     source, node = load.place
     error: KernelError = source.error(
         node,
-        f"a thread reads an element of {load.array.name!r} here that another thread writes, so the result depends on which "
+        f"a thread reads an element of {load.array.called!r} here that another thread writes, so the result depends on which "
         "comes first and has no gradient; read from one array and write to another",
         KernelUnsupportedError,
     )

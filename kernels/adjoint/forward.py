@@ -33,6 +33,7 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
     is_float,
+    is_records,
     walk,
 )
 from numbridge.kernels.adjoint.prefixes import TANGENT
@@ -74,10 +75,10 @@ class Facts:
 def facts(program: Program) -> Facts:
     """Return what launching a program needs to know."""
     ops = list(walk(program.body))
-    parameters = {p.item for p in program.parameters}
+    parameters = {part for p in program.parameters if isinstance(p.item, Array) for part in program.parts(p.item)}
     return Facts(
-        frozenset(op.array.name for op in ops if isinstance(op, Load) and op.array in parameters),
-        frozenset(op.array.name for op in ops if isinstance(op, Store | Atomic) and op.array in parameters),
+        frozenset(op.array.parameter for op in ops if isinstance(op, Load) and op.array in parameters),
+        frozenset(op.array.parameter for op in ops if isinstance(op, Store | Atomic) and op.array in parameters),
         any(isinstance(op, Raise) for op in ops),
         any(isinstance(op, Loop) for op in ops),
     )
@@ -91,6 +92,7 @@ class _Forward(Construct):
         self._tangents: dict[Value, Value] = {}
         self._arrays: dict[Array, Array] = {}
         self._added: list[Parameter] = []
+        self._fields: list[Array] = []
         parameters = {parameter.name: parameter for parameter in program.parameters}
         for name in wanted:
             self._add_parameter(parameters[name])
@@ -99,11 +101,22 @@ class _Forward(Construct):
     def _add_parameter(self, parameter: Parameter) -> None:
         name, item = self.names.claim(f"{self._prefix}{parameter.name}"), parameter.item
         if isinstance(item, Array):
-            self._arrays[item] = tangent = replace(item, name=name)
+            tangent = replace(item, name=name)
             self._added.append(Parameter(name, tangent))
+            if is_records(item):
+                self._add_fields(item, tangent)
+            else:
+                self._arrays[item] = tangent
         else:
             self._tangents[item] = value = Value(name, item.type)
             self._added.append(Parameter(name, value))
+
+    def _add_fields(self, records: Array, tangent: Array) -> None:
+        for part in self._program.parts(records):
+            if is_float(part):
+                label = f"the tangent of {part.label}"
+                self._arrays[part] = made = replace(part, name=self._name(part.name), owner=tangent, label=label)
+                self._fields.append(made)
 
     def _name(self, name: str) -> str:
         return self.names.claim(f"{TANGENT}{name}")
@@ -120,6 +133,7 @@ class _Forward(Construct):
             program,
             parameters=[*program.parameters, *self._added],
             locals=[*program.locals, *self._locals],
+            fields=[*program.fields, *self._fields],
             body=body,
         )
 

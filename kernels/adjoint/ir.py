@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from numba import types
+
 __all__ = [
     "Array",
     "Atomic",
@@ -34,6 +36,7 @@ __all__ = [
     "Value",
     "defined_by",
     "is_float",
+    "is_records",
     "nested",
     "operands",
     "regions",
@@ -71,7 +74,8 @@ class Value:
 class Array:
     """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant.
 
-    One that is `narrow` is stored in fewer bits than its `dtype`, which is what its elements are computed with in.
+    One that is `narrow` is stored in fewer bits than its `dtype`, which is what its elements are computed with in. One that
+    has an `owner` is a field of the records of that array: the one of number `leaf`, whose own dimensions are `extents`.
     """
 
     name: str
@@ -82,6 +86,20 @@ class Array:
     dtype_text: str = ""
     zeroed: bool = False
     narrow: bool = False
+    owner: Array | None = None
+    leaf: int = 0
+    label: str = ""
+    misaligned: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter that this lies in."""
+        return self.name if self.owner is None else self.owner.name
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.label or self.name
 
     def __repr__(self) -> str:
         """Return name, dtype and rank."""
@@ -277,6 +295,8 @@ class Program:
         The kernel's parameters, then those that a derivative added.
     locals : list of Array
         Arrays on the thread's stack.
+    fields : list of Array
+        The fields of records that it touches, each as an array of its own.
     body : Region
         What it does.
     namespace : dict
@@ -289,6 +309,7 @@ class Program:
     hidden: list[Value]
     parameters: list[Parameter]
     locals: list[Array]
+    fields: list[Array]
     body: Region
     namespace: dict[str, Any]
     names: Names
@@ -297,11 +318,22 @@ class Program:
         """Return the array parameter of a name."""
         return next(p.item for p in self.parameters if p.name == name and isinstance(p.item, Array))
 
+    def parts(self, item: Array) -> list[Array]:
+        """Return the arrays of numbers and elements that a parameter is: the fields of records, or the array itself."""
+        return [f for f in self.fields if f.owner is item] if is_records(item) else [item]
+
 
 def is_float(value: Value | Array) -> bool:
     """Tell whether a value, or an array's elements, are real floating-point numbers, or vectors or matrices of such."""
     kind = value.dtype if isinstance(value, Array) else value.type
+    if isinstance(kind, types.Record):
+        return False
     return str(getattr(kind, "dtype", kind)) in ("float16", "float32", "float64")
+
+
+def is_records(item: Any) -> bool:
+    """Tell whether something is an array of records."""
+    return isinstance(item, Array) and isinstance(item.dtype, types.Record)
 
 
 def regions(op: Op) -> Iterator[Region]:

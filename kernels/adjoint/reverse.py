@@ -14,7 +14,7 @@ import numpy as np
 
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS
 from numbridge.kernels.adjoint.element_program import places
-from numbridge.kernels.adjoint.emit import Lines, Primal, element, local_array, operation
+from numbridge.kernels.adjoint.emit import Lines, Primal, element, field_views, local_array, operation
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -163,7 +163,7 @@ class _Reverse(LoopReversal):
         return self._result("\n".join(text), name, arrays, scalars)
 
     def _result(self, text: str, name: str, arrays: tuple[str, ...], scalars: Sequence[Parameter]) -> Reversed:
-        changed = {a.name for a in self._stored | self._added if a.kind == "parameter"}
+        changed = {a.parameter for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
         return Reversed(
@@ -172,9 +172,9 @@ class _Reverse(LoopReversal):
             arrays,
             tuple(p.name for p in scalars),
             tuple((p.name, str(k) if part else "") for p in scalars for k, part in enumerate(places(p.item))),
-            reads=frozenset(a.name for a in self.needs.read),
-            snapshot=frozenset(a.name for a in self.needs.snapshot),
-            writes=frozenset(a.name for a in replayed if a.kind == "parameter"),
+            reads=frozenset(a.parameter for a in self.needs.read),
+            snapshot=frozenset(a.parameter for a in self.needs.snapshot),
+            writes=frozenset(a.parameter for a in replayed if a.kind == "parameter"),
             untouched=frozenset(set(arrays) - changed),
             shared=bool(self._shared),
             near=nearness(self.program, self._shared) if self._apart else None,
@@ -184,6 +184,8 @@ class _Reverse(LoopReversal):
 
     def _declarations(self) -> Lines:
         lines = Lines()
+        field_views(lines, self.program.fields)
+        field_views(lines, [array for array in self.program.fields if array in self.activity.arrays], ADJOINT)
         for array in self.program.locals:
             local_array(lines, array.name, array)
             if array in self.activity.arrays:
@@ -212,7 +214,7 @@ class _Reverse(LoopReversal):
                     self._reverse_compute(op)
                 case Load():
                     if self._has(op.result):
-                        self._add_to(op.array, op.index, self._adjoint(op.result))
+                        self._add_to(op, self._adjoint(op.result))
                 case Store():
                     self._reverse_store(op)
                 case Atomic():

@@ -15,6 +15,7 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, Missing, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value
+from numbridge.kernels.adjoint.record_program import Fields
 from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.parameter_types import ParameterType
@@ -51,6 +52,7 @@ class Scope(Construct):
         self._frames: list[Frame] = []
         self._env: dict[str, Binding] = {}
         self.locals: list[Array] = []
+        self._fields = Fields(self.names)
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, parameter_item(p)) for p in parameters]
         self.type_name(types.float32)  # in which elements of fewer bits are loaded

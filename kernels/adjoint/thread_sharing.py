@@ -26,6 +26,8 @@ def own_arrays(program: Program) -> set[Array]:
 
 def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:
     """Return how far from its own row a thread touches shared arrays, and these, or None."""
+    if any(array.owner is not None and array.owner.ndim == 0 for array in shared):
+        return None
     definers = {value: op for op in walk(program.body) for value in defined_by(op)}
     first = next((value for value in program.hidden if value.name == "_nb_i0"), None)
     furthest = 0
@@ -35,4 +37,4 @@ def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[st
             if distance is None:
                 return None
             furthest = max(furthest, abs(distance))
-    return furthest, tuple(sorted(array.name for array in shared))
+    return furthest, tuple(sorted({array.parameter for array in shared}))

@@ -266,3 +266,25 @@ def test_words_that_end_before_a_value(driver):
     made.words[place] += 16
     assert made.run(targets.room().cuda_handler) == 77
     assert driver.launches == []
+
+
+def test_derivatives_do_not_end_at_records():
+    """Bytes have no derivative in JAX, so what comes out of a kernel that makes records would seem to depend on nothing."""
+
+    @nb.kernel
+    def make(x: nb.array[float], p: nb.array[PARTICLE]):
+        i = nb.tid()
+        p[i].x = x[i] * x[i]
+
+    @nb.kernel
+    def scale(x: nb.array[float], p: nb.array[PARTICLE], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = p[i].x * x[i]
+
+    made = nb.jax_kernel(make, output_dims=N, enable_backward=True)
+    scaled = nb.jax_kernel(scale, output_dims=N, enable_backward=True)
+    x = jnp.arange(N, dtype=jnp.float32) + 1
+    with pytest.raises(nb.KernelUnsupportedError, match=r"result 'p': it has records.*stop_gradient"):
+        jax.grad(lambda x: scaled(x, made(x)[0])[0].sum())(x)
+    by_x = jax.grad(lambda x: scaled(x, made(jax.lax.stop_gradient(x))[0])[0].sum())(x)
+    np.testing.assert_allclose(by_x, x * x)

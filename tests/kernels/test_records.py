@@ -108,17 +108,119 @@ def through_a_function(p, out):
     out[i] = change(p[i])
 
 
+@nb.kernel
+def through_a_part_name(p, out):
+    i = nb.tid()
+    r = p[i]
+    r.x += 3.0
+    out[i] = r.x
+
+
+@nb.kernel
+def through_a_name_in_quotes(p, out):
+    i = nb.tid()
+    r = p[i]
+    r["x"] = 3.0
+    out[i] = r.x
+
+
+@nb.kernel
+def through_one_of_two(p, out):
+    i = nb.tid()
+    r = p[i]
+    if i > 2:
+        r = p[0]
+    r.x = 3.0
+    out[i] = r.x
+
+
+@nb.kernel
+def through_a_column(p, out):
+    i = nb.tid()
+    p.x[i] = 3.0
+    column = p["kind"]
+    column[i] = i
+
+
 @pytest.mark.parametrize(
-    "kernel", [only_other_names, through_an_alias, through_a_nested_array, through_a_nested_record, through_a_function]
+    "kernel",
+    [
+        only_other_names,
+        through_an_alias,
+        through_a_nested_array,
+        through_a_nested_record,
+        through_a_function,
+        through_a_part_name,
+        through_a_name_in_quotes,
+        through_one_of_two,
+        through_a_column,
+    ],
 )
 def test_nothing_is_written_to_read_only_records(kernel):
     p = np.zeros(N, NESTED if "nested" in kernel.name else PARTICLE)
     p.flags.writeable = False
     before = p.tobytes()
     arguments = [p] if kernel is only_other_names else [p, np.zeros(N, np.float32)]
-    with pytest.raises(nb.NumbridgeError, match="read-only"):
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'p': the kernel writes to it.*read-only"):
         nb.launch(kernel, N, arguments)
     assert p.tobytes() == before
+    arguments[0] = p.copy()
+    nb.launch(kernel, N, arguments)
+    assert arguments[0].tobytes() != before
+
+
+@nb.kernel
+def copy(a, b):
+    i = nb.tid()
+    a[i] = b[i]
+
+
+@nb.kernel
+def copy_by_name(a, b):
+    i = nb.tid()
+    r = b[i]
+    a[i] = r
+
+
+@nb.kernel
+def copy_a_field(a, b):
+    i = nb.tid()
+    a[i].inner = b[i].inner
+    a[i].v = b[i].v
+
+
+@pytest.mark.parametrize("kernel", [copy, copy_by_name, copy_a_field])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_whole_records_are_copied(kernel, writeable):
+    a, b = np.zeros(N, NESTED), np.zeros(N, NESTED)
+    b["v"], b["inner"] = np.arange(3 * N).reshape(N, 3), particles()
+    b.flags.writeable = writeable
+    nb.launch(kernel, N, [a, b])
+    np.testing.assert_array_equal(a, b)
+    assert kernel.cubin(a, b, capability=(9, 0)).startswith(b"\x7fELF")
+
+
+@nb.kernel
+def locals_of_fields(p, out):
+    i = nb.tid()
+    x, kind, third = p[i].x, p[i]["kind"], p[i].v[2]
+    x += 1.0
+    kind *= 2
+    third -= 1.0
+    out[i] = x + kind + third
+
+
+def test_numbers_of_fields_are_no_memory():
+    p, out = np.zeros(N, [("x", "f4"), ("kind", "i4"), ("v", "f4", 3)]), np.zeros(N)
+    p["kind"] = 3
+    p.flags.writeable = False
+    nb.launch(locals_of_fields, N, [p, out])
+    assert (out == 6).all()
+
+
+def test_records_of_other_dtypes_are_not_copied():
+    with pytest.raises(nb.KernelError, match=r"setitem(.|\n)*a\[i\] = b\[i\]"):
+        nb.launch(copy, N, [particles(), np.zeros(N, NESTED)])
 
 
 def test_float64_fields_make_literals_wide():
@@ -189,11 +291,6 @@ def test_gradients_by_components_that_are_fields():
     by_v = np.zeros((N, 3), np.float32)
     nb.launch(lengths, N, [v], [out], adj_inputs=[by_v], adj_outputs=[np.ones_like(out)], adjoint=True)
     np.testing.assert_allclose(by_v, np.tile([0, 0.6, 0.8], (N, 1)), rtol=1e-6)
-
-
-def test_records_have_no_gradient():
-    with pytest.raises(nb.NumbridgeError, match=r"gradients do not follow \.x"):
-        nb.launch(through_reading, N, [particles(), np.zeros(N)], adj_inputs=[None, np.ones(N)], adjoint=True)
 
 
 @nb.kernel

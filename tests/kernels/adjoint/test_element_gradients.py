@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 
@@ -181,6 +182,38 @@ def spatial(v: nb.array1d[nb.spatial_vectord], m: nb.array1d[nb.spatial_matrixd]
     y[i] = m[i] @ v[i] * nb.dot(v[i], v[i])
 
 
+@nb.kernel
+def in_local_memory(x: nb.array1d[VEC3], m: nb.array1d[MAT33], y: nb.array1d[VEC3]):
+    i = nb.tid()
+    t = cuda.local.array((2, 3), VEC3)
+    a = cuda.local.array(2, dtype=MAT33)
+    for k in range(3):
+        t[0, k] = x[i] * float(k + 1)
+        t[1, k] = nb.cross(t[0, k], m[i] @ x[i])
+    t[0, 1].x = t[1, 2].y * t[0, 0].z
+    t[1, 0][2] *= t[0, 1][0]
+    a[0], a[1] = m[i], nb.outer(t[0, 1], t[1, 0])
+    a[0][1] = t[1, 2]
+    row = t[1]
+    s = row[1]
+    for k in range(3):
+        s += row[k] + t[0, k]
+        for j in range(3):
+            s[j] *= t[0, k][j] + s[(j + 1) % 3]
+    y[i] = a[0] @ s + a[1] @ t[0, 2] * len(a)
+
+
+@nb.kernel
+def in_local_memory_without_loops(x: nb.array1d[VEC3], y: nb.array1d[VEC3]):
+    i = nb.tid()
+    t = cuda.local.array(3, VEC3)
+    t[0], t[1] = x[i], x[i] * x[i].y
+    t[1].z = t[0].x * t[0].x
+    t[2] = nb.cross(t[0], t[1])
+    t[0] += t[2]
+    y[i] = t[0] * nb.dot(t[1], t[2])
+
+
 def floats(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
@@ -203,6 +236,8 @@ CASES = [
     (gathered, floats(N, 3), np.array([2, 1, 2, 0]), floats(N, 3), floats(2, 3)),
     (by_hand, floats(N, 3), floats(N), floats(N, 3)),
     (spatial, floats(N, 6), floats(N, 6, 6), floats(N, 6)),
+    (in_local_memory, floats(N, 3), near_one(3), floats(N, 3)),
+    (in_local_memory_without_loops, floats(N, 3), floats(N, 3)),
 ]
 
 
@@ -364,7 +399,7 @@ def test_the_text_has_whole_elements():
 
 
 @pytest.mark.parametrize("mode", ["adjoint", "tangent"])
-@pytest.mark.parametrize("case", CASES[6:12], ids=lambda case: case[0].name)
+@pytest.mark.parametrize("case", [*CASES[6:12], CASES[-1]], ids=lambda case: case[0].name)
 def test_compiles_for_cuda(case, mode):
     kernel, by_name, names = split(case)
     if mode == "adjoint":
