@@ -1,0 +1,70 @@
+"""Checksums of arrays: equal for equal contents however they lie in memory, and different after any change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numbridge.kernels.readers import describe
+from numbridge.remembered_contents import LANES, LEAST, RememberedContents, _checksum
+
+SIZES = [1, 100, LEAST // 8, LEAST // 8 + 3, 3 * LEAST + 1]
+
+
+def checksum(array):
+    return _checksum(describe(array))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_where_contents_lie_makes_no_difference(size):
+    held = np.random.default_rng(0).random(size)
+    apart = np.zeros(2 * size)
+    apart[::2] = held
+    assert checksum(held) == checksum(held.copy()) == checksum(apart[::2])
+    assert checksum(held) == checksum(held[::-1].copy()[::-1])
+
+
+def test_memory_at_odd_addresses_has_checksums():
+    odd = np.zeros(8 * LEAST + 4, np.uint8)[4:].view(np.float64)
+    before = checksum(odd)
+    odd[LEAST // 2] = 1
+    assert checksum(odd) != before
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
+def test_a_change_of_one_element_is_seen(size, dtype):
+    held = np.random.default_rng(1).integers(0, 2, size).astype(dtype)
+    before = checksum(held)
+    for place in {0, size // 2, size - 1, min(size - 1, LANES)}:
+        old = held[place]
+        held[place] = not old
+        assert checksum(held) != before
+        held[place] = old
+    assert checksum(held) == before
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_what_only_changes_places_is_seen(dtype):
+    held = np.ones(1 << 20, dtype)
+    held[0] = 2
+    before, order = checksum(held), np.arange(1 << 20).astype(dtype)
+    for distance in (1, LANES, 512, 4096, 1 << 15, 1 << 17, 1 << 18, 1 << 19):
+        moved = np.ones(1 << 20, dtype)
+        moved[distance] = 2
+        assert checksum(moved) != before, distance
+    changed = [order[::-1], np.roll(order, 1), np.roll(order, LANES * 512), np.sort(order)[::-1]]
+    assert all(checksum(other) != checksum(order) for other in changed)
+
+
+def test_each_array_is_looked_at_once_until_it_is_said_that_it_may_have_changed(monkeypatch):
+    looked = []
+    monkeypatch.setattr("numbridge.remembered_contents._checksum", lambda found: looked.append(found) or 7)
+    contents, found = RememberedContents(), describe(np.ones(4))
+    contents.remember([found, found])
+    assert len(looked) == 1
+    contents.look_again()
+    assert contents.holds(found) and contents.holds(found)
+    assert len(looked) == 2
+    contents.forget(found)
+    assert contents.holds(found) and len(looked) == 2
