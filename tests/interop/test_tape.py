@@ -559,6 +559,25 @@ def test_strided_contents_are_compared_too():
         tape.backward(grads={y: np.ones((3, 2))})
 
 
+@nb.kernel
+def scaled_by_first(x, w, y):
+    i = nb.tid()
+    y[i] = w[i, 1 << 39] * x[i]
+
+
+def test_of_expanded_contents_only_the_memory_is_looked_at():
+    base = np.array([2.0, 3.0])
+    w = np.lib.stride_tricks.as_strided(base, (2, 1 << 40), (8, 0), writeable=False)
+    x, y = leaf(1.0, 1.0), fresh(2)
+    with nb.Tape() as tape:
+        nb.launch(scaled_by_first, 2, [x, w], [y])
+    tape.backward(grads={y: np.ones(2)}, retain_graph=True)
+    assert x.grad.list() == [2.0, 3.0]
+    base[1] = 5.0
+    with pytest.raises(nb.NumbridgeError, match="parameter 'w' of kernel 'scaled_by_first' has been changed"):
+        tape.backward(grads={y: np.ones(2)})
+
+
 FACTOR = 3.0
 
 
