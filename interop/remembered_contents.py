@@ -14,16 +14,19 @@ import numpy as np
 from numbridge.kernels.adjoint.overlap import on_memory, share_memory
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description
+from numbridge.memory import native
 
 __all__ = ["RememberedContents"]
+
+_WORD = 8
 
 
 class RememberedContents:
     """Checksums of arrays on the CPU, by where they lie."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[Any, ...], tuple[Description, int]] = {}
-        self._now: dict[tuple[Any, ...], int] = {}
+        self._sums: dict[tuple[Any, ...], tuple[Description, tuple[int, int]]] = {}
+        self._now: dict[tuple[Any, ...], tuple[int, int]] = {}
 
     def remember(self, arrays: Iterable[Description]) -> None:
         """Remember what arrays hold now; what is remembered of an array already stays."""
@@ -54,10 +57,14 @@ def _place(found: Description) -> tuple[Any, ...]:
     return found.data, found.shape, found.strides, found.tag
 
 
-def _checksum(found: Description) -> int:
+def _checksum(found: Description) -> tuple[int, int]:
     # An expanded array may be far larger than its memory.
     once = tuple(
         0 if step == 0 and length else slice(None) for step, length in zip(found.strides, found.shape, strict=True)
     )
     values: Any = np.ascontiguousarray(on_memory(found)[once]).reshape(-1)
-    return zlib.crc32(values.view(np.uint8)) if values.size else 0
+    if not values.size:
+        return 0, 0
+    flat = values.view(np.uint8)
+    words = flat.size // _WORD
+    return native().checksum(flat.ctypes.data, words), zlib.crc32(flat[words * _WORD :])

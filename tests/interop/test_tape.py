@@ -526,6 +526,28 @@ def test_contents_that_change_behind_the_tape_are_refused(scribble):
     assert not x.grad.numpy().any()
 
 
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 64, 1001])
+def test_every_change_of_contents_is_seen(count):
+    x, y = nb.array(np.linspace(1, 2, count, dtype=np.float32), requires_grad=True), nb.zeros(count)
+    with nb.Tape() as tape:
+        nb.launch(square, count, [x], [y])
+    contents, grads = np.asarray(x), {y: np.ones(count)}
+    before = contents.copy()
+    for change in (contents * -1, contents[::-1].copy(), np.roll(contents, 8), np.nextafter(contents, 0)):
+        contents[...] = change
+        if not np.array_equal(change, before):
+            with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+                tape.backward(grads=grads, retain_graph=True)
+        contents[...] = before
+    for place in {0, count // 2, count - 1}:
+        contents[place] = np.nextafter(contents[place], 0)
+        with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+            tape.backward(grads=grads, retain_graph=True)
+        contents[...] = before
+    tape.backward(grads=grads)
+    assert np.array_equal(x.grad.numpy(), 2 * before)
+
+
 def test_contents_that_change_before_they_could_be_kept_are_refused():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
     with nb.Tape() as tape:
