@@ -1,7 +1,7 @@
 """A kernel as a PyTorch operator: torch.library with fake tensors, autograd of every order, vmap, and torch.compile.
 
 The kernel and its adjoint are custom operators, each of which allocates what it returns and launches once, so that torch sees
-nothing of them but tensors. Their own derivatives are the tangent's operators: see `torch_levels`. These are made when they
+nothing of them but tensors. Their own derivatives are the tangent's operators: see `operator_levels`. These are made when they
 are first asked for.
 """
 

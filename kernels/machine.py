@@ -23,7 +23,7 @@ from numbridge.kernels.printing import print_line
 
 __all__ = ["MODULES", "Machine", "builtin", "compile_functions", "machine"]
 
-MODULES = ("entry", "records", "lent")
+MODULES = ("entry", "records", "lent", "checksum")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()
@@ -135,6 +135,7 @@ class Machine:
         self.lend = builtin("lend", at["numbridge_lend"])
         self.end_lease = builtin("end_lease", at["numbridge_end_lease"])
         self.lent_at = builtin("lent_at", at["numbridge_lent_at"], one=True)
+        self.checksum = builtin("checksum", at["numbridge_checksum"])
         self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api(), one=True)
 
     def _set(self, offset: int, value: int) -> None:

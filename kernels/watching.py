@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
     from numbridge.kernels.parameter_types import ParameterType
 
-__all__ = ["Watcher", "announce", "is_recorded", "is_watched", "unrecorded", "unseen", "unwatch", "watch", "watchers"]
+__all__ = ["Watcher", "announce", "is_recorded", "is_watched", "unrecorded", "unwatch", "watch", "watchers"]
 
 _lock = threading.Lock()
 _watchers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -78,22 +78,9 @@ def unrecorded() -> Iterator[None]:
         _local.unrecorded = before
 
 
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """Launch without anybody being told: for launches that write to nothing of a user's."""
-    before = getattr(_local, "unseen", False)
-    _local.unseen = True
-    try:
-        yield
-    finally:
-        _local.unseen = before
-
-
 def announce(
     kernel: Kernel, geometry: Any, arguments: Sequence[Any], types: Sequence[ParameterType], weak: str
 ) -> list[Callable[[], None]]:
     """Tell everybody of a launch; return what to do once it has run."""
-    if getattr(_local, "unseen", False):
-        return []
     found = [watcher.launching(kernel, geometry, arguments, types, weak) for watcher in watchers()]
     return [action for action in found if action is not None]

@@ -526,6 +526,28 @@ def test_contents_that_change_behind_the_tape_are_refused(scribble):
     assert not x.grad.numpy().any()
 
 
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 64, 1001])
+def test_every_change_of_contents_is_seen(count):
+    x, y = nb.array(np.linspace(1, 2, count, dtype=np.float32), requires_grad=True), nb.zeros(count)
+    with nb.Tape() as tape:
+        nb.launch(square, count, [x], [y])
+    contents, grads = np.asarray(x), {y: np.ones(count)}
+    before = contents.copy()
+    for change in (contents * -1, contents[::-1].copy(), np.roll(contents, 8), np.nextafter(contents, 0)):
+        contents[...] = change
+        if not np.array_equal(change, before):
+            with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+                tape.backward(grads=grads, retain_graph=True)
+        contents[...] = before
+    for place in {0, count // 2, count - 1}:
+        contents[place] = np.nextafter(contents[place], 0)
+        with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
+            tape.backward(grads=grads, retain_graph=True)
+        contents[...] = before
+    tape.backward(grads=grads)
+    assert np.array_equal(x.grad.numpy(), 2 * before)
+
+
 def test_contents_that_change_before_they_could_be_kept_are_refused():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
     with nb.Tape() as tape:
@@ -557,6 +579,25 @@ def test_strided_contents_are_compared_too():
     base[2, 1] += 1.0
     with pytest.raises(nb.NumbridgeError, match="has been changed since the launch"):
         tape.backward(grads={y: np.ones((3, 2))})
+
+
+@nb.kernel
+def scaled_by_first(x, w, y):
+    i = nb.tid()
+    y[i] = w[i, 1 << 39] * x[i]
+
+
+def test_of_expanded_contents_only_the_memory_is_looked_at():
+    base = np.array([2.0, 3.0])
+    w = np.lib.stride_tricks.as_strided(base, (2, 1 << 40), (8, 0), writeable=False)
+    x, y = leaf(1.0, 1.0), fresh(2)
+    with nb.Tape() as tape:
+        nb.launch(scaled_by_first, 2, [x, w], [y])
+    tape.backward(grads={y: np.ones(2)}, retain_graph=True)
+    assert x.grad.list() == [2.0, 3.0]
+    base[1] = 5.0
+    with pytest.raises(nb.NumbridgeError, match="parameter 'w' of kernel 'scaled_by_first' has been changed"):
+        tape.backward(grads={y: np.ones(2)})
 
 
 FACTOR = 3.0

@@ -1,0 +1,46 @@
+"""Compiled: a checksum of memory, about as fast as it can be read.
+
+Four words are taken at a time, each into a sum of its own. A step maps different sums, and different words, to different
+ones, so no change of a single word goes unseen; others go unseen once in 2**64 times.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.kernels.native.memory import external, inlined, load_i64, native
+
+intp = types.int64
+address_value = external("PyLong_AsVoidPtr", intp, intp)
+new_int = external("PyLong_FromLongLong", intp, intp)
+
+FACTOR = -7046029254386353131  # 2**64 divided by the golden ratio, odd
+LOW_HALF = (1 << 32) - 1
+
+EXPORTS = {"numbridge_checksum": ("checksum", "int64(int64, int64, int64)")}
+
+
+@inlined
+def step(total, word):
+    """Take a word into a sum: the product moves differences up, the shift moves them down again."""
+    product = (total ^ word) * FACTOR
+    return product ^ (product >> 32 & LOW_HALF)
+
+
+@native
+def checksum(self, arguments, count):
+    """``checksum(address, words)``: the checksum of so many 64-bit words."""
+    place, words = address_value(load_i64(arguments, 0)), address_value(load_i64(arguments, 8))
+    first, second, third, fourth = 1, 2, 3, 4
+    while words >= 4:
+        first = step(first, load_i64(place, 0))
+        second = step(second, load_i64(place, 8))
+        third = step(third, load_i64(place, 16))
+        fourth = step(fourth, load_i64(place, 24))
+        place += 32
+        words -= 4
+    while words > 0:
+        first = step(first, load_i64(place, 0))
+        place += 8
+        words -= 1
+    return new_int(step(step(step(first, second), third), fourth))
