@@ -235,6 +235,11 @@ class Variants:
             self._dependencies = known = self.kernel.dependencies()
         return known
 
+    def refresh(self) -> None:
+        """Look whether a global value that the kernel read has changed, and start anew if it has."""
+        with self._lock:
+            self._forget_old_globals()
+
     @property
     def dependencies(self) -> tuple[Any, ...]:
         """What the code that was last asked for depends on outside of its source."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.identity import check_current
 from numbridge.jax_ffi.plan import Call, Slot, buffer_scalar, by_reference
 from numbridge.jax_ffi.signature import Dims
 from numbridge.kernels.adjoint.derive import Derivative, derived
@@ -122,6 +123,8 @@ def planned(form: Form) -> tuple[Call, tuple[int, ...]]:
     NumbridgeError
         If the kernel has no such derivative; the message shows where in its source, and what to do.
     """
+    call = form.call
+    check_current(call.kernel, call.types, call.weak, call.key)
     return _Planner(form).planned()
 
 

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Sequence
 
 from numbridge.kernels.adjoint.derive import Derivative, derived
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = ["Key", "identity_of", "root_of", "spelled", "steps_from"]
+__all__ = ["Key", "check_current", "identity_of", "root_of", "spelled", "steps_from"]
 
 Key = tuple[int, int]
 _FORMAT = "numbridge kernel 1"
@@ -36,6 +36,22 @@ def identity_of(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str
         with _lock:
             found = _known.setdefault(known, made)
     return found
+
+
+def check_current(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, key: Key) -> None:
+    """Refuse to derive a kernel that has become another one since JAX traced it.
+
+    Raises
+    ------
+    KernelError
+        If its key is no longer `key`.
+    """
+    variants_of(root_of(kernel)).refresh()
+    if _identity(kernel, parameters, weak) != key:
+        raise KernelError(
+            f"derivative of kernel {kernel.name!r}: something that it reads from outside itself has changed since JAX traced it, "
+            "so the derivative would be that of another function; trace it again (jax.clear_caches()), or pass it as an argument"
+        )
 
 
 def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import paddle
 import pytest
 import torch
@@ -86,6 +88,33 @@ def test_operators_of_torch_under_a_mode() -> None:
     change(5.0)
     with pytest.raises(nb.KernelError, match=CHANGED):
         y.sum().backward()
+
+
+def test_derivatives_inside_jax() -> None:
+    numbers = [1.0]
+
+    @nb.kernel
+    def scaled(x: nb.array[float], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = x[i] * x[i] * factor * nb.static(numbers[0])
+
+    f = nb.jax_kernel(scaled, enable_backward=True)
+    x = jnp.ones(1)
+    _, pull = jax.vjp(lambda x: f(x)[0], x)
+    change(5.0)
+    with pytest.raises(nb.KernelError, match="has changed since JAX traced it"):
+        pull(x)
+    change(2.0)
+    assert pull(x)[0].tolist() == [4.0]
+    jitted = jax.jit(lambda x: f(x)[0].sum())
+    assert float(jitted(x)) == 2.0
+    numbers[0] = 3.0
+    with pytest.raises(nb.KernelError, match="has changed since JAX traced it"):
+        jax.jvp(jitted, (x,), (3 * x,))
+    assert jax.grad(lambda x: f(x)[0].sum())(x).tolist() == [12.0]
+    numbers[0] = 1.0
+    # What was made while it had this value is still right.
+    assert jax.grad(jitted)(x).tolist() == [4.0]
 
 
 def test_operators_of_paddle() -> None:
