@@ -410,7 +410,8 @@ class Array:
         given = as_source(values)
         shape = scalar_shape(given) if isinstance(given, Array) else np.shape(given)
         element = element_of(self)
-        if isinstance(given, np.ndarray) and element is not None and given.dtype == element.fields:
+        fields = None if element is None else element.fields
+        if element is not None and fields is not None and isinstance(given, np.ndarray) and given.dtype == fields:
             shape = (*shape, *element.extents)
         if shape != scalar_shape(self):
             raise NumbridgeValueError(f"assign got values of shape {shape} for an array of shape {self.shape}")

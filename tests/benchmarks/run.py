@@ -111,9 +111,9 @@ class Bench:
         self.rows: list[Row] = []
 
     def compare(
-        self, work: str, ours: Callable[[], object], peers: Mapping[str, tuple[Callable[[], object], float]]
+        self, work: str, ours: Callable[[], object], peers: Mapping[str, tuple[Callable[[], object], float | None]]
     ) -> None:
-        """Measure one piece of work of ours and its peers, given as name -> (callable, limit of the ratio)."""
+        """Measure one piece of work of ours and its peers, given as name -> (callable, limit of the ratio, if there is one)."""
         if self.only in work:
             contestants = {"numbridge": ours} | {name: peer for name, (peer, _) in peers.items()}
             self.judge(
@@ -126,7 +126,7 @@ class Bench:
             contestants = {**work.prepare(), **{name.replace("_", " "): run for name, run in more.items()}}
             self.judge(Measured(work.name, alternating(contestants, self.rounds, 0.02)), limits)
 
-    def judge(self, measured: Measured, limits: Mapping[str, float]) -> None:
+    def judge(self, measured: Measured, limits: Mapping[str, float | None]) -> None:
         """Keep what was measured as one row for each peer; a peer without a limit is only shown."""
         (_, ours), *peers = measured.values.items()
         for name, theirs in peers:
@@ -339,8 +339,15 @@ def kernels_once(bench: Bench) -> None:
 
 def element_kernels(bench: Bench) -> None:
     """Kernels on vectors and matrices, in this process."""
+    import numba
     import warp as wp
     import warp_kernels
+
+    @numba.njit(parallel=True, fastmath=True)
+    def in_order(m, v, out):
+        """Read and write as many bytes as matrices times vectors, one after another: what memory allows."""
+        for i in numba.prange(len(out)):
+            out[i] = m[0, i] + m[1, i] + m[2, i] + v[i]
 
     rng = np.random.default_rng(0)
     for work, n, kernel, by_hand, warp_kernel, shapes in (
@@ -350,12 +357,17 @@ def element_kernels(bench: Bench) -> None:
         given = [rng.standard_normal((n, *shape), np.float32) for shape in (*shapes, (3,))]
         copies = [array.copy() for array in given]
         theirs = [wp.array(array, dtype=wp.mat33 if array.ndim == 3 else wp.vec3, device="cpu") for array in given]
+        flat = [array.reshape((3, -1) if array.ndim == 3 else -1) for array in copies]
+        memory = (
+            {"the same bytes in order": (functools.partial(in_order, *flat), None)} if kernel is transformed else {}
+        )
         bench.compare(
             work,
             functools.partial(kernel.forall(n), *given),
             {
                 "Warp": (functools.partial(wp.launch, warp_kernel, n, theirs, device="cpu"), 1 / 3),
                 "the same by hand on (n, 3)": (functools.partial(by_hand.forall(n), *copies), 1.1),
+                **memory,
             },
         )
 
