@@ -1,7 +1,8 @@
 """Compiled: a checksum of memory, about as fast as it can be read.
 
 Four words are taken at a time, each into a sum of its own. A step maps different sums, and different words, to different
-ones, so no change of a single word goes unseen; others go unseen once in 2**64 times.
+ones, so no change of a single word goes unseen; others go unseen about once in 2**64 times. The sums begin far apart, and are
+put together in an order, so that words which change places between them are seen too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ new_int = external("PyLong_FromLongLong", intp, intp)
 
 FACTOR = -7046029254386353131  # 2**64 divided by the golden ratio, odd
 LOW_HALF = (1 << 32) - 1
+# Digits of pi.
+FIRST, SECOND, THIRD, FOURTH = 0x243F6A8885A308D3, 0x13198A2E03707344, 0x24093822299F31D0, 0x082EFA98EC4E6C89
 
 EXPORTS = {"numbridge_checksum": ("checksum", "int64(int64, int64, int64)")}
 
@@ -31,7 +34,7 @@ def step(total, word):
 def checksum(self, arguments, count):
     """``checksum(address, words)``: the checksum of so many 64-bit words."""
     place, words = address_value(load_i64(arguments, 0)), address_value(load_i64(arguments, 8))
-    first, second, third, fourth = 1, 2, 3, 4
+    first, second, third, fourth = FIRST, SECOND, THIRD, FOURTH
     while words >= 4:
         first = step(first, load_i64(place, 0))
         second = step(second, load_i64(place, 8))
@@ -43,4 +46,6 @@ def checksum(self, arguments, count):
         first = step(first, load_i64(place, 0))
         place += 8
         words -= 1
-    return new_int(step(step(step(first, second), third), fourth))
+    total = step(step(first, FOURTH), second)
+    total = step(step(total, FIRST), third)
+    return new_int(step(step(total, SECOND), fourth))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,12 @@ def test_what_only_changes_places_is_seen(dtype):
         assert checksum(moved) != before, distance
     changed = [order[::-1], np.roll(order, 1), np.roll(order, 32768), np.sort(order)[::-1]]
     assert all(checksum(other) != checksum(order) for other in changed)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_few_words_of_few_values_have_checksums_of_their_own(dtype):
+    found = {checksum(np.array(values, dtype)) for values in itertools.product((0, 1, 2, -1), repeat=6)}
+    assert len(found) == 4**6
 
 
 def test_each_array_is_looked_at_once_until_it_is_said_that_it_may_have_changed(monkeypatch):
