@@ -1,8 +1,9 @@
 """Gradients of torch's leaves while torch itself goes back: they are what a function returns, and not yet ``.grad``.
 
 Torch's engine adds what the backward of an `autograd.Function` returns to the ``.grad`` of a leaf. If a kernel added to the
-same ``.grad`` before, it would count twice. So within such a backward the gradient of a leaf is a tensor of its own, zeros at
-first, for this call of this function alone. Nothing here touches arrays.
+same ``.grad`` before, it would count twice. So within such a backward the gradient of a leaf that is the function's input is a
+tensor of its own, zeros at first, for this call of this function alone, and must be returned. For other leaves the function
+returns nothing, and their gradients are their own. Nothing here touches arrays.
 """
 
 from __future__ import annotations
@@ -12,23 +13,29 @@ from typing import Any
 
 from numbridge.kernels.errors import NumbridgeError
 
-__all__ = ["check_deposit", "gradient_to_return", "is_going_back", "set_gradient_to_return"]
+__all__ = ["check_deposit", "gradient_to_return", "is_returned", "set_gradient_to_return"]
 
 _lock = threading.Lock()
 # Pass of the engine → node of its graph → leaf → what the node returns for it; each with what keeps its identity.
 _passing: dict[int, dict[int, tuple[Any, dict[int, tuple[Any, Any]]]]] = {}
 
 
-def is_going_back() -> bool:
-    """Tell whether torch's engine runs the backward of a function on this thread, which is yet to return gradients.
+def is_returned(leaf: Any) -> bool:
+    """Tell whether torch's engine runs a backward on this thread that is yet to return a leaf's gradient.
 
     Where it adds to a leaf's ``.grad``, and calls the hooks of that, the gradient is the leaf's own.
     """
+    return _accumulator(leaf) is not None
+
+
+def _accumulator(leaf: Any) -> Any:
+    """Return the node that adds what the running backward returns for a leaf to its ``.grad``; None if there is none."""
     import torch
 
     if int(torch._C._current_graph_task_id()) == -1:
-        return False
-    return not isinstance(torch._C._current_autograd_node(), torch._C._functions.AccumulateGrad)
+        return None
+    following = [node for node, _ in torch._C._current_autograd_node().next_functions]
+    return next((node for node in following if getattr(node, "variable", None) is leaf), None)
 
 
 def gradient_to_return(leaf: Any, create: bool) -> Any:
@@ -39,9 +46,28 @@ def gradient_to_return(leaf: Any, create: bool) -> Any:
         gradients = _of_this_call()
         found = gradients.get(id(leaf))
         if found is None and create:
+            _insist(leaf)
             with torch.no_grad():
                 found = gradients[id(leaf)] = (leaf, torch.zeros_like(leaf, requires_grad=False))
         return None if found is None else found[1]
+
+
+def _insist(leaf: Any) -> None:
+    """Refuse, in this pass of the engine, that nothing at all is returned for a leaf."""
+    import torch
+
+    task = int(torch._C._current_graph_task_id())
+
+    def check(gradients: Any) -> None:
+        handle.remove()
+        if gradients[0] is None and int(torch._C._current_graph_task_id()) == task:
+            _passing.pop(task, None)  # an error ends the pass without its callbacks
+            raise NumbridgeError(
+                "a backward that torch runs used the gradient of an input's array and returned None for that input, so the "
+                "gradient would be lost; return it, as in nb.to_torch(ctx.x.grad)"
+            )
+
+    handle = _accumulator(leaf).register_prehook(check)
 
 
 def set_gradient_to_return(leaf: Any, gradient: Any) -> None:
@@ -62,7 +88,7 @@ def check_deposit(leaf: Any) -> None:
     NumbridgeError
         If torch goes back and the leaf has a gradient, which whoever looks for the tape's would find instead.
     """
-    if leaf.is_leaf and leaf.grad is not None and is_going_back():
+    if leaf.is_leaf and leaf.grad is not None and is_returned(leaf):
         raise NumbridgeError(
             "Tape.backward within torch's backward: a tensor that requires grad has a .grad already, to which torch adds what "
             "the function returns; make the tape's arrays of x.detach(), with requires_grad=True, and return their .grad"

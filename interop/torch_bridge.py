@@ -487,7 +487,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
     # Reading .grad of a tensor that is no leaf makes torch warn, since it is never filled in.
     if not obj.is_leaf and not obj.retains_grad:
         return None
-    if torch_backward.is_going_back():
+    if torch_backward.is_returned(obj):
         gradient = torch_backward.gradient_to_return(obj, create)
         return None if gradient is None else adopt(gradient)
     if obj.grad is None:
@@ -500,7 +500,7 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Make an array, or nothing, a tensor's ``.grad``, or what the running backward returns for it."""
     tensor = None if gradient is None else to_torch(gradient, requires_grad=False)
-    if obj.is_leaf and torch_backward.is_going_back():
+    if obj.is_leaf and torch_backward.is_returned(obj):
         torch_backward.set_gradient_to_return(obj, tensor)
     else:
         obj.grad = tensor

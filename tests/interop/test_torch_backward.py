@@ -127,6 +127,59 @@ def test_custom_operators() -> None:
     assert x.grad is not None and x.grad.tolist() == [4, 8, 12]
 
 
+class Forgetful(Square):
+    @staticmethod
+    def backward(ctx: Any, by_y: torch.Tensor) -> None:
+        Square.backward(ctx, by_y)
+
+
+def test_a_gradient_that_is_not_returned_is_refused() -> None:
+    x = leaf()
+    for _ in range(2):
+        with pytest.raises(nb.NumbridgeError, match=r"returned None for that input(.|\n)*nb\.to_torch"):
+            Forgetful.apply(x).sum().backward()
+    assert x.grad is None
+    Square.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 4, 6]
+
+
+@nb.kernel
+def product(x: nb.array[float], w: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * w[i]
+
+
+class Weighted(torch.autograd.Function):
+    """A parameter that is no input: its gradient goes straight to the tensor, and nothing is returned for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, hidden: list[torch.Tensor], by_tape: bool) -> torch.Tensor:
+        ctx.x, ctx.w = nb.from_torch(x, requires_grad=True), nb.from_torch(hidden[0])
+        ctx.y, ctx.by_tape = nb.zeros(x.shape, device="cpu"), by_tape
+        with nb.Tape() as ctx.tape:
+            nb.launch(product, x.shape, [ctx.x, ctx.w], [ctx.y])
+        return nb.to_torch(ctx.y)
+
+    @staticmethod
+    def backward(ctx: Any, by_y: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if ctx.by_tape:
+            ctx.tape.backward(grads={ctx.y: by_y.clone()})
+        else:
+            gradients = {"adj_inputs": [ctx.x.grad, ctx.w.grad], "adj_outputs": [by_y.clone()]}
+            nb.launch(product, ctx.x.shape, [ctx.x, ctx.w], [ctx.y], adjoint=True, **gradients)
+        return nb.to_torch(ctx.x.grad), None, None
+
+
+@pytest.mark.parametrize("by_tape", [False, True])
+def test_the_gradient_of_a_tensor_that_is_no_input_is_its_own(by_tape: bool) -> None:
+    w = torch.tensor([4.0, 5.0, 6.0], requires_grad=True)
+    for times in (1, 2):
+        x = leaf()
+        Weighted.apply(x, [w], by_tape).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [4, 5, 6]
+        assert w.grad is not None and w.grad.tolist() == [times * v for v in (1, 2, 3)]
+
+
 class ByTape(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
