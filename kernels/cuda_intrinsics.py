@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import cuda, types
 from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import intrinsic
+from numba.cuda.extending import intrinsic, overload
 
 __all__ = ["ATOMICS", "moved", "nonnegative", "row"]
 
@@ -64,28 +64,48 @@ def moved(typing_context: Any, array: Any, distance: Any) -> Any:
     return array(array, types.int64), generate
 
 
+def _placed(array: Any, index: Any) -> Any:
+    """Return what numba.cuda's atomics take, which have no index for arrays of rank 0."""
+    raise NotImplementedError("for kernels only")
+
+
+@overload(_placed)
+def _placed_in(array: Any, index: Any) -> Any:
+    def first(array: Any, index: Any) -> Any:
+        return row(array), 0
+
+    def given(array: Any, index: Any) -> Any:
+        return array, index
+
+    return given if array.ndim else first
+
+
 @cuda.jit(device=True)
 def atomic_add(array: Any, index: Any, value: Any) -> Any:
     """Add to an element."""
-    return cuda.atomic.add(array, index, value)
+    memory, place = _placed(array, index)
+    return cuda.atomic.add(memory, place, value)
 
 
 @cuda.jit(device=True)
 def atomic_sub(array: Any, index: Any, value: Any) -> Any:
     """Subtract from an element."""
-    return cuda.atomic.sub(array, index, value)
+    memory, place = _placed(array, index)
+    return cuda.atomic.sub(memory, place, value)
 
 
 @cuda.jit(device=True)
 def atomic_min(array: Any, index: Any, value: Any) -> Any:
     """Lower an element to a value."""
-    return cuda.atomic.min(array, index, value)
+    memory, place = _placed(array, index)
+    return cuda.atomic.min(memory, place, value)
 
 
 @cuda.jit(device=True)
 def atomic_max(array: Any, index: Any, value: Any) -> Any:
     """Raise an element to a value."""
-    return cuda.atomic.max(array, index, value)
+    memory, place = _placed(array, index)
+    return cuda.atomic.max(memory, place, value)
 
 
 @intrinsic

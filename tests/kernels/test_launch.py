@@ -811,3 +811,33 @@ def test_the_same_array_twice():
     x = np.ones(8, np.float32)
     launch(saxpy, 8, [x, x, 1.0])
     assert (x == 2).all()
+
+
+@kernel
+def gathered(x, total, least, most, rest):
+    i = tid()
+    atomic_add(total, (), x[i])
+    atomic_min(least, (), x[i])
+    atomic_max(most, (), x[i])
+    atomic_sub(rest, (), x[i])
+
+
+def test_atomics_work_on_arrays_of_rank_0():
+    # What is launched is compiled for CUDA, too, whose own atomics have no index for such arrays.
+    total, least, most, rest = np.array(0.0), np.array(9.0), np.array(-9.0), np.array(10.0)
+    gathered.forall(4)(np.array([1.0, -2.0, 5.0, 3.0]), total, least, most, rest)
+    assert (total.item(), least.item(), most.item(), rest.item()) == (7, -2, 5, 3)
+
+
+@kernel
+def scaled_by_one(x, s, y):
+    i = tid()
+    y[i] = x[i] * s[()]
+
+
+def test_the_adjoint_of_an_array_of_rank_0_adds_up_all_threads():
+    x, s, y, by_x, by_s = np.arange(3.0), np.array(2.0), np.zeros(3), np.zeros(3), np.zeros(())
+    launch(scaled_by_one, 3, [x, s], [y], adj_inputs=[by_x, by_s], adj_outputs=[np.ones(3)], adjoint=True)
+    assert by_x.tolist() == [2, 2, 2] and by_s.item() == 3
+    derivative = scaled_by_one.adjoint(["x", "s", "y"])
+    assert derivative.cubin(x, s, y, by_x, by_s, np.ones(3), capability=(9, 0)).startswith(b"\x7fELF")
