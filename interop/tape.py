@@ -327,7 +327,9 @@ class Tape:
         grads : mapping or iterable of pairs, optional
             Array → the gradient at its contents after the last launch.
         retain_graph : bool
-            Whether `backward` may be called again. Until then the tape goes on keeping what is overwritten and needed.
+            Whether `backward` may be called again. Until then the tape goes on keeping what is overwritten and needed. If no
+            adjoint reads what the recorded launches have made, what NumPy or a framework changes in between is read as it
+            is then, so that one tape serves a whole optimisation; otherwise it is refused.
 
         Raises
         ------
@@ -355,7 +357,19 @@ class Tape:
             self._reverse(event, memory)
         if not retain_graph:
             self._events.clear()
+        elif self._reads_only_given():
+            self._contents = RememberedContents()
         self._deposit(memory)
+
+    def _reads_only_given(self) -> bool:
+        """Tell whether no adjoint reads what a recorded step has made, so that other contents only mean another point."""
+        if self._kept or any(isinstance(event, _OpaqueEvent | _FunctionEvent) for event in self._events):
+            return False
+        launches = [event for event in self._events if isinstance(event, _LaunchEvent)]
+        changed = [event.found[name] for event in launches for name in event.written]
+        changed += [found for event in self._events if event not in launches for found in event.arrays]
+        read = [event.found[name] for event in launches for name in event.reads]
+        return not any(share_memory(a, b) for a in read for b in changed)
 
     def _check_unchanged(self, event: _LaunchEvent) -> None:
         """Refuse to go back through a launch whose adjoint would not see what the launch saw."""
