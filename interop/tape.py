@@ -121,6 +121,8 @@ class Tape:
     def __init__(self) -> None:
         self._events: list[_Event] = []
         self._varied: list[Description] = []
+        # What was written while this tape recorded, of every dtype, by launches that are recorded and by others
+        self._made: list[Description] = []
         self._arrays: dict[int, Array] = {}
         self._objects: list[Any] = []
         self._memory: AdjointMemory | None = None
@@ -167,6 +169,8 @@ class Tape:
         event = self._event(kernel, geometry, arguments, types, weak, found, written)
         for name in written:
             self._keep_before(found[name])
+        if self._records():
+            self._made += [found[name] for name in written]
         if event is None:
             return None
         if isinstance(event, _LaunchEvent):
@@ -232,7 +236,10 @@ class Tape:
         """Prepare for a change of an array's contents by one of its own methods."""
         found = describe(array)
         self._keep_before(found)
-        if not self._records() or not _is_float(found):
+        if not self._records():
+            return
+        self._made.append(found)
+        if not _is_float(found):
             return
         if isinstance(source, Array) and _is_float(describe(source)) and self._is_varied(source, describe(source)):
             raise NumbridgeError(
@@ -246,6 +253,8 @@ class Tape:
 
     def copied(self, source: Array, made: Array) -> None:
         """Record that an array was copied."""
+        if self._records():
+            self._made.append(describe(made))
         if self._records() and _is_float(describe(source)) and self._is_varied(source, describe(source)):
             self._remember_array(source)
             self._objects += [source, made]
@@ -362,14 +371,12 @@ class Tape:
         self._deposit(memory)
 
     def _reads_only_given(self) -> bool:
-        """Tell whether no adjoint reads what a recorded step has made, so that other contents only mean another point."""
+        """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
         if self._kept or any(isinstance(event, _OpaqueEvent | _FunctionEvent) for event in self._events):
             return False
         launches = [event for event in self._events if isinstance(event, _LaunchEvent)]
-        changed = [event.found[name] for event in launches for name in event.written]
-        changed += [found for event in self._events if event not in launches for found in event.arrays]
         read = [event.found[name] for event in launches for name in event.reads]
-        return not any(share_memory(a, b) for a in read for b in changed)
+        return not any(share_memory(a, b) for a in read for b in self._made)
 
     def _check_unchanged(self, event: _LaunchEvent) -> None:
         """Refuse to go back through a launch whose adjoint would not see what the launch saw."""

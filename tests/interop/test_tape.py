@@ -638,6 +638,30 @@ def test_a_tape_that_is_kept_does_not_mix_contents(way):
         tape.backward(grads={last: np.ones(3)}, retain_graph=True)
 
 
+@nb.kernel
+def place_of_larger(x, place):
+    i = nb.tid()
+    place[i] = 1 if x[1] > x[0] else 0
+
+
+@nb.kernel
+def at_place(x, place, y):
+    i = nb.tid()
+    y[i] = x[place[i]] * x[place[i]]
+
+
+def test_a_tape_that_is_kept_does_not_mix_old_indices_with_new_contents():
+    x, place, y = leaf(1.0, 2.0), np.zeros(1, np.int64), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(place_of_larger, 1, [x, place])
+        nb.launch(at_place, 1, [x, place], [y])
+    tape.backward(grads={y: np.ones(1)}, retain_graph=True)
+    assert x.grad.list() == [0.0, 4.0]
+    np.asarray(x)[:] = 5.0, 1.0
+    with pytest.raises(nb.NumbridgeError, match="parameter 'x' of kernel 'at_place' has been changed since the launch"):
+        tape.backward(grads={y: np.ones(1)}, retain_graph=True)
+
+
 FACTOR = 3.0
 
 
