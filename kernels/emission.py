@@ -30,11 +30,9 @@ from numbridge.kernels.source import (
     FunctionSource,
     Program,
     Sourced,
-    Static,
     index_uses,
-    is_cuda_dispatcher,
-    is_dispatcher,
 )
+from numbridge.kernels.static_names import Static, is_cuda_dispatcher, is_dispatcher
 
 __all__ = ["CUDA_MODULE", "Emitted", "Rewritten", "Target", "describe_namespace", "emit", "rewrite"]
 

@@ -17,7 +17,8 @@ from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, Sc
 from numbridge.kernels.config import config
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
-from numbridge.kernels.source import Role, Sourced, is_cuda_dispatcher
+from numbridge.kernels.source import Role, Sourced
+from numbridge.kernels.static_names import is_cuda_dispatcher
 
 __all__ = ["Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 

@@ -30,11 +30,8 @@ __all__ = [
     "FunctionSource",
     "Program",
     "Sourced",
-    "Static",
     "call_rank",
     "index_uses",
-    "is_cuda_dispatcher",
-    "is_dispatcher",
 ]
 
 Role = Literal["kernel", "func"]
