@@ -38,8 +38,11 @@ def in_order(*arrays: Any) -> Iterator[None]:
     """Order what is done on the current streams after what each array's producer was given, and that after this."""
     there = [(a.device.ordinal, producer_stream(a)) for a in arrays if a.device.is_cuda]
     devices = cuda_driver.devices()
-    for ordinal, stream in there:
-        devices.order(ordinal, stream, devices.current_stream(ordinal))
+    pairs = [(ordinal, stream, devices.current_stream(ordinal)) for ordinal, stream in there]
+    # What a graph captures starts when the graph is launched, and then its stream orders it.
+    pairs = [pair for pair in pairs if not devices.is_outside_capture(*pair)]
+    for ordinal, stream, current in pairs:
+        devices.order(ordinal, stream, current)
     yield
-    for ordinal, stream in there:
-        devices.order(ordinal, devices.current_stream(ordinal), stream)
+    for ordinal, stream, current in pairs:
+        devices.order(ordinal, current, stream)

@@ -42,6 +42,7 @@ _PARTS = {
     nb.DRIVER_CONTEXT_POP: "cuCtxPopCurrent_v2",
     nb.DRIVER_EVENT_RECORD: "cuEventRecord",
     nb.DRIVER_STREAM_WAIT: "cuStreamWaitEvent",
+    nb.DRIVER_IS_CAPTURING: "cuStreamIsCapturing",
 }
 _LAUNCH, _LAUNCH_COOPERATIVE = "cuLaunchKernel", "cuLaunchCooperativeKernel"
 # CUDA Driver API, cuda.h
@@ -156,7 +157,8 @@ class LibCuda:
 
     def is_done(self, event: int) -> bool:
         """Tell whether the work before an event is done."""
-        (code,) = self._cuda.cuEventQuery(self._cuda.CUevent(event))
+        with self._beside_captures():
+            (code,) = self._cuda.cuEventQuery(self._cuda.CUevent(event))
         if code != self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             self._call((code,))
         return code == self._cuda.CUresult.CUDA_SUCCESS  # type: ignore[no-any-return]
@@ -171,6 +173,16 @@ class LibCuda:
             self._call(self._cuda.cuDevicePrimaryCtxRelease(self._device(ordinal)))
 
     @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Let calls through that a graph's capture, of any thread, would refuse and be broken by; they are not part of it."""
+        mode = self._cuda.CUstreamCaptureMode
+        before = self._call(self._cuda.cuThreadExchangeStreamCaptureMode(mode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            yield
+        finally:
+            self._call(self._cuda.cuThreadExchangeStreamCaptureMode(before))
+
+    @contextlib.contextmanager
     def _within(self, context: int) -> Iterator[None]:
         self._call(self._cuda.cuCtxPushCurrent(self._cuda.CUcontext(context)))
         try:
@@ -180,8 +192,9 @@ class LibCuda:
 
     def load(self, cubin: bytes, symbol: str) -> int:
         """Return the handle of a kernel in a cubin, good for every context of the architecture."""
-        library = self._call(self._cuda.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-        return int(self._call(self._cuda.cuLibraryGetKernel(library, symbol.encode())))
+        with self._beside_captures():
+            library = self._call(self._cuda.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+            return int(self._call(self._cuda.cuLibraryGetKernel(library, symbol.encode())))
 
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         """Let a kernel use `size` bytes of dynamic shared memory on a device."""
@@ -195,7 +208,10 @@ class LibCuda:
 
     def describe(self, code: int) -> tuple[str, str]:
         """Return CUDA's name and text of a CUresult."""
-        result = self._cuda.CUresult(code)
+        try:
+            result = self._cuda.CUresult(code)
+        except ValueError:
+            return "a CUresult that cuda-bindings does not know", "the driver is newer than cuda-bindings"
         texts = [self._cuda.cuGetErrorName(result)[1], self._cuda.cuGetErrorString(result)[1]]
         name, text = ((part or b"unknown error").decode() for part in texts)
         return name, text
@@ -233,13 +249,33 @@ class CudaDevices:
         return int(ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(function)(ordinal)) if function else 0
 
     def order(self, ordinal: int, first: int, second: int) -> None:
-        """Let what comes next on stream `second` wait for what stream `first` was given; returns at once."""
+        """Let what comes next on stream `second` wait for what stream `first` was given; returns at once.
+
+        A graph's capture of `second` cannot wait for what is not captured: that must be done when the graph is launched.
+        """
         if first == second:
+            return
+        if self.is_outside_capture(ordinal, first, second):
             return
         with self._within(ordinal):
             event = int(self._events[ordinal])
             self._checked("cuEventRecord", event, first)
             self._checked("cuStreamWaitEvent", second, event, 0)
+
+    def is_outside_capture(self, ordinal: int, other: int, stream: int) -> bool:
+        """Tell whether a graph captures `stream`, and none captures `other`, so that they cannot be ordered."""
+        if other == stream:
+            return False
+        with self._within(ordinal):
+            return self._is_capturing(stream) and not self._is_capturing(other)
+
+    def _is_capturing(self, stream: int) -> bool:
+        status = ctypes.c_int()
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+            self.driver.address("cuStreamIsCapturing")
+        )
+        # The default stream may be refused an answer while another one is captured; no graph captures it.
+        return ask(stream, ctypes.addressof(status)) == 0 and status.value != 0
 
     @contextlib.contextmanager
     def _within(self, ordinal: int) -> Iterator[None]:

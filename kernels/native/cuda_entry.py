@@ -2,11 +2,13 @@
 
 A launch goes to the stream that the plan names; else to the current stream of numbridge and CuPy, if that is not the
 default one (somebody chose it); else to the stream of the first CUDA array. Arrays of other streams are ordered before and
-after the launch with an event, unless the plan names a stream: then order is the caller's. Nothing here waits for a device.
+after the launch with an event, unless the plan names a stream: then order is the caller's. A graph's capture cannot order work
+that is not in it, so around a launch that is captured only streams of captures are ordered. Nothing here waits for a device.
 
 Source of the layouts: `table_layout`; of the functions: CUDA Driver API (cuda.h), ``cuLaunchKernel``,
-``cuLaunchCooperativeKernel`` (the same without the last argument), ``cuEventRecord``, ``cuStreamWaitEvent``. The GIL must be
-held; it is given up around the launch itself, which blocks while the device's queue is full.
+``cuLaunchCooperativeKernel`` (the same without the last argument), ``cuEventRecord``, ``cuStreamWaitEvent``,
+``cuStreamIsCapturing``. The GIL must be held; it is given up around the launch itself, which blocks while the device's queue
+is full.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from numba import types
 
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.native.memory import external, indirect, inlined, load_i64, native, stack, store_i64
+from numbridge.kernels.native.memory import external, indirect, inlined, load_i32, load_i64, native, stack, store_i64
 from numbridge.kernels.native.reading import clear_error, intp, state
 
 save_thread = external("PyEval_SaveThread", intp)
@@ -94,14 +96,24 @@ def order(driver, event, first, second):
 
 
 @native
+def is_capturing(driver, stream):
+    """Tell whether a graph captures a stream; the default stream, which is no graph's, may be refused an answer."""
+    status = stack(16)
+    store_i64(status, 0, 0)
+    return call_two(load_i64(driver, nb.DRIVER_IS_CAPTURING), stream, status) == 0 and load_i32(status, 0) != 0
+
+
+@native
 def order_all(driver, event, readings, count, stream, before):
-    """Order each other stream among the readings before or after `stream`."""
+    """Order each other stream among the readings before or after `stream`, if they can be."""
     last = stream
     for k in range(count):
         reading = readings + k * nb.READ_SIZE
         other = load_i64(reading, nb.READ_STREAM)
         if is_on_cuda(reading) and other != stream and other != last:
             last = other
+            if is_capturing(driver, stream) and not is_capturing(driver, other):
+                continue
             failed = order(driver, event, other, stream) if before else order(driver, event, stream, other)
             if failed != 0:
                 return failed

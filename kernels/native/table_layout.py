@@ -31,7 +31,7 @@ STATE_SIZE = 144
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
 DRIVER_CONTEXT_GET, DRIVER_CONTEXT_PUSH, DRIVER_CONTEXT_POP, DRIVER_EVENT_RECORD, DRIVER_STREAM_WAIT = 0, 8, 16, 24, 32
-DRIVER_CONTEXTS, DRIVER_EVENTS, DRIVER_CURRENT_STREAM, DRIVER_SIZE = 40, 48, 56, 64
+DRIVER_CONTEXTS, DRIVER_EVENTS, DRIVER_CURRENT_STREAM, DRIVER_IS_CAPTURING, DRIVER_SIZE = 40, 48, 56, 64, 72
 
 # Reader table: open addressing on the type's address
 ENTRY_TYPE, ENTRY_KIND, ENTRY_FUNCTION, ENTRY_FLAGS = 0, 8, 16, 24

@@ -16,6 +16,7 @@ from numba import cuda
 
 import numbridge as nb
 from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
+from numbridge.kernels import cuda as compiler
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,
@@ -231,6 +232,35 @@ def test_mixed_streams_are_ordered_by_events_and_never_by_waiting(driver):
     ]
 
 
+def test_a_captured_launch_is_ordered_only_with_streams_of_captures(driver):
+    driver.capturing.add(0x70)
+    nb.launch(read_only, 10, [cuda_array((10,), stream=s) for s in (0x70, 0x71)])
+    assert [c for c in driver.calls if c[0] not in ("push", "pop")] == [("launch", 0x70)]
+    driver.capturing.add(0x71)
+    nb.launch(read_only, 10, [cuda_array((10,), stream=s) for s in (0x70, 0x71)])
+    assert [c[0] for c in driver.calls if c[0] not in ("push", "pop")][1:] == [
+        "record",
+        "wait",
+        "launch",
+        "record",
+        "wait",
+    ]
+
+
+def test_a_launch_outside_is_ordered_with_a_captured_argument(driver):
+    """Which takes it into the graph, as CUDA defines; the driver refuses what cannot be taken there."""
+    driver.capturing.add(0x71)
+    nb.launch(read_only, 10, [cuda_array((10,), stream=s) for s in (0x70, 0x71)])
+    assert [c[:1] + c[2:] for c in driver.calls if c[0] == "record"] == [("record", 0x71), ("record", 0x70)]
+
+
+def test_a_default_stream_that_may_not_be_asked_is_not_captured(driver):
+    driver.capturing.add(0x70)
+    driver.fail["is_capturing"] = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    nb.launch(read_only, 10, [cuda_array((10,), stream=s) for s in (0x71, 0x72)])
+    assert [c[0] for c in driver.calls if c[0] not in ("push", "pop")] == ["record", "wait", "launch", "record", "wait"]
+
+
 def test_a_chosen_stream_overrides_and_keeps_the_arguments_until_it_is_done(driver):
     x = cuda_array((10,), stream=0x70)
     before = sys.getrefcount(x)
@@ -439,6 +469,12 @@ def test_what_does_not_compile_for_cuda_says_so(driver):
         nb.launch(wrong, 10, [cuda_array((10,), np.int16)])
     nb.launch(write1, 10, [cuda_array((10,), nb.bfloat16)])
     assert len(driver.launches) == 1
+
+
+def test_an_nvjitlink_that_is_older_than_nvvm_says_what_to_install():
+    newer = ".version 99.5\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\n"
+    with pytest.raises(KernelError, match=r"(?s)'k' does not link for .* NVVM writes PTX 99\.5, .*nvidia-nvvm==13\."):
+        compiler.link(newer, (9, 0), "k")
 
 
 def test_recorded_launches_and_explain(driver):
