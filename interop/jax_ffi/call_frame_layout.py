@@ -1,15 +1,22 @@
 """The structures of XLA's foreign function interface, version 0, on a 64-bit machine.
 
-The source is xla/ffi/api/c_api.h, which jaxlib ships in `jax.ffi.include_dir()`; `header` compares the two. Only what numbridge
-reads or writes is here. Pointers are ``c_void_p``, so that nothing is converted behind one's back.
+The source is xla/ffi/api/c_api.h, which jaxlib ships in `jax.ffi.include_dir()`; `header` compares the two. The names are those
+of the newest header; `OLDER_NAMES` has what they were called before. Only what numbridge reads or writes is here. Pointers are
+``c_void_p``, so that nothing is converted behind one's back.
 """
 
 import ctypes
 
-# XLA_FFI_API_MAJOR, and the newest XLA_FFI_API_MINOR whose header these structures were compared with.
-KNOWN_MAJOR, KNOWN_MINOR = 0, 3
+# XLA_FFI_API_MAJOR, and each XLA_FFI_API_MINOR whose header these structures were compared with.
+KNOWN_MAJOR, KNOWN_MINORS = 0, (3, 4)
+# The names of minor version 3, which JAX 0.10 has; places and meaning are the same.
+OLDER_NAMES = {
+    "XLA_FFI_InternalExtension": "XLA_FFI_Extension_Base",
+    "XLA_FFI_Error_GetDetails": "XLA_FFI_Error_GetMessage",
+    "XLA_FFI_InvokeContext_Get": "XLA_FFI_ExecutionContext_Get",
+}
 
-# XLA_FFI_Extension_Type, XLA_FFI_ExecutionStage, XLA_FFI_AttrType
+# XLA_FFI_InternalExtension_Type, XLA_FFI_ExecutionStage, XLA_FFI_AttrType
 EXTENSION_METADATA = 1
 STAGE_EXECUTE = 3
 ATTRIBUTE_ARRAY, ATTRIBUTE_DICTIONARY, ATTRIBUTE_SCALAR, ATTRIBUTE_STRING = 1, 2, 3, 4
@@ -43,7 +50,7 @@ CODE_INT64, CODE_UINT32 = 5, 8
 COMMAND_BUFFER_COMPATIBLE = 1
 
 
-class XLA_FFI_Extension_Base(ctypes.Structure):  # noqa: N801 - the header's own name, by which it is compared
+class XLA_FFI_InternalExtension(ctypes.Structure):  # noqa: N801 - the header's own name, by which it is compared
     """What may be chained to a structure."""
 
     _fields_ = (("struct_size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p))
@@ -73,7 +80,7 @@ class XLA_FFI_Metadata(ctypes.Structure):  # noqa: N801
 class XLA_FFI_Metadata_Extension(ctypes.Structure):  # noqa: N801
     """The extension through which it asks."""
 
-    _fields_ = (("extension_base", XLA_FFI_Extension_Base), ("metadata", ctypes.c_void_p))
+    _fields_ = (("extension_base", XLA_FFI_InternalExtension), ("metadata", ctypes.c_void_p))
 
 
 class XLA_FFI_Buffer(ctypes.Structure):  # noqa: N801
@@ -202,12 +209,12 @@ class XLA_FFI_Api(ctypes.Structure):  # noqa: N801
         ("api_version", XLA_FFI_Api_Version),
         ("internal_api", ctypes.c_void_p),
         ("XLA_FFI_Error_Create", ctypes.c_void_p),
-        ("XLA_FFI_Error_GetMessage", ctypes.c_void_p),
+        ("XLA_FFI_Error_GetDetails", ctypes.c_void_p),
         ("XLA_FFI_Error_Destroy", ctypes.c_void_p),
         ("XLA_FFI_Handler_Register", ctypes.c_void_p),
         ("XLA_FFI_Stream_Get", ctypes.c_void_p),
         ("XLA_FFI_Type_Register", ctypes.c_void_p),
-        ("XLA_FFI_ExecutionContext_Get", ctypes.c_void_p),
+        ("XLA_FFI_InvokeContext_Get", ctypes.c_void_p),
         ("XLA_FFI_State_Set", ctypes.c_void_p),
         ("XLA_FFI_State_Get", ctypes.c_void_p),
         ("XLA_FFI_DeviceMemory_Allocate", ctypes.c_void_p),

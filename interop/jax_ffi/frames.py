@@ -73,7 +73,7 @@ class Frame:
         """What XLA asks about the handler, if this call is such a question."""
         place = self._frame.extension_start
         while place:
-            base = xla.XLA_FFI_Extension_Base.from_address(place)
+            base = xla.XLA_FFI_InternalExtension.from_address(place)
             if base.type == xla.EXTENSION_METADATA:
                 found = xla.XLA_FFI_Metadata_Extension.from_address(place)
                 return xla.XLA_FFI_Metadata.from_address(found.metadata)

@@ -20,14 +20,16 @@ _HEADER = Path("xla", "ffi", "api", "c_api.h")
 _STRUCT = r"struct {name} \{{(.*?)\n\}}"
 # Sizes, which are also alignments, on a 64-bit machine; whatever ends in * is a pointer, and an enum is an int.
 _SIZES = {"size_t": 8, "int64_t": 8, "int32_t": 4, "uint32_t": 4, "int": 4, "XLA_FFI_Handler_Traits": 4}
-_ENUM = re.compile(r"XLA_FFI_(DataType|ExecutionStage|Extension_Type|Error_Code|ArgType|RetType|AttrType)")
+_ENUM = re.compile(r"XLA_FFI_(DataType|ExecutionStage|(Internal)?Extension_Type|Error_Code|ArgType|RetType|AttrType)")
 
 
 def api_version(text: str) -> tuple[int, int]:
     """Return the version of the interface that a header defines."""
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
     if None in found:
-        raise NumbridgeError("jaxlib's c_api.h defines no XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR; install jaxlib 0.10")
+        raise NumbridgeError(
+            "jaxlib's c_api.h defines no XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR; install jaxlib 0.10 or 0.11"
+        )
     major, minor = (int(match.group(1)) for match in found if match)
     return major, minor
 
@@ -40,18 +42,25 @@ def offsets(text: str, name: str) -> dict[str, int]:
     text : str
         The header.
     name : str
-        The structure's name.
+        The structure's name, new or old.
     """
-    found = re.search(_STRUCT.format(name=re.escape(name)), text, re.DOTALL)
+    found = _body(text, name) or _body(text, xla.OLDER_NAMES.get(name, name))
     if found is None:
-        raise NumbridgeError(f"jaxlib's c_api.h has no structure {name}; install a jaxlib that numbridge knows (0.10)")
+        raise NumbridgeError(
+            f"jaxlib's c_api.h has no structure {name}; install a jaxlib that numbridge knows (0.10 or 0.11)"
+        )
     places, end = {}, 0
-    for kind, field in _fields(found.group(1)):
+    for kind, field in _fields(found):
         size, align = _measure(text, kind)
         end = -(-end // align) * align
         places[field] = end
         end += size
     return places
+
+
+def _body(text: str, name: str) -> str | None:
+    found = re.search(_STRUCT.format(name=re.escape(name)), text, re.DOTALL)
+    return found.group(1) if found else None
 
 
 def _fields(body: str) -> list[tuple[str, str]]:
@@ -69,13 +78,8 @@ def _measure(text: str, kind: str) -> tuple[int, int]:
     if _ENUM.fullmatch(kind):
         return 4, 4
     places = offsets(text, kind)
-    last = _fields_of(text, kind)[-1][0]
+    last = _fields(_body(text, kind) or "")[-1][0]
     return -(-(max(places.values()) + _measure(text, last)[0]) // 8) * 8, 8
-
-
-def _fields_of(text: str, name: str) -> list[tuple[str, str]]:
-    found = re.search(_STRUCT.format(name=re.escape(name)), text, re.DOTALL)
-    return _fields(found.group(1)) if found else []
 
 
 def structures() -> list[type[ctypes.Structure]]:
@@ -102,9 +106,10 @@ def check_header(text: str) -> tuple[int, int]:
         places = offsets(text, structure.__name__)
         for name, *_ in structure._fields_:
             wanted = getattr(structure, name).offset
-            if places.get(name) != wanted:
+            found = places.get(name, places.get(xla.OLDER_NAMES.get(name, name)))
+            if found != wanted:
                 raise NumbridgeError(
-                    f"{structure.__name__}.{name} lies at byte {places.get(name)} in jaxlib's c_api.h, and numbridge takes it "
+                    f"{structure.__name__}.{name} lies at byte {found} in jaxlib's c_api.h, and numbridge takes it "
                     f"to be at {wanted}; install a jaxlib that numbridge supports (see tests/constraints.txt)"
                 )
     return major, minor
@@ -118,6 +123,6 @@ def installed_version() -> tuple[int, int]:
     path = Path(jax.ffi.include_dir()) / _HEADER
     if not path.exists():
         raise NumbridgeError(
-            f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10"
+            f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10 or 0.11"
         )
     return check_header(path.read_text())

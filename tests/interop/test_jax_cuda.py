@@ -293,7 +293,7 @@ def test_other_stages_and_metadata(driver):
     made.frame.stage = 1
     assert run(driver, made, 22) == 0 and driver.calls == [] and made.asked == []
     metadata = xla.XLA_FFI_Metadata(struct_size=ctypes.sizeof(xla.XLA_FFI_Metadata))
-    base = xla.XLA_FFI_Extension_Base(type=xla.EXTENSION_METADATA)
+    base = xla.XLA_FFI_InternalExtension(type=xla.EXTENSION_METADATA)
     extension = xla.XLA_FFI_Metadata_Extension(base, ctypes.addressof(metadata))
     made.frame.extension_start = ctypes.addressof(extension)
     assert run(driver, made, 22) == 0 and metadata.traits == xla.COMMAND_BUFFER_COMPATIBLE

@@ -411,7 +411,7 @@ def test_metadata_does_not_offer_command_buffers(driver, group):
     for handler in (targets.room().plan_handler, targets.room().cuda_plans["numbridge_xla_plan_cuda"]):
         made = Planned(group, GraphCache(4), 1, 2, 3)
         metadata = xla.XLA_FFI_Metadata(struct_size=ctypes.sizeof(xla.XLA_FFI_Metadata), traits=9)
-        base = xla.XLA_FFI_Extension_Base(type=xla.EXTENSION_METADATA)
+        base = xla.XLA_FFI_InternalExtension(type=xla.EXTENSION_METADATA)
         extension = xla.XLA_FFI_Metadata_Extension(base, ctypes.addressof(metadata))
         made.frame.extension_start = ctypes.addressof(extension)
         assert made.run(handler) == 0 and metadata.traits == 0
