@@ -6,12 +6,14 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
@@ -34,7 +36,27 @@ __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type
 # What a cooperative launch is recognised by: the runtime function behind `cuda.cg.this_grid()`.
 _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
+# nvJitLink's refusal of PTX that is newer than it
+_VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 _compiling = threading.RLock()
+
+
+def _load_arrays() -> None:
+    """Import numba.cuda's arrays, which it does by itself when it first compiles.
+
+    Until 0.30 they name ``numpy.row_stack``, which NumPy 2.5 does not have any more; it was a name of ``vstack``.
+    """
+    lacks = not hasattr(np, "row_stack")
+    if lacks:
+        np.row_stack = np.vstack
+    try:
+        importlib.import_module("numba.cuda.np.arrayobj")
+    finally:
+        if lacks:
+            del np.row_stack
+
+
+_load_arrays()
 register_casts(lower_cast)
 register_copies(lower_cast)
 
@@ -164,8 +186,26 @@ def link(ptx: str, capability: tuple[int, int], kernel: str) -> bytes:
     try:
         code: bytes = Linker(*objects, options=LinkerOptions(arch=arch)).link("cubin").code
     except (nvJitLinkError, RuntimeError) as error:
-        raise KernelError(f"kernel {kernel!r} does not link for {arch}: {error}") from error
+        raise KernelError(f"kernel {kernel!r} does not link for {arch}: {error}{_older_linker(str(error))}") from error
     return code
+
+
+def _older_linker(message: str) -> str:
+    """Return what to do where nvJitLink is older than the NVVM that wrote the PTX, or nothing."""
+    found = _VERSIONS.search(message)
+    if found is None:
+        return ""
+    major, minor = found[2].split(".")
+    # PTX ISA, "Release History": PTX 9.0 came with CUDA 13.0, and 9.1 with 13.1
+    wanted = (
+        f"`pip install 'nvidia-nvvm=={int(major) + 4}.{minor}.*'`"
+        if int(major) >= 9
+        else "an NVVM of nvJitLink's release"
+    )
+    return (
+        f". The installed NVVM writes PTX {found[1]}, and nvJitLink reads up to {found[2]}: they come from two releases of CUDA, "
+        f"as happens when another package brings its own nvJitLink; {wanted} makes them one"
+    )
 
 
 def is_cooperative(ptx: str) -> bool:
