@@ -84,7 +84,9 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
 
 def pinned(extents: tuple[int, ...], row: Scalar, size: int, *, zeroed: bool) -> Array:
     """Return a new C-contiguous array in page-locked host memory, which devices copy from and to by themselves."""
-    memory = cupy().cuda.alloc_pinned_memory(max(size, 1))
+    module = cupy()
+    cuda_driver.devices().release()  # which may be page-locked memory, to be used again
+    memory = module.cuda.alloc_pinned_memory(max(size, 1))
     address = int(memory.ptr)
     if zeroed:
         ctypes.memset(address, 0, size)
@@ -154,9 +156,18 @@ def filled(values: np.ndarray[Any, Any], row: Scalar, device: Device) -> Array:
     """Return a new CUDA array with host values, converted to a dtype, copied on the current stream."""
     made = allocate(values.shape, row, values.size * row.itemsize, device, zeroed=False)
     if values.size:
+        carried = _carried(values, row)
         with cupy().cuda.Device(device.ordinal):
-            as_cupy(made).set(_carried(values, row))
+            as_cupy(made).set(carried)
+        _keep_while_copied(carried, device)
     return made
+
+
+def _keep_while_copied(values: np.ndarray[Any, Any], device: Device) -> None:
+    """Keep host memory alive, and out of its pool, while a device copies from or to it by itself."""
+    devices = cuda_driver.devices()
+    if devices.driver.is_page_locked(values.ctypes.data):
+        devices.keep(device.ordinal, devices.current_stream(device.ordinal), values)
 
 
 def to_host(array: Array, out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
@@ -173,6 +184,7 @@ def to_host(array: Array, out: np.ndarray[Any, Any] | None = None) -> np.ndarray
         source = as_cupy(array)
         if out is not None:
             source.get(out=out.view(source.dtype), blocking=False)
+            _keep_while_copied(out, array.device)
             return out
         found = module.asnumpy(source)
     made: np.ndarray[Any, Any] = found if row.numpy.isbuiltin == 1 else found.view(row.numpy)

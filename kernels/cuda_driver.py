@@ -72,6 +72,9 @@ class Driver(Protocol):
     def ordinal_of(self, address: int) -> int:
         """Return the ordinal of the device on which memory lies."""
 
+    def is_page_locked(self, address: int) -> bool:
+        """Tell whether host memory is page-locked, so that devices copy from and to it by themselves."""
+
     def record(self, event: int, context: int, stream: int) -> bool:
         """Record an event on a stream, and return True; do nothing and return False while a graph captures the stream."""
 
@@ -144,6 +147,16 @@ class LibCuda:
         """Return the ordinal of the device on which memory lies."""
         kind = self._cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         return int(self._call(self._cuda.cuPointerGetAttribute(kind, address)))
+
+    def is_page_locked(self, address: int) -> bool:
+        """Tell whether host memory is page-locked, so that devices copy from and to it by themselves."""
+        kind = self._cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        code, found = self._cuda.cuPointerGetAttribute(kind, address)
+        # The driver does not know other host memory.
+        if code == self._cuda.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return False
+        self._call((code,))
+        return int(found) == int(self._cuda.CUmemorytype.CU_MEMORYTYPE_HOST)
 
     def record(self, event: int, context: int, stream: int) -> bool:
         """Record an event on a stream, and return True; do nothing and return False while a graph captures the stream."""
@@ -340,7 +353,7 @@ class CudaDevices:
     def keep(self, ordinal: int, stream: int, what: Any) -> None:
         """Keep objects alive until a stream has done what it was given. In a graph's capture that is the graph's business."""
         with _lock:
-            self._release()
+            self.release()
             spare, context = self._spare.setdefault(ordinal, []), int(self._contexts[ordinal])
             event = spare.pop() if spare else self.driver.event(context)
             if self.driver.record(event, context, stream):
@@ -348,14 +361,16 @@ class CudaDevices:
             else:
                 spare.append(event)
 
-    def _release(self) -> None:
-        waiting = []
-        for ordinal, event, what in self._kept:
-            if self.driver.is_done(event):
-                self._spare[ordinal].append(event)
-            else:
-                waiting.append((ordinal, event, what))
-        self._kept = waiting
+    def release(self) -> None:
+        """Let go of what `keep` keeps and nothing on a device uses any more."""
+        with _lock:
+            waiting = []
+            for ordinal, event, what in self._kept:
+                if self.driver.is_done(event):
+                    self._spare[ordinal].append(event)
+                else:
+                    waiting.append((ordinal, event, what))
+            self._kept = waiting
 
     def failed(self, kernel: str, code: int) -> NoReturn:
         """Raise the error of a CUresult that a launch gave."""

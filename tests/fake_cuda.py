@@ -99,6 +99,7 @@ class FakeDriver:
         self._next_address = 0x6000_0000
         self.capturing: set[int] = set()
         self.done: set[int] = set()
+        self.page_locked: set[int] = set()
         self.streams: set[int] = set()
         # What each stream's capture, each graph and each executable graph holds
         self.captures: dict[int, list[Any]] = {}
@@ -125,6 +126,9 @@ class FakeDriver:
 
     def ordinal_of(self, address: int) -> int:
         return address >> 40
+
+    def is_page_locked(self, address: int) -> bool:
+        return address in self.page_locked
 
     def record(self, event: int, context: int, stream: int) -> bool:
         if stream in self.capturing:

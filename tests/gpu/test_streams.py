@@ -125,6 +125,24 @@ def test_a_block_that_is_freed_while_a_kernel_reads_it_is_safe(cp):
     assert (target.numpy() == 6).all()
 
 
+def test_page_locked_memory_that_is_dropped_while_it_is_copied_is_safe():
+    stream, n = nb.Stream(), 1 << 20
+    gate, there = nb.zeros(32, device="cuda"), nb.full(n, 7.0, device="cuda")
+    nb.synchronize()
+    with nb.ScopedStream(stream):
+        source, target = nb.full(n, 6.0, pinned=True), nb.zeros(n, pinned=True)
+        nb.launch(slowly, 32, [gate, rounds(), 1.0])
+        made = source.to("cuda")
+        nb.copy(target, there)
+        assert not stream.is_complete, "a copy waited for the device"
+        del source, target
+        gc.collect()
+        others = [nb.full(n, -1.0, pinned=True) for _ in range(4)]
+        stream.synchronize()
+    assert (made.numpy() == 6).all()
+    assert all((other.numpy() == -1).all() for other in others)
+
+
 def test_events_and_waiting():
     first, second = nb.Stream(), nb.Stream()
     a, b = nb.zeros(32, device="cuda"), nb.zeros(32, device="cuda")

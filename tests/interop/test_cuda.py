@@ -6,6 +6,7 @@ What moves or fills memory needs a GPU: see tests/gpu.
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import cupy
@@ -14,7 +15,8 @@ import pytest
 
 import numbridge as nb
 from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
-from numbridge import cupy_bridge
+from numbridge import cupy_bridge, cupy_memory
+from numbridge.kernels import cuda_driver
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import describe, reader_of
@@ -173,6 +175,23 @@ def test_dlpack_in_names_the_default_stream_as_1(driver):
     tensor = Tensor(ours())
     nb.from_dlpack(tensor)
     assert tensor.asked[0]["stream"] == 1
+
+
+def test_page_locked_memory_is_kept_while_a_device_copies(driver):
+    plain, locked = np.zeros(10), np.zeros(10)
+    driver.page_locked.add(locked.ctypes.data)
+    before = sys.getrefcount(plain), sys.getrefcount(locked)
+    cuda_driver.devices().prepare(0)
+    cupy_memory._keep_while_copied(plain, nb.get_device("cuda:0"))
+    cupy_memory._keep_while_copied(locked, nb.get_device("cuda:0"))
+    ((_, event, stream),) = [call for call in driver.calls if call[0] == "keep"]
+    assert stream == 0
+    assert (sys.getrefcount(plain), sys.getrefcount(locked)) == (before[0], before[1] + 1)
+    cuda_driver.devices().release()
+    assert sys.getrefcount(locked) == before[1] + 1
+    driver.done.add(event)
+    cuda_driver.devices().release()
+    assert sys.getrefcount(locked) == before[1]
 
 
 def test_pinned_and_managed_memory(driver):
