@@ -95,19 +95,35 @@ class _Held:
         self.record = record
 
 
+class _HeldOnCuda(_Held):
+    """The same in CUDA memory, which XLA uses again as soon as nobody holds it: so it is held until `stream` has read it."""
+
+    __slots__ = ("_ordinal", "_stream")
+
+    def __init__(self, record: Any, ordinal: int, stream: int) -> None:
+        super().__init__(record)
+        self._ordinal, self._stream = ordinal, stream
+        cuda_driver.devices().prepare(ordinal)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            cuda_driver.devices().keep(self._ordinal, self._stream, self.record)
+
+
 def _through_dlpack(array: Any) -> Any:
     """Return a read-only record's capsule of an array whose dtype the buffer protocol cannot name."""
     _inspect(array)
     device = device_from_jax(next(iter(array.devices())))
     # On CUDA the array's pending work is ordered before the current stream; 1 is the default stream.
-    stream = cuda_driver.devices().current_stream(device.ordinal) or 1 if device.is_cuda else None
-    record = record_from_capsule(array.__dlpack__(stream=stream))
+    stream = cuda_driver.devices().current_stream(device.ordinal) if device.is_cuda else 0
+    record = record_from_capsule(array.__dlpack__(stream=(stream or 1) if device.is_cuda else None))
+    held = _HeldOnCuda(record, device.ordinal, stream) if device.is_cuda else _Held(record)
     found = describe(record)
     size = (found.tag >> 8 & 0xFF) // 8
     steps = tuple(step // size for step in found.strides)
     flags = dl.FLAG_READ_ONLY | dl.RECORD_IMMUTABLE
     place = (found.data, found.tag, found.device_type, found.device_id)
-    return native().new_record(_Held(record), *place, found.shape, steps, flags)
+    return native().new_record(held, *place, found.shape, steps, flags)
 
 
 def from_jax(x: jax.Array, dtype: Any = None) -> Array:

@@ -364,13 +364,13 @@ class CudaDevices:
     def release(self) -> None:
         """Let go of what `keep` keeps and nothing on a device uses any more."""
         with _lock:
-            waiting = []
-            for ordinal, event, what in self._kept:
+            # What is let go of, here or by the garbage collector at any time, may want something else to be kept.
+            kept, self._kept = self._kept, []
+            for ordinal, event, what in kept:
                 if self.driver.is_done(event):
                     self._spare[ordinal].append(event)
                 else:
-                    waiting.append((ordinal, event, what))
-            self._kept = waiting
+                    self._kept.append((ordinal, event, what))
 
     def failed(self, kernel: str, code: int) -> NoReturn:
         """Raise the error of a CUresult that a launch gave."""

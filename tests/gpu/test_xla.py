@@ -137,3 +137,24 @@ def test_graphs_of_our_own():
     f.clear_graph_cache()
     np.testing.assert_allclose(jitted(x, 3.0)[0], 13 * np.asarray(x), rtol=1e-5)
     assert f.graph_cache_size == 1
+
+
+def test_an_array_that_is_dropped_while_a_kernel_reads_it_is_safe():
+    @nb.kernel
+    def slowly(x, rounds, y):
+        i = nb.tid()
+        s = 0.0
+        for _ in range(rounds):
+            s = s * 0.5 + 1.0
+        y[i] = x[i] if s >= 0.0 else s
+
+    n = 1 << 20
+    y, grow = nb.zeros(n, device="cuda"), jax.jit(lambda: jnp.full(n, -1, jnp.float32))
+    nb.launch(slowly, n, [jnp.full(n, 6, jnp.float32), np.int64(1), y])
+    jax.block_until_ready(grow())
+    for _ in range(3):
+        x = jax.block_until_ready(jnp.full(n, 6, jnp.float32))
+        nb.launch(slowly, n, [x, np.int64(1_000_000), y])
+        del x
+        jax.block_until_ready([grow() for _ in range(8)])
+        assert (y.numpy() == 6).all()

@@ -6,7 +6,9 @@ What moves or fills memory needs a GPU: see tests/gpu.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
 
 import cupy
@@ -15,7 +17,7 @@ import pytest
 
 import numbridge as nb
 from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
-from numbridge import cupy_bridge, cupy_memory
+from numbridge import cupy_bridge, cupy_memory, jax_bridge
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
@@ -192,6 +194,42 @@ def test_page_locked_memory_is_kept_while_a_device_copies(driver):
     driver.done.add(event)
     cuda_driver.devices().release()
     assert sys.getrefcount(locked) == before[1]
+
+
+def test_xla_s_memory_is_held_until_the_stream_that_reads_it_is_done(driver):
+    class Memory:
+        pass
+
+    memory = Memory()
+    alive = weakref.ref(memory)
+    held = jax_bridge._HeldOnCuda(memory, 1, 0x55)
+    del memory, held
+    gc.collect()
+    ((_, event, stream),) = [call for call in driver.calls if call[0] == "keep"]
+    assert stream == 0x55 and alive() is not None
+    driver.done.add(event)
+    cuda_driver.devices().release()
+    assert alive() is None
+
+
+def test_what_is_let_go_of_may_want_something_else_kept(driver):
+    class Chain:
+        def __init__(self, following):
+            self.following = following
+
+        def __del__(self):
+            cuda_driver.devices().keep(0, 0x66, self.following)
+
+    devices, last = cuda_driver.devices(), Chain(None)
+    alive = weakref.ref(last)
+    devices.prepare(0)
+    devices.keep(0, 0x66, Chain(last))
+    del last
+    driver.done.update(range(0xE000, 0xF000))
+    while alive() is not None:
+        devices.release()
+    devices.release()
+    assert devices._kept == []
 
 
 def test_pinned_and_managed_memory(driver):
