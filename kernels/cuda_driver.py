@@ -239,6 +239,8 @@ class CudaDevices:
         self._contexts = np.zeros(MAX_DEVICES, np.int64)
         self._events = np.zeros(MAX_DEVICES, np.int64)
         self._block = np.zeros(nb.DRIVER_SIZE // 8, np.int64)
+        # The events above are compiled code's, which holds the GIL from recording one to waiting for it; these need the lock.
+        self._own_events: dict[int, int] = {}
         self._kernels: dict[tuple[bytes, str], int] = {}
         # What launches on streams of the caller's choice use, until the event after each is reached; events to use again
         self._kept: list[tuple[int, int, Any]] = []
@@ -271,7 +273,7 @@ class CudaDevices:
         if self.is_outside_capture(ordinal, first, second):
             return
         with self._within(ordinal):
-            event = int(self._events[ordinal])
+            event = self._own_events[ordinal]
             self._checked("cuEventRecord", event, first)
             self._checked("cuStreamWaitEvent", second, event, 0)
 
@@ -326,7 +328,10 @@ class CudaDevices:
         with _lock:
             if self._contexts[ordinal] == 0:
                 context = self.driver.context(ordinal)
-                self._events[ordinal] = self.driver.event(context)
+                self._events[ordinal], self._own_events[ordinal] = (
+                    self.driver.event(context),
+                    self.driver.event(context),
+                )
                 self._contexts[ordinal] = context
 
     def capability(self, ordinal: int) -> tuple[int, int]:

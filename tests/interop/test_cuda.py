@@ -196,6 +196,15 @@ def test_page_locked_memory_is_kept_while_a_device_copies(driver):
     assert sys.getrefcount(locked) == before[1]
 
 
+def test_compiled_code_and_python_order_with_events_of_their_own(driver):
+    """Python may be interrupted between recording an event and waiting for it, by a launch in another thread."""
+    nb.launch(add, 10, [cuda_array((10,), stream=0x70), cuda_array((10,), stream=0x71)])
+    (launched,) = {call[1] for call in driver.calls if call[0] == "record"}
+    del driver.calls[:]
+    cuda_driver.devices().order(0, 0x70, 0x71)
+    assert launched not in {call[1] for call in driver.calls if call[0] == "record"}
+
+
 def test_xla_s_memory_is_held_until_the_stream_that_reads_it_is_done(driver):
     class Memory:
         pass
