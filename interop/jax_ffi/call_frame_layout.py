@@ -8,7 +8,7 @@ of the newest header; `OLDER_NAMES` has what they were called before. Only what 
 import ctypes
 
 # XLA_FFI_API_MAJOR, and each XLA_FFI_API_MINOR whose header these structures were compared with.
-KNOWN_MAJOR, KNOWN_MINORS = 0, (3, 4)
+KNOWN_MAJOR, KNOWN_MINORS = 0, (3, 4, 5)
 # The names of minor version 3, which JAX 0.10 has; places and meaning are the same.
 OLDER_NAMES = {
     "XLA_FFI_InternalExtension": "XLA_FFI_Extension_Base",

@@ -28,7 +28,7 @@ def api_version(text: str) -> tuple[int, int]:
     found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
     if None in found:
         raise NumbridgeError(
-            "jaxlib's c_api.h defines no XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR; install jaxlib 0.10 or 0.11"
+            "jaxlib's c_api.h defines no XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR; install jaxlib 0.10 to 0.12"
         )
     major, minor = (int(match.group(1)) for match in found if match)
     return major, minor
@@ -47,7 +47,7 @@ def offsets(text: str, name: str) -> dict[str, int]:
     found = _body(text, name) or _body(text, xla.OLDER_NAMES.get(name, name))
     if found is None:
         raise NumbridgeError(
-            f"jaxlib's c_api.h has no structure {name}; install a jaxlib that numbridge knows (0.10 or 0.11)"
+            f"jaxlib's c_api.h has no structure {name}; install a jaxlib that numbridge knows (0.10 to 0.12)"
         )
     places, end = {}, 0
     for kind, field in _fields(found):
@@ -123,6 +123,6 @@ def installed_version() -> tuple[int, int]:
     path = Path(jax.ffi.include_dir()) / _HEADER
     if not path.exists():
         raise NumbridgeError(
-            f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10 or 0.11"
+            f"jaxlib ships no header {path}, so its call frames cannot be checked; install jaxlib 0.10 to 0.12"
         )
     return check_header(path.read_text())
