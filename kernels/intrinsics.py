@@ -136,7 +136,7 @@ _OWN: dict[int, Intrinsic] = {
 }
 
 _DIM3 = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-_FUNCTIONS = ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp")
+_FUNCTIONS: tuple[str, ...] = ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp")
 _FUNCTIONS += ("threadfence", "threadfence_block", "threadfence_system")
 _NEEDS_BLOCK = (
     "syncthreads",

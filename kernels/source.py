@@ -53,7 +53,9 @@ def _parse(function: FunctionType) -> tuple[ast.FunctionDef, int, list[str]]:
         # The code object, not the function: a __wrapped__ attribute would lead to another function's source.
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
-        message = f"the source of {where} cannot be read; it must be in a file or a notebook cell"
+        message = (
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell, or in linecache.cache"
+        )
         raise KernelError(message) from None
     definition = _definition(lines)
     if isinstance(definition, ast.AsyncFunctionDef):

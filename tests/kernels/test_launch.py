@@ -794,8 +794,46 @@ def test_a_kernel_that_raises_ends_its_launch():
     x = np.zeros(5)
     launch(raising, 5, [x])
     assert (x == 1).all()
-    with pytest.raises(KernelError, match="'raising' raised an exception"):
+    with pytest.raises(
+        KernelError, match=r"'raising' raised an exception(?s:.)*raise ValueError\(\"negative\"\)\n *\^"
+    ):
         launch(raising, 5, [np.full(5, -1.0)])
+
+
+def test_each_place_that_may_have_raised_is_shown():
+    @kernel
+    def both(x):
+        i = tid()
+        assert x[i] < 3, "large"
+        assert x[i] > -3, "small"
+
+    with pytest.raises(KernelError, match=r"one of these(?s:.)*\"large\"(?s:.)*\"small\""):
+        launch(both, 1, [np.full(1, 5.0)])
+
+
+@pytest.mark.parametrize(
+    ("array", "advice"),
+    [
+        (np.zeros(1, "M8[s]"), r"array\.view\(np\.int64\)"),
+        (np.array(["a"]), "characters or bytes as an array of integers"),
+        (np.array([1.0], object), r"array\.astype"),
+        (np.zeros(1, np.longdouble), r"array\.astype"),
+        (np.float32, "is a class and no array; pass an instance"),
+    ],
+)
+def test_what_to_do_with_what_is_no_array_of_numbers(array, advice):
+    with pytest.raises(TypeError, match=rf"parameter 'x'.*{advice}"):
+        launch(scale_up, 1, [array])
+
+
+@kernel
+def scale_up(x):
+    x[tid()] *= 2
+
+
+def test_arguments_by_name_are_refused():
+    with pytest.raises(NumbridgeTypeError, match=r"inputs is of type dict; it must be a list"):
+        launch(scale_up, 1, {"x": np.zeros(1)})
 
 
 def test_many_types_do_not_confuse_the_table():
