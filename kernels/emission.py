@@ -518,6 +518,10 @@ class _Rewriter(ast.NodeTransformer):
             return self._operation(node, found)
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
+        if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
+            # NumPy's types take one number.
+            made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
+            return ast.Call(self._static(node.func), [made], [])
         callee = self.writer.program.callee(static.value) if static is not None else None
         rewritten: Any = self.generic_visit(node)
         if callee is not None:

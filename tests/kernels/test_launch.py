@@ -230,6 +230,20 @@ def test_half_precision_is_computed_in_float32():
     assert (half == 3).all()
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_made_of_two(dtype):
+    @kernel
+    def make(x, out):
+        i = tid()
+        out[i] = complex(x[i].imag, 2) * complex(0.1, -1) + complex(x[i])
+
+    x, out = np.array([1 + 2j, -3j]).astype(dtype), np.zeros(2, dtype)
+    launch(make, 2, [x, out])
+    real = dtype(0).real.dtype.type
+    wanted = (x.imag + 2j) * dtype(complex(real(0.1), -1)) + x
+    np.testing.assert_allclose(out, wanted, rtol=1e-6 if dtype == np.complex64 else 1e-15)
+
+
 def test_complex_scalars():
     x, y = np.arange(8).astype(np.complex64), np.zeros(8, np.complex64)
     launch(saxpy, 8, [x, y, 2 + 1j])
