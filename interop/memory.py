@@ -201,7 +201,10 @@ def allocate(
         raise NumbridgeValueError(f"an array of shape {extents} and dtype {row.name} is too large to address")
     place = CPU if pinned and device is None else get_device(device)
     if not (pinned or place.is_cuda):
-        return wrap(native().allocate(extents, row.tag, size, zeroed))
+        try:
+            return wrap(native().allocate(extents, row.tag, size, zeroed))
+        except MemoryError:
+            raise MemoryError(f"an array of shape {extents} and dtype {row.name} needs {size} bytes") from None
     from numbridge import cupy_memory
 
     if not pinned:

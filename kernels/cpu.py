@@ -15,11 +15,12 @@ from numba import njit, types
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_intrinsics, cpu_printing, numba_elements
+from numbridge.kernels import cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.cpu_bounds import checked
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
+from numbridge.kernels.emission import CUDA_FUNCTION
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
 from numbridge.kernels.machine import compile_functions
@@ -117,6 +118,7 @@ def compile_run(
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
     names |= numba_elements.NAMES
+    names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_field"] = field

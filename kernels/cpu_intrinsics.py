@@ -285,7 +285,10 @@ def _check_dtype(name: str, dtype: Any) -> None:
         hint = "add to the real and the imaginary parts, in arrays of their own"
     elif isinstance(dtype, types.Boolean):
         hint = "use an array of uint8"
-    raise TypingError(f"atomic_{name} works on {wanted}, not on {dtype}; {hint}")
+    elif isinstance(dtype, types.Float):
+        hint = "use an array of float32, and convert it afterwards"
+    # A narrow float calls itself float32.
+    raise TypingError(f"atomic_{name} works on {wanted}, not on {dtype.name.removeprefix('stored_')}; {hint}")
 
 
 def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

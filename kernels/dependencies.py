@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -53,15 +53,22 @@ class Dependency:
         The key in the dictionary; None for a cell.
     value : object
         What was found there.
+    contents : object
+        What the arrays among it held, as far as that may change; None if there are none.
     """
 
     container: Any
     name: Any
     value: Any
+    contents: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Remember what may be written over."""
+        object.__setattr__(self, "contents", _contents(self.value))
 
     def holds(self) -> bool:
-        """Return whether the same object is still there."""
-        return self._now() is self.value
+        """Return whether the same object is still there, and holds the same elements if it is an array."""
+        return self._now() is self.value and (self.contents is None or _contents(self.value) == self.contents)
 
     def _now(self) -> Any:
         if self.container is None:
@@ -75,7 +82,10 @@ class Dependency:
 
     def is_unchanged(self) -> bool:
         """Return whether the same code would come of it; another object of the same value will do."""
-        return self.holds() or is_same(self._now(), self.value)
+        if self.contents is None:
+            return self.holds() or is_same(self._now(), self.value)
+        now = self._now()
+        return type(now) is type(self.value) and bool(_contents(now) == self.contents)
 
     def __str__(self) -> str:
         """Return what it is called, as far as that is known."""
@@ -96,6 +106,26 @@ def check_unchanged(what: str, dependencies: Iterable[Dependency]) -> None:
                 f"{what}: {dependency}, which the kernel reads, has changed since the kernel ran, so the gradient would be that "
                 "of another function; go back before it changes, or pass it as an argument"
             )
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What an array held."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def _contents(value: Any) -> Any:
+    """Return what the arrays among a value hold, with what else a tuple of such has; None if there are none."""
+    if isinstance(value, np.ndarray):
+        return _Contents(repr(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, tuple):
+        parts = [_contents(part) for part in value]
+        if any(part is not None for part in parts):
+            return tuple(repr(v) if part is None else part for v, part in zip(value, parts, strict=True))
+    return None
 
 
 PLAIN_TYPES = (bool, int, float, complex, str, type(None))

@@ -34,11 +34,13 @@ from numbridge.kernels.source import (
 )
 from numbridge.kernels.static_names import Static, is_cuda_dispatcher, is_dispatcher
 
-__all__ = ["CUDA_MODULE", "Emitted", "Rewritten", "Target", "describe_namespace", "emit", "rewrite"]
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "Emitted", "Rewritten", "Target", "describe_namespace", "emit", "rewrite"]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
 CUDA_MODULE = "_nb_cuda"
+# How the names of its functions of numbers begin in text for the CPU; the back end supplies them too.
+CUDA_FUNCTION = "_nb_cuda_"
 
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
@@ -474,7 +476,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
-        if self.writer.target == "cuda" and found.kind in ("axis", "block", "cuda"):
+        if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
             return self._cuda(node, found)
         if found.kind != "axis":
             if found.kind in ("block", "cuda"):
@@ -516,6 +518,10 @@ class _Rewriter(ast.NodeTransformer):
             return self._operation(node, found)
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
+        if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
+            # NumPy's types take one number.
+            made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
+            return ast.Call(self._static(node.func), [made], [])
         callee = self.writer.program.callee(static.value) if static is not None else None
         rewritten: Any = self.generic_visit(node)
         if callee is not None:
@@ -542,6 +548,14 @@ class _Rewriter(ast.NodeTransformer):
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
             return made
+        if found.kind == "function":
+            if node.keywords:
+                raise self.source.error(node, f"{found.name} takes its arguments by position")
+            arguments = [self.visit(argument) for argument in node.args]
+            # NumPy's has a derivative.
+            cbrt = found.operation == "cbrt"
+            name = self.writer.claim("_nb_cbrt", np.cbrt) if cbrt else CUDA_FUNCTION + found.operation
+            return ast.Call(ast.Name(name, ast.Load()), arguments, [])
         raise self._unsupported(node, found)
 
     def _print(self, node: ast.Call) -> ast.expr:

@@ -46,7 +46,7 @@ __all__ = [
     "tid",
 ]
 
-Kind = Literal["tid", "grid", "gridsize", "dim3", "axis", "atomic", "local_array", "block", "cuda"]
+Kind = Literal["tid", "grid", "gridsize", "dim3", "axis", "atomic", "local_array", "function", "block", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,14 @@ class Intrinsic:
     ----------
     kind : str
         ``tid``, ``grid``, ``gridsize``; ``dim3`` (`cuda.threadIdx` and its siblings) and ``axis`` (one coordinate of
-        one); ``atomic``; ``local_array``; ``block`` for what needs a block of threads, ``cuda`` for everything else
-        that only CUDA has.
+        one); ``atomic``; ``local_array``; ``function`` for one of numbers, which the CPU has too; ``block`` for what
+        needs a block of threads, ``cuda`` for everything else that only CUDA has.
     name : str
         How messages call it, such as ``cuda.atomic.add``.
     operation : str
         For an atomic, the operation: ``add``, ``sub``, ``min``, ``max``, ``exch``, ``cas``, ``compare_and_swap`` or
-        one that only CUDA has. For a dim3 or an axis: ``threadIdx``, ``blockIdx``, ``blockDim`` or ``gridDim``.
+        one that only CUDA has. For a function, its name. For a dim3 or an axis: ``threadIdx``, ``blockIdx``,
+        ``blockDim`` or ``gridDim``.
     axis : int
         For an axis: 0, 1 or 2.
     """
@@ -135,6 +136,8 @@ _OWN: dict[int, Intrinsic] = {
 }
 
 _DIM3 = ("threadIdx", "blockIdx", "blockDim", "gridDim")
+_FUNCTIONS: tuple[str, ...] = ("popc", "clz", "ffs", "brev", "fma", "cbrt", "selp")
+_FUNCTIONS += ("threadfence", "threadfence_block", "threadfence_system")
 _NEEDS_BLOCK = (
     "syncthreads",
     "syncthreads_and",
@@ -194,6 +197,8 @@ def _cuda_intrinsics(cuda: ModuleType) -> dict[int, Intrinsic]:
     for name, operation in vars(cuda.atomic).items():
         if isinstance(operation, type):
             found[id(operation)] = Intrinsic("atomic", f"cuda.atomic.{name}", name)
+    for name in _FUNCTIONS:
+        found[id(getattr(cuda, name))] = Intrinsic("function", f"cuda.{name}", name)
     for name in _NEEDS_BLOCK:
         if hasattr(cuda, name):
             found[id(getattr(cuda, name))] = Intrinsic("block", f"cuda.{name}")
@@ -206,6 +211,8 @@ def _other_cuda(value: Any) -> Intrinsic | None:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(value, ModuleType) or not isinstance(home, str) or not isinstance(name, str):
         return None
+    if home == "numba.cuda.random" and hasattr(value, "py_func"):
+        return None  # made with @numba.jit, for every target
     if home == "numba.cuda.cg":
         return Intrinsic("block", f"cuda.cg.{name}")
     if home.startswith("numba.cuda.libdevice"):

@@ -6,9 +6,10 @@ the slow road, `_Road.slow`: it specialises the kernel for the arguments (or rai
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import describe
+from numbridge.kernels.source import Program
 from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
@@ -113,7 +115,7 @@ class _Road:
         """Say that a kernel ended with an exception of its own."""
         raise out_of_range([self.kernel]) or KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
-            "written. On the CPU a `raise` or `assert` in a kernel ends its launch"
+            f"written. On the CPU a `raise` or `assert` in a kernel ends its launch{_raises(self.kernel)}"
         )
 
     def on_stream(self, *arguments: Any) -> None:
@@ -130,6 +132,14 @@ class _Road:
     def refused(self, code: int) -> None:
         """Raise the error of the CUDA driver."""
         cuda_driver.devices().failed(self.kernel.name, code)
+
+
+def _raises(kernel: Kernel) -> str:
+    """Return the places where a kernel and its device functions may raise."""
+    functions = Program(kernel.source).sources
+    places = [(f, node) for f in functions for node in f.nodes if isinstance(node, ast.Raise | ast.Assert)]
+    one = "; it is one of these" if len(places) > 1 else ""
+    return "".join([one if places else "", *(f"\n  {function.excerpt(node)}" for function, node in places)])
 
 
 def _give_up(*arguments: Any) -> Any:
@@ -405,7 +415,8 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
         is_array = any(
             hasattr(type(value), protocol) for protocol in ("__array__", "__dlpack__", "__array_interface__")
         )
-        if is_array or isinstance(value, str) or not hasattr(type(value), "__iter__"):
+        unordered = isinstance(value, str | Mapping | Set)
+        if is_array or unordered or not hasattr(type(value), "__iter__"):
             raise NumbridgeTypeError(
                 f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of the kernel's "
                 f"arguments, such as {name}=[x, y]"

@@ -245,6 +245,8 @@ def ask_stream(function: int, ordinal: int) -> int:
 
 def unreadable(obj: Any) -> Exception:
     """Return the error that says why `obj` cannot be read as an array."""
+    if isinstance(obj, type):
+        return NumbridgeTypeError(f"{obj!r} is a class and no array; pass an instance of it")
     reader = reader_of(obj)
     ndim = getattr(obj, "ndim", None)
     if type(ndim) is int and ndim > nb.READ_MAX_RANK:
@@ -286,6 +288,15 @@ def _refused(obj: Any, error: Exception) -> Exception:
     return BufferAccessError(f"{_name(obj)} cannot be read: {type(error).__name__}: {error}")
 
 
+def _of_a_known_dtype(dtype: np.dtype[Any]) -> str:
+    """Return what to do with an array of a dtype that kernels do not have."""
+    if dtype.kind in "mM":
+        return "use array.view(np.int64), which shares the memory and counts the time's unit"
+    if dtype.kind in "SUVT":
+        return "pass its characters or bytes as an array of integers"
+    return "use array.astype(...), which copies"
+
+
 def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
     if array.dtype.names is not None:
         try:
@@ -304,7 +315,7 @@ def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
     if machine().describe(array)[0] == 0:
         return ConversionError(
             f"a NumPy array of dtype {array.dtype!r} has no counterpart; numbridge has "
-            f"{', '.join(row.name for row in scalars.ALL)}"
+            f"{', '.join(row.name for row in scalars.ALL)}; {_of_a_known_dtype(array.dtype)}"
         )
     return BufferAccessError(
         f"a NumPy array with strides {array.strides} bytes, no multiples of its item size {array.itemsize}, cannot be "

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from numbridge.kernels.dependencies import MISSING, Dependency, is_module, member_dependency, of_library
+from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, member_dependency, of_library
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
@@ -53,7 +53,9 @@ def _parse(function: FunctionType) -> tuple[ast.FunctionDef, int, list[str]]:
         # The code object, not the function: a __wrapped__ attribute would lead to another function's source.
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
-        message = f"the source of {where} cannot be read; it must be in a file or a notebook cell"
+        message = (
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell, or in linecache.cache"
+        )
         raise KernelError(message) from None
     definition = _definition(lines)
     if isinstance(definition, ast.AsyncFunctionDef):
@@ -256,13 +258,15 @@ class FunctionSource:
                     yield from static.reached
 
     def frozen(self, array: Any) -> Any:
-        """Return what a global array held when it was first compiled into the function or a derivative of it.
+        """Return what a global array holds, as a copy that is the same one as long as the elements are.
 
-        Its elements are constants of compiled code: a variant or an adjoint that is compiled later must see the same ones.
+        Its elements are constants of compiled code, and `Dependency` notices when they change.
         """
-        if id(array) not in self._frozen:
-            self._frozen[id(array)] = array, array.copy()
-        return self._frozen[id(array)][1]
+        held, copy = self._frozen.get(id(array), (None, None))
+        if held is not array or not is_same(array, copy):
+            copy = array.copy()
+            self._frozen[id(array)] = array, copy
+        return copy
 
     def _fold_operation(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)

@@ -8,11 +8,9 @@ time that a specialisation exists, comparing words is all that a launch needs.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.global_guards import guards
 from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
@@ -370,13 +369,7 @@ def _specialisation(
     count, words = len(found), nb.PARAM_SIZE // 8
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
-    rows = [
-        (0, 0, 0)
-        if item.container is None
-        else (id(_dictionary(item.container)), 0 if item.name is None else id(item.name), id(item.value))
-        for item in dependencies
-    ]
-    seen = np.array(rows, np.int64).reshape(-1)
+    seen = guards(dependencies)
     places = np.array(kernel_places(variant.parameters), np.int64)
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
@@ -384,7 +377,7 @@ def _specialisation(
         nb.SPEC_RUN: variant.address,
         nb.SPEC_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
         nb.SPEC_BLOCK_SIZE: max(offsets[-1], 16),
-        nb.SPEC_GLOBALS: seen.ctypes.data,
+        nb.SPEC_GLOBALS: seen.rows.ctypes.data,
         nb.SPEC_GLOBAL_COUNT: len(dependencies),
         nb.SPEC_BRIEF_BELOW: 0 if variant.has_loop else BRIEF_BELOW,
         nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
@@ -422,11 +415,6 @@ def _layout(parameter: ParameterType) -> tuple[int, int]:
     if isinstance(parameter, ArrayType):
         return parameter.ndim, parameter.itemsize
     return 0, 0 if parameter.element is None else parameter.element.bytes
-
-
-def _dictionary(container: Any) -> Any:
-    """Return what compiled code looks a name up in: a class shows only a proxy of its dictionary."""
-    return gc.get_referents(container)[0] if isinstance(container, MappingProxyType) else container
 
 
 def _signed(word: int) -> int:

@@ -22,6 +22,7 @@ from numbridge.kernels.adjoint.element_program import named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.scope import Scope
+from numbridge.kernels.emission import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
 
@@ -119,6 +120,11 @@ class Expressions(Scope, ABC):
         local = node.id in self._frames[-1].assignments
         if not local and (node.id in self._functions or not isinstance(value, Missing)):
             return self._known(value, node.id)
+        if node.id.startswith(CUDA_FUNCTION):
+            name = f"cuda.{node.id.removeprefix(CUDA_FUNCTION)}"
+            raise self._refused(
+                node, f"{name} has no derivative here; put it into a function that has one by hand (@nb.func_grad)"
+            )
         raise self._refused(node, f"{node.id} may not have been assigned here; assign it on every path before this")
 
     def _known(self, value: Any, text: str) -> Binding:

@@ -60,6 +60,7 @@ dict_get = external("PyDict_GetItem", intp, intp, intp)
 from_int = external("PyLong_FromLongLong", intp, intp)
 acquire = external("PyThread_acquire_lock", types.int32, intp, types.int32)
 release_lock = external("PyThread_release_lock", types.void, intp)
+compare = external("memcmp", types.int32, intp, intp, intp)
 run_range = indirect(types.int64, 4)
 thread_count = indirect(types.int32, 0)
 parallel_for = indirect(types.void, 8)
@@ -106,6 +107,7 @@ def matches(plan, spec, readings, count):
 def globals_hold(plan, spec):
     """Tell whether every global and closure value that the variant was compiled with is still the same object.
 
+    An array must also hold the same elements.
     One without a container was made by evaluating an expression: only the slow road, which has done that again, knows.
     """
     count, base = load_i64(spec, nb.SPEC_GLOBAL_COUNT), load_i64(spec, nb.SPEC_GLOBALS)
@@ -119,6 +121,11 @@ def globals_hold(plan, spec):
         now = dict_get(container, name) if name != 0 else load_i64(container, CELL_CONTENTS)
         if now != load_i64(seen, nb.GLOBAL_VALUE):
             return False
+        size = load_i64(seen, nb.GLOBAL_BYTES)
+        if size != 0:
+            data = load_i64(seen, nb.GLOBAL_DATA)
+            if load_i64(now, py.ARRAY_DATA) != data or compare(data, load_i64(seen, nb.GLOBAL_COPY), size) != 0:
+                return False
     return True
 
 

@@ -141,6 +141,8 @@ class TestConstruction:
             nb.zeros((1,) * 65)
         with pytest.raises(nb.NumbridgeValueError, match="too large to address"):
             nb.zeros((2**40, 2**40))
+        with pytest.raises(MemoryError, match=rf"shape \({2**57},\) and dtype float64 needs {2**60} bytes"):
+            nb.zeros(2**57, dtype=nb.float64)
 
     def test_annotations(self):
         assert nb.array(dtype=float) == ArrayAnnotation(scalar_of(float), 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import paddle
 import pytest
 import torch
@@ -127,3 +128,21 @@ def test_operators_of_paddle() -> None:
         y.sum().backward()
     op(x).sum().backward()
     assert x.grad.tolist() == [5.0]
+
+
+WEIGHTS = np.array([2.0, 3.0], np.float32)
+
+
+@nb.kernel
+def weigh(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i] * WEIGHTS[i]
+
+
+def test_a_tape_refuses_a_kernel_whose_global_array_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "WEIGHTS", np.array([2.0, 3.0], np.float32))
+    assert taped(weigh, lambda: None) == [2.0]
+    assert taped(weigh, lambda: WEIGHTS.__setitem__(0, WEIGHTS[0])) == [2.0]
+    with pytest.raises(nb.KernelError, match=r"'WEIGHTS'.*has changed since the kernel ran"):
+        taped(weigh, lambda: WEIGHTS.__setitem__(0, 7.0))
+    assert taped(weigh, lambda: None) == [7.0]

@@ -230,6 +230,20 @@ def test_half_precision_is_computed_in_float32():
     assert (half == 3).all()
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_made_of_two(dtype):
+    @kernel
+    def make(x, out):
+        i = tid()
+        out[i] = complex(x[i].imag, 2) * complex(0.1, -1) + complex(x[i])
+
+    x, out = np.array([1 + 2j, -3j]).astype(dtype), np.zeros(2, dtype)
+    launch(make, 2, [x, out])
+    real = dtype(0).real.dtype.type
+    wanted = (x.imag + 2j) * dtype(complex(real(0.1), -1)) + x
+    np.testing.assert_allclose(out, wanted, rtol=1e-6 if dtype == np.complex64 else 1e-15)
+
+
 def test_complex_scalars():
     x, y = np.arange(8).astype(np.complex64), np.zeros(8, np.complex64)
     launch(saxpy, 8, [x, y, 2 + 1j])
@@ -794,8 +808,46 @@ def test_a_kernel_that_raises_ends_its_launch():
     x = np.zeros(5)
     launch(raising, 5, [x])
     assert (x == 1).all()
-    with pytest.raises(KernelError, match="'raising' raised an exception"):
+    with pytest.raises(
+        KernelError, match=r"'raising' raised an exception(?s:.)*raise ValueError\(\"negative\"\)\n *\^"
+    ):
         launch(raising, 5, [np.full(5, -1.0)])
+
+
+def test_each_place_that_may_have_raised_is_shown():
+    @kernel
+    def both(x):
+        i = tid()
+        assert x[i] < 3, "large"
+        assert x[i] > -3, "small"
+
+    with pytest.raises(KernelError, match=r"one of these(?s:.)*\"large\"(?s:.)*\"small\""):
+        launch(both, 1, [np.full(1, 5.0)])
+
+
+@pytest.mark.parametrize(
+    ("array", "advice"),
+    [
+        (np.zeros(1, "M8[s]"), r"array\.view\(np\.int64\)"),
+        (np.array(["a"]), "characters or bytes as an array of integers"),
+        (np.array([1.0], object), r"array\.astype"),
+        (np.zeros(1, np.longdouble), r"array\.astype"),
+        (np.float32, "is a class and no array; pass an instance"),
+    ],
+)
+def test_what_to_do_with_what_is_no_array_of_numbers(array, advice):
+    with pytest.raises(TypeError, match=rf"parameter 'x'.*{advice}"):
+        launch(scale_up, 1, [array])
+
+
+@kernel
+def scale_up(x):
+    x[tid()] *= 2
+
+
+def test_arguments_by_name_are_refused():
+    with pytest.raises(NumbridgeTypeError, match=r"inputs is of type dict; it must be a list"):
+        launch(scale_up, 1, {"x": np.zeros(1)})
 
 
 def test_many_types_do_not_confuse_the_table():

@@ -133,3 +133,13 @@ def test_complex_arithmetic(kind):
     nb.launch(square, 8, [z, out])
     wanted = z * z.conj() / (z + 1) - abs(z) * 1j
     np.testing.assert_allclose(out, wanted, rtol=1e-5 if kind is np.complex64 else 1e-13)
+
+
+def test_atomics_name_the_narrow_type_that_they_lack():
+    @nb.kernel
+    def count(x):
+        i = nb.tid()
+        nb.atomic_add(x, i, 1)
+
+    with pytest.raises(nb.KernelError, match=r"not on float16; use an array of float32"):
+        nb.launch(count, 1, [np.zeros(1, np.float16)])

@@ -294,14 +294,15 @@ def weighted(x, y):
     y[i] = WEIGHTS[i] * x[i]
 
 
-def test_elements_of_global_arrays_are_those_that_the_kernel_was_compiled_with():
+def test_elements_of_global_arrays_are_the_same_in_every_variant_and_derivative_of_a_kernel():
     x, y = np.ones(3), np.zeros(3)
     launch(weighted, 3, [x, y])
     WEIGHTS[0] = 100.0
     by_x, single = np.zeros(3), np.zeros(3, np.float32)
     launch(weighted, 3, [x, y], adj_inputs=[by_x, np.ones(3)], adjoint=True)
     launch(weighted, 3, [x.astype(np.float32), single])
-    assert by_x.tolist() == single.tolist() == [1.0, 2.0, 3.0]
+    launch(weighted, 3, [x, y])
+    assert by_x.tolist() == single.tolist() == y.tolist() == [100.0, 2.0, 3.0]
 
 
 def test_a_cached_adjoint_is_not_generated_again(tmp_path):
