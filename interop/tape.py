@@ -23,7 +23,7 @@ from numbridge.convert import asarray
 from numbridge.element_views import packed, unpacked
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
-from numbridge.kernels.adjoint.overlap import check_overlaps
+from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
 from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
@@ -443,7 +443,9 @@ class Tape:
             room = bridge_for_type(type(array._source))
             if room is not None:
                 room.check_deposit(array._source)
-        if any(end is array for end in self._ends for array, _, _ in reached):
+        ends = {id(array) for array in self._ends}
+        leaves = [found for array, found, _ in reached if id(array) not in ends]
+        if any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
             warnings.warn(
                 "backward: the gradient of a tensor that is no leaf stays in tape.gradients[tensor], and does not flow to what "
                 "the tensor was made of; pass it to the tensor's own backward, or make an operator of the kernel (nb.torch_op, "

@@ -217,6 +217,15 @@ def test_a_gradient_that_ends_in_a_tensor_that_is_no_leaf_says_so(make):
     assert x.grad.tolist() == [18, 18, 18]
 
 
+def test_a_view_of_a_leaf_that_is_recorded_too_has_its_gradient_there():
+    x, y = torch_leaf(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 2, [x[1:], y])
+        nb.launch(accumulate, 3, [x, y])
+    tape.backward(grads=[(y, np.ones(3))])
+    assert x.grad.tolist() == [1, 3, 3]
+
+
 def test_arrays_are_found_by_shared_memory():
     random = np.random.default_rng(3)
     memory, index, known = np.zeros(3000, np.uint8), MemoryIndex(), []
