@@ -80,6 +80,8 @@ class Tape:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._varied: MemoryIndex[None] = MemoryIndex()
+        # Whether arrays without elements are among these: then every one counts, since they have no memory to be known by.
+        self._has_empty = False
         # What was written while this tape recorded, of every dtype, by launches that are recorded and by others
         self._made: MemoryIndex[None] = MemoryIndex()
         # What adjoints read and has not been kept yet
@@ -154,7 +156,7 @@ class Tape:
                     self._reads.add(event.found[name], (event, name))
             for array in changed:
                 if _is_float(array):
-                    self._varied.add(array)
+                    self._note_varied(array)
 
         return record
 
@@ -262,10 +264,15 @@ class Tape:
             self._look_for_changes(arrays[:1], "clone")
             self._events.append(CopyEvent(arrays))
             self._remember_carried(arrays, arrays[1:])
-            self._varied.add(arrays[1])
+            self._note_varied(arrays[1])
 
     def _is_varied(self, argument: Any, found: Description) -> bool:
-        return _requires_grad(argument) or self._varied.shares(found)
+        is_empty = self._has_empty and 0 in found.shape
+        return is_empty or _requires_grad(argument) or self._varied.shares(found)
+
+    def _note_varied(self, found: Description) -> None:
+        self._varied.add(found)
+        self._has_empty |= 0 in found.shape
 
     def _remember_array(self, argument: Any) -> None:
         if not _requires_grad(argument):
@@ -323,7 +330,7 @@ class Tape:
         found = [describe(array) for array in arrays]
         self._events.append(FunctionEvent(found, backward, list(arrays)))
         for array in found:
-            self._varied.add(array)
+            self._note_varied(array)
         self._now.look_again()
         self._remember_carried(found, found)
 

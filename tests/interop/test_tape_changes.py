@@ -184,6 +184,21 @@ def test_a_loss_that_nothing_recorded_has_made_is_refused():
     assert x.grad.list() == [2, 4, 6]
 
 
+@nb.kernel
+def total(x, loss):
+    i = nb.tid()
+    nb.atomic_add(loss, 0, x[i])
+
+
+def test_launches_over_nothing_have_gradients():
+    x, y, loss = nb.array(np.zeros(0), requires_grad=True), fresh(0), fresh(1)
+    with nb.Tape() as tape:
+        nb.launch(square, 0, [x, y])
+        nb.launch(total, 0, [y, loss])
+    tape.backward(loss, grads=[(y, np.zeros(0))])
+    assert x.grad.shape == (0,)
+
+
 def test_the_gradient_of_a_leaf_by_itself():
     x = leaf(3.0)
     with nb.Tape() as tape:
