@@ -384,13 +384,14 @@ class Array:
         """
         if self.read_only:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
-        if is_watched():
-            for watcher in watchers():
-                watcher.changing(self, operation, source)
+        told = [watcher.changing(self, operation, source) for watcher in watchers()] if is_watched() else []
         if self.device.is_cuda:
             cupy_memory.assign(self, key, as_source(values))
         else:
             self.numpy()[key] = as_values(values)
+        for record in told:
+            if record is not None:
+                record()
         return self
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -399,7 +400,7 @@ class Array:
 
     def fill_(self, value: Any) -> Array:
         """Set every element, and return this array."""
-        return self._write("fill_", ..., value)
+        return self._write("fill_", ..., value, value)
 
     def zero_(self) -> Array:
         """Set every element to zero, and return this array."""

@@ -17,6 +17,7 @@ from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import Scalar, scalar_of
+from numbridge.kernels.watching import is_watched, watchers
 from numbridge.memory import adopt, allocate, element_flags, element_of, inner_strides, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -116,7 +117,10 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
         row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
         made = moved(source, row, place) if source.device.is_cuda else filled(unpacked(source).numpy(), row, place)
         held = element_of(source)
-        return made if held is None or dtype is not None else packed(made, held)
+        made = made if held is None or dtype is not None else packed(made, held)
+        for watcher in watchers() if is_watched() else ():
+            watcher.copied(data, made)
+        return made
     try:
         values = np.array(data) if dtype is None else np.array(data, dtype=scalar_of(dtype).numpy)
     except (ValueError, OverflowError) as error:

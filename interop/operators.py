@@ -83,6 +83,7 @@ class OperatorPlan:
         self.inputs = tuple(name for name in names if name not in given)
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
         self.mutated = tuple(name for name in self.arrays if name in written)
+        self._numbers = [place for place, name in enumerate(self.inputs) if self.kinds[name] != "array"]
         self._launch_dims, self._output_dims = launch_dims, output_dims
         # What comes by value has no shape that a launch could have.
         self.first = next((name for name in self.arrays if not self._is_value(name)), None)
@@ -94,6 +95,16 @@ class OperatorPlan:
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "
                 "output_dims"
             )
+
+    def refuse_tensors_as_numbers(self, name: str, values: Sequence[Any], tensor: type) -> None:
+        """Refuse tensors for parameters that are numbers, through which no gradient would flow."""
+        for place in self._numbers:
+            if isinstance(values[place], tensor):
+                raise NumbridgeTypeError(
+                    f"operator {name}, parameter {self.inputs[place]!r}: wanted a number, got a tensor, which would have no "
+                    "gradient; annotate the parameter as an array, such as nb.array[float], and read its element, or pass "
+                    "tensor.item()"
+                )
 
     def dtype(self, name: str) -> Scalar | None:
         """Return the annotated element type of a parameter, or None."""

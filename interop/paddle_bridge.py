@@ -423,7 +423,8 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
     if create:
         check_deposit(obj)
     if obj.grad is None:
-        if not create:
+        # Paddle takes none for a tensor that is no leaf: the array keeps it.
+        if not create or not obj.is_leaf:
             return None
         obj.grad = paddle.zeros_like(obj)
     return adopt(obj.grad)
@@ -431,7 +432,8 @@ def gradient_of(obj: Any, create: bool) -> Array | None:
 
 def set_gradient(obj: Any, gradient: Array | None) -> None:
     """Make an array, or nothing, a tensor's ``.grad``."""
-    obj.grad = None if gradient is None else to_paddle(gradient, requires_grad=False)
+    if obj.is_leaf:
+        obj.grad = None if gradient is None else to_paddle(gradient, requires_grad=False)
 
 
 def check_deposit(obj: Any) -> None:

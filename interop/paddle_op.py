@@ -64,6 +64,9 @@ class PaddleOp:
     """
 
     def __init__(self, plan: OperatorPlan, name: str) -> None:
+        import paddle
+
+        self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
         self._operator = Operator(Level.first(Launches(plan)), self.name)
 
@@ -74,6 +77,7 @@ class PaddleOp:
                 f"operator {self.name} takes {len(self.plan.inputs)} arguments ({', '.join(self.plan.inputs)}), got "
                 f"{len(values)}"
             )
+        self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise NumbridgeError(
                 f"operator {self.name} changes {', '.join(self.plan.mutated) or 'nothing it returns'} in place and has no "

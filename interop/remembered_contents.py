@@ -15,46 +15,69 @@ from numbridge.kernels.adjoint.overlap import on_memory, share_memory
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description
 from numbridge.memory import native
+from numbridge.memory_index import MemoryIndex, place_of
 
-__all__ = ["RememberedContents"]
+__all__ = ["Checksums", "RememberedContents"]
 
 _WORD = 8
 
 
-class RememberedContents:
-    """Checksums of arrays on the CPU, by where they lie."""
+class Checksums:
+    """Checksums of what arrays on the CPU hold now; each is looked at once until it is said that it may have changed."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[Any, ...], tuple[Description, tuple[int, int]]] = {}
-        self._now: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._now: dict[tuple[Any, ...], tuple[Description, tuple[int, int]]] = {}
+
+    def of(self, found: Description) -> tuple[int, int]:
+        """Return the checksum of an array."""
+        place = place_of(found)
+        if place not in self._now:
+            self._now[place] = found, _checksum(found)
+        return self._now[place][1]
+
+    def look_again(self, changed: Description | None = None) -> None:
+        """Say that arrays may have changed: all, or what shares memory with one."""
+        if changed is None:
+            self._now.clear()
+            return
+        for place in [place for place, (found, _) in self._now.items() if share_memory(found, changed)]:
+            del self._now[place]
+
+
+class RememberedContents:
+    """Checksums that arrays on the CPU had, by where they lie."""
+
+    def __init__(self, now: Checksums) -> None:
+        self._now = now
+        self._sums: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._arrays: MemoryIndex[tuple[Any, ...]] = MemoryIndex()
 
     def remember(self, arrays: Iterable[Description]) -> None:
         """Remember what arrays hold now; what is remembered of an array already stays."""
         for found in arrays:
-            if found.device_type == dl.CPU and _place(found) not in self._sums:
-                self._sums[_place(found)] = found, _checksum(found)
+            place = place_of(found)
+            if found.device_type == dl.CPU and place not in self._sums:
+                self._sums[place] = self._now.of(found)
+                self._arrays.add(found, place)
 
     def forget(self, changed: Description) -> None:
         """Forget every array that shares memory with one that is about to change."""
-        for key in [key for key, (found, _) in self._sums.items() if share_memory(found, changed)]:
-            del self._sums[key]
+        for place in self._arrays.take(changed):
+            del self._sums[place]
 
-    def look_again(self) -> None:
-        """Say that arrays may have changed: until the next time, each is looked at once."""
-        self._now.clear()
+    def renew(self, changed: Description) -> None:
+        """Remember what every array that shares memory with one holds now."""
+        for found in self._arrays.arrays(changed):
+            self._sums[place_of(found)] = self._now.of(found)
 
     def holds(self, found: Description) -> bool:
         """Return whether an array holds what was remembered of it; where nothing is, it does."""
-        key = _place(found)
-        if key not in self._sums:
-            return True
-        if key not in self._now:
-            self._now[key] = _checksum(found)
-        return self._sums[key][1] == self._now[key]
+        place = place_of(found)
+        return place not in self._sums or self._sums[place] == self._now.of(found)
 
-
-def _place(found: Description) -> tuple[Any, ...]:
-    return found.data, found.shape, found.strides, found.tag
+    def changed(self, found: Description) -> list[Description]:
+        """Return those arrays sharing memory with one that do not hold what was remembered of them."""
+        return [other for other in self._arrays.arrays(found) if not self.holds(other)]
 
 
 def _checksum(found: Description) -> tuple[int, int]:

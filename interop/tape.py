@@ -8,14 +8,14 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from numbridge.adjoint_memory import AdjointMemory, Region, add, float_parts
+from numbridge.adjoint_memory import AdjointMemory, add
 from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, filled
@@ -24,75 +24,34 @@ from numbridge.element_views import packed, unpacked
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
-from numbridge.kernels.dependencies import Dependency, check_unchanged
+from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
-from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
-from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.kernels.variant import variants_of
 from numbridge.memory import element_of, native, row_of
-from numbridge.remembered_contents import RememberedContents
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numbridge.memory_index import MemoryIndex, place_of
+from numbridge.remembered_contents import Checksums, RememberedContents
+from numbridge.tape_events import (
+    CopyEvent,
+    Event,
+    FillEvent,
+    FunctionEvent,
+    LaunchEvent,
+    OpaqueEvent,
+    check_opaque,
+    gradient_like,
+    region_of,
+    reverse_copy,
+    reverse_function,
+)
 
 __all__ = ["Gradients", "Tape"]
 
 _recording = threading.local()
-
-
-@dataclass(eq=False)
-class _Event:
-    """Something that happened; `arrays` are the floating arrays that a gradient may pass through."""
-
-    arrays: list[Description] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _LaunchEvent(_Event):
-    """A launch to be reversed.
-
-    `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `dependencies` are the
-    variables that it was compiled with.
-    """
-
-    kernel: Kernel = None  # type: ignore[assignment]
-    geometry: Any = None
-    arguments: list[Any] = field(default_factory=list)
-    found: dict[str, Description] = field(default_factory=dict)
-    active: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    dependencies: tuple[Dependency, ...] = ()
-    reads: set[str] = field(default_factory=set)
-    lost: list[str] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _OpaqueEvent(_Event):
-    """A launch that no gradient can pass back through."""
-
-    why: str = ""
-
-
-@dataclass(eq=False)
-class _FillEvent(_Event):
-    """All of an array was set to values on which nothing depends."""
-
-
-@dataclass(eq=False)
-class _CopyEvent(_Event):
-    """One array was copied into a new one."""
-
-
-@dataclass(eq=False)
-class _FunctionEvent(_Event):
-    """A user's own step."""
-
-    backward: Callable[[], None] = lambda: None
-    given: list[Array] = field(default_factory=list)
 
 
 class Tape:
@@ -119,14 +78,22 @@ class Tape:
     """
 
     def __init__(self) -> None:
-        self._events: list[_Event] = []
-        self._varied: list[Description] = []
+        self._events: list[Event] = []
+        self._varied: MemoryIndex[None] = MemoryIndex()
+        # Whether arrays without elements are among these: then every one counts, since they have no memory to be known by.
+        self._has_empty = False
         # What was written while this tape recorded, of every dtype, by launches that are recorded and by others
-        self._made: list[Description] = []
+        self._made: MemoryIndex[None] = MemoryIndex()
+        # What adjoints read and has not been kept yet
+        self._reads: MemoryIndex[tuple[LaunchEvent, str]] = MemoryIndex()
         self._arrays: dict[int, Array] = {}
         self._objects: list[Any] = []
+        # Those of them on which a framework's own gradient would have gone on to what they were made of
+        self._ends: list[Array] = []
         self._memory: AdjointMemory | None = None
-        self._contents = RememberedContents()
+        self._now = Checksums()
+        # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
+        self._contents, self._carried = RememberedContents(self._now), RememberedContents(self._now)
         self._thread: int | None = None
         self._done = False
         self._kept = 0
@@ -166,23 +133,48 @@ class Tape:
             if isinstance(kind, ArrayType)
         }
         written = {kind.name for kind in types if isinstance(kind, ArrayType) and kind.written}
+        self._now.look_again()
         event = self._event(kernel, geometry, arguments, types, weak, found, written)
         for name in written:
             self._keep_before(found[name])
         if self._records():
-            self._made += [found[name] for name in written]
+            for name in written:
+                self._made.add(found[name])
         if event is None:
             return None
-        if isinstance(event, _LaunchEvent):
+        self._look_for_changes(event.arrays, f"the launch of kernel {kernel.name!r}")
+        if isinstance(event, LaunchEvent):
             self._keep_snapshots(event, kernel, types, weak)
 
         def record() -> None:
             self._events.append(event)
-            if isinstance(event, _LaunchEvent):
+            changed = [found[name] for name in written]
+            self._remember_carried(event.arrays, changed)
+            if isinstance(event, LaunchEvent):
                 self._contents.remember(event.found[name] for name in event.reads)
-            self._varied += [found[name] for name in written if found[name].scalar and _is_float(found[name])]
+                for name in event.reads:
+                    self._reads.add(event.found[name], (event, name))
+            for array in changed:
+                if _is_float(array):
+                    self._note_varied(array)
 
         return record
+
+    def _look_for_changes(self, arrays: Iterable[Description], before: str) -> None:
+        """Let no gradient pass where something that nobody was told of has set elements of arrays that carry gradients."""
+        changed = {place_of(other): other for array in arrays for other in self._carried.changed(array)}
+        if changed:
+            why = f"something that the tape is not told of, such as NumPy, before {before}"
+            self._events.append(OpaqueEvent(list(changed.values()), why))
+        for other in changed.values():
+            self._carried.renew(other)
+
+    def _remember_carried(self, arrays: Sequence[Description], changed: Sequence[Description]) -> None:
+        """Remember what arrays that carry gradients hold after a step, which has changed some."""
+        for array in changed:
+            self._now.look_again(array)
+            self._carried.renew(array)
+        self._carried.remember(arrays)
 
     def _event(
         self,
@@ -193,7 +185,7 @@ class Tape:
         weak: str,
         found: dict[str, Description],
         written: set[str],
-    ) -> _LaunchEvent | _OpaqueEvent | None:
+    ) -> LaunchEvent | OpaqueEvent | None:
         """Return what is to be recorded of a launch, or None."""
         if not self._records() or (isinstance(kernel, Derivative) and not watching.is_recorded()):
             return None
@@ -205,17 +197,17 @@ class Tape:
         self._objects += arguments
         touched = [found[name] for name in floats if name in written]
         if not watching.is_recorded():
-            return _OpaqueEvent(touched, f"kernel {kernel.name!r}, launched with record_tape=False")
+            return OpaqueEvent(touched, f"kernel {kernel.name!r}, launched with record_tape=False")
         if isinstance(kernel, Derivative):
-            return _OpaqueEvent(touched, f"the {kernel.name}, which is not differentiated again")
+            return OpaqueEvent(touched, f"the {kernel.name}, which is not differentiated again")
         if not kernel.options.get("enable_backward", True):
-            return _OpaqueEvent(touched, f"kernel {kernel.name!r}, declared with enable_backward=False")
+            return OpaqueEvent(touched, f"kernel {kernel.name!r}, declared with enable_backward=False")
         check_overlaps(f"gradient of kernel {kernel.name!r}", list(found), written, (), found)
         active = tuple(name for name in floats if name in varied or name in written)
         for name in active:
             self._remember_array(given[name])
         plan = kernel.adjoint(active).plan(tuple(types), weak)
-        return _LaunchEvent(
+        return LaunchEvent(
             [found[name] for name in active],
             kernel,
             geometry,
@@ -232,65 +224,83 @@ class Tape:
         stack = _stack()
         return self._thread == threading.get_ident() and bool(stack) and stack[-1] is self
 
-    def changing(self, array: Array, operation: str, source: Any) -> None:
-        """Prepare for a change of an array's contents by one of its own methods."""
+    def changing(self, array: Array, operation: str, source: Any) -> Callable[[], None] | None:
+        """Prepare for a change of an array's contents by one of its own methods; return what records it."""
         found = describe(array)
-        self._keep_before(found)
-        if not self._records():
-            return
-        self._made.append(found)
-        if not _is_float(found):
-            return
-        if isinstance(source, Array) and _is_float(describe(source)) and self._is_varied(source, describe(source)):
+        self._now.look_again()
+        given = None if source is None else describe(source)
+        is_followed = self._records() and _is_float(found) and given is not None and given.is_array and _is_float(given)
+        if is_followed and given is not None and self._is_varied(source, given):
             raise NumbridgeError(
                 f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
                 "record_func"
             )
-        if self._is_varied(array, found):
+        self._keep_before(found)
+        if not self._records():
+            return None
+        self._made.add(found)
+        if not _is_float(found) or not self._is_varied(array, found):
+            return None
+        self._look_for_changes([found], operation)
+
+        def record() -> None:
             whole = operation in ("fill_", "zero_", "assign")
             self._objects.append(array)
-            self._events.append(_FillEvent([found]) if whole else _OpaqueEvent([found], operation))
+            self._events.append(FillEvent([found]) if whole else OpaqueEvent([found], operation))
+            self._remember_carried([found], [found])
 
-    def copied(self, source: Array, made: Array) -> None:
+        return record
+
+    def copied(self, source: Any, made: Array) -> None:
         """Record that an array was copied."""
-        if self._records():
-            self._made.append(describe(made))
-        if self._records() and _is_float(describe(source)) and self._is_varied(source, describe(source)):
+        if not self._records():
+            return
+        arrays = [describe(source), describe(made)]
+        self._made.add(arrays[1])
+        if all(map(_is_float, arrays)) and self._is_varied(source, arrays[0]):
             self._remember_array(source)
             self._objects += [source, made]
-            self._events.append(_CopyEvent([describe(source), describe(made)]))
-            self._varied.append(describe(made))
+            self._now.look_again()
+            self._look_for_changes(arrays[:1], "clone")
+            self._events.append(CopyEvent(arrays))
+            self._remember_carried(arrays, arrays[1:])
+            self._note_varied(arrays[1])
 
     def _is_varied(self, argument: Any, found: Description) -> bool:
-        return _requires_grad(argument) or any(share_memory(found, other) for other in self._varied)
+        is_empty = self._has_empty and 0 in found.shape
+        return is_empty or _requires_grad(argument) or self._varied.shares(found)
+
+    def _note_varied(self, found: Description) -> None:
+        self._varied.add(found)
+        self._has_empty |= 0 in found.shape
 
     def _remember_array(self, argument: Any) -> None:
         if not _requires_grad(argument):
             return
         array = _root(asarray(argument))
+        ask = reader_of(argument).lost_gradient
+        if ask is not None and not argument.is_leaf and ask(argument) is not None:
+            self._ends.append(array)
         self._arrays.setdefault(id(array if array._source is None else array._source), array)
 
     def _keep_before(self, written: Description) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
         copies: dict[tuple[Any, ...], Any] = {}
-        self._contents.look_again()
-        for event in self._events:
-            if isinstance(event, _LaunchEvent):
-                for name in [name for name in event.reads if share_memory(event.found[name], written)]:
-                    if not self._contents.holds(event.found[name]):
-                        event.lost.append(name)
-                    self._keep(event, name, copies)
+        for event, name in self._reads.take(written):
+            if not self._contents.holds(event.found[name]):
+                event.lost.append(name)
+            self._keep(event, name, copies)
         self._contents.forget(written)
 
-    def _keep_snapshots(self, event: _LaunchEvent, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
+    def _keep_snapshots(self, event: LaunchEvent, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
         """Keep copies of the arrays that a launch itself changes and its adjoint reads."""
         for name in kernel.adjoint(event.active).plan(tuple(types), weak).snapshot:
             self._keep(event, name, {})
 
-    def _keep(self, event: _LaunchEvent, name: str, copies: dict[tuple[Any, ...], Any]) -> None:
+    def _keep(self, event: LaunchEvent, name: str, copies: dict[tuple[Any, ...], Any]) -> None:
         place = [parameter.name for parameter in event.kernel.parameters].index(name)
         found = event.found[name]
-        key = (found.data, found.shape, found.strides, found.tag)
+        key = place_of(found)
         if key not in copies:
             copies[key] = _copy(event.arguments[place])
             self._kept += copies[key].nbytes
@@ -318,8 +328,11 @@ class Tape:
                 raise NumbridgeTypeError(f"record_func: wanted arrays of numbridge, got {array!r}; use nb.asarray(x)")
             self._remember_array(array)
         found = [describe(array) for array in arrays]
-        self._events.append(_FunctionEvent(found, backward, list(arrays)))
-        self._varied += found
+        self._events.append(FunctionEvent(found, backward, list(arrays)))
+        for array in found:
+            self._note_varied(array)
+        self._now.look_again()
+        self._remember_carried(found, found)
 
     # Going back
 
@@ -361,24 +374,23 @@ class Tape:
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
-        self._contents.look_again()
+        self._now.look_again()
         for event in reversed(self._events):
             self._reverse(event, memory)
         if not retain_graph:
             self._events.clear()
+            self._reads = MemoryIndex()
         elif self._reads_only_given():
-            self._contents = RememberedContents()
+            self._contents, self._carried = RememberedContents(self._now), RememberedContents(self._now)
         self._deposit(memory)
 
     def _reads_only_given(self) -> bool:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
-        if self._kept or any(isinstance(event, _OpaqueEvent | _FunctionEvent) for event in self._events):
+        if self._kept or any(isinstance(event, OpaqueEvent | FunctionEvent) for event in self._events):
             return False
-        launches = [event for event in self._events if isinstance(event, _LaunchEvent)]
-        read = [event.found[name] for event in launches for name in event.reads]
-        return not any(share_memory(a, b) for a in read for b in self._made)
+        return not any(map(self._made.shares, self._reads))
 
-    def _check_unchanged(self, event: _LaunchEvent) -> None:
+    def _check_unchanged(self, event: LaunchEvent) -> None:
         """Refuse to go back through a launch whose adjoint would not see what the launch saw."""
         kernel = event.kernel.name
         check_unchanged(f"backward through kernel {kernel!r}", event.dependencies)
@@ -394,23 +406,33 @@ class Tape:
         seeds += list(grads.items() if isinstance(grads, Mapping) else grads or ())
         if not seeds:
             raise NumbridgeValueError("backward needs a loss, or grads={array: gradient}")
+        found = [(_floating(array), _cotangent(array, value)) for array, value in seeds]
+        for (array, _), (description, _) in zip(seeds, found, strict=True):
+            if not self._is_varied(array, description):
+                raise NumbridgeError(
+                    "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
+                    "one, so every gradient would be zero; launch in the with block, on arrays with requires_grad=True, and "
+                    "pass what these launches wrote"
+                )
+            self._remember_array(array)
         self._objects += [array for array, _ in seeds]
-        return [(_floating(array), _cotangent(array, value)) for array, value in seeds]
+        return found
 
-    def _reverse(self, event: _Event, memory: AdjointMemory) -> None:
-        if isinstance(event, _LaunchEvent):
+    def _reverse(self, event: Event, memory: AdjointMemory) -> None:
+        if isinstance(event, LaunchEvent):
             self._reverse_launch(event, memory)
-        elif isinstance(event, _OpaqueEvent):
-            _check_opaque(event, memory)
-        elif isinstance(event, _FunctionEvent):
-            _reverse_function(event, memory)
-        elif isinstance(event, _FillEvent):
-            _region(memory, event.arrays[0]).adjoint(event.arrays[0])[...] = 0
-        elif isinstance(event, _CopyEvent):
-            _reverse_copy(event, memory)
+        elif isinstance(event, OpaqueEvent):
+            check_opaque(event, memory)
+        elif isinstance(event, FunctionEvent):
+            reverse_function(event, memory)
+            self._now.look_again()
+        elif isinstance(event, FillEvent):
+            region_of(memory, event.arrays[0]).adjoint(event.arrays[0])[...] = 0
+        elif isinstance(event, CopyEvent):
+            reverse_copy(event, memory)
 
-    def _reverse_launch(self, event: _LaunchEvent, memory: AdjointMemory) -> None:
-        regions = {name: _region(memory, event.found[name]) for name in event.active}
+    def _reverse_launch(self, event: LaunchEvent, memory: AdjointMemory) -> None:
+        regions = {name: region_of(memory, event.found[name]) for name in event.active}
         if not any(regions[name].reached for name in event.written):
             return
         self._check_unchanged(event)
@@ -428,6 +450,16 @@ class Tape:
             room = bridge_for_type(type(array._source))
             if room is not None:
                 room.check_deposit(array._source)
+        ends = {id(array) for array in self._ends}
+        leaves = [found for array, found, _ in reached if id(array) not in ends]
+        if any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
+            warnings.warn(
+                "backward: the gradient of a tensor that is no leaf stays in tape.gradients[tensor], and does not flow to what "
+                "the tensor was made of; pass it to the tensor's own backward, or make an operator of the kernel (nb.torch_op, "
+                "nb.paddle_op), or pass tensor.detach()",
+                NumbridgeWarning,
+                stacklevel=3,
+            )
         for array, description, region in reached:
             gradient = array.grad
             if gradient is not None:
@@ -475,7 +507,7 @@ class Gradients(Mapping[Any, Array]):
         adjoint = self._adjoint(array)
         if adjoint is None:
             raise KeyError("the tape has no gradient of this array")
-        return _like(adjoint, describe(array))
+        return gradient_like(adjoint, describe(array))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the arrays that were recorded."""
@@ -546,12 +578,6 @@ def _cotangent(array: Any, value: Any) -> Any:
     return values
 
 
-def _region(memory: AdjointMemory, found: Description) -> Region:
-    region = memory.region(found)
-    assert region is not None
-    return region
-
-
 def _copy(array: Any) -> Any:
     """Return a copy of an array's contents, to be launched with in its place."""
     if isinstance(array, np.ndarray) and array.dtype.fields is not None:
@@ -561,53 +587,7 @@ def _copy(array: Any) -> Any:
     return made if element is None else packed(made, element)
 
 
-def _like(gradient: NDArray[Any], found: Description) -> Array:
-    """Return a gradient as an array of the elements that another has, on the same memory."""
-    element = found.element
-    if element is None:
-        return asarray(gradient)
-    if element.fields is not None:
-        gradient = gradient[..., None].view(element.scalar.numpy)
-    return packed(asarray(gradient), element)
-
-
 def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
-    region = _region(memory, found)
+    region = region_of(memory, found)
     add(region.adjoint(found), cotangent)
     region.reached = True
-
-
-def _check_opaque(event: _OpaqueEvent, memory: AdjointMemory) -> None:
-    for found in event.arrays:
-        region = _region(memory, found)
-        if region.reached and any(part.any() for part in float_parts(region.adjoint(found))):
-            raise NumbridgeError(f"backward: a gradient comes to an array that was written by {event.why}")
-
-
-def _reverse_copy(event: _CopyEvent, memory: AdjointMemory) -> None:
-    source, made = (_region(memory, found) for found in event.arrays)
-    if made.reached:
-        adjoint = made.adjoint(event.arrays[1])
-        add(source.adjoint(event.arrays[0]), adjoint)
-        adjoint[...] = 0
-        source.reached = True
-
-
-def _reverse_function(event: _FunctionEvent, memory: AdjointMemory) -> None:
-    """Call a user's own step, with the gradients of its arrays in their places for so long."""
-    before = []
-    for array, found in zip(event.given, event.arrays, strict=True):
-        region = _region(memory, found)
-        state = array._extra
-        before.append((array, state, None if state is None else (state.required, state.gradient)))
-        array.requires_grad = True
-        assert array._extra is not None
-        array._extra.gradient = _like(region.adjoint(found), found)
-        region.reached = True
-    try:
-        event.backward()
-    finally:
-        for array, state, held in before:
-            array._extra = state
-            if state is not None and held is not None:
-                state.required, state.gradient = held

@@ -16,8 +16,9 @@ from numbridge.kernels.errors import NumbridgeError
 __all__ = ["check_deposit", "gradient_to_return", "is_returned", "set_gradient_to_return"]
 
 _lock = threading.Lock()
-# Pass of the engine → node of its graph → leaf → what the node returns for it; each with what keeps its identity.
-_passing: dict[int, dict[int, tuple[Any, dict[int, tuple[Any, Any]]]]] = {}
+# Under this key a node of torch's graph keeps: pass of the engine → leaf → the leaf, and what the node returns for it. The node
+# keeps it, so that it goes with the node where an error ends a pass without its callbacks.
+_KEY = "numbridge gradients to return"
 
 
 def is_returned(leaf: Any) -> bool:
@@ -57,11 +58,12 @@ def _insist(leaf: Any) -> None:
     import torch
 
     task = int(torch._C._current_graph_task_id())
+    passing = _passing()
 
     def check(gradients: Any) -> None:
         handle.remove()
         if gradients[0] is None and int(torch._C._current_graph_task_id()) == task:
-            _passing.pop(task, None)  # an error ends the pass without its callbacks
+            passing.pop(task, None)  # an error ends the pass without its callbacks
             raise NumbridgeError(
                 "a backward that torch runs used the gradient of an input's array and returned None for that input, so the "
                 "gradient would be lost; return it, as in nb.to_torch(ctx.x.grad)"
@@ -98,8 +100,15 @@ def check_deposit(leaf: Any) -> None:
 def _of_this_call() -> dict[int, tuple[Any, Any]]:
     import torch
 
-    task, node = int(torch._C._current_graph_task_id()), torch._C._current_autograd_node()
-    if task not in _passing:
+    task, passing = int(torch._C._current_graph_task_id()), _passing()
+    if task not in passing:
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: _passing.pop(task, None))
-    return _passing.setdefault(task, {}).setdefault(id(node), (node, {}))[1]
+        engine.queue_callback(lambda: passing.pop(task, None))
+    return passing.setdefault(task, {})
+
+
+def _passing() -> dict[int, dict[int, tuple[Any, Any]]]:
+    import torch
+
+    found: dict[int, dict[int, tuple[Any, Any]]] = torch._C._current_autograd_node().metadata.setdefault(_KEY, {})
+    return found

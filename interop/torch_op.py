@@ -82,7 +82,9 @@ class TorchOp:
     def __init__(self, plan: OperatorPlan, name: str) -> None:
         import torch
 
+        self._tensor: type = torch.Tensor
         self.plan, self.kernel, self._count = plan, plan.kernel, len(plan.inputs)
+        self._takes_numbers = any(kind != "array" for kind in plan.kinds.values())
         self._is_compiling = torch.compiler.is_dynamo_compiling
         launches = Launches(plan)
         # The kernel itself needs no gradient to be an operator; one that changes its inputs has none here.
@@ -100,6 +102,8 @@ class TorchOp:
                 f"operator {self.name} takes {len(self.plan.inputs)} arguments ({', '.join(self.plan.inputs)}), got "
                 f"{len(values)}"
             )
+        if self._takes_numbers:
+            self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
         if not self._is_differentiable:
             return self._in_place(values)
         return self.op(*values) if self._is_compiling() else self._quick(values)

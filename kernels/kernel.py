@@ -17,6 +17,7 @@ from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, Sc
 from numbridge.kernels.config import config
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.kernel_syntax import check_returns
 from numbridge.kernels.source import Role, Sourced
 from numbridge.kernels.static_names import is_cuda_dispatcher
 
@@ -242,6 +243,7 @@ def func_grad(function: Function) -> Callable[[Callable[..., Any]], Function]:
                 f"{made.name}, the derivative of {function.name}, must take the function's arguments and then one cotangent "
                 "for each floating result"
             )
+        check_returns(made.source)
         function.source.gradient = made.source
         return made
 

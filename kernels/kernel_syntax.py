@@ -10,7 +10,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 if TYPE_CHECKING:
     from numbridge.kernels.source import FunctionSource
 
-__all__ = ["check_syntax"]
+__all__ = ["check_returns", "check_syntax"]
 
 RESERVED = "_nb_"
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
@@ -65,6 +65,27 @@ def check_syntax(source: FunctionSource) -> None:
             raise source.error(node, "a double-starred argument cannot be used in a kernel; write the arguments out")
         elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):
             raise source.error(node, "a kernel returns nothing; store the result in an array")
+
+
+def check_returns(source: FunctionSource) -> None:
+    """Refuse a function that does not return a value on every path."""
+    for node in source.nodes:
+        if isinstance(node, ast.Return) and _returns_nothing(node):
+            raise source.error(node, f"{source.name} returns nothing here; return a value")
+    if not _always_returns(source.tree.body):
+        raise source.error(
+            source.tree.body[-1], f"{source.name} may end here without a value; return one on every path"
+        )
+
+
+def _always_returns(body: list[ast.stmt]) -> bool:
+    last = body[-1] if body else None
+    if isinstance(last, ast.If):
+        return _always_returns(last.body) and _always_returns(last.orelse)
+    if isinstance(last, ast.While):
+        forever = isinstance(last.test, ast.Constant) and bool(last.test.value)
+        return forever and not any(isinstance(node, ast.Break) for node in ast.walk(last))
+    return isinstance(last, ast.Return)
 
 
 def _refuse_syntax(source: FunctionSource, node: ast.AST) -> None:

@@ -568,6 +568,13 @@ def launch_adjoint(
         raise NumbridgeValueError(
             f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs"
         )
+    written = kernel.source.written()
+    if not any(name in written for name, _ in given):
+        raise NumbridgeValueError(
+            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint of what it writes "
+            f"({', '.join(name for name in names if name in written) or 'nothing'}), so every gradient would be zero; give it in "
+            "adj_outputs"
+        )
     derivative = kernel.adjoint([name for name, _ in given])
     derivative.forall(dim)(*arguments, *(adjoint for _, adjoint in given))
 

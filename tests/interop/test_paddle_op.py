@@ -36,6 +36,14 @@ def in_place(x, y):
     y[i] = y[i] + x[i]
 
 
+def test_a_tensor_for_a_number_is_refused_as_it_would_have_no_gradient():
+    a = paddle.to_tensor(2.0, dtype="float64", stop_gradient=False)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match="parameter 'a': wanted a number, got a tensor, which would have no grad"
+    ):
+        nb.paddle_op(scaled, outputs="y")(leaves()[0], a)
+
+
 pair = nb.paddle_op(two, outputs=["y", "z"])
 
 

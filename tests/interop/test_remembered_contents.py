@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbridge.kernels.readers import describe
-from numbridge.remembered_contents import RememberedContents, _checksum
+from numbridge.remembered_contents import Checksums, RememberedContents, _checksum
 
 SIZES = [1, 3, 4, 100, 8195, 200_001]
 
@@ -68,10 +68,11 @@ def test_few_words_of_few_values_have_checksums_of_their_own(dtype):
 def test_each_array_is_looked_at_once_until_it_is_said_that_it_may_have_changed(monkeypatch):
     looked = []
     monkeypatch.setattr("numbridge.remembered_contents._checksum", lambda found: looked.append(found) or 7)
-    contents, found = RememberedContents(), describe(np.ones(4))
+    now, found = Checksums(), describe(np.ones(4))
+    contents = RememberedContents(now)
     contents.remember([found, found])
     assert len(looked) == 1
-    contents.look_again()
+    now.look_again()
     assert contents.holds(found) and contents.holds(found)
     assert len(looked) == 2
     contents.forget(found)

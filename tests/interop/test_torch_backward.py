@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -230,8 +232,29 @@ def test_hooks_after_accumulation_see_the_tensors_gradient() -> None:
     assert x.detach().tolist() == [0, 0, 0]
 
 
-def test_nothing_is_kept_after_the_pass() -> None:
-    from numbridge import torch_backward
+class Failing(Square):
+    """Fails after it has gathered a gradient."""
 
-    Square.apply(leaf()).sum().backward()
-    assert torch_backward._passing == {}
+    @staticmethod
+    def backward(ctx: Any, by_y: torch.Tensor) -> torch.Tensor:
+        Square.backward(ctx, by_y)
+        raise ValueError("no luck")
+
+
+def go_back(x: torch.Tensor, fails: bool) -> None:
+    y = (Failing if fails else Square).apply(x)
+    if not fails:
+        y.sum().backward()
+        return
+    with pytest.raises(ValueError, match="no luck"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_kept_after_the_pass(fails: bool) -> None:
+    x = leaf()
+    gone = weakref.ref(x)
+    go_back(x, fails)
+    del x
+    gc.collect()
+    assert gone() is None

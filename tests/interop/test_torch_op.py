@@ -69,6 +69,32 @@ def test_values_and_gradients():
     torch.testing.assert_close(w.grad, (x**3 + 4 * x * w).detach())
 
 
+@nb.kernel
+def scaled_by_annotated(x: nb.array[nb.float64], a: nb.float64, y: nb.array[nb.float64]):
+    i = nb.tid()
+    y[i] = a * x[i]
+
+
+scale_by_annotated = nb.torch_op(scaled_by_annotated, outputs="y", name="test_scaled_by_annotated")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, f: f(a),
+        lambda a, f: torch.func.grad(lambda a: f(a).sum())(a),
+        lambda a, f: torch.func.vmap(f)(a.expand(2)),
+    ],
+)
+def test_a_tensor_for_a_number_is_refused_as_it_would_have_no_gradient(call):
+    (x, _), a = leaves(), torch.tensor(2.0, dtype=DOUBLE)
+    for f in (lambda a: scale_by_annotated(x, a), lambda a: scale(x, a, 1)):
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=r"parameter 'a': wanted a number, got a tensor, .* nb\.array\[float\]"
+        ):
+            call(a, f)
+
+
 def test_an_output_that_nothing_depends_on():
     x, w = leaves()
     pair(x, w)[1].sum().backward()

@@ -198,6 +198,8 @@ def test_wrong_adjoints_are_refused():
             adj_inputs=[None, y * 0, np.zeros(1)])  # fmt: skip
     refused(NumbridgeValueError, "adj_inputs has 1 entries for 3 arguments", saxpy, 4, [x, y, 2.0], adj_inputs=[x])
     refused(NumbridgeValueError, "was launched without an adjoint", saxpy, 4, [x, y, 2.0])
+    refused(NumbridgeValueError, r"without an adjoint of what it writes \(y\), so every gradient would be zero", saxpy, 4,
+            [x, y, 2.0], adj_inputs=[x * 0, None, None])  # fmt: skip
     refused(NumbridgeTypeError, "'index' is int64, which has no gradient", gathers, 4, [x, np.arange(4), y],
             adj_inputs=[x * 0, np.zeros(4, np.int64), y * 0])  # fmt: skip
     with pytest.raises(NumbridgeValueError, match="go with adjoint=True"):

@@ -185,6 +185,21 @@ def test_derivatives_by_hand_are_checked():
         def too_few(x, y):
             return x, y
 
+    with pytest.raises(KernelError, match=r"may end here without a value; return one on every path\n.*\n *if x > 0"):
+
+        @func_grad(plain)  # noqa: RET503 - what is refused
+        def ends(x, y, c):
+            if x > 0:
+                return y * c, x * c
+
+    with pytest.raises(KernelError, match="returns nothing here; return a value"):
+
+        @func_grad(plain)
+        def returns_nothing(x, y, c):
+            if x > 0:
+                return  # noqa: RET502 - what is refused
+            return y * c, x * c
+
     @func_grad(plain)
     def returns_one(x, y, c):
         return c
