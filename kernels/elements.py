@@ -408,7 +408,7 @@ def _alignments(dtype: np.dtype[Any]) -> Iterator[int]:
         base = kind.base
         if base.fields is not None:
             yield from _alignments(base)
-        elif base.kind in "?iufc":
+        elif base.kind in "?iufc" or (base.kind == "V" and base.type is not np.void):  # the latter are ml_dtypes'
             yield min(base.alignment, 8)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -316,6 +317,72 @@ def test_converters_take_no_records():
     for convert in (nb.asarray, nb.from_numpy):
         with pytest.raises(nb.ConversionError, match="pass its fields"):
             convert(particles())
+
+
+@nb.kernel
+def of_either(p, q, out):
+    i = nb.tid()
+    r = q[i]
+    if i % 2 == 0:
+        r = p[i]
+    out[i] = r.x
+    q[i].x = r.x + 1.0
+
+
+def test_a_name_for_records_that_are_written_and_others_that_are_not():
+    p, q, out = particles(), particles(), np.zeros(N, np.float32)
+    q["x"] += 10
+    p.flags.writeable = False
+    nb.launch(of_either, N, [p, q, out])
+    assert out.tolist() == [0, 11, 2, 13, 4, 15] and (q["x"] == out + 1).all()
+    assert ".visible .entry" in of_either.ptx(p, q, out, capability=(9, 0))
+
+
+@nb.kernel
+def unknown_read(p):
+    i = nb.tid()
+    p[i].x = p[i].weight
+
+
+@nb.kernel
+def unknown_written(p):
+    i = nb.tid()
+    p[i].weight = 1.0
+
+
+@pytest.mark.parametrize("kernel", [unknown_read, unknown_written])
+def test_a_field_that_is_not_there_is_named(kernel):
+    with pytest.raises(nb.KernelError, match="a record has no field 'weight'; the fields are 'x', 'mass', 'kind'"):
+        nb.launch(kernel, N, [particles()])
+
+
+@nb.kernel
+def in_fields(p, out):
+    i = nb.tid()
+    out[i] = p[i].inner.v + p[i].v * p[i].v
+    p[i].v = p[i].inner.v
+    p[i].inner.v = 1.0 + p[i].k
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("align", [False, True])
+def test_fields_of_narrow_floats(dtype, align):
+    record = np.dtype([("k", np.float32), ("v", dtype), ("inner", [("v", dtype)])], align=align)
+    p, out = np.zeros(N, record), np.zeros(N, np.float32)
+    p["k"], p["v"], p["inner"]["v"] = 0.265625, 1.5, np.arange(N)
+    nb.launch(in_fields, N, [p, out])
+    assert (out == np.arange(N) + 2.25).all() and (p["v"] == np.arange(N).astype(dtype)).all()
+    assert (p["inner"]["v"] == np.float32(1.265625).astype(dtype)).all()
+    if align:
+        assert ".visible .entry" in in_fields.ptx(p, out, capability=(9, 0))
+    with pytest.raises(nb.KernelUnsupportedError, match=f"is {np.dtype(dtype).name}, and derivatives are computed"):
+        nb.launch(in_fields, N, [p, out], adj_inputs=[p.copy(), np.ones(N, np.float32)], adjoint=True)
+
+
+def test_arrays_of_narrow_floats_in_records_are_refused():
+    p = np.zeros(N, [("x", np.float32), ("v", np.float16, 2)])
+    with pytest.raises(nb.ConversionError, match="an array of float16 within a record; use a field for each number"):
+        nb.launch(unknown_written, N, [p])
 
 
 def test_records_compile_for_cuda():
