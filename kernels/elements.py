@@ -492,9 +492,11 @@ def matrix(shape: Sequence[int], dtype: Any = scalars.float32) -> ElementType:
     >>> matrix((2, 3), float)(1, 2, 3, 4, 5, 6)[1]
     vec3(4.0, 5.0, 6.0)
     """
-    extents = _checked(tuple(shape))
-    if len(extents) != 2:
-        raise NumbridgeValueError(f"shape is {shape!r}; a matrix has rows and columns")
+    try:
+        rows, columns = shape
+    except (TypeError, ValueError):
+        raise NumbridgeValueError(f"shape is {shape!r}; a matrix has rows and columns") from None
+    extents = _checked((rows, columns))
     return _element_type("matrix", extents, _component_scalar(dtype))
 
 
