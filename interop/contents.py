@@ -97,9 +97,23 @@ def filled(values: NDArray[Any], row: Scalar, device: Device | str | None = None
 
 
 def _elements(data: Any, element: ElementType, device: Device | str | None) -> Array:
-    """Return a new array of vectors or matrices with the values of `data`."""
+    """Return a new array of vectors, matrices or records with the values of `data`."""
+    if element.fields is not None and is_literal(data):
+        try:
+            data = np.array(data, dtype=element.fields)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise NumbridgeValueError(f"data cannot become records of {element.name}: {error}") from None
+    if not is_literal(data):
+        source = adopt(data)
+        if element.fields is not None or _holds_records(source):
+            return packed(source, element).to(get_device(device), copy=True)
     made = copied(data, element.scalar, device)
     return packed(made, element) if element_of(made) is None else made
+
+
+def _holds_records(array: Array) -> bool:
+    held = element_of(array)
+    return held is not None and held.fields is not None
 
 
 def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> Array:
@@ -110,10 +124,15 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
     NumbridgeValueError
         If nested lists are ragged, or hold numbers that the dtype cannot.
     """
-    if isinstance(dtype, ElementType):
-        return _elements(data, dtype, device)
+    kind = None if dtype is None else dtype_of(dtype)
+    if isinstance(kind, ElementType):
+        return _elements(data, kind, device)
     if not is_literal(data):
         source = adopt(data)
+        if dtype is not None and _holds_records(source):
+            raise ConversionError(
+                f"data holds records of {element_of(source)!r}, which cannot become {scalar_of(dtype).name}; take a field"
+            )
         row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
         made = moved(source, row, place) if source.device.is_cuda else filled(unpacked(source).numpy(), row, place)
         held = element_of(source)

@@ -15,9 +15,10 @@ from numbridge.contents import copied, is_literal, same_dtype
 from numbridge.contents import shared as share
 from numbridge.kernels import readers
 from numbridge.kernels.devices import Device
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
+from numbridge.memory import element_of
 
 __all__ = ["ArrayExplanation", "asarray", "convert", "explain"]
 
@@ -83,7 +84,11 @@ def convert(x: Any, to: str | ModuleType | type) -> Any:
     room = bridge_for_type(type(x))
     if room is not None and name == room.NAME and not is_literal(x):
         return x
-    return bridge_named(name).unwrap_array(asarray(x))
+    found = asarray(x)
+    held = element_of(found)
+    if name != "numpy" and held is not None and held.fields is not None:
+        raise ConversionError(f"{name} has no records, such as {held.name}; convert one of the fields")
+    return bridge_named(name).unwrap_array(found)
 
 
 def _framework_named(to: Any) -> str:

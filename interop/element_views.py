@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from numbridge.kernels.element_arguments import has_components
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import BufferAccessError, ConversionError
 from numbridge.memory import element_of, inner_strides, packed_record, row_of, wrap
@@ -33,6 +34,8 @@ def packed(array: Array, element: ElementType) -> Array:
     held, row, inner = element_of(array), row_of(array), element.extents
     if held is element:
         return array
+    if held is not None and held.fields is not None and has_components(held.fields, element):
+        return wrap(packed_record(array._record, element), array._source)
     outer = array.ndim - len(inner)
     if held is not None or row != element.scalar or outer < 0 or array.shape[outer:] != inner:
         found = row.name if held is None else held.name

@@ -12,6 +12,8 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from numbridge import bridge, strided
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import CPU, Device, get_device
@@ -110,9 +112,18 @@ def adopt(obj: Any) -> Array:
         readers.reader_of(obj)
         found = compiled.adopt(obj)
     if found is None:
+        found = _records(obj)
+    if found is None:
         raise _refusal(obj)
     made: Array = found
     return made
+
+
+def _records(obj: Any) -> Array | None:
+    """Return an Array of records on the memory of a structured NumPy array; None for anything else."""
+    if not isinstance(obj, np.ndarray) or obj.dtype.names is None or isinstance(obj, np.ma.MaskedArray):
+        return None
+    return wrap(readers.records_of(obj), obj)
 
 
 def _refusal(obj: Any) -> Exception:
@@ -161,6 +172,8 @@ def packed_record(record: Any, element: ElementType | None, flags: int = 0) -> A
     word, address, shape, strides, ordinal = native().describe(record)
     size, held = (word >> 8 & 0xFF) >> 3, by_number(word >> nb.WORD_ELEMENT & 0xFFFF)
     tag = word & 0xFFFFFFFF
+    if held is not None and held.fields is not None and element is not None:
+        held = element  # whose components the fields are
     if held is not None:
         shape, strides, tag = (*shape, *held.extents), (*strides, *inner_strides(held)), held.scalar.tag
     device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF

@@ -13,12 +13,9 @@ from numbridge.array import Array, adopt, native
 from numbridge.contents import same_dtype
 from numbridge.element_views import as_records
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
-from numbridge.kernels.element_arguments import has_components
-from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Reader
 from numbridge.kernels.scalars import scalar_of
-from numbridge.memory import inner_strides
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +51,8 @@ def from_numpy(
         Of any rank and strides that are multiples of the item size. Kept alive.
     dtype : dtype_like, optional
         Must be the dtype of `arr`; sharing does not convert. For a vector or matrix type the last dimensions are its own; or
-        `arr` is structured, and has its components as fields, in order and without gaps.
+        `arr` is structured, and has its components as fields, in order and without gaps. An array of another structured dtype is
+        an Array of records.
     shape : int or tuple of int, optional
         Another shape for the same elements; one extent may be -1. Without the dimensions of a vector or matrix type.
     device : Device or str, optional
@@ -66,7 +64,7 @@ def from_numpy(
     Raises
     ------
     ConversionError
-        If the dtype has no counterpart (object, structured, datetime, str, another byte order), or is not `dtype`.
+        If the dtype has no counterpart (object, datetime, str, another byte order), or is not `dtype`.
     BufferAccessError
         If the strides are no multiples of the item size, or allow no view of the `shape`; or the array is masked.
     DeviceError
@@ -79,8 +77,6 @@ def from_numpy(
     >>> x
     array([0., 5., 0.], dtype=float32)
     """
-    if isinstance(arr, np.ndarray) and arr.dtype.fields is not None and isinstance(dtype, ElementType):
-        arr = _components(arr, dtype)
     found = native().adopt(arr) if isinstance(arr, np.ndarray) else None
     if found is None:
         found = _explained(arr)
@@ -96,28 +92,11 @@ def from_numpy(
     return made
 
 
-def _components(arr: NDArray[Any], element: ElementType) -> NDArray[Any]:
-    """Return the fields of a structured array, which are an element's components, as last dimensions."""
-    if not has_components(arr.dtype, element):
-        raise ConversionError(
-            f"dtype is {element.name}, which is {element.count} components of {element.scalar.name} without gaps, and arr has "
-            f"the structured dtype {arr.dtype}; pass its fields one by one, as arr[name]"
-        )
-    shape, strides = (*arr.shape, *element.extents), (*arr.strides, *inner_strides(element))
-    first = arr[next(iter(arr.dtype.fields or ()))]
-    return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=bool(arr.flags.writeable))
-
-
 def _explained(arr: Any) -> Array:
     """Adopt the first array of its class, or say why this one cannot be shared."""
     if not isinstance(arr, np.ndarray):
         raise NumbridgeTypeError(
             f"arr is of type {type(arr).__name__}; it must be a numpy.ndarray (nb.array copies others)"
-        )
-    if arr.dtype.fields is not None:
-        raise ConversionError(
-            f"a structured NumPy array of dtype {arr.dtype} cannot be one array; pass its fields "
-            f"({', '.join(map(repr, arr.dtype.fields))}) one by one, as arr[name]"
         )
     if arr.dtype.hasobject:
         raise ConversionError(

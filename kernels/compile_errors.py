@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.operation_errors import in_plain_words
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["not_compiled"]
@@ -65,15 +66,15 @@ def _problem(text: str) -> str:
     """Return the first line that says what is wrong, with what an operation was given."""
     if _NO_MEMORY in text:
         return "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
-    part = re.search(r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)", text)
-    if part is not None:
-        return f"a {part[1]} has no such part to store into"
     own = re.search(r"raised a specific error:\s+\w+: (.+)\n\s+raised from .*numbridge", text)
     if own is not None:  # one of numbridge's intrinsics says it better
         return own[1]
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
+    plain = in_plain_words(text)
+    if plain is not None:
+        return plain
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     first = lines[0] if lines else text
     if first.endswith("found for signature:") and len(lines) > 1:

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels import cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
+from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import checked
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
@@ -143,6 +144,7 @@ def compile_run(
     except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
         raise not_compiled(error, entry, parameters, filename, origin) from error
     _check_writes(names, entry)
+    check_components(_overloads(names), entry, origin)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
     return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
 

@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from numbridge.kernels.bounds import AXIS, EXTENT, INDEX, SITE
+from numbridge.kernels.numba_elements import NumbaElement
 
 __all__ = ["checked"]
 
@@ -21,22 +22,26 @@ _WORD = ir.IntType(64)
 
 @intrinsic
 def checked(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -> Any:
-    """Return an index that was found to be one of an array's from `axis` on; what is no array is indexed unchecked."""
+    """Return an index that was found to be one of an array's, or an element's, from `axis` on; others are not checked."""
     if not isinstance(axis, types.IntegerLiteral):
         return None  # Numba comes back with the literal
     kinds = list(index) if isinstance(index, types.BaseTuple) else [index]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if isinstance(array, types.Array):
-            made = context.make_array(array)(context, builder, arguments[0])
-            shape = cgutils.unpack_tuple(builder, made.shape, array.ndim)
-            values = cgutils.unpack_tuple(builder, arguments[1]) if kinds != [index] else [arguments[1]]
-            for k, (kind, value) in enumerate(zip(kinds, values, strict=True), axis.literal_value):
-                if isinstance(kind, types.Integer) and k < array.ndim:
-                    _check(context, builder, kind, value, shape[k], arguments[3], k)
+        shape = _extents(context, builder, array, arguments[0])
+        values = cgutils.unpack_tuple(builder, arguments[1]) if kinds != [index] else [arguments[1]]
+        for k, (kind, value) in enumerate(zip(kinds, values, strict=True), axis.literal_value):
+            if isinstance(kind, types.Integer) and k < len(shape):
+                _check(context, builder, kind, value, shape[k], arguments[3], k)
         return arguments[1]
 
     return types.unliteral(index)(array, index, axis, site), generate
+
+
+def _extents(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Array):
+        return cgutils.unpack_tuple(builder, context.make_array(kind)(context, builder, value).shape, kind.ndim)
+    return [ir.Constant(_WORD, extent) for extent in kind.element.extents] if isinstance(kind, NumbaElement) else []
 
 
 def _check(context: Any, builder: Any, kind: Any, value: Any, extent: Any, site: Any, axis: int) -> None:

@@ -22,6 +22,7 @@ from numba.cuda.extending import lower_cast
 
 from numbridge.kernels import cuda_intrinsics, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
+from numbridge.kernels.component_range import check_components
 from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
@@ -160,6 +161,7 @@ def compile_ptx(
     # The last two for `row += 1` on a read-only row, and for what numba.cuda does not print.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
+    check_components(_overloads(names), entry, origin)
     symbol = _ENTRY.search(ptx)
     if symbol is None:
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
@@ -236,14 +238,18 @@ def compile_cubin(
     return Compiled((link(ptx, capability, entry),), {"kernel": symbol}, (), facts)
 
 
+def _overloads(names: Mapping[str, Any]) -> list[Any]:
+    """Return what numba.cuda compiled of the generated functions."""
+    return [overload for value in names.values() for overload in getattr(value, "overloads", {}).values()]
+
+
 def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
     found: set[int] = set()
-    for value in names.values():
-        for overload in getattr(value, "overloads", {}).values():
-            annotation = getattr(overload, "type_annotation", None)
-            for expression, signature in annotation.calltypes.items() if annotation is not None else ():
-                if signature is not None and signature.return_type in (types.float64, types.complex128):
-                    found.add(expression.loc.line)
+    for overload in _overloads(names):
+        annotation = getattr(overload, "type_annotation", None)
+        for expression, signature in annotation.calltypes.items() if annotation is not None else ():
+            if signature is not None and signature.return_type in (types.float64, types.complex128):
+                found.add(expression.loc.line)
     lines = text.splitlines()
     return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

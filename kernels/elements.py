@@ -408,7 +408,7 @@ def _alignments(dtype: np.dtype[Any]) -> Iterator[int]:
         base = kind.base
         if base.fields is not None:
             yield from _alignments(base)
-        elif base.kind in "?iufc":
+        elif base.kind in "?iufc" or (base.kind == "V" and base.type is not np.void):  # the latter are ml_dtypes'
             yield min(base.alignment, 8)
 
 
@@ -492,9 +492,11 @@ def matrix(shape: Sequence[int], dtype: Any = scalars.float32) -> ElementType:
     >>> matrix((2, 3), float)(1, 2, 3, 4, 5, 6)[1]
     vec3(4.0, 5.0, 6.0)
     """
-    extents = _checked(tuple(shape))
-    if len(extents) != 2:
-        raise NumbridgeValueError(f"shape is {shape!r}; a matrix has rows and columns")
+    try:
+        rows, columns = shape
+    except (TypeError, ValueError):
+        raise NumbridgeValueError(f"shape is {shape!r}; a matrix has rows and columns") from None
+    extents = _checked((rows, columns))
     return _element_type("matrix", extents, _component_scalar(dtype))
 
 

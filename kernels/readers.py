@@ -300,13 +300,9 @@ def _of_a_known_dtype(dtype: np.dtype[Any]) -> str:
 def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
     if array.dtype.names is not None:
         try:
-            record_type(array.dtype)
-        except ConversionError as error:
+            records_of(array)
+        except (ConversionError, BufferAccessError) as error:
             return error
-        return ConversionError(
-            f"a structured NumPy array of dtype {array.dtype} cannot be one array; only kernels take records: pass its fields "
-            f"({', '.join(map(repr, array.dtype.names))}) one by one, as array[name]"
-        )
     if not array.dtype.isnative:
         return ConversionError(
             f"a NumPy array of dtype {array.dtype.str!r} is not in this machine's byte order; use "
@@ -395,10 +391,10 @@ def _numpy_type(kind: type) -> Reader | None:
     if _is_masked(kind):
         return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_mask)
     _check_numpy_layout()
-    return Reader(nb.NUMPY, protocol="NumPy's array structure", adapter=_records_of)
+    return Reader(nb.NUMPY, protocol="NumPy's array structure", adapter=records_of)
 
 
-def _records_of(array: np.ndarray[Any, Any]) -> Any:
+def records_of(array: np.ndarray[Any, Any]) -> Any:
     """Return a record's capsule for an array of a structured dtype, as elements of that dtype."""
     if array.dtype.names is None:
         raise ConversionError(f"a NumPy array of dtype {array.dtype!r} has no counterpart")

@@ -115,9 +115,7 @@ def jax_kernel(
     what = f"kernel {kernel.name!r}"
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
-    block = 256 if block_dim is None else operator.index(block_dim)
-    if block < 1:
-        raise NumbridgeValueError(f"{what}: block_dim is {block}; it must be at least 1")
+    block = _block_of(what, block_dim)
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
@@ -125,6 +123,16 @@ def jax_kernel(
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
+
+
+def _block_of(what: str, given: Any) -> int:
+    try:
+        block = 256 if given is None else operator.index(given)
+    except TypeError:
+        raise NumbridgeTypeError(f"{what}: block_dim is {given!r}; it must be an int") from None
+    if block < 1:
+        raise NumbridgeValueError(f"{what}: block_dim is {block}; it must be at least 1")
+    return block
 
 
 class JaxKernel:
@@ -239,6 +247,9 @@ class JaxKernel:
         """Return a function of such arguments that runs at once."""
         import jax
 
+        for place, argument in enumerate(arguments):
+            if number_of(argument) is None:
+                _value(self._signature, place, argument)
         found = [number_of(argument) for argument in arguments]
         numbers = [None if number is None else Number(number.kind, None, packed=True) for number in found]
         has_numbers = any(number is not None for number in numbers)
@@ -249,7 +260,15 @@ class JaxKernel:
             return bind_call(call, [*operands[:has_numbers], *values])
 
         jitted: Callable[..., tuple[Any, ...]] = jax.jit(run)
-        return _Packing(self, options, numbers, jitted) if has_numbers else jitted
+        call = _Packing(self, options, numbers, jitted) if has_numbers else jitted
+        return functools.partial(self._with_numpy, call) if np.ndarray in map(type, arguments) else call
+
+    def _with_numpy(self, call: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:
+        """Run a call at once on arguments of NumPy's, of which JAX does not say which one it cannot take."""
+        for place, argument in enumerate(arguments):
+            if isinstance(argument, np.ndarray):
+                _value(self._signature, place, argument)
+        return call(*arguments)
 
     def number_types(self, options: Options, arguments: Sequence[Any]) -> list[tuple[str, Scalar]]:
         """Return what the numbers among some arguments are converted to: for each one, where it stands and its type."""
@@ -288,11 +307,19 @@ def _value(found: Signature, place: int, argument: Any) -> Any:
     """Return an argument as a JAX value."""
     import jax
 
-    if isinstance(argument, jax.Array | np.ndarray):
+    if isinstance(argument, jax.Array):
+        return argument
+    where = f"{found.what} under JAX, argument {found.inputs[place].name!r}"
+    if isinstance(argument, np.ndarray):
+        if argument.dtype.fields is not None:
+            raise NumbridgeTypeError(
+                f"{where}: JAX has no records but as bytes; pass records.view(np.uint8).reshape(*records.shape, -1)"
+            )
+        if not argument.dtype.isnative or argument.dtype.kind in "OSUMm":
+            raise NumbridgeTypeError(f"{where}: JAX has no dtype {argument.dtype.str!r}; convert the array with astype")
         return argument
     raise NumbridgeTypeError(
-        f"{found.what} under JAX, argument {found.inputs[place].name!r}: wanted a JAX array or a number, got "
-        f"{type(argument).__name__}; convert it with jnp.asarray"
+        f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray"
     )
 
 

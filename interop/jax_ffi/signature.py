@@ -192,4 +192,18 @@ def frozen_dims(dims: Any) -> Any:
     """Return dimensions as given by a user in a form that can be hashed."""
     if isinstance(dims, Mapping):
         return NamedDims(tuple((name, frozen_dims(value)) for name, value in dims.items()))
-    return tuple(dims) if isinstance(dims, list) else dims
+    if isinstance(dims, list | tuple):
+        return tuple(_frozen_extent(part, dims) for part in dims)
+    return _frozen_extent(dims, dims)
+
+
+def _frozen_extent(part: Any, dims: Any) -> Any:
+    """Return an extent that can be hashed; one that cannot be is an array, and a number if it has one element."""
+    if not hasattr(part, "dtype"):
+        return part
+    try:
+        return operator.index(part)
+    except TypeError as error:
+        raise NumbridgeTypeError(
+            f"dimensions are ints, or tuples of ints, that are known when JAX traces the call, such as x.shape; got {dims!r}"
+        ) from error

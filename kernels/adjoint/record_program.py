@@ -13,6 +13,7 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Array, Names, Value
+from numbridge.kernels.narrow_floats import NarrowFloat
 from numbridge.kernels.record_fields import is_aligned, leaves, overlap
 
 __all__ = ["MOST_COPIED", "Fields", "Records", "copied_parts", "inner_places", "same_record", "why_no_derivative"]
@@ -107,8 +108,9 @@ def why_no_derivative(place: Records) -> str | None:
             f"fields of {place.array.name} share bytes, through which no gradient can be carried; use a dtype whose fields do "
             "not overlap"
         )
-    if str(place.type) == "float16":
-        return f"{place.name} is float16, and derivatives are computed in float32 and float64; use a field of float32"
+    if isinstance(place.type, NarrowFloat):
+        name = place.type.name.removeprefix("stored_")
+        return f"{place.name} is {name}, and derivatives are computed in float32 and float64; use a field of float32"
     if isinstance(place.type, types.Complex):
         return f"{place.name} is {place.type}, and complex numbers have no derivative here; use fields for both parts"
     if not isinstance(place.type, types.Integer | types.Boolean) and not inference.is_float_type(place.type):

@@ -186,8 +186,20 @@ def test_structured_arrays_with_the_components_as_fields():
     points.flags.writeable = False
     assert nb.from_numpy(points, dtype=nb.vec3).read_only
     for fields in ([("x", "f4"), ("y", "f4")], [("x", "f4"), ("y", "f8"), ("z", "f4")]):
-        with pytest.raises(nb.ConversionError, match="3 components of float32 without gaps"):
+        with pytest.raises(nb.ConversionError, match=r"vec3, which is float32 with shape .*, and the data is dtype"):
             nb.from_numpy(np.zeros(4, fields), dtype=nb.vec3)
     gaps = np.dtype({"names": ["x", "y", "z"], "formats": ["f4"] * 3, "offsets": [0, 8, 16]})
-    with pytest.raises(nb.ConversionError, match="without gaps"):
+    with pytest.raises(nb.ConversionError, match="vec3, which is float32"):
         nb.from_numpy(np.zeros(4, gaps), dtype=nb.vec3)
+
+
+@pytest.mark.parametrize("make", [nb.asarray, nb.from_numpy, nb.array])
+def test_every_constructor_takes_components_as_fields(make):
+    points = np.zeros(4, [("x", "f4"), ("y", "f4"), ("z", "f4")])
+    points["y"] = [1, 2, 3, 4]
+    a = make(points[::2], dtype=nb.vec3)
+    assert a.dtype is nb.vec3 and a.numpy().tolist() == [[0, 1, 0], [0, 3, 0]]
+    assert np.shares_memory(a.numpy(), points) == (make is not nb.array)
+    frames = np.zeros(2, [("m", "f4", (3, 3))])
+    frames["m"] = np.arange(18).reshape(2, 3, 3)
+    assert (make(frames, dtype=nb.mat33).numpy() == frames["m"]).all()

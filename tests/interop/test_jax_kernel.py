@@ -463,6 +463,19 @@ CALLS = {
         r"vmap_method is 'all'; it must be one of broadcast_all",
     ),
     "key": (lambda x: nb.jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
+    "records": (
+        lambda x: nb.jax_kernel(untyped)(np.zeros(4, [("a", "f4"), ("b", "i4")]), x),
+        r"argument 'a': JAX has no records .*pass records.view\(np.uint8\)",
+    ),
+    "byte order": (
+        lambda x: nb.jax_kernel(triple)(np.zeros(4, ">f4")),
+        r"argument 'x': JAX has no dtype '>f4'; convert",
+    ),
+    "text": (lambda x: nb.jax_kernel(untyped)(x, "four"), r"argument 'b': wanted a JAX array or a number, got str"),
+    "unhashable": (
+        lambda x: nb.jax_kernel(triple)(x, launch_dims=np.arange(3)),
+        r"dimensions are ints, or tuples of ints, that are known when JAX traces the call, .* got array",
+    ),
     "in-out number": (
         lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), 1.0),
         r"argument 'sums': an in-out argument must be an array",
@@ -511,6 +524,7 @@ def test_what_is_wrong_is_said_when_it_is_traced(case):
         ),
         ({"vmap_method": None}, r"vmap_method is None; it must be one of"),
         ({"block_dim": 0}, r"block_dim is 0; it must be at least 1"),
+        ({"block_dim": 1.5}, r"block_dim is 1.5; it must be an int"),
         ({"sharding_rule": "i"}, r"sharding_rule 'i' has no \"->\"; write such as \"i k, k j -> i j\""),
     ],
 )

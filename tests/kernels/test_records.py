@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -312,10 +315,125 @@ def test_refusals(array, text):
         nb.launch(through_reading, N, [array, np.zeros(N, np.float32)])
 
 
-def test_converters_take_no_records():
-    for convert in (nb.asarray, nb.from_numpy):
-        with pytest.raises(nb.ConversionError, match="pass its fields"):
-            convert(particles())
+VIEWS = [np.s_[:], np.s_[::2], np.s_[::-1], np.s_[:0], np.s_[None, 1:3]]
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+@pytest.mark.parametrize("dtype", [PARTICLE, PACKED, NESTED])
+@pytest.mark.parametrize("make", [nb.asarray, nb.from_numpy, nb.array])
+def test_arrays_of_records_share_memory_or_copy_it(make, dtype, view):
+    p = (particles(dtype) if dtype is not NESTED else np.zeros(N, NESTED))[view]
+    for a in (make(p), make(p, dtype=dtype)):
+        assert a.shape == p.shape and a.numpy().dtype == dtype and (a.numpy() == p).all()
+        assert np.shares_memory(a.numpy(), p) == (make is not nb.array and p.size > 0)
+    assert (pickle.loads(pickle.dumps(make(p))).numpy() == p).all()
+    assert nb.convert(make(p), "numpy").dtype == dtype
+
+
+def test_arrays_of_records_are_launched_on_and_have_gradients():
+    p = particles()
+    a, out = nb.from_numpy(p, requires_grad=True), nb.zeros(N, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(squared, N, [a, out])
+    tape.backward(grads={out: nb.ones(N)})
+    assert (out.numpy() == p["x"] ** 2).all() and (a.grad.numpy()["x"] == 2 * p["x"]).all()
+    p.flags.writeable = False
+    assert nb.asarray(p).read_only
+
+
+@nb.kernel
+def squared(p, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = p[i].x * p[i].x
+
+
+def test_records_of_lists():
+    made = nb.array([(1.0, 2.0, 3), (4.0, 5.0, 6)], dtype=PARTICLE)
+    assert made.numpy().tolist() == [(1, 2, 3), (4, 5, 6)]
+    with pytest.raises(nb.NumbridgeValueError, match="data cannot become records of"):
+        nb.array([(1.0, "two", 3)], dtype=PARTICLE)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda p: nb.array(p, dtype=float), "holds records of .* cannot become float32; take a field"),
+        (lambda p: nb.array(p, dtype=nb.vec3), "vec3, which is float32"),
+        (lambda p: nb.array(np.ones((N, 6), np.float32), dtype=PARTICLE), "the data is float32"),
+        (lambda p: nb.asarray(p, dtype=PACKED), "the data is dtype"),
+        (lambda p: nb.convert(p, "torch"), "torch has no records, .* convert one of the fields"),
+        (lambda p: nb.asarray(np.zeros(2, [("x", object)])), "holds Python objects"),
+    ],
+)
+def test_what_records_do_not_become(call, text):
+    with pytest.raises(nb.ConversionError, match=text):
+        call(particles())
+
+
+@nb.kernel
+def of_either(p, q, out):
+    i = nb.tid()
+    r = q[i]
+    if i % 2 == 0:
+        r = p[i]
+    out[i] = r.x
+    q[i].x = r.x + 1.0
+
+
+def test_a_name_for_records_that_are_written_and_others_that_are_not():
+    p, q, out = particles(), particles(), np.zeros(N, np.float32)
+    q["x"] += 10
+    p.flags.writeable = False
+    nb.launch(of_either, N, [p, q, out])
+    assert out.tolist() == [0, 11, 2, 13, 4, 15] and (q["x"] == out + 1).all()
+    assert ".visible .entry" in of_either.ptx(p, q, out, capability=(9, 0))
+
+
+@nb.kernel
+def unknown_read(p):
+    i = nb.tid()
+    p[i].x = p[i].weight
+
+
+@nb.kernel
+def unknown_written(p):
+    i = nb.tid()
+    p[i].weight = 1.0
+
+
+@pytest.mark.parametrize("kernel", [unknown_read, unknown_written])
+def test_a_field_that_is_not_there_is_named(kernel):
+    with pytest.raises(nb.KernelError, match="a record has no field 'weight'; the fields are 'x', 'mass', 'kind'"):
+        nb.launch(kernel, N, [particles()])
+
+
+@nb.kernel
+def in_fields(p, out):
+    i = nb.tid()
+    out[i] = p[i].inner.v + p[i].v * p[i].v
+    p[i].v = p[i].inner.v
+    p[i].inner.v = 1.0 + p[i].k
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("align", [False, True])
+def test_fields_of_narrow_floats(dtype, align):
+    record = np.dtype([("k", np.float32), ("v", dtype), ("inner", [("v", dtype)])], align=align)
+    p, out = np.zeros(N, record), np.zeros(N, np.float32)
+    p["k"], p["v"], p["inner"]["v"] = 0.265625, 1.5, np.arange(N)
+    nb.launch(in_fields, N, [p, out])
+    assert (out == np.arange(N) + 2.25).all() and (p["v"] == np.arange(N).astype(dtype)).all()
+    assert (p["inner"]["v"] == np.float32(1.265625).astype(dtype)).all()
+    if align:
+        assert ".visible .entry" in in_fields.ptx(p, out, capability=(9, 0))
+    with pytest.raises(nb.KernelUnsupportedError, match=f"is {np.dtype(dtype).name}, and derivatives are computed"):
+        nb.launch(in_fields, N, [p, out], adj_inputs=[p.copy(), np.ones(N, np.float32)], adjoint=True)
+
+
+def test_arrays_of_narrow_floats_in_records_are_refused():
+    p = np.zeros(N, [("x", np.float32), ("v", np.float16, 2)])
+    with pytest.raises(nb.ConversionError, match="an array of float16 within a record; use a field for each number"):
+        nb.launch(unknown_written, N, [p])
 
 
 def test_records_compile_for_cuda():

@@ -1,0 +1,78 @@
+"""Constant indices that a vector or a matrix does not have, found in what Numba has typed.
+
+Numba types an index that stands in the source as any int, so that nothing can refuse it before. An index that is computed is
+checked where the kernel checks its bounds, by `cpu_bounds`. Importing this module imports Numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from numba import types
+
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.numba_elements import NAMES, NumbaElement
+
+__all__ = ["check_components"]
+
+# What stores into components have become: functions whose second argument is the index.
+_STORES = (NAMES["_nb_replaced"], NAMES["_nb_put_back"])
+
+
+def check_components(compiled: Iterable[Any], entry: str, origin: Callable[[int], str | None]) -> None:
+    """Refuse a kernel that indexes a vector or a matrix by a constant beyond its extent.
+
+    Parameters
+    ----------
+    compiled : iterable
+        What Numba has compiled of the kernel and its device functions.
+    entry : str
+        The kernel's name.
+    origin : callable
+        Returns where a line of the generated source comes from, or None.
+
+    Raises
+    ------
+    KernelError
+        With the index, the element, and the place in the source.
+    """
+    for overload in compiled:
+        annotation = getattr(overload, "type_annotation", None)
+        for kind, index, line in _indexed(annotation) if annotation is not None else ():
+            extents = kind.element.extents
+            for axis, (place, extent) in enumerate(zip(index, extents, strict=False)):
+                if type(place) is int and not -extent <= place < extent:
+                    where = origin(line)
+                    raise KernelError(
+                        f"kernel {entry!r}: index {place} is out of range for axis {axis} of a {kind.element.name}, whose extent "
+                        f"is {extent}" + ("" if where is None else f"\n  {where}")
+                    )
+
+
+def _indexed(annotation: Any) -> Iterator[tuple[NumbaElement, tuple[Any, ...], int]]:
+    """Yield the elements that are indexed, by what, and in which line; None for an index that is computed."""
+    for expression, signature in annotation.calltypes.items():
+        arguments = () if signature is None else signature.args
+        if not arguments or not isinstance(arguments[0], NumbaElement):
+            continue
+        operation = getattr(expression, "op", None)
+        if operation == "static_getitem":
+            index = expression.index
+        elif operation == "call" and _stores(annotation, expression):
+            index = _constant(annotation.typemap[expression.args[1].name])
+        else:
+            continue
+        yield arguments[0], index if isinstance(index, tuple) else (index,), expression.loc.line
+
+
+def _constant(kind: Any) -> Any:
+    """Return the value of an index of which Numba knows it from its type, or None."""
+    if isinstance(kind, types.BaseTuple):
+        return tuple(_constant(part) for part in kind)
+    return kind.literal_value if isinstance(kind, types.IntegerLiteral) else None
+
+
+def _stores(annotation: Any, call: Any) -> bool:
+    called = annotation.typemap.get(call.func.name)
+    return getattr(called, "typing_key", None) in _STORES

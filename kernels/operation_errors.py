@@ -1,0 +1,204 @@
+"""What Numba says of vectors, matrices and records in its own types, in the words of the kernel, with what to do.
+
+Takes and returns text; what is not recognised is left to the caller. Imports neither Numba nor NumPy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+__all__ = ["in_plain_words"]
+
+_ARITHMETIC = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "matmul": "@",
+    "pow": "**",
+}
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SIGNS = {
+    **{f"i{name}": sign for name, sign in _ARITHMETIC.items()},
+    **_ARITHMETIC,
+    **_ORDER,
+    "eq": "==",
+    "ne": "!=",
+}
+_OF_VECTORS = {
+    "mul": "; nb.dot, nb.cross, nb.outer and nb.cw_mul multiply vectors",
+    "truediv": "; nb.cw_div divides by component",
+}
+_ELEMENT = re.compile(r"element\((\w+)\)")
+_OWN = re.compile(r"(?:\w+ )*(?:array\()?(?:read-only )?(?:element|Record)\(")
+_CALL = re.compile(r"No implementation of function (Function\(.+\)) found for signature:\s+>>> (.+)")
+
+
+def in_plain_words(text: str) -> str | None:
+    """Return what is wrong with an operation on vectors, matrices or records that Numba refused; None for anything else.
+
+    Examples
+    --------
+    >>> in_plain_words("Unknown attribute 'xy' of type element(vec3)")
+    "a vec3 has no part 'xy'; take components, as in v[0], or make a new one of them"
+    """
+    for pattern, said in _SAID:
+        found = re.search(pattern, text)
+        if found is not None:
+            return said(found)
+    called = _CALL.search(text)
+    return None if called is None else _of_call(called[1], called[2])
+
+
+def _named(kind: str) -> str:
+    """Return a type of Numba's as messages call it."""
+    kind = kind.strip().removeprefix("unaligned ").removeprefix("readonly ")
+    whole = _ELEMENT.fullmatch(kind)
+    if whole is not None:
+        return whole[1]
+    if kind.startswith(("Record(", "read-only Record(")):
+        fields = re.findall(r"[(,](\w+)\[type=", kind)
+        return f"record ({', '.join(fields)})"
+    if kind.startswith("array("):
+        inner = kind[len("array(") : -1].rsplit(", ", 2)[0]
+        return f"array of {_named(inner)}"
+    literal = re.fullmatch(r"Literal\[(\w+)\]\(.*\)", kind)
+    if literal is not None:
+        return literal[1]
+    return "tuple" if kind.startswith(("Tuple(", "UniTuple(")) else "slice" if kind.startswith("slice<") else kind
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeio' else 'a'} {name}"
+
+
+def _arguments(listed: str) -> list[str]:
+    """Return the parts of a list of types, which may hold commas themselves."""
+    parts, depth, part = [], 0, ""
+    for letter in listed:
+        depth += (letter in "([<") - (letter in ")]>")
+        if letter == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += letter
+    return [*parts, part] if part.strip() else parts
+
+
+def _of_call(function: str, signature: str) -> str | None:
+    name, _, listed = signature.partition("(")
+    given = _arguments(listed.rstrip().removesuffix(")"))
+    if re.fullmatch(r"Function\(\w+\)", function):  # of a class: an element type
+        return (
+            f"{name} is not made of ({', '.join(map(_named, given))}): pass nothing, one number for all components, all of them, "
+            "or vectors and numbers that make them up"
+        )
+    if not any(_OWN.match(kind.strip()) for kind in given):
+        return None
+    kinds = [_named(kind) for kind in given]
+    said = _CALLS.get(name)
+    if said is not None:
+        return said(given, kinds)
+    if name in _SIGNS and len(kinds) == 2:
+        return f"there is no {kinds[0]} {_SIGNS[name]} {kinds[1]}{_way_out(name.removeprefix('i'), given, kinds)}"
+    called = re.match(r"Function\(<(?:built-in )?function (\w+)", function) or re.match(
+        r"Function\(<class '(\w+)'", function
+    )
+    return None if called is None else f"{called[1]} does not take ({', '.join(kinds)})"
+
+
+def _is_array(kind: str) -> bool:
+    return "array(" in kind.partition("Record(")[0]
+
+
+def _way_out(name: str, given: list[str], kinds: list[str]) -> str:
+    """Return what to write instead of an operation."""
+    elements = [kind for kind, text in zip(kinds, given, strict=True) if _ELEMENT.fullmatch(text.strip())]
+    if name in _ORDER:
+        return "; compare components, or lengths"
+    if name == "pow":
+        return "; multiply, as in v[0] * v[0]"
+    if len(elements) == 2:
+        if elements[0] != elements[1]:
+            return f"; convert one of them, as in {elements[0]}(value), if they have as many components"
+        several = {
+            "mul": "nb.dot, nb.cross, nb.outer and nb.cw_mul multiply vectors",
+            "truediv": "nb.cw_div divides by component",
+        }
+        return f"; {several[name]}" if name in several else ""
+    if len(elements) == 1 and name in ("add", "sub"):
+        return f"; make {_with_article(elements[0])} of the number, as in {elements[0]}(value)"
+    if name == "truediv" and kinds[1] in elements:
+        return f"; nb.cw_div({kinds[1]}(value), v) divides by component"
+    return ""
+
+
+def _of_truth(given: list[str], kinds: list[str]) -> str:
+    return f"{_with_article(kinds[0])} is neither true nor false; compare it, or one of its components"
+
+
+def _of_index(given: list[str], kinds: list[str]) -> str | None:
+    if _is_array(given[0]):
+        return (
+            f"{_with_article(kinds[0])} has no index of type {kinds[1]}; its elements are indexed apart, as in a[i][0]"
+        )
+    return (
+        f"{_with_article(kinds[0])} has no index of type {kinds[1]}: a vector takes one int, a matrix a row's or a row's and a "
+        "column's; take components one by one"
+    )
+
+
+def _of_store(given: list[str], kinds: list[str]) -> str | None:
+    if _is_array(given[0]):
+        inner = kinds[0].removeprefix("array of ")
+        if kinds[2] != inner and kinds[1] != "tuple":
+            wanted = f"{inner}(...)" if "element(" in given[0] else "its parts, as in v[0]"
+            return f"{_with_article(kinds[0])} holds nothing but {inner}, and {kinds[2]} is stored; store {wanted}"
+        return (
+            f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}; the components of its elements "
+            "are indexed apart, as in a[i][0] = value"
+        )
+    return f"{_with_article(kinds[0])} does not take {kinds[2]} at an index of type {kinds[1]}"
+
+
+_CALLS: dict[str, Callable[[list[str], list[str]], str | None]] = {
+    "bool": _of_truth,
+    "not_": _of_truth,
+    "getitem": _of_index,
+    "setitem": _of_store,
+    "replaced": _of_store,
+}
+
+
+def _of_part(found: re.Match[str]) -> str:
+    return f"{_with_article(found[2])} has no part {found[1]!r}; take components, as in v[0], or make a new one of them"
+
+
+def _of_iteration(found: re.Match[str]) -> str:
+    return (
+        f"{_with_article(found[1])} is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"
+    )
+
+
+def _of_names(found: re.Match[str]) -> str:
+    first, second = _named(found[1]), _named(found[2])
+    name = found[3].split(".")[0]
+    what = "a conditional expression" if name.startswith("$") else repr(name)
+    if first == second:
+        return f"{what} is one {first} on one path and a different one on another, which differ in layout; use a name for each"
+    return f"{what} is {_with_article(first)} on one path and {_with_article(second)} on another; use a name for each"
+
+
+# Numba's other messages, as patterns.
+_SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
+    (
+        r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)",
+        lambda found: f"a {found[1]} has no such part to store into",
+    ),
+    (r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)", _of_iteration),
+    (r"Cannot unify (.+?) and (.+?) for '([^']+)', defined", _of_names),
+)

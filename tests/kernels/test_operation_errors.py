@@ -1,0 +1,241 @@
+"""What is said of an operation on vectors, matrices and records that there is not: in the kernel's words, with the way out."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+
+PLACE = np.dtype([("x", np.float32), ("n", np.int32)])
+OTHER = np.dtype([("y", np.float64)])
+
+
+@nb.kernel
+def another_scalar(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = v[i] + nb.vec3d(1.0)
+
+
+@nb.kernel
+def plus_a_number(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = v[i] + 1.0
+
+
+@nb.kernel
+def product(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = v[i] * v[i]
+
+
+@nb.kernel
+def reciprocal(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = 1.0 / v[i]
+
+
+@nb.kernel
+def power(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = v[i] ** 2
+
+
+@nb.kernel
+def order(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i][0] = float(v[i] < v[0])
+
+
+@nb.kernel
+def truth(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    if v[i]:
+        v[i] = v[0]
+
+
+@nb.kernel
+def piece(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(v[i][0:2], 1.0)
+
+
+@nb.kernel
+def a_number_is_stored(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = 1.0
+
+
+@nb.kernel
+def a_vector_is_stored(v: nb.array[nb.vec3], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = v[i]
+
+
+@nb.kernel
+def together(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i, 0] = 1.0
+
+
+@nb.kernel
+def unpacked(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    a, b, c = v[i]
+    v[i] = nb.vec3(c, b, a)
+
+
+@nb.kernel
+def swizzled(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(v[i].xy, 1.0)
+
+
+@nb.kernel
+def too_few(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(1.0, 2.0)
+
+
+@nb.kernel
+def wrong_operand(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.inverse(v[i])
+
+
+@nb.kernel
+def two_types(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    u = nb.vec2(0.0)
+    if i > 1:
+        u = v[i]
+    v[i] = v[i] * u[0]
+
+
+@nb.kernel
+def two_records(p, q):
+    i = nb.tid()
+    r = p[i]
+    if i > 1:
+        r = q[i]
+    p[i].n = int(r.x)
+
+
+@nb.kernel
+def record_of_a_number(p):
+    i = nb.tid()
+    p[i] = 1.0
+
+
+VECTORS = [np.ones((4, 3), np.float32)]
+CASES = [
+    (
+        another_scalar,
+        "there is no vec3 + vec3d; convert one of them, as in vec3(value), if they have as many components",
+    ),
+    (plus_a_number, "there is no vec3 + float32; make a vec3 of the number, as in vec3(value)"),
+    (product, "there is no vec3 * vec3; nb.dot, nb.cross, nb.outer and nb.cw_mul multiply vectors"),
+    (reciprocal, "there is no float32 / vec3; nb.cw_div(vec3(value), v) divides by component"),
+    (power, "there is no vec3 ** int; multiply, as in v[0] * v[0]"),
+    (order, "there is no vec3 < vec3; compare components, or lengths"),
+    (truth, "a vec3 is neither true nor false; compare it, or one of its components"),
+    (piece, "a vec3 has no index of type slice: a vector takes one int"),
+    (a_number_is_stored, "an array of vec3 holds nothing but vec3, and float32 is stored; store vec3(...)"),
+    (
+        a_vector_is_stored,
+        "an array of float32 holds nothing but float32, and vec3 is stored; store its parts, as in v[0]",
+    ),
+    (together, "the components of its elements are indexed apart, as in a[i][0] = value"),
+    (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
+    (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
+    (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
+    (wrong_operand, "inverse does not take (vec3)"),
+    (two_types, "'u' is a vec2 on one path and a vec3 on another; use a name for each"),
+    (two_records, "'r' is a record (x, n) on one path and a record (y) on another; use a name for each"),
+    (record_of_a_number, "an array of record (x, n) holds nothing but record (x, n), and float32 is stored"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "problem"), CASES, ids=[kernel.name for kernel, _ in CASES])
+def test_what_there_is_not_is_said_plainly(kernel, problem):
+    arguments = VECTORS
+    if "record" in kernel.name:
+        arguments = [np.zeros(4, PLACE), np.zeros(4, OTHER)][: len(kernel.parameters)]
+    elif kernel is a_vector_is_stored:
+        arguments = [*VECTORS, np.zeros(4, np.float32)]
+    with pytest.raises(nb.KernelError, match=rf"does not compile for \(.*\): .*{re.escape(problem)}.*\n  {__file__}"):
+        nb.launch(kernel, 4, arguments)
+
+
+@nb.func
+def fourth(v):
+    return v[3]
+
+
+@nb.kernel
+def read_beyond(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(fourth(v[i]))
+
+
+@nb.kernel
+def written_before(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i][-4] = 1.0
+
+
+@nb.kernel
+def column_beyond(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    m = nb.outer(v[i], nb.vec2(1.0))
+    m[2, 2] = 1.0
+    v[i] = nb.vec3(m[0, 0])
+
+
+@nb.kernel
+def row_beyond(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.vec3(nb.outer(v[i], v[i])[3][0])
+
+
+@pytest.mark.parametrize("capability", [None, (9, 0)])
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (read_beyond, "index 3 is out of range for axis 0 of a vec3, whose extent is 3"),
+        (written_before, "index -4 is out of range for axis 0 of a vec3, whose extent is 3"),
+        (column_beyond, "index 2 is out of range for axis 1 of a mat32, whose extent is 2"),
+        (row_beyond, "index 3 is out of range for axis 0 of a mat33, whose extent is 3"),
+    ],
+)
+def test_a_constant_index_that_an_element_has_not(kernel, problem, capability):
+    before = VECTORS[0].copy()
+    with pytest.raises(nb.KernelError, match=rf"{problem}\n  {__file__}"):
+        kernel.ptx(*VECTORS, capability=capability) if capability else nb.launch(kernel, 4, VECTORS)
+    assert (VECTORS[0] == before).all()
+
+
+@nb.kernel(check_bounds=True)
+def component(v: nb.array[nb.vec3], k: int):
+    i = nb.tid()
+    v[i][1] = v[i][k] + 1.0
+
+
+@nb.kernel(check_bounds=True)
+def component_stored(v: nb.array[nb.vec3], k: int):
+    i = nb.tid()
+    u = v[i]
+    u[k] = 1.0
+    v[i] = u
+
+
+@pytest.mark.parametrize(("kernel", "what"), [(component, "v[i]"), (component_stored, "u")])
+@pytest.mark.parametrize("index", [3, -4])
+def test_checked_indices_of_components(kernel, what, index):
+    v = np.ones((4, 3), np.float32)
+    nb.launch(kernel, 4, [v, -3])
+    wanted = f"index {index} is out of range for axis 0 of {what}, whose extent is 3"
+    with pytest.raises(IndexError, match=re.escape(wanted)):
+        nb.launch(kernel, 4, [v, index])
