@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels.adjoint.overlap import extent
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
@@ -64,7 +63,7 @@ class AdjointMemory:
 
     def __init__(self, arrays: Iterable[Description]) -> None:
         self._regions: list[Region] = []
-        for low, high, dtype in sorted(((*extent(a), _dtype(a)) for a in arrays), key=lambda part: part[:2]):
+        for low, high, dtype in sorted(((*a.extent, _dtype(a)) for a in arrays), key=lambda part: part[:2]):
             last = self._regions[-1] if self._regions else None
             if last is not None and low < last.high:
                 if last.dtype != dtype:
@@ -79,7 +78,7 @@ class AdjointMemory:
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
-        low, high = extent(found)
+        low, high = found.extent
         place = bisect.bisect_right(self._starts, low) - 1
         region = self._regions[place] if place >= 0 else None
         inside = region is not None and high <= region.high and region.dtype == _dtype(found)

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from numbridge.kernels.adjoint.overlap import extent, share_memory
+from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.readers import Description
 
 __all__ = ["MemoryIndex", "place_of"]
@@ -33,7 +33,7 @@ class MemoryIndex(Generic[Thing]):
 
     def add(self, found: Description, *things: Thing) -> None:
         """Add an array with some things; one that is here already gets them too."""
-        place, (low, high) = place_of(found), extent(found)
+        place, (low, high) = place_of(found), found.extent
         if place not in self._things and high > low:
             bisect.insort(self._sorted.setdefault((high - low).bit_length(), []), (low, high, place))
             self._things[place] = found, []
@@ -57,7 +57,7 @@ class MemoryIndex(Generic[Thing]):
         taken = []
         for place in list(self._places(found)):
             other, things = self._things.pop(place)
-            low, high = extent(other)
+            low, high = other.extent
             arrays = self._sorted[(high - low).bit_length()]
             del arrays[bisect.bisect_left(arrays, (low, high, place))]
             taken += things
@@ -68,7 +68,7 @@ class MemoryIndex(Generic[Thing]):
         return (found for found, _ in self._things.values())
 
     def _places(self, found: Description) -> Iterator[tuple[Any, ...]]:
-        low, high = extent(found)
+        low, high = found.extent
         for bits, arrays in self._sorted.items():
             first = bisect.bisect_left(arrays, (low - (1 << bits),))
             last = bisect.bisect_left(arrays, (high,))

@@ -62,6 +62,13 @@ class Tape:
     from one that does. Launches and methods of `Array` may overwrite what was recorded at any time. What something else changes
     before `backward`, such as NumPy through a view, or a global value that a kernel uses, is noticed and refused.
 
+    Parameters
+    ----------
+    check_contents : bool
+        Whether to look, on the CPU, if something that the tape is not told of has changed arrays. That reads each array of a
+        launch once or twice more, which takes longer than a simple kernel. Without it such a change makes a gradient wrong
+        silently.
+
     Examples
     --------
     >>> import numbridge as nb
@@ -77,7 +84,7 @@ class Tape:
     [2.0, 4.0, 6.0]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check_contents: bool = True) -> None:
         self._events: list[Event] = []
         self._varied: MemoryIndex[None] = MemoryIndex()
         # Whether arrays without elements are among these: then every one counts, since they have no memory to be known by.
@@ -92,8 +99,8 @@ class Tape:
         self._ends: list[Array] = []
         self._memory: AdjointMemory | None = None
         self._now = Checksums()
-        # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
-        self._contents, self._carried = RememberedContents(self._now), RememberedContents(self._now)
+        self._check_contents = check_contents
+        self._forget_contents()
         self._thread: int | None = None
         self._done = False
         self._kept = 0
@@ -144,7 +151,8 @@ class Tape:
             return None
         self._look_for_changes(event.arrays, f"the launch of kernel {kernel.name!r}")
         if isinstance(event, LaunchEvent):
-            self._keep_snapshots(event, kernel, types, weak)
+            for name in event.snapshot:
+                self._keep(event, name, {})
 
         def record() -> None:
             self._events.append(event)
@@ -217,6 +225,7 @@ class Tape:
             tuple(name for name in active if name in written),
             variants_of(kernel).dependencies,
             set(plan.reads),
+            snapshot=tuple(plan.snapshot),
         )
 
     def _records(self) -> bool:
@@ -277,7 +286,7 @@ class Tape:
     def _remember_array(self, argument: Any) -> None:
         if not _requires_grad(argument):
             return
-        array = _root(asarray(argument))
+        array = _root(argument if isinstance(argument, Array) else asarray(argument))
         ask = reader_of(argument).lost_gradient
         if ask is not None and not argument.is_leaf and ask(argument) is not None:
             self._ends.append(array)
@@ -291,11 +300,6 @@ class Tape:
                 event.lost.append(name)
             self._keep(event, name, copies)
         self._contents.forget(written)
-
-    def _keep_snapshots(self, event: LaunchEvent, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
-        """Keep copies of the arrays that a launch itself changes and its adjoint reads."""
-        for name in kernel.adjoint(event.active).plan(tuple(types), weak).snapshot:
-            self._keep(event, name, {})
 
     def _keep(self, event: LaunchEvent, name: str, copies: dict[tuple[Any, ...], Any]) -> None:
         place = [parameter.name for parameter in event.kernel.parameters].index(name)
@@ -381,8 +385,13 @@ class Tape:
             self._events.clear()
             self._reads = MemoryIndex()
         elif self._reads_only_given():
-            self._contents, self._carried = RememberedContents(self._now), RememberedContents(self._now)
+            self._forget_contents()
         self._deposit(memory)
+
+    def _forget_contents(self) -> None:
+        # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
+        self._contents = RememberedContents(self._now, watchful=self._check_contents)
+        self._carried = RememberedContents(self._now, watchful=self._check_contents)
 
     def _reads_only_given(self) -> bool:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""

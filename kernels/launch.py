@@ -90,12 +90,13 @@ class _Road:
             if record is not None:
                 record(self.kernel, self.geometry, arguments)
                 return
-        if self.place.device is None and not any(describe(argument).is_array for argument in arguments):
+        found = [describe(argument) for argument in arguments]
+        if self.place.device is None and not any(description.is_array for description in found):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
             here = replace(self.place, device=get_device())
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
-        variant = self.variants.specialise(arguments, self.place)
+        variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
         if variant.device.is_cpu:
             start_threads()
         types, weak = variant.parameters, variant.weak_float

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
+
+_Value = TypeVar("_Value")
 
 __all__ = [
     "Description",
@@ -94,6 +96,17 @@ class Reader:
     inspect: Callable[[Any], None] | None = None
 
 
+class _once(Generic[_Value]):  # noqa: N801 - used as a decorator, like property
+    """A property that is computed once: as `functools.cached_property`, without the lock that it has until Python 3.12."""
+
+    def __init__(self, function: Callable[[Any], _Value]) -> None:
+        self._function, self._name, self.__doc__ = function, function.__name__, function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> _Value:
+        value = instance.__dict__[self._name] = self._function(instance)
+        return value
+
+
 @dataclass(frozen=True)
 class Description:
     """What an object turned out to be, as compiled code sees it.
@@ -116,28 +129,28 @@ class Description:
     strides: tuple[int, ...] = ()
     device_id: int = 0
 
-    @property
+    @_once
     def kind(self) -> int:
         """CLASS_ARRAY, CLASS_FLOAT, ... or 0."""
         return self.word >> nb.WORD_CLASS & nb.CLASS_MASK
 
-    @property
+    @_once
     def is_array(self) -> bool:
         """Whether this is an array (of any rank), not a scalar."""
         return self.kind == nb.CLASS_ARRAY
 
-    @property
+    @_once
     def tag(self) -> int:
         """The packed DLPack data type."""
         return self.word & 0xFFFFFFFF
 
-    @property
+    @_once
     def scalar(self) -> scalars.Scalar | None:
         """The row in the dtype table of what the array holds, or None for a type that numbridge does not have."""
         element = self.element
         return element.scalar if element is not None else scalars.by_tag(self.tag)
 
-    @property
+    @_once
     def element(self) -> ElementType | None:
         """The vector or matrix type of the elements, or of an element by itself; None for scalars."""
         return by_number(self.tag >> nb.WORD_ELEMENT)
@@ -161,6 +174,24 @@ class Description:
     def is_on_cuda(self) -> bool:
         """Whether this is an array in CUDA memory."""
         return self.is_array and self.device_type in (dl.CUDA, dl.CUDA_MANAGED)
+
+    @_once
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.element.bytes if self.element is not None else (self.word >> 8 & 0xFF) >> 3
+
+    @_once
+    def extent(self) -> tuple[int, int]:
+        """The first address that an array occupies, and the one after its last."""
+        if 0 in self.shape:
+            return self.data, self.data
+        low = high = self.data
+        for length, step in zip(self.shape, self.strides, strict=True):
+            if step > 0:
+                high += (length - 1) * step
+            else:
+                low += (length - 1) * step
+        return low, high + self.itemsize
 
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""

@@ -67,6 +67,7 @@ SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
 GRAIN, GRAIN_WITH_LOOP = 1 << 13, 1
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 BRIEF_BELOW = 1 << 10
+_MAX_CHECKED = 256
 
 _ARRAY_MASK = (
     0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
@@ -161,6 +162,8 @@ class Variants:
         self._lock = threading.RLock()
         self._variants: dict[Any, Variant] = {}
         self._specialisations: dict[Any, Any] = {}
+        # By what arguments look like, where they have been checked and compiled for
+        self._checked: dict[Any, Variant] = {}
         self._dependencies: tuple[Any, ...] | None = None
         self._written: dict[tuple[Any, ...], frozenset[str]] = {}
         # Code and tables that another thread may be running on are never freed.
@@ -174,6 +177,15 @@ class Variants:
         """Return the table of specialisations for launches in a place."""
         with self._lock:
             return self._tables.setdefault(place, np.zeros(nb.MAX_VARIANTS + 1, np.int64))
+
+    def checked(self, found: Sequence[Description], place: Place) -> Variant | None:
+        """Return the variant that arguments like these were checked for, or None; a number may still not fit."""
+        with self._lock:
+            self._forget_old_globals()
+            variant = self._checked.get((place, *map(_look, found)))
+            if variant is not None:
+                self.last = variant.parameters, variant.weak_float
+            return variant
 
     def specialise(self, arguments: Sequence[Any], place: Place = MASKED) -> Variant:
         """Make the compiled entry recognise these arguments, and return the variant that they run.
@@ -198,6 +210,10 @@ class Variants:
             if device.is_cuda:
                 cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
             self._install(variant, found, self.table(place), dependencies)
+            if not any(d.is_element or d.kind == 0 or d.has(nb.GUARDED | nb.UNSURE) for d in found):
+                if len(self._checked) >= _MAX_CHECKED:
+                    self._checked.clear()
+                self._checked[place, *map(_look, found)] = variant
             return variant
 
     def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
@@ -230,7 +246,7 @@ class Variants:
         known = self._dependencies
         if known is None or not all(dependency.holds() for dependency in known):
             self._kept.extend((self._specialisations, self._variants, known))
-            self._variants, self._specialisations, self._written = {}, {}, {}
+            self._variants, self._specialisations, self._written, self._checked = {}, {}, {}, {}
             self._dependencies = known = self.kernel.dependencies()
         return known
 
@@ -334,6 +350,11 @@ def bound_types(
         for p, dtype, d in zip(kernel.parameters, checked, found, strict=True)
     ]
     return tuple(types), weak
+
+
+def _look(found: Description) -> tuple[Any, ...]:
+    """Return what checks of an argument look at, which is everything but its address, unless a framework is asked too."""
+    return found.word, found.shape, found.strides, found.device_id
 
 
 def variants_of(kernel: Kernel) -> Variants:

@@ -10,11 +10,11 @@ import ctypes
 # XLA_FFI_API_MAJOR, and each XLA_FFI_API_MINOR whose header these structures were compared with.
 KNOWN_MAJOR, KNOWN_MINORS = 0, (3, 4, 5)
 # The names of minor version 3, which JAX 0.10 has; places and meaning are the same.
-OLDER_NAMES = {
-    "XLA_FFI_InternalExtension": "XLA_FFI_Extension_Base",
-    "XLA_FFI_Error_GetDetails": "XLA_FFI_Error_GetMessage",
-    "XLA_FFI_InvokeContext_Get": "XLA_FFI_ExecutionContext_Get",
-}
+OLDER_NAMES = (
+    ("XLA_FFI_InternalExtension", "XLA_FFI_Extension_Base"),
+    ("XLA_FFI_Error_GetDetails", "XLA_FFI_Error_GetMessage"),
+    ("XLA_FFI_InvokeContext_Get", "XLA_FFI_ExecutionContext_Get"),
+)
 
 # XLA_FFI_InternalExtension_Type, XLA_FFI_ExecutionStage, XLA_FFI_AttrType
 EXTENSION_METADATA = 1

@@ -20,6 +20,7 @@ _HEADER = Path("xla", "ffi", "api", "c_api.h")
 _STRUCT = r"struct {name} \{{(.*?)\n\}}"
 # Sizes, which are also alignments, on a 64-bit machine; whatever ends in * is a pointer, and an enum is an int.
 _SIZES = {"size_t": 8, "int64_t": 8, "int32_t": 4, "uint32_t": 4, "int": 4, "XLA_FFI_Handler_Traits": 4}
+_OLDER = dict(xla.OLDER_NAMES)
 _ENUM = re.compile(r"XLA_FFI_(DataType|ExecutionStage|(Internal)?Extension_Type|Error_Code|ArgType|RetType|AttrType)")
 
 
@@ -44,7 +45,7 @@ def offsets(text: str, name: str) -> dict[str, int]:
     name : str
         The structure's name, new or old.
     """
-    found = _body(text, name) or _body(text, xla.OLDER_NAMES.get(name, name))
+    found = _body(text, name) or _body(text, _OLDER.get(name, name))
     if found is None:
         raise NumbridgeError(
             f"jaxlib's c_api.h has no structure {name}; install a jaxlib that numbridge knows (0.10 to 0.12)"
@@ -106,7 +107,7 @@ def check_header(text: str) -> tuple[int, int]:
         places = offsets(text, structure.__name__)
         for name, *_ in structure._fields_:
             wanted = getattr(structure, name).offset
-            found = places.get(name, places.get(xla.OLDER_NAMES.get(name, name)))
+            found = places.get(name, places.get(_OLDER.get(name, name)))
             if found != wanted:
                 raise NumbridgeError(
                     f"{structure.__name__}.{name} lies at byte {found} in jaxlib's c_api.h, and numbridge takes it "

@@ -121,6 +121,7 @@ class Derivative(Kernel):
         self.launchers: dict[Any, Any] = {}
         self.derivatives: dict[Any, Any] = {}
         self._plans: dict[Any, tuple[Plan, tuple[Dependency, ...]]] = {}
+        self._last_plan: tuple[Any, str, str, Any] = (None, "", "", None)
 
     @functools.cached_property
     def source(self) -> Any:
@@ -133,13 +134,19 @@ class Derivative(Kernel):
 
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
+        # A variant's types are always the same object, which is found faster than equal ones.
+        types, last_weak, last_target, last = self._last_plan
+        if types is parameters and (last_weak, last_target) == (weak, target) and _holds(last):
+            found: Plan = last[0]
+            return found
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
             for p in parameters
         )
         known = self._plans.get((bare, weak, target))
-        if known is None or not all(dependency.holds() for dependency in known[1]):
+        if known is None or not _holds(known):
             known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
+        self._last_plan = parameters, weak, target, known
         return known[0]
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
@@ -370,6 +377,11 @@ class Derivative(Kernel):
                 raise NumbridgeValueError(f"{where}, {kind} to which the gradient is added, got {got}")
         elif not derivative.is_array or full_shape(derivative) != wanted:
             raise NumbridgeValueError(f"{where}: wanted shape {wanted}, got {got}")
+
+
+def _holds(known: tuple[Plan, tuple[Dependency, ...]]) -> bool:
+    """Tell whether what a plan depends on is as it was."""
+    return all(dependency.holds() for dependency in known[1])
 
 
 def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:

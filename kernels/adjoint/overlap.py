@@ -16,29 +16,14 @@ from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
-__all__ = ["check_overlaps", "extent", "on_memory", "share_memory"]
+__all__ = ["check_overlaps", "on_memory", "share_memory"]
 
 _WORK: Any = 10_000
 
 
-def extent(found: Description) -> tuple[int, int]:
-    """Return the first address that an array occupies, and the one after its last."""
-    itemsize = _itemsize(found)
-    if 0 in found.shape:
-        return found.data, found.data
-    steps = [(length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)]
-    low = found.data + sum(step for step in steps if step < 0)
-    high = found.data + sum(step for step in steps if step > 0) + itemsize
-    return low, high
-
-
-def _itemsize(found: Description) -> int:
-    return found.element.bytes if found.element is not None else (found.word >> 8 & 0xFF) >> 3
-
-
 def share_memory(a: Description, b: Description) -> bool:
     """Tell whether two arrays have an element in common; in doubt, they have."""
-    (low, high), (other_low, other_high) = extent(a), extent(b)
+    (low, high), (other_low, other_high) = a.extent, b.extent
     if low >= other_high or other_low >= high:
         return False
     if a.data == b.data:
@@ -51,7 +36,7 @@ def share_memory(a: Description, b: Description) -> bool:
 
 def repeats(found: Description) -> bool:
     """Tell whether several indices name one element, in an array without strides of zero; in doubt, they do."""
-    reach = _itemsize(found)
+    reach = found.itemsize
     steps = sorted((abs(step), length) for step, length in zip(found.strides, found.shape, strict=True) if length > 1)
     for step, length in steps if 0 not in found.shape else ():
         if 0 < step < reach:
@@ -62,13 +47,12 @@ def repeats(found: Description) -> bool:
 
 def on_memory(found: Description, dtype: Any = None) -> Any:
     """Return a NumPy array on an array's memory, which must be the CPU's and must not outlive it; opaque without a dtype."""
-    low, high = extent(found)
+    low, high = found.extent
     if low == high:
         return np.empty(found.shape, dtype)
-    itemsize = _itemsize(found)
     block: Any = (ctypes.c_char * (high - low)).from_address(low)
     whole = np.frombuffer(block, np.uint8)
-    return np.ndarray(found.shape, np.dtype(dtype or f"V{itemsize}"), whole, found.data - low, found.strides)
+    return np.ndarray(found.shape, np.dtype(dtype or f"V{found.itemsize}"), whole, found.data - low, found.strides)
 
 
 def check_overlaps(

@@ -67,7 +67,7 @@ def test_an_unknown_major_version_is_refused(text):
 
 
 def test_names_of_an_older_or_newer_header_are_known(text):
-    for new, old in xla.OLDER_NAMES.items():
+    for new, old in xla.OLDER_NAMES:
         missing, there = (new, old) if re.search(rf"\b{old}\b", text) else (old, new)
         renamed = re.sub(rf"\b{there}\b", missing, text)
         assert renamed != text

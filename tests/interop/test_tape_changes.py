@@ -274,3 +274,13 @@ def test_a_longer_tape_takes_longer_for_each_launch_by_nothing(kernel, monkeypat
         tape.backward(grads=[(x, np.ones(2))], retain_graph=True)
         counts.append(len(asked) / length)
     assert counts[1] < 1.2 * counts[0]
+
+
+def test_a_tape_may_be_told_not_to_look():
+    x, y = nb.array([1.0, 2.0], requires_grad=True), nb.zeros(2)
+    with nb.Tape(check_contents=False) as tape:
+        nb.launch(square, 2, [x], [y])
+    x.numpy()[0] = 5.0
+    tape.backward(grads={y: [1.0, 1.0]})
+    assert x.grad.list() == [10.0, 4.0], "the contents that there are now"
+    assert tape.kept_bytes == 0
