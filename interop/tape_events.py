@@ -45,8 +45,8 @@ class LaunchEvent(Event):
     """A launch to be reversed.
 
     `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `snapshot` are those that
-    the launch itself changes first, `dependencies` the variables that it was compiled with.
+    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `snapshot` are those
+    that the launch itself changes first, `dependencies` the variables that it was compiled with.
     """
 
     kernel: Kernel = None  # type: ignore[assignment]
