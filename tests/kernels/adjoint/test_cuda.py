@@ -130,19 +130,20 @@ def test_adjoints_of_16_bits_are_added_up_in_float32(driver, dtype):
 
 def test_adjoints_of_16_bits_may_be_strided(driver):
     driver.parameters = 15
-    x, y, _ = halves(np.float16, *[(100,)] * 3)
-    launch(curved, 100, [y, x], adj_inputs=[cuda_array((100,), np.float16, address=0x7A00_0000, strides=(3,)), None],
-           adjoint=True)  # fmt: skip
+    x, y, other = halves(np.float16, *[(100,)] * 3)
+    strided = cuda_array((100,), np.float16, address=0x7A00_0000, strides=(3,))
+    launch(curved, 100, [x, y], adj_inputs=[strided, other], adjoint=True)
     values = driver.launches[0].values(parameter_kinds([1, 1], [], 1))
     assert values[4] == 0x7A00_0000 and values[6] == 6 and values[13] == 4
     rows = cuda_array((4, 5), np.float16, address=0x7A00_0000, strides=(9, 1))
     driver.parameters = 20
-    launch(flat_rows, (4, 5), halves(np.float16, (4, 5), (4, 5)), adj_inputs=[rows, None], adjoint=True)
-    values = driver.launches[-2].values(parameter_kinds([2, 2], [], 2))
+    *arrays, other = halves(np.float16, *[(4, 5)] * 3)
+    launch(flat_rows, (4, 5), arrays, adj_inputs=[rows, other], adjoint=True)
+    values = driver.launches[-5].values(parameter_kinds([2, 2], [], 2))
     assert values[4:9] == [0x7A00_0000, 4, 5, 18, 2]
-    deep = halves(np.float16, *[(1, 1, 1, 1, 2)] * 3)
+    deep = halves(np.float16, *[(1, 1, 1, 1, 2)] * 4)
     with pytest.raises(KernelUnsupportedError, match=r"argument '_nb_adj_x'.*on CUDA it may have up to 4 dimensions"):
-        launch(flat_rows_5d, 2, deep[:2], adj_inputs=[deep[2], None], adjoint=True)
+        launch(flat_rows_5d, 2, deep[:2], adj_inputs=deep[2:], adjoint=True)
 
 
 @kernel
