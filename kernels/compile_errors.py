@@ -14,6 +14,7 @@ __all__ = ["not_compiled"]
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
 _NO_MEMORY = "NRT required but not enabled"
+_HERE = str(Path(__file__).parent)
 _NOISE = ("Failed in ", "- Resolution failure ")
 
 
@@ -66,7 +67,7 @@ def _problem(text: str) -> str:
     """Return the first line that says what is wrong, with what an operation was given."""
     if _NO_MEMORY in text:
         return "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
-    own = re.search(r"raised a specific error:\s+\w+: (.+)\n\s+raised from .*numbridge", text)
+    own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
     if own is not None:  # one of numbridge's intrinsics says it better
         return own[1]
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)

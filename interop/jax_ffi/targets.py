@@ -25,6 +25,7 @@ from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.bounds import out_of_range
+from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
@@ -390,11 +391,15 @@ def _find(frame: Frame, outcome: int) -> bool:
         rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
         kernel = steps_from(declared, steps)
         if kernel is not None and len(rows) == len(kernel.parameters):
-            types = types_of(kernel, rows, weak)
-            if outcome == nb.UNKNOWN_ON_CUDA:
-                key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
-            else:
-                key = enter_cpu(kernel, types, weak)
+            try:
+                types = types_of(kernel, rows, weak)
+                if outcome == nb.UNKNOWN_ON_CUDA:
+                    key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
+                else:
+                    key = enter_cpu(kernel, types, weak)
+            except NumbridgeError:
+                # Another kernel of that name, which these types do not fit: the call site's own was compiled with them.
+                continue
             if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):
                 return True
     return False
