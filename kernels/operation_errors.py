@@ -124,11 +124,7 @@ def _way_out(name: str, given: list[str], kinds: list[str]) -> str:
     if len(elements) == 2:
         if elements[0] != elements[1]:
             return f"; convert one of them, as in {elements[0]}(value), if they have as many components"
-        several = {
-            "mul": "nb.dot, nb.cross, nb.outer and nb.cw_mul multiply vectors",
-            "truediv": "nb.cw_div divides by component",
-        }
-        return f"; {several[name]}" if name in several else ""
+        return _OF_VECTORS.get(name, "")
     if len(elements) == 1 and name in ("add", "sub"):
         return f"; make {_with_article(elements[0])} of the number, as in {elements[0]}(value)"
     if name == "truediv" and kinds[1] in elements:
