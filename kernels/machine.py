@@ -23,7 +23,7 @@ from numbridge.kernels.printing import print_line
 
 __all__ = ["MODULES", "Machine", "builtin", "compile_functions", "machine"]
 
-MODULES = ("entry", "records", "lent", "checksum")
+MODULES = ("entry", "records", "dlpack", "exchange_table", "lent", "checksum")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()

@@ -1,0 +1,282 @@
+"""Compiled: DLPack's ways in and out of a record: taking a capsule's tensor over, and lending a record's as one.
+
+Exported DLPack tensors hold a reference to the record's capsule and point at the record's own shape and strides, so an export
+allocates one small block. Deleters may be called from any thread, with or without the GIL, and do nothing once Python has
+ended; everything else needs the GIL.
+
+The built-in functions here return None, having written nothing, where the caller must take the slow road and explain.
+Source of the layouts: `dlpack_layout`.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import object_layout as py
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.entry import dict_get, none, to_address
+from numbridge.kernels.native.memory import (
+    external,
+    function_symbol,
+    indirect,
+    load_i32,
+    load_i64,
+    load_u32,
+    native,
+    stack,
+    store_i32,
+    store_i64,
+    store_u32,
+    text,
+)
+from numbridge.kernels.native.reading import capsule_is_valid, capsule_pointer, decrease, increase, intp, state
+from numbridge.kernels.native.records import (
+    ALIGNMENT,
+    allocate_bytes,
+    free_bytes,
+    from_int,
+    give_none,
+    new_block,
+    new_capsule,
+    no_memory,
+    record_at,
+    wrap,
+)
+
+EXPORTS = {
+    "numbridge_delete_legacy": ("delete_legacy", "void(int64)"),
+    "numbridge_delete_versioned": ("delete_versioned", "void(int64)"),
+    "numbridge_drop_legacy": ("drop_legacy", "void(int64)"),
+    "numbridge_drop_versioned": ("drop_versioned", "void(int64)"),
+    "numbridge_consume": ("consume", "int64(int64, int64)"),
+    "numbridge_export_legacy": ("export_legacy", "int64(int64, int64)"),
+    "numbridge_export_versioned": ("export_versioned", "int64(int64, int64)"),
+    "numbridge_export_to": ("export_to", "int64(int64, int64, int64)"),
+    "numbridge_export_plain": ("export_plain", "int64(int64, int64)"),
+    "numbridge_export_aligned": ("export_aligned", "int64(int64, int64)"),
+}
+
+rename_capsule = external("PyCapsule_SetName", types.int32, intp, intp)
+hold_gil = external("PyGILState_Ensure", types.int32)
+drop_gil = external("PyGILState_Release", types.void, types.int32)
+initialized = external("Py_IsInitialized", types.int32)
+delete_legacy_address = function_symbol("numbridge_delete_legacy")
+delete_versioned_address = function_symbol("numbridge_delete_versioned")
+drop_legacy_address = function_symbol("numbridge_drop_legacy")
+drop_versioned_address = function_symbol("numbridge_drop_versioned")
+call_to_object = indirect(types.int32, 2)
+
+
+@native
+def take_over(managed, tensor, kind, flags):
+    """Return a record that owns a managed tensor; its deleter runs when the record ends."""
+    ndim = types.int64(load_i32(tensor, dl.NDIM))
+    record = new_block(ndim)
+    if record == 0:
+        return 0
+    shape, strides, count = load_i64(tensor, dl.SHAPE), load_i64(tensor, dl.STRIDES), 1
+    for k in range(ndim - 1, -1, -1):
+        extent = load_i64(shape, 8 * k)
+        store_i64(record, dl.RECORD_SHAPE + 8 * k, extent)
+        step = load_i64(strides, 8 * k) if strides != 0 else max(count, 1)
+        store_i64(record, dl.RECORD_SHAPE + 8 * (ndim + k), step)
+        count *= extent
+    store_i64(record, dl.DATA, load_i64(tensor, dl.DATA) + load_i64(tensor, dl.BYTE_OFFSET))
+    store_u32(record, dl.DTYPE, load_u32(tensor, dl.DTYPE))
+    store_i32(record, dl.DEVICE_TYPE, load_i32(tensor, dl.DEVICE_TYPE))
+    store_i32(record, dl.DEVICE_ID, load_i32(tensor, dl.DEVICE_ID))
+    store_i64(record, dl.RECORD_FLAGS, flags & dl.FLAG_READ_ONLY)
+    store_i64(record, dl.RECORD_MANAGED, managed)
+    store_i64(record, dl.RECORD_MANAGED_KIND, kind)
+    return record
+
+
+@native
+def consume(self, capsule):
+    """``consume(capsule)``: a record's capsule that takes a DLPack capsule over, or None if it is none or was used."""
+    record = 0
+    if capsule_is_valid(capsule, text("dltensor_versioned")) != 0:
+        managed = capsule_pointer(capsule, text("dltensor_versioned"))
+        if load_u32(managed, dl.MANAGED_MAJOR) == dl.MAJOR_VERSION:
+            flags = load_i64(managed, dl.MANAGED_FLAGS)
+            record = take_over(managed, managed + dl.MANAGED_TENSOR, dl.MANAGED_VERSIONED, flags)
+            if record != 0:
+                rename_capsule(capsule, text("used_dltensor_versioned"))
+    elif capsule_is_valid(capsule, text("dltensor")) != 0:
+        managed = capsule_pointer(capsule, text("dltensor"))
+        record = take_over(managed, managed + dl.LEGACY_TENSOR, dl.MANAGED_LEGACY, 0)
+        if record != 0:
+            rename_capsule(capsule, text("used_dltensor"))
+    return wrap(record) if record != 0 else give_none()
+
+
+@native
+def delete_export(managed, context):
+    """Give an exported tensor back: from any thread, with or without the GIL."""
+    if initialized() == 0:
+        return
+    gil = hold_gil()
+    decrease(load_i64(managed, context))
+    drop_gil(gil)
+    free_bytes(managed)
+
+
+@native
+def delete_legacy(managed):
+    """The deleter of a legacy export."""
+    delete_export(managed, dl.LEGACY_CONTEXT)
+
+
+@native
+def delete_versioned(managed):
+    """The deleter of a versioned export."""
+    delete_export(managed, dl.MANAGED_CONTEXT)
+
+
+@native
+def drop_legacy(capsule):
+    """The destructor of a legacy capsule: deletes what nobody consumed."""
+    if capsule_is_valid(capsule, text("dltensor")) != 0:
+        delete_legacy(capsule_pointer(capsule, text("dltensor")))
+
+
+@native
+def drop_versioned(capsule):
+    """The destructor of a versioned capsule: deletes what nobody consumed."""
+    if capsule_is_valid(capsule, text("dltensor_versioned")) != 0:
+        delete_versioned(capsule_pointer(capsule, text("dltensor_versioned")))
+
+
+@native
+def copy_tensor(record, target):
+    """Copy a record's ``DLTensor``; shape and strides stay in the record."""
+    for k in range(0, dl.DLTENSOR_SIZE, 8):
+        store_i64(target, k, load_i64(record, k))
+
+
+@native
+def managed_legacy(capsule, record):
+    """Return a new ``DLManagedTensor`` of a record, or 0."""
+    managed = allocate_bytes(dl.LEGACY_SIZE)
+    if managed != 0:
+        copy_tensor(record, managed + dl.LEGACY_TENSOR)
+        increase(capsule)
+        store_i64(managed, dl.LEGACY_CONTEXT, capsule)
+        store_i64(managed, dl.LEGACY_DELETER, delete_legacy_address())
+    return managed
+
+
+@native
+def managed_versioned(capsule, record):
+    """Return a new ``DLManagedTensorVersioned`` of a record, or 0."""
+    managed = allocate_bytes(dl.MANAGED_SIZE)
+    if managed != 0:
+        copy_tensor(record, managed + dl.MANAGED_TENSOR)
+        store_u32(managed, dl.MANAGED_MAJOR, types.uint32(dl.MAJOR_VERSION))
+        store_u32(managed, dl.MANAGED_MINOR, types.uint32(dl.MINOR_VERSION))
+        flags = load_i64(record, dl.RECORD_FLAGS) & (dl.FLAG_READ_ONLY | dl.FLAG_COPIED)
+        store_i64(managed, dl.MANAGED_FLAGS, flags)
+        increase(capsule)
+        store_i64(managed, dl.MANAGED_CONTEXT, capsule)
+        store_i64(managed, dl.MANAGED_DELETER, delete_versioned_address())
+    return managed
+
+
+@native
+def export_legacy(self, capsule):
+    """``export_legacy(record)``: a capsule ``dltensor``."""
+    record = record_at(capsule)
+    managed = managed_legacy(capsule, record) if record != 0 else 0
+    if managed == 0:
+        return no_memory()
+    result = new_capsule(managed, text("dltensor"), drop_legacy_address())
+    if result == 0:
+        delete_legacy(managed)
+    return result
+
+
+@native
+def export_versioned(self, capsule):
+    """``export_versioned(record)``: a capsule ``dltensor_versioned``."""
+    record = record_at(capsule)
+    managed = managed_versioned(capsule, record) if record != 0 else 0
+    if managed == 0:
+        return no_memory()
+    result = new_capsule(managed, text("dltensor_versioned"), drop_versioned_address())
+    if result == 0:
+        delete_versioned(managed)
+    return result
+
+
+@native
+def export_to(self, arguments, count):
+    """``export_to(record, address)``: hand the tensor to a framework's ``managed_tensor_to_py_object_no_sync``."""
+    capsule = load_i64(arguments, 0)
+    record = record_at(capsule)
+    managed = managed_versioned(capsule, record) if record != 0 else 0
+    if managed == 0:
+        return no_memory()
+    out = stack(16)
+    store_i64(out, 0, 0)
+    # On failure the framework has set the exception; whether it kept the tensor is not specified, and a small leak is
+    # better than a second deletion.
+    if call_to_object(to_address(load_i64(arguments, 8)), managed, out) != 0:
+        return 0
+    return load_i64(out, 0)
+
+
+@native
+def is_plain(array):
+    """Tell whether an object is an ``Array`` on the CPU, without source or gradient state, writable, no stride negative."""
+    if load_i64(array, py.OBJECT_TYPE) != load_i64(state(), nb.STATE_ARRAY_TYPE):
+        return False
+    source = load_i64(array, load_i64(state(), nb.STATE_ARRAY_SOURCE))
+    if source != none() or load_i64(array, load_i64(state(), nb.STATE_ARRAY_EXTRA)) != none():
+        return False
+    record = record_at(load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD)))
+    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0 or load_i32(record, dl.DEVICE_TYPE) != dl.CPU:
+        return False
+    ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
+    lowest = 0
+    for k in range(ndim):
+        lowest = min(lowest, load_i64(strides, 8 * k))
+    return lowest >= 0
+
+
+@native
+def export_plain(self, array):
+    """``export_plain(array)`` with self = (address,): `export_to` of an array that needs no thought, or None."""
+    if not is_plain(array):
+        return give_none()
+    capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
+    managed, out = managed_versioned(capsule, record_at(capsule)), stack(16)
+    if managed == 0:
+        return no_memory()
+    store_i64(out, 0, 0)
+    if call_to_object(to_address(load_i64(self, py.TUPLE_ITEMS)), managed, out) != 0:
+        return 0
+    return load_i64(out, 0)
+
+
+@native
+def export_aligned(self, array):
+    """``export_aligned(array)`` with self = ({tag: anything},): `export_legacy` of an array that needs no thought, or None.
+
+    It is dense, aligned as XLA asks, and of one of these dtypes.
+    """
+    if not is_plain(array):
+        return give_none()
+    capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
+    record, count = record_at(capsule), 1
+    if (load_i64(record, dl.DATA) + load_i64(record, dl.BYTE_OFFSET)) & (ALIGNMENT - 1) != 0:
+        return give_none()
+    ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
+    for k in range(ndim - 1, -1, -1):
+        if load_i64(strides, 8 * k) != count:
+            return give_none()
+        count *= load_i64(record, dl.RECORD_SHAPE + 8 * k)
+    tag = from_int(types.int64(load_u32(record, dl.DTYPE)))
+    known = dict_get(load_i64(self, py.TUPLE_ITEMS), tag)
+    decrease(tag)
+    return export_legacy(self, capsule) if known != 0 else give_none()
