@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.errors import NumbridgeWarning
-from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.parameter_types import ParameterType, read_for_a_gradient
 from numbridge.kernels.readers import reader_of
-from numbridge.kernels.variant import Variants, read_for_a_gradient
+from numbridge.kernels.variant import Variants
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.scalars import COMPLEX, Scalar
 
-__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places"]
+__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places", "read_for_a_gradient"]
 
 _SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
 
@@ -101,3 +101,9 @@ def kernel_places(parameters: Sequence[ParameterType]) -> list[int]:
         else:
             places.append(offset)
     return places
+
+
+def read_for_a_gradient(parameters: Sequence[ParameterType]) -> frozenset[str]:
+    """Return the arrays that are only read, and through which a gradient would go back from what is written."""
+    arrays = [p for p in parameters if isinstance(p, ArrayType) and (p.scalar.is_float or p.scalar.code == COMPLEX)]
+    return frozenset(p.name for p in arrays if not p.written) if any(p.written for p in arrays) else frozenset()

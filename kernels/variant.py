@@ -2,35 +2,26 @@
 
 A *variant* is native code for one combination of parameter types. A *specialisation* is how the compiled entry recognises
 that a launch's arguments are for a variant: a masked word per argument, and the global values that the code was compiled
-with. Several specialisations may share a variant. Arguments are checked here, on the slow road, with full messages; by the
-time that a specialisation exists, comparing words is all that a launch needs.
+with. Several specialisations may share a variant. Arguments are checked on the slow road, in `arguments`; by the time that a
+specialisation exists, comparing words is all that a launch needs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels import cuda_driver
+from numbridge.kernels.arguments import bound_types, launch_device
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.element_arguments import check_elements, check_value, inner_dimensions, outer_rank, record_dtype
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, Target, emit
-from numbridge.kernels.errors import (
-    BufferAccessError,
-    ConversionError,
-    DeviceError,
-    NumbridgeTypeError,
-    NumbridgeValueError,
-)
-from numbridge.kernels.global_guards import guards
+from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.grid_source import Form, grid_source
-from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
@@ -41,50 +32,31 @@ from numbridge.kernels.object_cache import (
     load,
     machine_fingerprint,
 )
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
 from numbridge.kernels.range_source import range_source
-from numbridge.kernels.readers import Description, array_text, describe, reader_of, unreadable
+from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.specialisation import Specialisation, mask, specialisation
 
 if TYPE_CHECKING:
-    from numbridge.kernels.kernel import Kernel, Parameter
+    from numbridge.kernels.kernel import Kernel
 
 __all__ = [
     "MASKED",
     "Place",
     "Variant",
     "Variants",
-    "bound_types",
-    "check_array",
-    "check_writable",
     "compile_for",
-    "read_for_a_gradient",
     "variants_of",
 ]
 
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
-SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
-GRAIN, GRAIN_WITH_LOOP = 1 << 13, 1
+_SERIAL_BELOW, _SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
+_GRAIN, _GRAIN_WITH_LOOP = 1 << 13, 1
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
-BRIEF_BELOW = 1 << 10
+_BRIEF_BELOW = 1 << 10
 _MAX_CHECKED = 256
 
-_ARRAY_MASK = (
-    0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
-)
-_ARRAY_MASK |= nb.UNSURE | nb.MISALIGNED
-_SCALAR_MASK = 0xFFFFFFFF | nb.CLASS_MASK << nb.WORD_CLASS | nb.TOO_BIG | nb.STRONG
-_ELEMENT_MASK = 0xFFFFFFFF | nb.CLASS_MASK << nb.WORD_CLASS
-_WRITTEN_MASK = nb.READ_ONLY | nb.REPEATED
-_SCALAR_NAMES = {
-    nb.CLASS_FLOAT: "float",
-    nb.CLASS_INT: "int",
-    nb.CLASS_BOOL: "bool",
-    nb.CLASS_COMPLEX: "complex",
-}
-
-
-_Dtype = scalars.Scalar | ElementType
 _Types = tuple[tuple[ParameterType, ...], str]
 
 
@@ -152,6 +124,26 @@ class Variant:
     dims: int = 0
     levels: int = 0
 
+    @property
+    def block_size(self) -> int:
+        """Bytes of the argument block; at least one parameter's room, so that there is always something to point to."""
+        return max(block_offsets(self.parameters)[-1], 16)
+
+    @property
+    def serial_below(self) -> int:
+        """With fewer threads than this, a launch on the CPU runs on the calling thread."""
+        return _SERIAL_BELOW_WITH_LOOP if self.has_loop else _SERIAL_BELOW
+
+    @property
+    def brief_below(self) -> int:
+        """With fewer threads than this, a launch on the CPU keeps the GIL."""
+        return 0 if self.has_loop else _BRIEF_BELOW
+
+    @property
+    def grain(self) -> int:
+        """How many threads one worker on the CPU takes at least."""
+        return _GRAIN_WITH_LOOP if self.has_loop else _GRAIN
+
 
 class Variants:
     """All variants of one kernel, and the tables through which the compiled entry finds them, one per place."""
@@ -161,7 +153,7 @@ class Variants:
         self._tables: dict[Place, np.ndarray[Any, np.dtype[np.int64]]] = {}
         self._lock = threading.RLock()
         self._variants: dict[Any, Variant] = {}
-        self._specialisations: dict[Any, Any] = {}
+        self._specialisations: dict[Any, Specialisation] = {}
         # By what arguments look like, where they have been checked and compiled for
         self._checked: dict[Any, Variant] = {}
         self._dependencies: tuple[Any, ...] | None = None
@@ -205,7 +197,7 @@ class Variants:
         with self._lock:
             dependencies = self._forget_old_globals()
             types = self.last = self.types(arguments, found)
-            device = _device(kernel, arguments, found, place.device)
+            device = launch_device(kernel, arguments, found, place.device)
             variant = self._variant(types, device, place.form)
             if device.is_cuda:
                 cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
@@ -299,57 +291,23 @@ class Variants:
         table: np.ndarray[Any, np.dtype[np.int64]],
         dependencies: Sequence[Any],
     ) -> None:
-        words = (d.word & _mask(p, d) for p, d in zip(variant.parameters, found, strict=True))
+        words = (d.word & mask(p, d) for p, d in zip(variant.parameters, found, strict=True))
         key = (*words, variant.address, variant.device)
-        spec = self._specialisations.get(key)
-        if spec is None:
-            spec = self._specialisations[key] = _specialisation(variant, found, dependencies, self.warns)
-            self._kept.append(spec)
-        address = spec[0].ctypes.data
-        others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != address]
-        current = {part[0].ctypes.data for part in self._specialisations.values()}
-        row = [address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
+        made = self._specialisations.get(key)
+        if made is None:
+            made = self._specialisations[key] = specialisation(variant, found, dependencies, self.warns)
+            self._kept.append(made)
+        others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != made.address]
+        current = {part.address for part in self._specialisations.values()}
+        row = [made.address, *(other for other in others if other in current)][: nb.MAX_VARIANTS]
         table[:] = row + [0] * (nb.MAX_VARIANTS + 1 - len(row))
 
     def stop_warning(self) -> None:
         """Let compiled code ask no more whether a gradient is lost where an array is read."""
         with self._lock:
             self.warns = False
-            words, first = nb.PARAM_SIZE // 8, nb.SPEC_PARAMETERS // 8
-            for spec, *_ in self._specialisations.values():
-                asks = spec[first + nb.PARAM_ASKS // 8 :: words]
-                asks[asks == nb.TRACKED] = 0
-
-
-def read_for_a_gradient(parameters: Sequence[ParameterType]) -> frozenset[str]:
-    """Return the arrays that are only read, and through which a gradient would go back from what is written."""
-    arrays = [
-        p for p in parameters if isinstance(p, ArrayType) and (p.scalar.is_float or p.scalar.code == scalars.COMPLEX)
-    ]
-    return frozenset(p.name for p in arrays if not p.written) if any(p.written for p in arrays) else frozenset()
-
-
-def bound_types(
-    kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], written: Collection[str]
-) -> tuple[tuple[ParameterType, ...], str]:
-    """Return the types that a kernel's arguments are bound to, and its floating type.
-
-    Raises
-    ------
-    NumbridgeError
-        If an argument does not fit its parameter, or one that is `written` may not be.
-    """
-    checked = [
-        _check(kernel.name, parameter, argument, description, written=parameter.name in written)
-        for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
-    ]
-    weak = _weak_float(checked, found)
-    contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
-    types = [
-        _parameter_type(p, dtype or _weak_scalar(d, weak), d, contiguous=contiguous, written=p.name in written)
-        for p, dtype, d in zip(kernel.parameters, checked, found, strict=True)
-    ]
-    return tuple(types), weak
+            for made in self._specialisations.values():
+                made.stop_asking()
 
 
 def _look(found: Description) -> tuple[Any, ...]:
@@ -363,264 +321,6 @@ def variants_of(kernel: Kernel) -> Variants:
         kernel.variants = kernel.new_variants()
     found: Variants = kernel.variants
     return found
-
-
-def _parameter_type(
-    parameter: Parameter, dtype: _Dtype, found: Description, *, contiguous: bool, written: bool
-) -> ParameterType:
-    element = dtype if isinstance(dtype, ElementType) else None
-    scalar = dtype.scalar if isinstance(dtype, ElementType) else dtype
-    if not found.is_array or isinstance(parameter.annotation, ElementAnnotation):
-        return ScalarType(parameter.name, scalar, element)
-    return ArrayType(parameter.name, scalar, outer_rank(parameter.annotation, found), contiguous, written, element)
-
-
-def _mask(parameter: ParameterType, found: Description) -> int:
-    if isinstance(parameter, ScalarType):
-        if found.is_array:
-            return _ARRAY_MASK
-        return _ELEMENT_MASK if parameter.element is not None else _SCALAR_MASK
-    return _ARRAY_MASK | (_WRITTEN_MASK if parameter.written else 0)
-
-
-def _specialisation(
-    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], warns: bool
-) -> tuple[Any, ...]:
-    """Return the native structure of a specialisation, and what must live as long as it."""
-    count, words = len(found), nb.PARAM_SIZE // 8
-    spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
-    offsets = block_offsets(variant.parameters)
-    seen = guards(dependencies)
-    places = np.array(kernel_places(variant.parameters), np.int64)
-    inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
-    head = {
-        nb.SPEC_COUNT: count,
-        nb.SPEC_RUN: variant.address,
-        nb.SPEC_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
-        nb.SPEC_BLOCK_SIZE: max(offsets[-1], 16),
-        nb.SPEC_GLOBALS: seen.rows.ctypes.data,
-        nb.SPEC_GLOBAL_COUNT: len(dependencies),
-        nb.SPEC_BRIEF_BELOW: 0 if variant.has_loop else BRIEF_BELOW,
-        nb.SPEC_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
-        nb.SPEC_LAUNCH: variant.launch_function,
-        nb.SPEC_HANDLE: variant.address,
-        nb.SPEC_DEVICE: variant.device.ordinal,
-        nb.SPEC_PLACES: places.ctypes.data,
-        nb.SPEC_PLACE_COUNT: len(places),
-        nb.SPEC_DIM_COUNT: variant.dims,
-    }
-    for offset, value in head.items():
-        spec[offset // 8] = value
-    reads: frozenset[str] = read_for_a_gradient(variant.parameters) if warns else frozenset()
-    for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
-        mask = _mask(parameter, description)
-        start = nb.SPEC_PARAMETERS // 8 + k * words
-        written = isinstance(parameter, ArrayType) and parameter.written
-        asks = nb.GUARDED if written else nb.TRACKED if parameter.name in reads else 0
-        known = [_signed(mask), _signed(description.word & mask), offsets[k], _tag(parameter), written, asks]
-        shape = inner[k]
-        known += [*_layout(parameter), 0 if shape is None else shape.ctypes.data]
-        spec[start : start + words] = known
-    return spec, seen, places, inner, tuple(dependencies)
-
-
-def _tag(parameter: ParameterType) -> int:
-    """Return what the compiled entry knows a parameter's kind by."""
-    if isinstance(parameter, ArrayType):
-        return 0
-    return parameter.scalar.tag if parameter.element is None else nb.ELEMENT_TAG
-
-
-def _layout(parameter: ParameterType) -> tuple[int, int]:
-    """Return a parameter's rank and the bytes of an element."""
-    if isinstance(parameter, ArrayType):
-        return parameter.ndim, parameter.itemsize
-    return 0, 0 if parameter.element is None else parameter.element.bytes
-
-
-def _signed(word: int) -> int:
-    """Return a 64-bit word as the signed integer of the same bits."""
-    return word - (1 << 64) if word >> 63 else word
-
-
-def _device(kernel: Kernel, arguments: Sequence[Any], found: Sequence[Description], wanted: Device | None) -> Device:
-    """Return the device that a launch runs on: that of its arrays, which must be one."""
-    arrays = [(p.name, a, d) for p, a, d in zip(kernel.parameters, arguments, found, strict=True) if d.is_array]
-    # Managed memory may be used on either side.
-    fixed = [_device_of(d) for _, _, d in arrays if d.device_type != dl.CUDA_MANAGED]
-    others = [_device_of(d) for _, _, d in arrays]
-    chosen = wanted or next(iter([*fixed, *others]), None) or get_device()
-    if any(device != chosen for device in fixed):
-        listed = ", ".join(f"{name}: {_device_of(d)} ({_kind_text(a)})" for name, a, d in arrays)
-        asked = f", and device={str(wanted)!r} was asked for" if wanted is not None else ""
-        raise DeviceError(
-            f"kernel {kernel.name!r}: its arguments lie on different devices ({listed}{asked}); copy them to one first, "
-            "such as nb.asarray(x).to('cuda:0')"
-        )
-    return get_device(chosen)
-
-
-def _device_of(found: Description) -> Device:
-    return CPU if found.device_type == dl.CPU else Device("cuda", found.device_id)
-
-
-def _check(kernel: str, parameter: Parameter, argument: Any, found: Description, *, written: bool) -> _Dtype | None:
-    """Check one argument; return the type that it is bound to, or None for a Python number, which is weak."""
-    where = f"kernel {kernel!r}, parameter {parameter.name!r}"
-    if found.is_element or isinstance(parameter.annotation, ElementAnnotation):
-        return check_value(where, parameter.annotation, argument, found)
-    if found.kind == 0 or found.has(nb.UNSURE):
-        raise _located(where, unreadable(argument))
-    if not found.is_array:
-        return _check_scalar(where, parameter.annotation, argument, found)
-    if isinstance(parameter.annotation, ScalarAnnotation):
-        raise NumbridgeTypeError(
-            f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {array_text(found)} "
-            f"({_kind_text(argument)}); pass a number, such as array.item()"
-        )
-    dtype = check_array(where, parameter.annotation, argument, found)
-    if written:
-        check_writable(where, argument, found)
-    return dtype
-
-
-def _located(where: str, error: Exception) -> Exception:
-    return type(error)(f"{where}: {error}")
-
-
-def _kind_text(argument: Any) -> str:
-    kind = type(argument)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
-
-
-def check_array(where: str, annotation: Any, argument: Any, found: Description) -> _Dtype:
-    """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
-    got = f"{array_text(found)} ({_kind_text(argument)})"
-    if found.scalar is None:
-        raise ConversionError(
-            f"{where}: got {got}: DLPack type code {found.tag & 0xFF}, {found.tag >> 8 & 0xFF} bits, {found.tag >> 16} lanes "
-            f"has no counterpart; numbridge has {', '.join(row.name for row in scalars.ALL)}"
-        )
-    if found.device_type not in (dl.CPU, dl.CUDA, dl.CUDA_MANAGED):
-        raise DeviceError(
-            f"{where}: {got} lies on DLPack device type {found.device_type}; kernels run on the CPU and on CUDA"
-        )
-    if isinstance(annotation, ArrayAnnotation) and isinstance(annotation.dtype, ElementType):
-        check_elements(where, annotation, got, found)
-    elif isinstance(annotation, ArrayAnnotation):
-        if annotation.ndim is not None and annotation.ndim != found.ndim:
-            raise NumbridgeTypeError(
-                f"{where}: wanted {annotation!r}, of {annotation.ndim} dimensions, got {got}; reshape it"
-            )
-        if annotation.dtype is not None and annotation.dtype != (found.element or found.scalar):
-            raise NumbridgeTypeError(
-                f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first"
-            )
-    if isinstance(annotation, ScalarAnnotation):
-        raise NumbridgeTypeError(f"{where}: wanted a number, got {got}")
-    if found.has(nb.MISALIGNED):
-        raise BufferAccessError(
-            f"{where}: {got} is not aligned to its elements of {found.scalar.itemsize} bytes; pass an aligned copy, such as "
-            "np.require(array, requirements='A')"
-        )
-    element = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
-    return element if isinstance(element, ElementType) else found.element or found.scalar
-
-
-def check_writable(where: str, argument: Any, found: Description) -> None:
-    """Raise if an array may not be written to."""
-    if found.has(nb.IMMUTABLE):
-        raise BufferAccessError(
-            f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable, or shares the memory of an array that "
-            "is; pass a copy in an array that may be written, such as nb.clone(nb.asarray(x)) or np.array(x)"
-        )
-    if found.has(nb.READ_ONLY):
-        raise BufferAccessError(
-            f"{where}: the kernel writes to it, and this {_kind_text(argument)} is read-only (or known only through a copy); "
-            "pass a writable array, such as a copy of it"
-        )
-    if found.has(nb.REPEATED):
-        raise BufferAccessError(
-            f"{where}: the kernel writes to it, and it is an expanded view with shape {found.shape} and strides "
-            f"{found.strides} bytes, in which several indices name one element; pass a contiguous copy"
-        )
-    guard = reader_of(argument).guard
-    if guard is not None and found.has(nb.GUARDED):
-        try:
-            guard(argument)
-        except BufferAccessError as error:
-            raise _located(f"{where}: the kernel writes to it", error) from None
-
-
-def _check_scalar(where: str, annotation: Any, argument: Any, found: Description) -> scalars.Scalar | None:
-    if isinstance(annotation, ArrayAnnotation):
-        raise NumbridgeTypeError(
-            f"{where}: wanted {annotation!r}, got the {_SCALAR_NAMES[found.kind]} {argument!r}; pass an array"
-        )
-    if annotation is None:
-        weak = not found.has(nb.STRONG)
-        if found.has(nb.TOO_BIG) or (weak and found.kind == nb.CLASS_INT and found.tag != scalars.tag_of("int64")):
-            raise NumbridgeValueError(f"{where}: the integer {argument!r} does not fit into int64")
-        return found.scalar if found.has(nb.STRONG) else None
-    wanted: scalars.Scalar = annotation.scalar
-    _check_fits(where, wanted, argument, found)
-    return wanted
-
-
-def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Description) -> None:
-    """Check that a number may be converted to its parameter's type: within its kind, and without losing its value."""
-    rank = {nb.CLASS_BOOL: 0, nb.CLASS_INT: 1, nb.CLASS_FLOAT: 2, nb.CLASS_COMPLEX: 3}[found.kind]
-    accepts = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}.get(wanted.code)
-    if accepts is None:
-        raise ConversionError(
-            f"{where}: scalars of {wanted.name} are not supported; annotate float and convert in the kernel"
-        )
-    if rank > accepts:
-        raise NumbridgeTypeError(
-            f"{where}: wanted {wanted.name}, got the {_SCALAR_NAMES[found.kind]} {argument!r}, which would lose part of its "
-            "value; convert it explicitly"
-        )
-    if accepts == 1:
-        limits = np.iinfo(wanted.numpy)
-        if not limits.min <= int(argument) <= limits.max:
-            raise NumbridgeValueError(
-                f"{where}: {argument!r} does not fit into {wanted.name} ({limits.min} to {limits.max}); annotate a wider type"
-            )
-    elif found.has(nb.TOO_BIG):
-        raise NumbridgeValueError(f"{where}: the integer {argument!r} is too large; pass float({argument!r})")
-
-
-def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) -> str:
-    """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
-    widths = [32]
-    for dtype in checked:
-        if isinstance(dtype, ElementType) and dtype.fields is not None:
-            widths += [64 for name in _leaves(dtype.fields) if name in ("float64", "complex128")]
-            continue
-        row = dtype.scalar if isinstance(dtype, ElementType) else dtype
-        if row is not None and row.code == scalars.COMPLEX:
-            widths.append(row.itemsize * 4)
-        elif row is not None and row.is_float:
-            widths.append(row.itemsize * 8)
-    return "float64" if max(widths) > 32 else "float32"
-
-
-def _leaves(dtype: Any) -> Iterator[str]:
-    """Yield the names of the dtypes of all fields, also of those within fields."""
-    for kind, *_ in (dtype.fields or {}).values():
-        if kind.base.fields is None:
-            yield kind.base.name
-        yield from _leaves(kind.base)
-
-
-def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:
-    names = {
-        nb.CLASS_FLOAT: weak,
-        nb.CLASS_INT: "int64",
-        nb.CLASS_BOOL: "bool",
-        nb.CLASS_COMPLEX: "complex128" if weak == "float64" else "complex64",
-    }
-    return scalars.by_name(names[found.kind])
 
 
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
@@ -768,7 +468,7 @@ def _is_a_blocks_own(facts: Mapping[str, Any]) -> bool:
 
 
 def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form: Form = "masked") -> CudaCode:
-    """Return a kernel's code for CUDA and the types of these arguments, wherever they lie; needs no GPU.
+    """Return a kernel's code on CUDA for arguments of the types of these, wherever they lie; needs no GPU.
 
     Parameters
     ----------

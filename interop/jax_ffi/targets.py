@@ -29,9 +29,9 @@ from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets, kernel_places
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 from numbridge.kernels.threads import native_lock, start_threads
-from numbridge.kernels.variant import GRAIN, GRAIN_WITH_LOOP, SERIAL_BELOW, SERIAL_BELOW_WITH_LOOP, Variant, variants_of
+from numbridge.kernels.variant import Variant, variants_of
 from numbridge.memory import native
 
 __all__ = [
@@ -177,9 +177,9 @@ def _code(variant: Variant) -> Any:
         nb.CODE_SIZE,
         {
             nb.CODE_RUN: variant.address,
-            nb.CODE_BLOCK_SIZE: max(block_offsets(variant.parameters)[-1], 16),
-            nb.CODE_SERIAL_BELOW: SERIAL_BELOW_WITH_LOOP if variant.has_loop else SERIAL_BELOW,
-            nb.CODE_GRAIN: GRAIN_WITH_LOOP if variant.has_loop else GRAIN,
+            nb.CODE_BLOCK_SIZE: variant.block_size,
+            nb.CODE_SERIAL_BELOW: variant.serial_below,
+            nb.CODE_GRAIN: variant.grain,
         },
     )
 
@@ -190,7 +190,7 @@ def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
     fields = {
         nb.CODE_LAUNCH: variant.launch_function,
         nb.CODE_HANDLE: variant.address,
-        nb.CODE_CUDA_BLOCK: max(block_offsets(variant.parameters)[-1], 16),
+        nb.CODE_CUDA_BLOCK: variant.block_size,
         nb.CODE_PLACES: places.ctypes.data,
         nb.CODE_PLACE_COUNT: len(places),
         nb.CODE_DIM_COUNT: variant.dims,

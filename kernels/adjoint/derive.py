@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
+from numbridge.kernels.arguments import bound_types, check_array, check_writable
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
@@ -32,13 +33,7 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarTy
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Program as SourceProgram
-from numbridge.kernels.variant import (
-    Variants,
-    bound_types,
-    check_array,
-    check_writable,
-    variants_of,
-)
+from numbridge.kernels.variant import Variants, variants_of
 
 if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program

@@ -16,9 +16,9 @@ import numpy as np
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.overlap import on_memory, share_memory
 from numbridge.kernels.adjoint.prefixes import ADJOINT
+from numbridge.kernels.arguments import check_writable
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.variant import check_writable
 
 __all__ = ["NarrowAdjointError", "adjoint_scalar", "is_narrow", "widening"]
 
