@@ -21,7 +21,6 @@ from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import checked
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
-from numbridge.kernels.emission import CUDA_FUNCTION
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
 from numbridge.kernels.machine import compile_functions
@@ -34,6 +33,7 @@ from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import RUN
 from numbridge.kernels.record_fields import field
+from numbridge.kernels.rewriting import CUDA_FUNCTION
 
 __all__ = ["compile_run", "numba_type"]
 

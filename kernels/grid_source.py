@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from numbridge.kernels.emission import CUDA_MODULE
+from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = ["GRID", "Form", "block_shape", "grid_shape", "grid_source"]
 

@@ -3,7 +3,7 @@
 Everything here works on `ast` alone: nothing is compiled, and no types are inferred. Names are resolved by object, so
 that an alias of `nb.tid` is `nb.tid`. Globals are looked up anew on every request, because they may be rebound between
 two launches; only the parsed tree is kept. The order of the file is the order of the work: parse and refuse, resolve,
-walk the device functions, then the indices. The text that is compiled is made in `emission`.
+walk the device functions, then the indices. The text that is compiled is made in `rewriting` and `emission`.
 """
 
 from __future__ import annotations

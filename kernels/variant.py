@@ -19,7 +19,7 @@ from numbridge.kernels import cuda_driver
 from numbridge.kernels.arguments import bound_types, launch_device
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
-from numbridge.kernels.emission import Emitted, Target, emit
+from numbridge.kernels.emission import Emitted, emit
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.native import table_layout as nb
@@ -35,6 +35,7 @@ from numbridge.kernels.object_cache import (
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
 from numbridge.kernels.range_source import range_source
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from numbridge.kernels.adjoint.forward import forward
 from numbridge.kernels.adjoint.ir import Program
 from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
-from numbridge.kernels.emission import emit, rewrite
+from numbridge.kernels.emission import emit
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.rewriting import rewrite
 
 
 def _remember(log: list[Any], array: Any, index: Any) -> None:

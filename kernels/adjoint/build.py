@@ -19,8 +19,8 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, mem
 from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Merge, Program, Raise, Region, Store, Value
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.scope import Frame
-from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.rewriting import Rewritten
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["build"]

@@ -23,7 +23,7 @@ from numbridge.kernels.arguments import bound_types, check_array, check_writable
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
-from numbridge.kernels.emission import Emitted, Target, describe_namespace, emit, rewrite
+from numbridge.kernels.emission import Emitted, describe_namespace, emit
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import Geometry, launcher, remembered
@@ -32,6 +32,7 @@ from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest,
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.rewriting import Target, rewrite
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import Variants, variants_of
 
@@ -148,7 +149,6 @@ class Derivative(Kernel):
         emitted = emit(self.source, weak, gradients=True)
         key = digest(
             "derivative",
-            target,
             machine_fingerprint(),
             _generator(),
             emitted.text,
@@ -526,7 +526,7 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
 def _generator() -> str:
     """Return what the generated text depends on besides the kernel: the generator's own source."""
     folder = Path(__file__).parent
-    files = [*sorted(folder.glob("*.py")), folder.parent / "emission.py"]
+    files = [*sorted(folder.glob("*.py")), folder.parent / "emission.py", folder.parent / "rewriting.py"]
     return digest(*(path.read_bytes() for path in files))
 
 

@@ -28,7 +28,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.elements import scalar_in_memory
-from numbridge.kernels.emission import CUDA_MODULE
+from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = [
     "EVERYTHING",

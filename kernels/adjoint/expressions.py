@@ -22,7 +22,7 @@ from numbridge.kernels.adjoint.element_program import named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.scope import Scope
-from numbridge.kernels.emission import CUDA_FUNCTION
+from numbridge.kernels.rewriting import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
 

@@ -16,9 +16,9 @@ from numbridge.kernels.adjoint.bindings import Binding, Missing, parameter_item,
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value
 from numbridge.kernels.adjoint.record_program import Fields
-from numbridge.kernels.emission import Rewritten
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.parameter_types import ParameterType
+from numbridge.kernels.rewriting import Rewritten
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["Frame", "Scope"]

@@ -1,0 +1,513 @@
+"""A kernel's syntax trees and those of its device functions, rewritten for one floating type and one back end.
+
+Thread indices become parameters, float literals take the kernel's floating type, atomics and local arrays become calls that the
+back end supplies, and every other global lands in a namespace. For CUDA, what numba.cuda offers stays what it is. Nothing is
+compiled here, and no types are inferred.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from numbridge.kernels.bounds import first_site
+from numbridge.kernels.dependencies import MISSING
+from numbridge.kernels.element_stores import StoreRewriter
+from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
+from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.source import FunctionSource, Program, index_uses
+from numbridge.kernels.static_names import Static
+
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "Rewritten", "Site", "Target", "rewrite"]
+
+Target = Literal["cpu", "cuda"]
+# The name of the module numba.cuda in text for CUDA; the back end supplies it.
+CUDA_MODULE = "_nb_cuda"
+# How the names of its functions of numbers begin in text for the CPU; the back end supplies them too.
+CUDA_FUNCTION = "_nb_cuda_"
+_ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
+_ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
+_SHORT = {"blockDim": "b", "gridDim": "g"}
+
+# Where an index is checked, and of which array.
+Site = tuple[FunctionSource, ast.AST, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A kernel and its device functions as syntax trees, rewritten for one floating type.
+
+    What is compiled is the text of these trees; whoever needs the program itself, such as the derivatives, reads the
+    same trees, whose nodes have the positions of the original source.
+
+    Attributes
+    ----------
+    program : Program
+        Where the functions come from.
+    trees : dict of int to ast.FunctionDef
+        The functions, by the identity of their `FunctionSource`, callee before caller.
+    names : dict of int to str
+        What each is called in the text, by the same identity.
+    hidden : tuple of str
+        The kernel's leading parameters: thread indices, then the block and grid dimensions that are used.
+    namespace : dict
+        The globals of the text, without what the back end adds.
+    sites : tuple of (FunctionSource, ast.AST, str)
+        Where indices are checked, and of which array.
+    """
+
+    program: Program
+    trees: dict[int, ast.FunctionDef]
+    names: dict[int, str]
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+    sites: tuple[Site, ...] = ()
+
+
+def rewrite(
+    source: FunctionSource,
+    weak_float: str,
+    target: Target = "cpu",
+    *,
+    gradients: bool = False,
+    elements: bool = False,
+    check_bounds: bool = False,
+) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type.
+
+    Parameters
+    ----------
+    source : FunctionSource
+        The kernel.
+    weak_float : {'float32', 'float64'}
+        What float literals, Python floats in globals, and ``float(x)`` become.
+    target : {'cpu', 'cuda'}
+        For which back end. Trees for CUDA name the module numba.cuda as `CUDA_MODULE`.
+    gradients : bool
+        Whether the derivatives by hand of device functions are rewritten too.
+    elements : bool
+        Whether stores into what may be a vector or a matrix replace it; else they stay as they are written.
+    check_bounds : bool
+        Whether an index that an array has not ends the kernel.
+
+    Raises
+    ------
+    KernelError
+        If something cannot be rewritten; what needs a block of CUDA threads is named, with its place.
+    """
+    program = Program(source, gradients=gradients)
+    writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds)
+    trees = {id(part): writer.tree(part) for part in program.sources}
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites))
+
+
+class _Writer:
+    """What the functions of one program share: names, namespace, hidden parameters."""
+
+    def __init__(
+        self, program: Program, weak_float: str, target: Target, *, elements: bool, check_bounds: bool
+    ) -> None:
+        self.program = program
+        self.check_bounds = check_bounds
+        self.sites: list[Site] = []
+        self.elements = elements
+        self.weak_float = weak_float
+        self.target = target
+        self.namespace: dict[str, Any] = {}
+        self._taken = {name for part in program.sources for name in part.locals}
+        self.names: dict[int, str] = {}
+        for part in program.sources:
+            self.names[id(part)] = self._free(re.sub(r"\W", "_", part.name))
+        self.hidden = self._hidden()
+        self._uses_hidden = self._find_users()
+
+    def _free(self, preferred: str) -> str:
+        name, number = preferred, 1
+        while name in self._taken:
+            number += 1
+            name = f"{preferred}_{number}"
+        self._taken.add(name)
+        return name
+
+    def _hidden(self) -> tuple[str, ...]:
+        rank = self.program.root.index_rank
+        needed: set[str] = set()
+        for part in self.program.sources if self.target == "cpu" else ():
+            for node, kind, count in index_uses(part):
+                if kind == "gridsize":
+                    needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
+                elif kind == "axis":
+                    static = part.resolve(node)
+                    found = intrinsic_of(static.value) if static is not None else None
+                    letter = _SHORT.get(found.operation, "b") if found is not None else "b"
+                    needed.add(f"_nb_{letter}{count - 1}")
+        return (*(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
+
+    def _find_users(self) -> set[int]:
+        users: set[int] = set()
+        for part in self.program.sources:  # callee before caller
+            calls = any(id(callee) in users for _, callee in self.program.calls(part))
+            if part is self.program.root or calls or any(True for _ in index_uses(part)):
+                users.add(id(part))
+        return users
+
+    def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:
+        """Return the hidden parameters that a function takes: all or none."""
+        return self.hidden if id(source) in self._uses_hidden else ()
+
+    def claim(self, preferred: str, value: Any) -> str:
+        """Return the name under which a value stands in the namespace."""
+        if isinstance(value, np.ndarray):
+            value = self.program.root.frozen(value)
+        for name, known in self.namespace.items():
+            if known is value:
+                return name
+        name = preferred if preferred.startswith("_nb_") else self._free(preferred)
+        self.namespace[name] = value
+        return name
+
+    def literal(self, value: Any) -> ast.expr | None:
+        """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
+        if type(value) in (bool, int, str) or value is None:
+            return ast.Constant(value)
+        if type(value) is float or type(value) is complex:
+            return self._weak(value)
+        if type(value) is tuple:
+            parts = [self.literal(part) for part in value]
+            if all(part is not None for part in parts):
+                return ast.Tuple([part for part in parts if part is not None], ast.Load())
+        if isinstance(value, Element):
+            return self._element(value)
+        return None
+
+    def _element(self, value: Element) -> ast.expr:
+        """Return an element as a call of its type."""
+        kind = type(value)
+        parts = [self.literal(part) for part in value.numpy().reshape(-1).tolist()]
+        name = ast.Name(self.claim(kind.__name__, kind), ast.Load())
+        return ast.Call(name, [part for part in parts if part is not None], [])
+
+    def _weak(self, value: float | complex) -> ast.expr:
+        if self.weak_float == "float64" and np.isfinite(value):
+            return ast.Constant(value)
+        kind = self.weak_type(type(value))
+        # repr of inf and nan is no literal, so these are spelled as strings of a global.
+        if not np.isfinite(value):
+            return ast.Name(self.claim(f"constant_{'inf' if np.isinf(value) else 'nan'}", kind(value)), ast.Load())
+        return ast.Call(ast.Name(self.claim(f"_nb_{kind.__name__}", kind), ast.Load()), [ast.Constant(value)], [])
+
+    def weak_type(self, kind: type) -> Any:
+        """Return the NumPy type that Python's `float` or `complex` stands for."""
+        wide = self.weak_float == "float64"
+        if kind is complex:
+            return np.complex128 if wide else np.complex64
+        return np.float64 if wide else np.float32
+
+    def tree(self, source: FunctionSource) -> ast.FunctionDef:
+        """Return one function's syntax tree."""
+        tree = copy.deepcopy(source.tree)
+        body = _Rewriter(self, source).rewrite(tree)
+        body.name = self.names[id(source)]
+        body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
+        body.args.posonlyargs = []
+        body.decorator_list = [ast.Name("_nb_device", ast.Load())]
+        return ast.fix_missing_locations(body)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Rewrites one function."""
+
+    def __init__(self, writer: _Writer, source: FunctionSource) -> None:
+        self.writer = writer
+        self.source = source
+        self._stores = StoreRewriter(self._is_array) if writer.elements else None
+
+    def _is_array(self, name: str) -> bool:
+        """Tell whether a name is one that is only ever indexed to write to an array."""
+        if name not in self.source.locals:
+            return True
+        if name in self.source.parameters:
+            return self.source.role == "kernel"
+        return name in self.source.memory
+
+    def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
+        """Return the function with its body, and the defaults of its parameters, rewritten."""
+        tree.body = list(self._visited(tree.body))
+        tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
+        return tree
+
+    def visit(self, node: ast.AST) -> Any:
+        """Rewrite a node; what takes its place is at the same position of the source."""
+        made = super().visit(node)
+        for part in made if isinstance(made, list) else [made]:
+            if part is not node and isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
+                ast.copy_location(part, node)
+        return made
+
+    def _visited(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in body:
+            found = self.visit(statement)
+            yield from found if isinstance(found, list) else [found]
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Drop a statement that only gives a function a local name; let stores into elements replace them."""
+        if self.source.is_alias(node):
+            return ast.Pass()
+        self.generic_visit(node)
+        return node if self._stores is None else self._stores.assign(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Let stores into elements replace them."""
+        self.generic_visit(node)
+        return node if self._stores is None else self._stores.augment(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Drop the annotation of a local variable."""
+        if node.value is None:
+            return ast.Pass()
+        return ast.Assign([self.visit(node.target)], self.visit(node.value))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """Let the index be checked."""
+        written = copy.deepcopy(node)
+        self.generic_visit(node)
+        node.slice = self._checked(node, written.value, node.value, node.slice)
+        return node
+
+    def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
+        """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
+        pure = not any(isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(written))
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        whole = not any(isinstance(part, ast.Constant) and type(part.value) is not int for part in parts)
+        if not (self.writer.check_bounds and pure and whole):
+            return index
+        # A tuple may be indexed by a constant alone, and that must stay one.
+        constant = isinstance(index, ast.Constant) and not self._is_parameter(written)
+        if constant or isinstance(index, ast.Slice):
+            return index
+        site = first_site(self.writer.program.root) + len(self.writer.sites)
+        self.writer.sites.append((self.source, node, ast.unparse(written)))
+        made = [
+            part if isinstance(part, ast.Slice) else _call("_nb_checked", copy.deepcopy(array), part, axis, site)
+            for axis, part in enumerate(parts)
+        ]
+        return ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+
+    def _is_parameter(self, node: ast.expr) -> bool:
+        return self.source.role == "kernel" and isinstance(node, ast.Name) and node.id in self.source.parameters
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        """Give a float literal the kernel's floating type."""
+        return self.writer.literal(node.value) if type(node.value) in (float, complex) else node
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        """Replace a global by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Replace an attribute chain by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)
+
+    def _static(self, node: Any) -> Any:
+        static = self.source.resolve(node)
+        if static is None:
+            return self.generic_visit(node) if isinstance(node, ast.Attribute) else node
+        found = intrinsic_of(static.value)
+        if found is not None:
+            return self._index(node, found)
+        literal = self.writer.literal(static.value)
+        if literal is not None:
+            return literal
+        if static.builtin and static.value in (float, complex):
+            kind = self.writer.weak_type(static.value)
+            return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+        callee = self.writer.program.callee(static.value)
+        if callee is not None:
+            return ast.Name(self.writer.names[id(callee)], ast.Load())
+        return node if static.builtin and not static.path else self._chain(static)
+
+    def _chain(self, static: Static) -> ast.expr:
+        """Return a reference to an object: through its module where that is how it was reached, else by itself."""
+        if static.through_modules and static.path and isinstance(static.root_value, ModuleType):
+            result: ast.expr = ast.Name(self.writer.claim(static.root, static.root_value), ast.Load())
+            for attribute in static.path:
+                result = ast.Attribute(result, attribute, ast.Load())
+            return result
+        return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
+
+    def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
+            return self._cuda(node, found)
+        if found.kind != "axis":
+            if found.kind in ("block", "cuda"):
+                raise self._unsupported(node, found)
+            raise self.source.error(node, f"{found.name} must be called here")
+        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
+        text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
+        return ast.parse(text, mode="eval").body
+
+    def _cuda(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return a reference to an operation of numba.cuda by its full path, which is how numba.cuda recognises it."""
+        path = found.name.split(".")[1:]
+        value: Any = sys.modules["numba.cuda"]
+        for attribute in path:
+            value = getattr(value, attribute, MISSING)
+        if found.kind != "axis" and intrinsic_of(value) != found:
+            # An object whose name is not where it lies: it was reached somehow, and that way serves.
+            static = self.source.resolve(node)
+            assert static is not None
+            return self._chain(static)
+        result: ast.expr = ast.Name(CUDA_MODULE, ast.Load())
+        for attribute in path:
+            result = ast.Attribute(result, attribute, ast.Load())
+        return result
+
+    def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
+        what = (
+            "needs a block of threads, which the CPU does not have" if found.kind == "block" else "exists only on CUDA"
+        )
+        return self.source.error(
+            node, f"{found.name} {what}; launch this kernel on CUDA arrays, or leave it out", KernelUnsupportedError
+        )
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
+        static = self.source.resolve(node.func)
+        found = intrinsic_of(static.value) if static is not None else None
+        if found is not None:
+            return self._operation(node, found)
+        if static is not None and static.builtin and static.value is print:
+            return self._print(node)
+        if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
+            # NumPy's types take one number.
+            made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
+            return ast.Call(self._static(node.func), [made], [])
+        callee = self.writer.program.callee(static.value) if static is not None else None
+        rewritten: Any = self.generic_visit(node)
+        if callee is not None:
+            hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+            rewritten.args = [*hidden, *rewritten.args]
+        return rewritten
+
+    def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if found.kind == "tid":
+            return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
+        if found.kind in ("grid", "gridsize"):
+            count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
+            if found.kind == "gridsize" and self.writer.target == "cuda":
+                return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
+            form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
+            return _tuple([form.format(k) for k in range(count)])
+        if found.kind == "atomic":
+            return self._atomic(node, found)
+        if found.kind == "local_array":
+            return self._local_array(node, found)
+        if self.writer.target == "cuda":
+            if found.name == "cuda.shared.array" and self._element(node) is not None:
+                return self._local_array(node, found)
+            rewritten: Any = self.generic_visit(node)
+            made: ast.expr = rewritten
+            return made
+        if found.kind == "function":
+            if node.keywords:
+                raise self.source.error(node, f"{found.name} takes its arguments by position")
+            arguments = [self.visit(argument) for argument in node.args]
+            # NumPy's has a derivative.
+            cbrt = found.operation == "cbrt"
+            name = self.writer.claim("_nb_cbrt", np.cbrt) if cbrt else CUDA_FUNCTION + found.operation
+            return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+        raise self._unsupported(node, found)
+
+    def _print(self, node: ast.Call) -> ast.expr:
+        """Return a call that prints; on the CPU, strings become a template, and numbers follow it."""
+        if node.keywords:
+            raise self.source.error(node, "print in a kernel takes no keywords; each call prints one line")
+        node.args = [self.visit(argument) for argument in node.args]
+        if self.writer.target == "cuda":
+            return node
+        strings = [isinstance(argument, ast.Constant) and type(argument.value) is str for argument in node.args]
+        pieces = [
+            getattr(argument, "value", None) if string else None
+            for argument, string in zip(node.args, strings, strict=True)
+        ]
+        values = [argument for argument, string in zip(node.args, strings, strict=True) if not string]
+        numbers = ast.Call(ast.Name("_nb_numbers", ast.Load()), [ast.Tuple(values, ast.Load())], [])
+        template = ast.Call(ast.Name("_nb_text", ast.Load()), [ast.Constant(json.dumps(pieces))], [])
+        return ast.Call(ast.Name("_nb_print", ast.Load()), [template, ast.Starred(numbers, ast.Load())], [])
+
+    def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if node.keywords:
+            raise self.source.error(node, f"{found.name} takes its arguments by position")
+        if found.from_cuda and self.writer.target == "cuda":
+            return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
+        operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
+        if operation is None:
+            raise self._unsupported(node, Intrinsic("cuda", found.name))
+        values = 2 if operation == "cas" else 1
+        arguments = [self.visit(argument) for argument in node.args]
+        if found.operation == "compare_and_swap" and len(arguments) == 3:
+            arguments.insert(1, ast.Constant(0))
+        if len(arguments) < values + 2 or (found.from_cuda and len(arguments) != values + 2):
+            wanted = "array, index, compare, value" if values == 2 else "array, index, value"
+            raise self.source.error(node, f"{found.name}({wanted}) got {len(node.args)} argument(s)")
+        index = arguments[1:-values]
+        place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
+        place = self._checked(node, node.args[0], arguments[0], place)
+        return ast.Call(
+            ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
+        )
+
+    def _element(self, node: ast.Call) -> ElementType | None:
+        """Return the element type that local or shared memory is asked for, if it is one."""
+        given = _memory_arguments(node).get("dtype")
+        static = None if given is None else self.source.resolve(given)
+        return static.value if static is not None and isinstance(static.value, ElementType) else None
+
+    def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        """Return a call that makes memory; that of elements is made of scalars."""
+        given, element = _memory_arguments(node), self._element(node)
+        shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
+            raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
+        maker = (
+            "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}"
+        )
+        function: ast.expr = ast.parse(maker, mode="eval").body
+        dtype = self.visit(given["dtype"])
+        if element is None:
+            return ast.Call(function, [ast.parse(repr(shape), mode="eval").body, dtype], [])
+        # Dynamic shared memory, of extent 0, has one dimension.
+        is_dynamic = found.name == "cuda.shared.array" and shape == 0
+        size = ast.parse(repr(0 if is_dynamic else (*extents, element.count)), mode="eval").body
+        scalar = scalar_in_memory(element)
+        self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
+        memory = ast.Call(function, [size, ast.Name(f"_nb_{scalar.__name__}", ast.Load())], [])
+        return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
+
+
+def _memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
+    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+
+
+def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:
+    arguments = [array, index, *(ast.Constant(number) for number in numbers)]
+    for node in ast.walk(array):
+        if hasattr(node, "ctx"):
+            node.ctx = ast.Load()
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+
+
+def _tuple(expressions: list[str]) -> ast.expr:
+    text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
+    return ast.parse(text, mode="eval").body
