@@ -11,18 +11,7 @@ from numpy import bool_ as bool
 
 from numbridge.array import Array
 from numbridge.convert import ArrayExplanation, asarray, convert, explain
-from numbridge.creation import (
-    clone,
-    copy,
-    empty,
-    empty_like,
-    full,
-    full_like,
-    ones,
-    ones_like,
-    zeros,
-    zeros_like,
-)
+from numbridge.creation import clone, copy, empty, empty_like, full, full_like, ones, ones_like, zeros, zeros_like
 from numbridge.cupy_bridge import (
     device_from_cupy,
     device_to_cupy,
@@ -35,27 +24,13 @@ from numbridge.cupy_bridge import (
 )
 from numbridge.dlpack import from_dlpack, to_dlpack
 from numbridge.graphs import Graph, ScopedCapture, capture_begin, capture_end, capture_launch
-from numbridge.jax_bridge import (
-    device_from_jax,
-    device_to_jax,
-    dtype_from_jax,
-    dtype_to_jax,
-    from_jax,
-    to_jax,
-)
+from numbridge.jax_bridge import device_from_jax, device_to_jax, dtype_from_jax, dtype_to_jax, from_jax, to_jax
 from numbridge.jax_ffi.callable import GraphMode, jax_callable
 from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.config import config
-from numbridge.kernels.devices import (
-    Device,
-    ScopedDevice,
-    device_count,
-    get_device,
-    get_devices,
-    set_device,
-)
-from numbridge.kernels.element_operations import (
+from numbridge.kernels.devices import Device, ScopedDevice, device_count, get_device, get_devices, set_device
+from numbridge.kernels.element_functions import (
     cross,
     cw_div,
     cw_mul,

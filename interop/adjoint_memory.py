@@ -8,12 +8,14 @@ they share memory. Nothing is allocated before an adjoint is asked for.
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numbridge.kernels.element_arguments import full_shape
+from numbridge.kernels.elements import float_fields
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
@@ -88,13 +90,8 @@ class AdjointMemory:
 def float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yield what of a gradient is floating-point numbers, on its memory: all of it, or those fields of its records."""
     if values.dtype.fields is None:
-        yield values
-        return
-    for name, (kind, *_) in values.dtype.fields.items():
-        if kind.base.fields is not None:
-            yield from float_parts(values[name])
-        elif kind.base.char in "fd":
-            yield values[name]
+        return iter((values,))
+    return (functools.reduce(lambda part, name: part[name], path, values) for path in float_fields(values.dtype))
 
 
 def add(gradient: NDArray[Any], more: NDArray[Any]) -> None:

@@ -6,7 +6,7 @@ it got, what it wanted and what to do. Nothing is compiled or launched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_arguments import check_elements, check_value, outer_rank
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.elements import ElementType, number_fields
 from numbridge.kernels.errors import (
     BufferAccessError,
     ConversionError,
@@ -235,7 +235,7 @@ def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) 
     widths = [32]
     for dtype in checked:
         if isinstance(dtype, ElementType) and dtype.fields is not None:
-            widths += [64 for name in _leaves(dtype.fields) if name in ("float64", "complex128")]
+            widths += [64 for _, kind in number_fields(dtype.fields) if kind.name in ("float64", "complex128")]
             continue
         row = dtype.scalar if isinstance(dtype, ElementType) else dtype
         if row is not None and row.code == scalars.COMPLEX:
@@ -243,14 +243,6 @@ def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) 
         elif row is not None and row.is_float:
             widths.append(row.itemsize * 8)
     return "float64" if max(widths) > 32 else "float32"
-
-
-def _leaves(dtype: Any) -> Iterator[str]:
-    """Yield the names of the dtypes of all fields, also of those within fields."""
-    for kind, *_ in (dtype.fields or {}).values():
-        if kind.base.fields is None:
-            yield kind.base.name
-        yield from _leaves(kind.base)
 
 
 def _weak_scalar(found: Description, weak: str) -> scalars.Scalar:

@@ -28,6 +28,7 @@ __all__ = [
     "by_number",
     "dtype_of",
     "element_types",
+    "float_fields",
     "has_gradient",
     "mat22",
     "mat22d",
@@ -45,8 +46,10 @@ __all__ = [
     "mat44h",
     "mat44i",
     "matrix",
+    "number_fields",
     "quat",
     "quatd",
+    "quaternion",
     "quatf",
     "quath",
     "quati",
@@ -285,7 +288,7 @@ class Element(metaclass=ElementType):
 
 
 def _operated(name: str, *operands: Any) -> Any:
-    from numbridge.kernels.element_operations import operate
+    from numbridge.kernels.element_functions import operate
 
     return operate(name, *operands)
 
@@ -325,7 +328,7 @@ def _plain(part: Any) -> Any:
 def component(kind: ElementType, name: str) -> tuple[int, ElementType | None] | None:
     """Return where a named part of an element starts, with its type if it is an element itself; None if there is none."""
     if kind.family == "transform":
-        parts = {"p": (0, _element_type("vector", (3,), kind.scalar)), "q": (3, _quaternion(kind.scalar))}
+        parts = {"p": (0, _element_type("vector", (3,), kind.scalar)), "q": (3, quaternion(kind.scalar))}
         return parts.get(name)
     place = _COMPONENTS.find(name) if len(name) == 1 and len(kind.extents) == 1 else -1
     return (place, None) if 0 <= place < kind.count and kind.count <= len(_COMPONENTS) else None
@@ -386,13 +389,25 @@ def scalar_in_memory(element: ElementType) -> type[np.generic]:
 def has_gradient(element: ElementType | None, scalar: Scalar) -> bool:
     """Tell whether what an array holds has a gradient: real floats, elements of such, or records with such a field."""
     if element is not None and element.fields is not None:
-        return _has_float_field(element.fields)
+        return any(True for _ in float_fields(element.fields))
     return scalar.is_float
 
 
-def _has_float_field(dtype: np.dtype[Any]) -> bool:
-    bases = [kind.base for kind, *_ in (dtype.fields or {}).values()]
-    return any(_has_float_field(base) if base.fields is not None else base.char in "fd" for base in bases)
+def float_fields(dtype: np.dtype[Any]) -> Iterator[tuple[str, ...]]:
+    """Yield where the fields are that have a gradient, as in `number_fields`: those of real floats that kernels compute with."""
+    return (path for path, kind in number_fields(dtype) if kind.char in "fd")
+
+
+def number_fields(dtype: np.dtype[Any]) -> Iterator[tuple[tuple[str, ...], np.dtype[Any]]]:
+    """Yield the fields of a structured dtype that hold no fields themselves, with those within fields.
+
+    Each is its name after those of the fields that it lies in, and the type of its numbers, without their dimensions.
+    """
+    for name, (kind, *_) in (dtype.fields or {}).items():
+        if kind.base.fields is None:
+            yield (name,), kind.base
+        else:
+            yield from (((name, *inner), base) for inner, base in number_fields(kind.base))
 
 
 def _word_of(dtype: np.dtype[Any]) -> Scalar:
@@ -404,12 +419,9 @@ def _word_of(dtype: np.dtype[Any]) -> Scalar:
 
 
 def _alignments(dtype: np.dtype[Any]) -> Iterator[int]:
-    for kind, *_ in (dtype.fields or {}).values():
-        base = kind.base
-        if base.fields is not None:
-            yield from _alignments(base)
-        elif base.kind in "?iufc" or (base.kind == "V" and base.type is not np.void):  # the latter are ml_dtypes'
-            yield min(base.alignment, 8)
+    for _, kind in number_fields(dtype):
+        if kind.kind in "?iufc" or (kind.kind == "V" and kind.type is not np.void):  # the latter are ml_dtypes'
+            yield min(kind.alignment, 8)
 
 
 def _described(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
@@ -425,7 +437,8 @@ def _name(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
     return f"mat{extents[0]}{between}{extents[1]}{suffix}"
 
 
-def _quaternion(scalar: Scalar) -> ElementType:
+def quaternion(scalar: Scalar) -> ElementType:
+    """Return the type of quaternions of a scalar type."""
     return _element_type("quaternion", (4,), scalar)
 
 

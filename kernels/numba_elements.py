@@ -19,7 +19,8 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, overload_attribute, register_model
 
-from numbridge.kernels.element_operations import FUNCTIONS, constants, expand, implementation, inner
+from numbridge.kernels.element_functions import FUNCTIONS, inner
+from numbridge.kernels.element_operations import constants, expand, implementation
 from numbridge.kernels.element_stores import PARTS
 from numbridge.kernels.elements import ElementType, component, element_types, vector
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float

@@ -98,7 +98,10 @@ def _native_sources() -> str:
     return digest(*(path.read_bytes() for path in files))
 
 
-_ELEMENTS = ("element_operations", "narrow_floats", "numba_elements", "numba_records", "record_fields")
+_ELEMENTS = (
+    *("element_functions", "element_operations", "numba_elements"),
+    *("narrow_floats", "numba_records", "record_fields"),
+)
 _CPU_SOURCES = (
     *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
     *("float_math", "generated_code", "native_code", "printing"),

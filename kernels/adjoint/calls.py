@@ -15,7 +15,7 @@ from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Region
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
-from numbridge.kernels.element_operations import FUNCTIONS
+from numbridge.kernels.element_functions import FUNCTIONS
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.numba_elements import numba_element
 from numbridge.kernels.source import FunctionSource

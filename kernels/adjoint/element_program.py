@@ -18,7 +18,8 @@ from numba import types
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import ARITHMETIC, Construct
 from numbridge.kernels.adjoint.ir import Array, Compute, Function, Value
-from numbridge.kernels.element_operations import FUNCTIONS, Expansion, expand, inner
+from numbridge.kernels.element_functions import FUNCTIONS, inner
+from numbridge.kernels.element_operations import Expansion, expand
 from numbridge.kernels.elements import ElementType, component
 from numbridge.kernels.elements import vector as vector_type
 from numbridge.kernels.numba_elements import numba_element
