@@ -13,45 +13,28 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from numbridge import cupy_memory, gradients, stream_order, strided
+from numbridge.capsules import copied_for, legacy_capsule, marked_copy
 from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
 from numbridge.element_views import as_records, packed, regrouped, scalar_shape, unpacked
 from numbridge.exchange import ExchangeTable
-from numbridge.gradients import GradientState, existing_gradient
+from numbridge.gradients import GradientState
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device, get_devices
-from numbridge.kernels.elements import Element, ElementType, by_number, dtype_of
+from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.leases import lend
-from numbridge.memory import (
-    adopt,
-    allocate,
-    array_class,
-    element_flags,
-    element_of,
-    native,
-    row_of,
-    wrap,
-)
+from numbridge.memory import allocate, array_class, element_of, native, row_of, wrap
+from numbridge.memory_views import ViewedMemory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "Array",
-    "adopt",
-    "allocate",
-    "element_of",
-    "existing_gradient",
-    "legacy_capsule",
-    "native",
-    "row_of",
-    "wrap",
-]
+__all__ = ["Array"]
 
 _DEVICE_KINDS = {dl.CUDA: "cuda", dl.CUDA_MANAGED: "cuda"}
 
@@ -258,7 +241,7 @@ class Array:
         An integer drops its axis, so that a full index gives a 0-d view of the element, which `item` turns into a
         number. Anything that would copy raises.
         """
-        memory = _Memory(self)
+        memory = ViewedMemory(self)
         shape, strides, offset = strided.indexed(key, memory.shape, memory.strides)
         return self._view(memory.record(shape, strides, offset), lambda other: other[key])
 
@@ -274,7 +257,7 @@ class Array:
         BufferAccessError
             If the strides allow no view; ``contiguous().reshape(...)`` copies.
         """
-        memory = _Memory(self)
+        memory = ViewedMemory(self)
         target = strided.resolved(shape[0] if len(shape) == 1 else shape, math.prod(memory.shape))
         strides = strided.restrided(memory.shape, memory.strides, target)
         if strides is None:
@@ -296,14 +279,14 @@ class Array:
         """
         if isinstance(dtype, ElementType):
             return wrap(regrouped(self, dtype)._record)
-        row, memory = scalar_of(dtype), _Memory(unpacked(self))
+        row, memory = scalar_of(dtype), ViewedMemory(unpacked(self))
         shape, strides = strided.retyped(memory.shape, memory.strides, memory.itemsize, row.itemsize)
         return wrap(memory.record(shape, strides, tag=row.tag))
 
     def transpose(self, *axes: Any) -> Array:
         """Return a view with the axes in the given order, reversed by default."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
-        memory = _Memory(self)
+        memory = ViewedMemory(self)
         shape, strides = strided.permuted(order or None, memory.shape, memory.strides)
         return self._view(memory.record(shape, strides), lambda other: other.transpose(*order))
 
@@ -588,9 +571,9 @@ class Array:
         exported = self
         if dl_device is not None and tuple(dl_device) == (dl.CPU, 0) and here[0] == dl.CUDA_HOST and not copy:
             # Page-locked memory is host memory.
-            exported = wrap(_Memory(unpacked(self)).record_on(dl.CPU))
+            exported = wrap(ViewedMemory(unpacked(self)).record_on(dl.CPU))
         elif dl_device is not None and tuple(dl_device) != here:
-            exported, copy = self._copied_for(tuple(dl_device), copy), True
+            exported, copy = copied_for(self, tuple(dl_device), copy), True
         elif copy:
             exported = self.clone()
         if exported.device.is_cuda and stream != -1:
@@ -598,58 +581,8 @@ class Array:
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
             if not copy:
                 lend(exported)
-            return native().export_versioned(_marked_copy(exported) if copy else exported._record)
+            return native().export_versioned(marked_copy(exported) if copy else exported._record)
         return native().export_legacy(exported._record) if copy else legacy_capsule(exported)
-
-    def _copied_for(self, wanted: tuple[int, ...], copy: bool | None) -> Array:
-        """Return a copy on the DLPack device that a consumer asked for."""
-        names = {device.name for device in get_devices()}
-        name = "cpu" if wanted[0] == dl.CPU else f"cuda:{wanted[1]}" if wanted[0] == dl.CUDA else ""
-        if copy is False or name not in names:
-            raise BufferAccessError(
-                f"dl_device is {wanted}, and the array lies on {self.__dlpack_device__()}"
-                + (
-                    "; copy=False forbids the copy"
-                    if copy is False
-                    else f"; numbridge copies to {', '.join(sorted(names))}"
-                )
-            )
-        return self.to(name, copy=True)
-
-
-class _Memory:
-    """What an array's record says, for making another record on the same memory; strides count scalars.
-
-    The dimensions of vectors and matrices stay out of sight, and are those of every record that is made.
-    """
-
-    __slots__ = ("address", "capsule", "element", "itemsize", "ordinal", "shape", "strides", "word")
-
-    def __init__(self, array: Array) -> None:
-        self.capsule = array._record
-        self.word, self.address, self.shape, strides, self.ordinal = native().describe(self.capsule)
-        self.itemsize = size = (self.word >> 8 & 0xFF) >> 3
-        self.element = by_number(self.word >> nb.WORD_ELEMENT & 0xFFFF)
-        self.strides = tuple([step // size for step in strides])
-
-    def record(self, shape: tuple[int, ...], strides: strided.Strides, offset: int = 0, tag: int = 0) -> Any:
-        """Return the record of a view, of the same dtype without a tag; it keeps the memory's owner alive."""
-        word = self.word
-        flags = (dl.FLAG_READ_ONLY if word & nb.READ_ONLY else 0) | (dl.RECORD_IMMUTABLE if word & nb.IMMUTABLE else 0)
-        address = self.address + offset * self.itemsize
-        device = dl.CUDA_HOST if word & nb.PINNED else word >> nb.WORD_DEVICE & 0xFF
-        tag, element = tag or word & 0xFFFFFFFF, self.element
-        if element is not None:
-            flags |= element_flags(element)
-            shape, strides = (*shape, *element.extents), (*strides, *strided.contiguous(element.extents))
-            tag = element.scalar.tag
-        return native().new_record(self.capsule, address, tag, device, self.ordinal, shape, strides, flags)
-
-    def record_on(self, device: int) -> Any:
-        """Return a record of the same memory under another of the device types that it belongs to."""
-        flags = dl.FLAG_READ_ONLY if self.word & nb.READ_ONLY else 0
-        place = (self.address, self.word & 0xFFFFFFFF, device, self.ordinal)
-        return native().new_record(self.capsule, *place, self.shape, self.strides, flags)
 
 
 def _placed(array: Array, device: Device | str | None) -> Array:
@@ -659,23 +592,6 @@ def _placed(array: Array, device: Device | str | None) -> Array:
             f"data lies on {array.device}, and device is {str(device)!r}; drop copy=False, which forbids the copy"
         )
     return array
-
-
-def legacy_capsule(array: Array) -> Any:
-    """Return a legacy DLPack capsule that shares an array's memory."""
-    if array.read_only:
-        raise BufferAccessError(
-            "a legacy DLPack capsule cannot say that memory is read-only, and this Array is; pass array.clone(), or "
-            "ask for a versioned capsule: array.__dlpack__(max_version=(1, 0))"
-        )
-    return native().export_legacy(array._record)
-
-
-def _marked_copy(made: Array) -> Any:
-    """Return the record of a copy that says, in DLPack's own flag, that it is one."""
-    kind, ordinal = made.__dlpack_device__()
-    place = (made.ptr, row_of(made).tag, kind, ordinal)
-    return native().new_record(made._record, *place, scalar_shape(made), None, dl.FLAG_COPIED)
 
 
 def _restored(values: NDArray[Any], requires_grad: bool, sample: Any = None) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from numbridge.array import Array, native
+from numbridge.array import Array
 from numbridge.bridge import FRAMEWORKS, bridge_for_type, bridge_named
 from numbridge.contents import copied, is_literal, same_dtype
 from numbridge.contents import shared as share
@@ -18,7 +18,7 @@ from numbridge.kernels.devices import Device
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.memory import element_of
+from numbridge.memory import element_of, native
 
 __all__ = ["ArrayExplanation", "asarray", "convert", "explain"]
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from numbridge import cupy_memory
-from numbridge.array import Array, adopt, allocate, element_of, row_of
+from numbridge.array import Array
 from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device
 from numbridge.kernels.elements import Element, ElementType, dtype_of, has_gradient
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.memory import adopt, allocate, element_of, row_of
 
 __all__ = [
     "clone",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from numbridge import tensor_probe
-from numbridge.array import Array, adopt, native
+from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.cupy_memory import as_cupy, cupy
 from numbridge.element_views import unpacked
@@ -23,7 +23,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe
 from numbridge.kernels.scalars import scalar_of
-from numbridge.memory import row_of
+from numbridge.memory import adopt, native, row_of
 from numbridge.stream_order import hand_over
 from numbridge.streams import Stream, get_stream
 

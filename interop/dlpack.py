@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from numbridge.array import Array, adopt, legacy_capsule, native, row_of, wrap
+from numbridge.array import Array
+from numbridge.capsules import legacy_capsule
 from numbridge.contents import same_dtype
 from numbridge.kernels import cuda_driver, readers
 from numbridge.kernels.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.memory import adopt, native, row_of, wrap
 
 __all__ = ["from_dlpack", "to_dlpack"]
 

@@ -10,7 +10,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from numbridge.array import Array, adopt, native
+from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -19,7 +19,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe, record_from_capsule
 from numbridge.kernels.scalars import ALL, by_name, scalar_of
-from numbridge.memory import row_of
+from numbridge.memory import adopt, native, row_of
 from numbridge.stream_order import hand_over
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.array import Array, adopt, native
+from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.element_views import as_records
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import ConversionError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Reader
 from numbridge.kernels.scalars import scalar_of
+from numbridge.memory import adopt, native
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from numbridge.array import Array, native
+from numbridge.array import Array
 from numbridge.element_views import unpacked
 from numbridge.kernels.elements import by_number
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.leases import any_lent, is_lent
-from numbridge.memory import packed_record
+from numbridge.memory import native, packed_record
 
 __all__ = ["is_own", "keep_lent", "read_only"]
 

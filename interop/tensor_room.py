@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numbridge.array import Array, adopt, existing_gradient, native
+from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.element_views import unpacked
+from numbridge.gradients import existing_gradient
 from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import COMPLEX
-from numbridge.memory import row_of
+from numbridge.memory import adopt, native, row_of
 from numbridge.stream_order import hand_over
 
 __all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients"]

@@ -13,20 +13,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numbridge import tensor_probe, torch_backward
-from numbridge.array import Array, adopt, native
+from numbridge.array import Array
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
-from numbridge.kernels.errors import (
-    BufferAccessError,
-    ConversionError,
-    DeviceError,
-    NumbridgeTypeError,
-)
+from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.leases import is_lent, lend
+from numbridge.memory import adopt, native
 from numbridge.shared_memory import is_own, keep_lent, read_only
 from numbridge.streams import Stream, get_stream
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.array import Array, native, wrap
+from numbridge.array import Array
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
@@ -23,6 +23,7 @@ from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.memory import native, wrap
 
 __all__ = ["CallContext", "lent", "register_ffi_callback", "register_function"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.array import Array, adopt
+from numbridge.array import Array
 from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
@@ -27,6 +27,7 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
+from numbridge.memory import adopt
 
 __all__ = ["TracedArray"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from numbridge.array import existing_gradient
+from numbridge.gradients import existing_gradient
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.scalars import scalar_of
 

@@ -76,7 +76,7 @@ class TestLifetime:
         printed = run_python("""
             import threading
             import numbridge as nb
-            from numbridge.array import native
+            from numbridge.memory import native
 
             start, found = threading.Barrier(8), []
 
