@@ -23,6 +23,7 @@ from numbridge.kernels.machine import Machine, machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.numpy_arrays import records_of
 from numbridge.kernels.scalars import Scalar
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _records(obj: Any) -> Array | None:
     """Return an Array of records on the memory of a structured NumPy array; None for anything else."""
     if not isinstance(obj, np.ndarray) or obj.dtype.names is None or isinstance(obj, np.ma.MaskedArray):
         return None
-    return wrap(readers.records_of(obj), obj)
+    return wrap(records_of(obj), obj)
 
 
 def _refusal(obj: Any) -> Exception:

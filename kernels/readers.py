@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import numbers
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.elements import Element, ElementType, by_number, record_type
+from numbridge.kernels.elements import Element, ElementType, by_number
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.numpy_arrays import check_layout, is_masked, records_of, refuse_mask, why_unreadable
 
 _Value = TypeVar("_Value")
 
@@ -284,8 +283,8 @@ def unreadable(obj: Any) -> Exception:
         return BufferAccessError(
             f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it"
         )
-    if isinstance(obj, np.ndarray) and not _is_masked(type(obj)):
-        return _unreadable_numpy(obj)
+    if isinstance(obj, np.ndarray) and not is_masked(type(obj)):
+        return why_unreadable(obj)
     try:
         if reader.inspect is not None:
             reader.inspect(obj)
@@ -317,37 +316,6 @@ def unreadable(obj: Any) -> Exception:
 
 def _refused(obj: Any, error: Exception) -> Exception:
     return BufferAccessError(f"{_name(obj)} cannot be read: {type(error).__name__}: {error}")
-
-
-def _of_a_known_dtype(dtype: np.dtype[Any]) -> str:
-    """Return what to do with an array of a dtype that kernels do not have."""
-    if dtype.kind in "mM":
-        return "use array.view(np.int64), which shares the memory and counts the time's unit"
-    if dtype.kind in "SUVT":
-        return "pass its characters or bytes as an array of integers"
-    return "use array.astype(...), which copies"
-
-
-def _unreadable_numpy(array: np.ndarray[Any, Any]) -> Exception:
-    if array.dtype.names is not None:
-        try:
-            records_of(array)
-        except (ConversionError, BufferAccessError) as error:
-            return error
-    if not array.dtype.isnative:
-        return ConversionError(
-            f"a NumPy array of dtype {array.dtype.str!r} is not in this machine's byte order; use "
-            "array.astype(array.dtype.newbyteorder('='))"
-        )
-    if machine().describe(array)[0] == 0:
-        return ConversionError(
-            f"a NumPy array of dtype {array.dtype!r} has no counterpart; numbridge has "
-            f"{', '.join(row.name for row in scalars.ALL)}; {_of_a_known_dtype(array.dtype)}"
-        )
-    return BufferAccessError(
-        f"a NumPy array with strides {array.strides} bytes, no multiples of its item size {array.itemsize}, cannot be "
-        "expressed in DLPack; pass it to a kernel as it is, or use np.ascontiguousarray(array), which copies"
-    )
 
 
 def _name(obj: Any) -> str:
@@ -411,63 +379,13 @@ def _python_scalar(kind: type) -> Reader | None:
     return None
 
 
-def _is_masked(kind: type) -> bool:
-    """Tell whether a type is that of masked arrays; who has one has imported NumPy's module of them, which takes a while."""
-    return issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
-
-
 def _numpy_type(kind: type) -> Reader | None:
     if not issubclass(kind, np.ndarray):
         return None
-    if _is_masked(kind):
-        return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_mask)
-    _check_numpy_layout()
+    if is_masked(kind):
+        return Reader(nb.ADAPTER, protocol="refused", adapter=refuse_mask)
+    check_layout()
     return Reader(nb.NUMPY, protocol="NumPy's array structure", adapter=records_of)
-
-
-def records_of(array: np.ndarray[Any, Any]) -> Any:
-    """Return a record's capsule for an array of a structured dtype, as elements of that dtype."""
-    if array.dtype.names is None:
-        raise ConversionError(f"a NumPy array of dtype {array.dtype!r} has no counterpart")
-    kind = record_type(array.dtype)
-    step = kind.scalar.itemsize
-    if any(stride % step for stride in array.strides):
-        raise BufferAccessError(
-            f"a NumPy array of records with strides {array.strides} bytes is not aligned to {step} bytes; pass a copy"
-        )
-    flags = kind.number << dl.RECORD_ELEMENT | 1 << dl.RECORD_INNER
-    flags |= 0 if array.flags.writeable else dl.FLAG_READ_ONLY
-    strides = (*(stride // step for stride in array.strides), 1)
-    place = (array.ctypes.data, kind.scalar.tag, dl.CPU, 0)
-    return machine().new_record(array, *place, (*array.shape, *kind.extents), strides, flags)
-
-
-def _refuse_mask(obj: Any) -> Any:
-    raise BufferAccessError(
-        "a NumPy masked array would lose its mask; pass array.data (and array.mask as an argument of its own) or "
-        "array.filled(value)"
-    )
-
-
-def _check_numpy_layout() -> None:
-    """Refuse to read NumPy's structures if a live array does not have the layout that compiled code relies on."""
-    sample = np.zeros((3, 5), np.float32)[::2, 1:]
-
-    def field(offset: int, of: int = id(sample)) -> int:
-        return ctypes.c_int64.from_address(of + offset).value
-
-    descriptor = field(layout.ARRAY_DESCR)
-    found = (
-        field(layout.ARRAY_DATA),
-        field(layout.ARRAY_NDIM) & 0xFFFFFFFF,
-        field(0, field(layout.ARRAY_SHAPE)),
-        field(0, field(layout.ARRAY_STRIDES)),
-        field(layout.DESCR_TYPE_NUM, descriptor) & 0xFFFFFFFF,
-        bool(field(layout.ARRAY_FLAGS) & layout.ARRAY_WRITEABLE),
-    )
-    wanted = (sample.ctypes.data, 2, 2, sample.strides[0], sample.dtype.num, True)
-    if found != wanted:
-        raise ConversionError(f"NumPy {np.__version__} lays its arrays out in a way that numbridge does not know")
 
 
 def _by_protocol(kind: type, obj: Any) -> Reader:
