@@ -145,7 +145,7 @@ def _multiplied(a: Operand, b: Operand) -> Expansion | None:
         return Expansion(a.scalar, a, _quaternion_product(_components(a, "a"), _components(b, "b")))
     _require(a.family == "transform")
     first, second = _components(a, "a"), _components(b, "b")
-    steps, moved = _rotation(first[3:], second[:3], "t")
+    steps, moved = _rotation(first[3:], second[:3])
     place = tuple(f"{p} + {m}" for p, m in zip(first[:3], moved, strict=True))
     return Expansion(a.scalar, a, (*place, *_quaternion_product(first[3:], second[3:])), steps)
 
@@ -354,9 +354,9 @@ def _quaternion_product(p: list[str], q: list[str]) -> tuple[str, ...]:
     )
 
 
-def _rotation(q: list[str], v: list[str], name: str) -> tuple[tuple[tuple[str, str], ...], list[str]]:
+def _rotation(q: list[str], v: list[str]) -> tuple[tuple[tuple[str, str], ...], list[str]]:
     """Return steps and components of a vector rotated by a unit quaternion: v + 2 w (u x v) + 2 u x (u x v)."""
-    first = [f"{name}{k}" for k in range(3)]
+    first = ["t0", "t1", "t2"]
     steps = [(first[k], f"two * ({part})") for k, part in enumerate(_cross(q[:3], v))]
     second = _cross(q[:3], first)
     return tuple(steps), [f"({v[k]} + {q[3]} * {first[k]} + {second[k]})" for k in range(3)]
@@ -373,7 +373,7 @@ def _rotated(name: str, a: Operand, b: Operand) -> Expansion | None:
     kind = _element(a, "quaternion")
     result = _vector3(b, kind.scalar)
     q = _components(kind, "a")
-    steps, parts = _rotation(q if name == "quat_rotate" else _conjugated(q), _components(result, "b"), "t")
+    steps, parts = _rotation(q if name == "quat_rotate" else _conjugated(q), _components(result, "b"))
     return Expansion(kind.scalar, result, tuple(parts), steps)
 
 
@@ -420,7 +420,7 @@ def _axis_angle(a: Operand, b: Operand) -> Expansion | None:
 def _transformed(name: str, a: Operand, b: Operand) -> Expansion | None:
     kind = _element(a, "transform")
     result, parts = _vector3(b, kind.scalar), _components(kind, "a")
-    steps, moved = _rotation(parts[3:], _components(result, "b"), "t")
+    steps, moved = _rotation(parts[3:], _components(result, "b"))
     if name == "transform_point":
         moved = [f"{p} + {m}" for p, m in zip(parts[:3], moved, strict=True)]
     return Expansion(kind.scalar, result, tuple(moved), steps)
@@ -431,7 +431,7 @@ def _transform_inverse(a: Operand) -> Expansion | None:
     kind = _element(a, "transform")
     parts = _components(kind, "a")
     turned = _conjugated(parts[3:])
-    steps, moved = _rotation(turned, parts[:3], "t")
+    steps, moved = _rotation(turned, parts[:3])
     return Expansion(kind.scalar, kind, (*(f"-{m}" for m in moved), *turned), steps)
 
 

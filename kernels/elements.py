@@ -1,7 +1,7 @@
 """Vector and matrix element types as plain values: their names, scalars and shapes, and how a value is read by a launch.
 
 An element type is a class (`vec3`), made once for each family, shape and scalar; its instances are values that Python code
-computes with and that kernels take by value. Everything that an element can do is in `element_operations`. This module
+computes with and that kernels take by value. Everything that an element can do is in `element_functions`. This module
 compiles nothing, and knows neither Numba nor any framework.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import Scalar, scalar_of
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def _element_type(family: Family, extents: tuple[int, ...], scalar: Scalar, name
 
 
 def _numbered(made: ElementType) -> ElementType:
-    made.number = 0x8000 | next(_numbers)
+    made.number = nb.ELEMENT | next(_numbers)
     if made.number > 0xFFFF:
         raise NumbridgeValueError("there are too many element types in this process, at most 32767")
     _by_number[made.number] = made

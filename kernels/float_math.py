@@ -18,7 +18,7 @@ from llvmlite import ir
 
 __all__ = ["FUNCTIONS", "evaluate"]
 
-_DOUBLE, _WORD, _BIT = ir.DoubleType(), ir.IntType(64), ir.IntType(1)
+_DOUBLE, _WORD = ir.DoubleType(), ir.IntType(64)
 _ROUND = 1.5 * 2.0**52  # a number of less than 2**51 that is added to this is rounded to an integer: the lowest bits
 _INFINITY, _NAN = math.inf, math.nan
 

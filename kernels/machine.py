@@ -56,28 +56,24 @@ def builtin(name: str, address: int, self_object: Any = None, *, one: bool = Fal
     return _new_function(_method(name, address, _ONE if one else _FAST), self_object, None)
 
 
-def compile_functions(exports: dict[str, tuple[Any, str]], facts: dict[str, Any] | None = None) -> Compiled:
+def compile_functions(exports: dict[str, tuple[Any, str]]) -> Compiled:
     """Compile Python functions to object code with Numba.
 
     Parameters
     ----------
     exports : dict
         Public name -> (function, Numba signature).
-    facts : dict, optional
-        Remembered with the code.
     """
     from numbridge.kernels.native_code import native_library, typed_exports
 
     found = typed_exports(exports)
     if found is None:
-        return _compiled_by_numba(exports, facts or {})
+        return _compiled_by_numba(exports)
     library = native_library(found)
-    return Compiled(
-        (library._get_compiled_object(),), {name: name for name in exports}, _externals(library), facts or {}
-    )
+    return Compiled((library._get_compiled_object(),), {name: name for name in exports}, _externals(library), {})
 
 
-def _compiled_by_numba(exports: Mapping[str, tuple[Any, str]], facts: dict[str, Any]) -> Compiled:
+def _compiled_by_numba(exports: Mapping[str, tuple[Any, str]]) -> Compiled:
     from numba import cfunc
 
     objects, names, externals = [], {}, set[str]()
@@ -88,7 +84,7 @@ def _compiled_by_numba(exports: Mapping[str, tuple[Any, str]], facts: dict[str, 
         # Numba links what it compiles at once, and the next function may name this one.
         add_symbol(name, compiled.address)
         externals |= {*_externals(compiled._library)}
-    return Compiled(tuple(objects), names, tuple(sorted(externals)), facts)
+    return Compiled(tuple(objects), names, tuple(sorted(externals)), {})
 
 
 def _externals(library: Any) -> tuple[str, ...]:

@@ -220,7 +220,7 @@ class StaticExpression:
                 raise _Untracked
         except _Untracked:
             value = self._copied(_evaluate(self._code, self._scope.variables(), self._failed))
-            reached.append(_Evaluated(None, None, value, self))
+            reached.append(_Evaluated(value, self))
         except Exception as error:
             raise self._failed(error) from error
         if not is_constant(value):
@@ -246,8 +246,8 @@ class StaticExpression:
 class _Evaluated(Dependency):
     """A value that only evaluating the expression again tells to hold."""
 
-    def __init__(self, container: None, name: None, value: Any, expression: StaticExpression) -> None:
-        super().__init__(container, name, value)
+    def __init__(self, value: Any, expression: StaticExpression) -> None:
+        super().__init__(None, None, value)
         object.__setattr__(self, "_expression", expression)
 
     def holds(self) -> bool:

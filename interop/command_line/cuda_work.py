@@ -21,7 +21,7 @@ from numbridge.command_line.installed import absent, is_there
 from numbridge.command_line.launch_work import warp_kernels
 from numbridge.command_line.sample_kernels import empty_of_five, empty_of_three, five_points, saxpy
 from numbridge.command_line.timing import timed
-from numbridge.command_line.work import Contestants, Row
+from numbridge.command_line.work import Contestants, Row, Work
 from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
 
@@ -30,6 +30,8 @@ __all__ = ["CudaWork", "cuda_works"]
 BLOCK = 256
 # Fewer launches than a driver's queue holds, so that none of them waits for the device.
 LAUNCHES = 300
+# Between two events on the device
+CALLS = 10
 _EMPTY = {3: empty_of_three, 5: empty_of_five}
 _EMPTY_C = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
 _STENCIL_C = """extern "C" __global__ void five_points(const float* a, float* out, long long n, long long m) {
@@ -40,23 +42,15 @@ _STENCIL_C = """extern "C" __global__ void five_points(const float* a, float* ou
 
 
 @dataclass(frozen=True)
-class CudaWork:
-    """A piece of work on a CUDA device; the first contestant is ours.
+class CudaWork(Work):
+    """A piece of work on a CUDA device.
 
     Attributes
     ----------
-    name : str
-        What is done.
-    prepare : callable
-        Makes the contestants, each a function of nothing. What is not installed is not among them.
-    frameworks : tuple of str
-        What must be installed.
     on_device : bool
         Whether the time is the device's, and not the host's.
     """
 
-    name: str
-    prepare: Callable[[], Contestants]
     frameworks: tuple[str, ...] = ("cupy",)
     on_device: bool = False
 
@@ -90,15 +84,15 @@ def _absent(name: str) -> str | None:
     return None if torch.cuda.is_available() else "installed without CUDA"
 
 
-def _on_device(run: Callable[[], object], count: int = 10) -> float:
+def _on_device(run: Callable[[], object]) -> float:
     """Return the microseconds of a call on the device."""
     first, last = cupy().cuda.Event(), cupy().cuda.Event()
     first.record()
-    for _ in range(count):
+    for _ in range(CALLS):
         run()
     last.record()
     last.synchronize()
-    return 1e3 * float(cupy().cuda.get_elapsed_time(first, last)) / count
+    return 1e3 * float(cupy().cuda.get_elapsed_time(first, last)) / CALLS
 
 
 def cuda_works() -> list[CudaWork]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
-from numbridge.command_line.installed import absent, is_there
+from numbridge.command_line.installed import is_there
 from numbridge.command_line.sample_kernels import empty_of_five, empty_of_one
 from numbridge.command_line.work import Contestants, Work
 
@@ -23,14 +23,12 @@ def launch(name: str, count: int, way: str) -> Work:
     """Return the launch of an empty kernel on tensors of a framework; `way` is ``"forall"`` or ``"nb.launch"``."""
     prepare = {"forall": _forall, "nb.launch": _nb_launch}[way]
     plural = "s" * (count > 1)
-    return Work(
-        f"{count} {name} tensor{plural}, empty kernel, {way}", functools.partial(prepare, name, count), absent(name)
-    )
+    return Work(f"{count} {name} tensor{plural}, empty kernel, {way}", functools.partial(prepare, name, count), (name,))
 
 
 def conversion(way: str, name: str) -> Work:
     """Return a conversion; `way` is ``"from"`` or ``"to"``."""
-    return Work(f"{way}_{name}", functools.partial(_conversion, way, name), absent(name))
+    return Work(f"{way}_{name}", functools.partial(_conversion, way, name), (name,))
 
 
 def warp_kernels() -> Any:

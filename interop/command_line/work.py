@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from numbridge.command_line.installed import absent
 from numbridge.command_line.timing import alternating
 
 __all__ = ["Contestants", "Measurement", "Row", "Work"]
@@ -57,13 +58,18 @@ class Work:
         What is done.
     prepare : callable
         Makes the contestants, each a function of nothing. What is not installed is not among them.
-    missing : str or None
-        Why it cannot be measured here.
+    frameworks : tuple of str
+        What must be installed.
     """
 
     name: str
     prepare: Callable[[], Contestants]
-    missing: str | None = None
+    frameworks: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be measured here, or None."""
+        return next((why for name in self.frameworks if (why := absent(name)) is not None), None)
 
     def rows(self, rounds: int) -> list[Row]:
         """Return the median microseconds of each contestant."""

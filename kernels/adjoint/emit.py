@@ -31,7 +31,6 @@ from numbridge.kernels.elements import scalar_in_memory
 from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = [
-    "EVERYTHING",
     "Lines",
     "Values",
     "element",
@@ -49,14 +48,6 @@ class Values(Protocol):
 
     def __contains__(self, value: object) -> bool:
         """Tell whether a value is in it."""
-
-
-class _Everything:
-    def __contains__(self, value: object) -> bool:
-        return True
-
-
-EVERYTHING: Values = _Everything()
 
 
 class Lines:
@@ -124,15 +115,15 @@ def operation(op: Op) -> str:
     raise TypeError(f"{op!r} is no simple operation")
 
 
-def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]], temporary: str) -> None:
+def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]]) -> None:
     """Assign several values at once: none is overwritten before it has been read."""
     pairs = [(target, source) for target, source in pairs if target.name != source.name]
     targets = {target.name for target, _ in pairs}
     if any(source.name in targets for _, source in pairs):
         for k, (_, source) in enumerate(pairs):
-            lines.add(f"{temporary}_{k} = {source.name}")
+            lines.add(f"_nb_move_{k} = {source.name}")
         for k, (target, _) in enumerate(pairs):
-            lines.add(f"{target.name} = {temporary}_{k}")
+            lines.add(f"{target.name} = _nb_move_{k}")
     else:
         for target, source in pairs:
             lines.add(f"{target.name} = {source.name}")
@@ -181,27 +172,27 @@ class Primal:
                 for head, inner, side in ((f"if {op.condition.name}:", op.then, 0), ("else:", op.orelse, 1)):
                     with self.lines.block(head):
                         self.region(inner)
-                        moves(self.lines, [(m.result, (m.then, m.orelse)[side]) for m in op.merges], "_nb_move")
+                        moves(self.lines, [(m.result, (m.then, m.orelse)[side]) for m in op.merges])
             case Loop():
                 self._loop(op)
             case Custom():
                 self.region(op.body)
-                moves(self.lines, list(zip(op.results, op.inner, strict=True)), "_nb_move")
+                moves(self.lines, list(zip(op.results, op.inner, strict=True)))
             case _:
                 self.lines.add(operation(op))
 
     def _loop(self, op: Loop) -> None:
-        moves(self.lines, [(c.phi, c.initial) for c in op.carried], "_nb_move")
+        moves(self.lines, [(c.phi, c.initial) for c in op.carried])
         with self.lines.block(loop_head(op)):
             start_trip(self.lines, op)
             self.region(op.test)
             if op.condition is not None:
                 self.lines.add(f"if not {op.condition.name}: break")
             self.region(op.body)
-            moves(self.lines, [(c.phi, c.following) for c in op.carried], "_nb_move")
+            moves(self.lines, [(c.phi, c.following) for c in op.carried])
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
-        moves(self.lines, [(c.result, c.phi) for c in op.carried], "_nb_move")
+        moves(self.lines, [(c.result, c.phi) for c in op.carried])
 
 
 def loop_head(op: Loop) -> str:

@@ -122,7 +122,7 @@ class ForwardSweep:
                 case Custom():
                     if any(result in values for result in op.results):
                         Primal(self.program, self.lines).region(op.body)
-                        moves(self.lines, list(zip(op.results, op.inner, strict=True)), "_nb_move")
+                        moves(self.lines, list(zip(op.results, op.inner, strict=True)))
                 case Store():
                     if op in self.needs.replayed:
                         self._forward_store(op, save=save)
@@ -167,7 +167,7 @@ class ForwardSweep:
         for head, (region, pairs) in zip(heads, sides, strict=True):
             with self.lines.optional(head) if head == "else:" else self.lines.block(head):
                 self._forward(region, values, save=save)
-                moves(self.lines, pairs, "_nb_move")
+                moves(self.lines, pairs)
 
     def _serves_itself(self, op: If, values: Values) -> bool:
         """Tell whether what a branch computes is read by its own reverse only, which may as well compute it.
@@ -185,7 +185,7 @@ class ForwardSweep:
         if not keeps and not self._has_work(op, values, save=False):
             return
         kept = [c for c in op.carried if c.phi in values or c.result in values]
-        moves(self.lines, [(c.phi, c.initial) for c in kept], "_nb_move")
+        moves(self.lines, [(c.phi, c.initial) for c in kept])
         if plan is not None:
             plan.start(self.lines)
         with self._copy(op), self.lines.block(loop_head(op)):
@@ -196,12 +196,12 @@ class ForwardSweep:
             if plan is not None:
                 self._keep(plan)
             self._forward(op.body, values, save=False)
-            moves(self.lines, [(c.phi, c.following) for c in kept], "_nb_move")
+            moves(self.lines, [(c.phi, c.following) for c in kept])
             if plan is not None:
                 plan.end_trip(self.lines)
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
-        moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values], "_nb_move")
+        moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
 
     @contextmanager
     def _copy(self, op: Loop) -> Iterator[None]:

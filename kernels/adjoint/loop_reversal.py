@@ -124,4 +124,4 @@ class LoopReversal(Accumulation, ABC):
                         plan.put(lines, c, plan.again(c), f"{again} >> {again_shift}")
                 self._set_index(plan.op, f"(({segment} << {shift}) + {again})", plan.needs.again)
                 self._forward(plan.op.body, plan.needs.again, save=False)
-                moves(lines, [(c.phi, c.following) for c in saved], "_nb_move")
+                moves(lines, [(c.phi, c.following) for c in saved])

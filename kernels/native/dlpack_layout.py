@@ -44,5 +44,4 @@ RECORD_IMMUTABLE, RECORD_HAS_STREAM, RECORD_VALUE = 1 << 8, 1 << 9, 1 << 10
 # RECORD_VALUE the record is one element, to be passed by value. The DLTensor itself always counts scalars.
 RECORD_ELEMENT, RECORD_INNER = 16, 32
 
-NAME_LEGACY, NAME_VERSIONED, NAME_EXCHANGE = "dltensor", "dltensor_versioned", "dlpack_exchange_api"
-NAME_RECORD = "numbridge.record"
+NAME_EXCHANGE = "dlpack_exchange_api"

@@ -69,12 +69,10 @@ def _storer(kind: Any) -> Any:
 
 
 load_i8, load_u8, load_i16, load_u16 = (_loader(k) for k in (types.int8, types.uint8, types.int16, types.uint16))
-load_i32, load_u32, load_i64, load_u64 = (_loader(k) for k in (types.int32, types.uint32, types.int64, types.uint64))
+load_i32, load_u32, load_i64 = (_loader(k) for k in (types.int32, types.uint32, types.int64))
 load_f32, load_f64 = _loader(types.float32), _loader(types.float64)
-store_i8, store_u8, store_i16, store_u16 = (_storer(k) for k in (types.int8, types.uint8, types.int16, types.uint16))
-store_i32, store_u32, store_i64, store_u64 = (
-    _storer(k) for k in (types.int32, types.uint32, types.int64, types.uint64)
-)
+store_i8, store_i16 = _storer(types.int8), _storer(types.int16)
+store_i32, store_u32, store_i64 = (_storer(k) for k in (types.int32, types.uint32, types.int64))
 store_f32, store_f64 = _storer(types.float32), _storer(types.float64)
 
 

@@ -45,16 +45,8 @@ ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_SIZE = 96, 104, 112
 UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # Of a FIELDS type, ENTRY_FUNCTION points to the offsets of an array object's fields: first and end of a vector of extents,
 # first of one of strides in bytes, a NumPy dtype, the object that holds the memory; and in that the address and the ordinal.
-FIELD_SHAPE, FIELD_SHAPE_END, FIELD_STRIDES, FIELD_DTYPE, FIELD_MEMORY, FIELD_ADDRESS, FIELD_ORDINAL, FIELDS_SIZE = (
-    0,
-    8,
-    16,
-    24,
-    32,
-    40,
-    48,
-    56,
-)
+FIELD_SHAPE, FIELD_SHAPE_END, FIELD_STRIDES, FIELD_DTYPE = 0, 8, 16, 24
+FIELD_MEMORY, FIELD_ADDRESS, FIELD_ORDINAL = 32, 40, 48
 PY_FLOAT, PY_INT, PY_BOOL, PY_COMPLEX, NUMPY_SCALAR = 8, 9, 10, 11, 12
 
 # Reading: what one argument turned out to be
