@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from numbridge.kernels.kernel import Kernel
 from numbridge.operators import OperatorPlan
 
-__all__ = ["Launches", "Level"]
+__all__ = ["Launches", "Level", "detached", "returned"]
 
 
 class Launches(Protocol):
@@ -134,3 +134,13 @@ class Level:
         given = dict(zip(names, (*values, *outputs, *self.blank(values, self.spare)), strict=True))
         dims = tuple(self.launches.dims(values[: len(self.launches.plan.inputs)]))
         kernel.forall(dims, checked=False)(*[given[p.name] for p in self.kernel.parameters], *more)
+
+
+def detached(value: Any) -> Any:
+    """Return a tensor as kernels may use it: none that would have to be protected from them; anything else as it is."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def returned(made: Sequence[Any]) -> Any:
+    """Return tensors as an operator does: one by itself, several as a tuple, none as None."""
+    return made[0] if len(made) == 1 else tuple(made) or None

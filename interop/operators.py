@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
@@ -49,6 +49,8 @@ class OperatorPlan:
         Parameter -> ``"array"``, ``"int"``, ``"bool"``, ``"float"`` or ``"number"``.
     mutated : tuple of str
         Inputs that the kernel writes.
+    numbers : tuple of int
+        The places of the inputs that are no arrays.
     like_first, along_first : bool
         Whether every output, or the launch, has the shape of the first input array.
 
@@ -83,7 +85,7 @@ class OperatorPlan:
         self.inputs = tuple(name for name in names if name not in given)
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
         self.mutated = tuple(name for name in self.arrays if name in written)
-        self._numbers = [place for place, name in enumerate(self.inputs) if self.kinds[name] != "array"]
+        self.numbers = tuple(place for place, name in enumerate(self.inputs) if self.kinds[name] != "array")
         self._launch_dims, self._output_dims = launch_dims, output_dims
         # What comes by value has no shape that a launch could have.
         self.first = next((name for name in self.arrays if not self._is_value(name)), None)
@@ -96,9 +98,21 @@ class OperatorPlan:
                 "output_dims"
             )
 
+    def wrong_count(self, name: str, count: int) -> NumbridgeTypeError:
+        """Return the error of an operator that was called with another number of arguments than it has inputs."""
+        listed = ", ".join(self.inputs)
+        return NumbridgeTypeError(f"operator {name} takes {len(self.inputs)} arguments ({listed}), got {count}")
+
+    def lost_gradient(self, name: str, unfollowed: str) -> NumbridgeError:
+        """Return the error of an operator that has no gradient and that autograd would follow, but within `unfollowed`."""
+        return NumbridgeError(
+            f"operator {name} changes {', '.join(self.mutated) or 'nothing it returns'} in place and has no gradient; make what "
+            f"it writes an output, or call it under {unfollowed}"
+        )
+
     def refuse_tensors_as_numbers(self, name: str, values: Sequence[Any], tensor: type) -> None:
         """Refuse tensors for parameters that are numbers, through which no gradient would flow."""
-        for place in self._numbers:
+        for place in self.numbers:
             if isinstance(values[place], tensor):
                 raise NumbridgeTypeError(
                     f"operator {name}, parameter {self.inputs[place]!r}: wanted a number, got a tensor, which would have no "

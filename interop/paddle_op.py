@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
-from numbridge.operator_levels import Level
+from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.paddle_operators import Launches, Operator
 
@@ -73,18 +73,11 @@ class PaddleOp:
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
         if len(values) != len(self.plan.inputs):
-            raise NumbridgeTypeError(
-                f"operator {self.name} takes {len(self.plan.inputs)} arguments ({', '.join(self.plan.inputs)}), got "
-                f"{len(values)}"
-            )
+            raise self.plan.wrong_count(self.name, len(values))
         self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
-            raise NumbridgeError(
-                f"operator {self.name} changes {', '.join(self.plan.mutated) or 'nothing it returns'} in place and has no "
-                "gradient; make what it writes an output, or call it under paddle.no_grad()"
-            )
-        made = self._operator(values)
-        return made[0] if len(made) == 1 else tuple(made) or None
+            raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
+        return returned(self._operator(values))
 
     def _is_followed(self, values: Sequence[Any]) -> bool:
         import paddle

@@ -12,7 +12,7 @@ from typing import Any
 from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.variant import variants_of
-from numbridge.operator_levels import Level
+from numbridge.operator_levels import Level, detached, returned
 from numbridge.operators import OperatorPlan
 from numbridge.paddle_bridge import dtype_to_paddle
 
@@ -126,7 +126,7 @@ class Operator:
         """Return the outputs."""
         tracked = _tracked(values)
         if not tracked:
-            return self.level.run([_detached(value) for value in values])
+            return self.level.run([detached(value) for value in values])
         made = self._run.apply(_Held(self.name, values, tracked), [values[k] for k in tracked])
         return list(made) if isinstance(made, tuple | list) else [made]
 
@@ -135,7 +135,7 @@ class Operator:
         everything = [*values, *grads]
         tracked = _tracked(everything)
         if not tracked:
-            return self.level.adjoint([_detached(v) for v in values], [_detached(g) for g in grads], wanted)
+            return self.level.adjoint([detached(v) for v in values], [detached(g) for g in grads], wanted)
         made = self._adjoint.apply(
             _Held(self.name, everything, tracked, tuple(wanted)), [everything[k] for k in tracked]
         )
@@ -179,11 +179,6 @@ def _tracked(values: Sequence[Any]) -> list[int]:
     return [k for k, tensor in tensors if not tensor.stop_gradient and tensor.is_floating_point()]
 
 
-def _detached(value: Any) -> Any:
-    """Return a tensor as kernels may use it: none that would have to be protected from them."""
-    return value.detach() if hasattr(value, "detach") else value
-
-
 def _layers(operator: Operator) -> tuple[Any, Any]:
     """Return PyLayers of a level and of its adjoint."""
     import paddle
@@ -192,9 +187,9 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         def forward(ctx: Any, held: _Held, tensors: Sequence[Any]) -> Any:
             ctx.held = held
             ctx.save_for_backward(*tensors)
-            made = run(held, [_detached(tensor) for tensor in tensors])
+            made = run(held, [detached(tensor) for tensor in tensors])
             held.dependencies = variants_of(operator.level.launches.plan.kernel).dependencies
-            return made[0] if len(made) == 1 else tuple(made)
+            return returned(made)
 
         def backward(ctx: Any, *grads: Any) -> Any:
             return back(ctx.held, ctx.saved_tensor(), grads)
@@ -203,10 +198,10 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         return type(name, (paddle.autograd.PyLayer,), parts)
 
     def run(held: _Held, tensors: Sequence[Any]) -> list[Any]:
-        return operator.level.run([_detached(value) for value in held.together(tensors)])
+        return operator.level.run([detached(value) for value in held.together(tensors)])
 
     def adjoint(held: _Held, tensors: Sequence[Any]) -> list[Any]:
-        values, count = [_detached(value) for value in held.together(tensors)], len(operator.level.inputs)
+        values, count = [detached(value) for value in held.together(tensors)], len(operator.level.inputs)
         return operator.level.adjoint(values[:count], values[count:], held.rest)
 
     return layer("Run", run, operator.run_backward), layer("Adjoint", adjoint, operator.adjoint_backward)

@@ -33,7 +33,7 @@ def _accumulator(leaf: Any) -> Any:
     """Return the node that adds what the running backward returns for a leaf to its ``.grad``; None if there is none."""
     import torch
 
-    if int(torch._C._current_graph_task_id()) == -1:
+    if _pass_number() == -1:
         return None
     following = [node for node, _ in torch._C._current_autograd_node().next_functions]
     return next((node for node in following if getattr(node, "variable", None) is leaf), None)
@@ -55,15 +55,12 @@ def gradient_to_return(leaf: Any, create: bool) -> Any:
 
 def _insist(leaf: Any) -> None:
     """Refuse, in this pass of the engine, that nothing at all is returned for a leaf."""
-    import torch
-
-    task = int(torch._C._current_graph_task_id())
-    passing = _passing()
+    number, passing = _pass_number(), _passing()
 
     def check(gradients: Any) -> None:
         handle.remove()
-        if gradients[0] is None and int(torch._C._current_graph_task_id()) == task:
-            passing.pop(task, None)  # an error ends the pass without its callbacks
+        if gradients[0] is None and _pass_number() == number:
+            passing.pop(number, None)  # an error ends the pass without its callbacks
             raise NumbridgeError(
                 "a backward that torch runs used the gradient of an input's array and returned None for that input, so the "
                 "gradient would be lost; return it, as in nb.to_torch(ctx.x.grad)"
@@ -97,17 +94,26 @@ def check_deposit(leaf: Any) -> None:
         )
 
 
-def _of_this_call() -> dict[int, tuple[Any, Any]]:
+def _pass_number() -> int:
+    """Return which pass torch's engine makes on this thread; -1 while it makes none."""
     import torch
 
-    task, passing = int(torch._C._current_graph_task_id()), _passing()
-    if task not in passing:
+    return int(torch._C._current_graph_task_id())
+
+
+def _of_this_call() -> dict[int, tuple[Any, Any]]:
+    """Return what the running backward is to return: the leaf's id -> the leaf, and its gradient."""
+    import torch
+
+    number, passing = _pass_number(), _passing()
+    if number not in passing:
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: passing.pop(task, None))
-    return passing.setdefault(task, {})
+        engine.queue_callback(lambda: passing.pop(number, None))
+    return passing.setdefault(number, {})
 
 
 def _passing() -> dict[int, dict[int, tuple[Any, Any]]]:
+    """Return what the running node of torch's graph keeps for each pass of the engine."""
     import torch
 
     found: dict[int, dict[int, tuple[Any, Any]]] = torch._C._current_autograd_node().metadata.setdefault(_KEY, {})

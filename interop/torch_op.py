@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
-from numbridge.operator_levels import Level
+from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.torch_eager import Launches, quick_way
 from numbridge.torch_operators import NAMESPACE, Operator
@@ -83,8 +83,8 @@ class TorchOp:
         import torch
 
         self._tensor: type = torch.Tensor
-        self.plan, self.kernel, self._count = plan, plan.kernel, len(plan.inputs)
-        self._takes_numbers = any(kind != "array" for kind in plan.kinds.values())
+        self.plan, self.kernel = plan, plan.kernel
+        self._count, self._numbers = len(plan.inputs), plan.numbers
         self._is_compiling = torch.compiler.is_dynamo_compiling
         launches = Launches(plan)
         # The kernel itself needs no gradient to be an operator; one that changes its inputs has none here.
@@ -98,11 +98,8 @@ class TorchOp:
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
         if len(values) != self._count:
-            raise NumbridgeTypeError(
-                f"operator {self.name} takes {len(self.plan.inputs)} arguments ({', '.join(self.plan.inputs)}), got "
-                f"{len(values)}"
-            )
-        if self._takes_numbers:
+            raise self.plan.wrong_count(self.name, len(values))
+        if self._numbers:
             self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
         if not self._is_differentiable:
             return self._in_place(values)
@@ -116,12 +113,8 @@ class TorchOp:
         import torch
 
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
-            raise NumbridgeError(
-                f"operator {self.name} changes {', '.join(self.plan.mutated) or 'nothing it returns'} in place and has no "
-                "gradient; make what it writes an output, or call it under torch.no_grad()"
-            )
+            raise self.plan.lost_gradient(self.name, "torch.no_grad()")
         return self.op(*values)
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
-        made = self._operators(values)
-        return made[0] if len(made) == 1 else made
+        return returned(self._operators(values))

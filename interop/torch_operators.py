@@ -14,7 +14,7 @@ from typing import Any
 
 from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.variant import variants_of
-from numbridge.operator_levels import Level
+from numbridge.operator_levels import Level, detached, returned
 from numbridge.torch_eager import transformed_check
 
 __all__ = ["NAMESPACE", "Operator"]
@@ -102,18 +102,18 @@ class Operator:
     # What runs
 
     def _run(self, *values: Any) -> Any:
-        return _returned(self.level.run([_detached(value) for value in values]))
+        return returned(self.level.run([detached(value) for value in values]))
 
     def _run_fake(self, *values: Any) -> Any:
         level = self.level
-        return _returned(level.blank(values, level.outputs) if level.spare else level.launches.outputs(values))
+        return returned(level.blank(values, level.outputs) if level.spare else level.launches.outputs(values))
 
     def _run_adjoint(self, *values: Any) -> Any:
         inputs, grads, wanted = self._split(values)
         names = [name for name, want in zip(self.level.arrays, wanted, strict=True) if want]
-        found = iter(self.level.adjoint([_detached(v) for v in inputs], [_detached(g) for g in grads], names))
+        found = iter(self.level.adjoint([detached(v) for v in inputs], [detached(g) for g in grads], names))
         arrays = zip(self._arrays(inputs), wanted, strict=True)
-        return _returned([next(found) if want else _nothing(array) for array, want in arrays])
+        return returned([next(found) if want else _nothing(array) for array, want in arrays])
 
     def _adjoint_fake(self, *values: Any) -> Any:
         import torch
@@ -121,7 +121,7 @@ class Operator:
         inputs, _, wanted = self._split(values)
         arrays = zip(self._arrays(inputs), wanted, strict=True)
         like = torch.contiguous_format
-        return _returned([torch.empty_like(a, memory_format=like) if want else _nothing(a) for a, want in arrays])
+        return returned([torch.empty_like(a, memory_format=like) if want else _nothing(a) for a, want in arrays])
 
     def _arrays(self, values: Sequence[Any]) -> list[Any]:
         return [v for n, v in zip(self.level.inputs, values, strict=True) if self.level.kinds[n] == "array"]
@@ -285,18 +285,8 @@ def _batched(operator: Any) -> Callable[..., Any]:
     return rule
 
 
-def _detached(value: Any) -> Any:
-    """Return a tensor as kernels may use it: no leaf that would have to be protected from them."""
-    return value.detach() if hasattr(value, "detach") else value
-
-
 def _nothing(array: Any) -> Any:
     return array.new_empty(0)
-
-
-def _returned(made: Sequence[Any]) -> Any:
-    """Return tensors as an operator does: one by itself, several as a tuple, none as None."""
-    return made[0] if len(made) == 1 else tuple(made) or None
 
 
 def _tuple(made: Any) -> tuple[Any, ...]:
