@@ -12,7 +12,7 @@ from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError
-from numbridge.streams import ScopedStream, Stream, get_stream
+from numbridge.streams import ScopedStream, Stream, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
 
@@ -26,17 +26,13 @@ class Graph:
 
     def launch(self, stream: Any = None) -> None:
         """Queue everything that was recorded on a stream: the current one by default."""
-        own = get_stream(self.device) if stream is None else _own(stream, self.device)
+        own = get_stream(self.device) if stream is None else own_stream(stream, self.device)
         with cupy().cuda.Device(self.device.ordinal):
             self._graph.launch(own._stream)
 
     def __repr__(self) -> str:
         """Return the device."""
         return f"<Graph on {self.device}>"
-
-
-def _own(stream: Any, device: Device | None = None) -> Stream:
-    return stream if isinstance(stream, Stream) else Stream(device, cuda_stream=stream)
 
 
 def capture_begin(device: Device | str | None = None, stream: Any = None) -> None:
@@ -55,7 +51,7 @@ def capture_begin(device: Device | str | None = None, stream: Any = None) -> Non
     DeviceError
         If it is the default stream.
     """
-    own = get_stream(device) if stream is None else _own(stream)
+    own = get_stream(device) if stream is None else own_stream(stream)
     if own.cuda_stream in (0, 1, 2):
         raise DeviceError(
             "capture_begin: the default stream cannot be recorded into a graph; make another current with nb.ScopedStream, "
@@ -73,7 +69,7 @@ def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph
     DeviceError
         If something was done that a graph cannot hold, such as waiting; nothing was run.
     """
-    own = get_stream(device) if stream is None else _own(stream)
+    own = get_stream(device) if stream is None else own_stream(stream)
     module = cupy()
     with module.cuda.Device(own.device.ordinal), warnings.catch_warnings():
         # CuPy calls its graphs experimental each time that one is made.
@@ -118,7 +114,7 @@ class ScopedCapture:
         if not cuda_driver.driver_count():
             raise cuda_unavailable("nb.ScopedCapture")
         place = get_device("cuda" if device is None else device)
-        self._stream = Stream(place) if stream is None else _own(stream, place)
+        self._stream = Stream(place) if stream is None else own_stream(stream, place)
         self._scope = ScopedStream(self._stream)
         self.graph: Graph | None = None
 

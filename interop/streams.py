@@ -19,6 +19,7 @@ __all__ = [
     "Stream",
     "get_event_elapsed_time",
     "get_stream",
+    "own_stream",
     "record_event",
     "set_stream",
     "synchronize",
@@ -178,12 +179,13 @@ def get_stream(device: Device | str | None = None) -> Stream:
 
 def set_stream(stream: Any, device: Device | str | None = None) -> None:
     """Make a stream of any library the current one of this thread, for numbridge and CuPy; prefer `ScopedStream`."""
-    own = _own(stream, device)
+    own = own_stream(stream, device)
     with cupy().cuda.Device(own.device.ordinal):
         own._stream.use()
 
 
-def _own(stream: Any, device: Device | str | None = None) -> Stream:
+def own_stream(stream: Any, device: Device | str | None = None) -> Stream:
+    """Return a stream of any library as one of ours; `device` is where it lies if the stream does not say."""
     return stream if isinstance(stream, Stream) else Stream(device, cuda_stream=stream)
 
 
@@ -201,7 +203,7 @@ class ScopedStream:
     """
 
     def __init__(self, stream: Any, sync_enter: bool = True, sync_exit: bool = False) -> None:
-        self.stream = None if stream is None else _own(stream)
+        self.stream = None if stream is None else own_stream(stream)
         self.sync_enter, self.sync_exit = sync_enter, sync_exit
         self._previous: list[Stream] = []
 
@@ -242,7 +244,7 @@ def synchronize_device(device: Device | str | None = None) -> None:
 
 def synchronize_stream(stream: Any = None) -> None:
     """Wait until a stream (the current one by default) has done all its work."""
-    (get_stream() if stream is None else _own(stream)).synchronize()
+    (get_stream() if stream is None else own_stream(stream)).synchronize()
 
 
 def synchronize_event(event: Event) -> None:
@@ -262,7 +264,7 @@ def wait_event(event: Event) -> None:
 
 def wait_stream(other: Any, event: Event | None = None) -> None:
     """Let what the current stream is given from now on wait for what `other` was given; returns at once."""
-    own = _own(other)
+    own = own_stream(other)
     get_stream(own.device).wait_stream(own, event)
 
 

@@ -69,7 +69,7 @@ class Operator:
             )
             for operator, rule in ((self.op, self._backward), (self._adjoint, self._adjoint_backward)):
                 torch.library.register_autograd(operator.name(), rule, setup_context=self.keep, lib=self._library)
-            self._run_function, self._adjoint_function = _functions(self)
+            self._run_function, self._adjoint_function = _run_function(self), _adjoint_function(self)
 
     def cast(self) -> None:
         """Compute in float32 under autocast."""
@@ -182,6 +182,13 @@ class Operator:
         _keep(ctx, inputs, output)
         ctx.dependencies = variants_of(self.level.launches.plan.kernel).dependencies
 
+    def keep_for_both_modes(self, ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the same for forward mode too, which custom operators do not know."""
+        import torch
+
+        self.keep(ctx, inputs, output)
+        ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
+
     def _check_unchanged(self, ctx: Any) -> None:
         check_unchanged(f"backward through kernel {self.level.launches.plan.kernel.name!r}", ctx.dependencies)
 
@@ -205,23 +212,13 @@ class Operator:
         return (*first, *[next(back) if is_float else None for is_float in floats], None)
 
 
-def _functions(operator: Operator) -> tuple[Any, Any]:
-    """Return `autograd.Function`s of an operator and its adjoint, which know forward mode and torch.func."""
+def _run_function(operator: Operator) -> Any:
+    """Return the `autograd.Function` of an operator, which knows forward mode and torch.func."""
     import torch
-    from torch.autograd import forward_ad
-
-    level = operator.level
-
-    def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        operator.keep(ctx, inputs, output)
-        ctx.save_for_forward(*(v for v in inputs if isinstance(v, torch.Tensor)))
-
-    def tensors(given: Sequence[Any]) -> list[Any]:
-        return [t for n, t in zip(level.inputs, given, strict=True) if level.kinds[n] == "array"]
 
     class Run(torch.autograd.Function):
         generate_vmap_rule = True
-        setup_context = staticmethod(keep)
+        setup_context = staticmethod(operator.keep_for_both_modes)
 
         @staticmethod
         def forward(*values: Any) -> Any:
@@ -234,14 +231,22 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
         @staticmethod
         def jvp(ctx: Any, *given: Any) -> Any:
             inputs = _kept(ctx)
-            tangents, moved = operator.moved(tensors(given), inputs)
+            tangents, moved = operator.moved(operator._arrays(given), inputs)
             floats = [dtype.is_floating_point for _, dtype, _ in ctx.results]
             found = iter(operator.tangent(moved, floats)([*inputs, *tangents]))
             return tuple(next(found) if is_float else None for is_float in floats)
 
+    return Run
+
+
+def _adjoint_function(operator: Operator) -> Any:
+    """Return the `autograd.Function` of an operator's adjoint, which knows forward mode and torch.func."""
+    import torch
+    from torch.autograd import forward_ad
+
     class Adjoint(torch.autograd.Function):
         generate_vmap_rule = True
-        setup_context = staticmethod(keep)
+        setup_context = staticmethod(operator.keep_for_both_modes)
 
         @staticmethod
         def forward(*values: Any) -> Any:
@@ -257,7 +262,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
             count = len(inputs)
             by_grads = [torch.zeros_like(g) if t is None else t for t, g in zip(given[count:-1], grads, strict=True)]
             total = operator.adjoint(inputs, by_grads, wanted)
-            tangents, moved = operator.moved(tensors(given[:count]), inputs)
+            tangents, moved = operator.moved(operator._arrays(given[:count]), inputs)
             if any(moved):
                 further = operator.tangent(moved, [g.is_floating_point() for g in grads])
                 floats, more = [g for g in grads if g.is_floating_point()], [False] * len(tangents)
@@ -267,7 +272,7 @@ def _functions(operator: Operator) -> tuple[Any, Any]:
                     total = tuple(a + b for a, b in zip(total, found, strict=False))
             return total
 
-    return Run, Adjoint
+    return Adjoint
 
 
 def _batched(operator: Any) -> Callable[..., Any]:

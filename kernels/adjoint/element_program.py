@@ -30,6 +30,7 @@ __all__ = [
     "REPLACED",
     "component_at",
     "construct_element",
+    "known",
     "made_of",
     "named_part",
     "operate",
@@ -266,7 +267,7 @@ def construct_element(construct: Construct, element: ElementType, given: Sequenc
 
 
 def _length_squared(construct: Construct, a: Value) -> Value:
-    return _known(operate(construct, "dot", a, a))
+    return known(operate(construct, "dot", a, a))
 
 
 def _length(construct: Construct, a: Value) -> Value:
@@ -284,10 +285,11 @@ def _normalize(construct: Construct, a: Value) -> Value:
     has_direction = construct.apply("gt", square, zero)
     root = construct.apply("sqrt", construct.select(has_direction, square, one))
     scale = construct.select(has_direction, construct.apply("div", one, root), zero)
-    return _known(operate(construct, "mul", a, scale))
+    return known(operate(construct, "mul", a, scale))
 
 
-def _known(value: Value | None) -> Value:
+def known(value: Value | None) -> Value:
+    """Return a value that there is, because what it is made of was checked."""
     assert value is not None
     return value
 
@@ -327,7 +329,7 @@ class _Scalars:
                 return self._construct.apply(key, self._value(node.left), self._value(node.right))
             case ast.Call():
                 function = _CALLED[ast.unparse(node.func)]
-                return _known(self._construct.compute(function, [self._value(a) for a in node.args]))
+                return known(self._construct.compute(function, [self._value(a) for a in node.args]))
         raise TypeError(f"{ast.unparse(node)} is no expression of an operation on elements")
 
     def _name(self, name: str) -> Value:

@@ -17,6 +17,7 @@ from numbridge.kernels.adjoint.element_program import (
     MAKE,
     REPLACED,
     component_at,
+    known,
     made_of,
     operate,
     replaced,
@@ -51,16 +52,11 @@ class Part:
 
     def along(self, construct: Construct, tangent: Value) -> Value:
         """Return the same part of a tangent."""
-        return _known(part_of(construct, tangent, self.index))
-
-
-def _known(value: Value | None) -> Value:
-    assert value is not None
-    return value
+        return known(part_of(construct, tangent, self.index))
 
 
 def _apply(construct: Construct, name: str, *operands: Value) -> Value:
-    return _known(operate(construct, name, *operands))
+    return known(operate(construct, name, *operands))
 
 
 def _symmetric(name: str, other: Value) -> Linear:
@@ -199,15 +195,15 @@ def _replaced(a: Value, *rest: Value) -> tuple[Any, ...]:
     *index, new, _ = rest
 
     def by_element(c: Construct, x: Value) -> Value:
-        return _known(replaced(c, x, index, c.zero(new.type)))
+        return known(replaced(c, x, index, c.zero(new.type)))
 
     def by_part(c: Construct, x: Value) -> Value:
-        return _known(replaced(c, c.zero(a.type), index, x))
+        return known(replaced(c, c.zero(a.type), index, x))
 
     return (
         Linear(by_element, by_element, tuple(index)),
         *(None for _ in index),
-        Linear(by_part, lambda c, x: _known(part_of(c, x, index)), tuple(index)),
+        Linear(by_part, lambda c, x: known(part_of(c, x, index)), tuple(index)),
     )
 
 
