@@ -31,7 +31,7 @@ from numbridge.kernels.readers import Description, array_text, reader_of, unread
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["bound_types", "check_array", "check_writable", "launch_device"]
+__all__ = ["bound_types", "check_array", "check_count", "check_writable", "launch_device"]
 
 _SCALAR_NAMES = {
     nb.CLASS_FLOAT: "float",
@@ -40,6 +40,21 @@ _SCALAR_NAMES = {
     nb.CLASS_COMPLEX: "complex",
 }
 _Dtype = scalars.Scalar | ElementType
+
+
+def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
+    """Check that there is an argument for each of a kernel's parameters.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If there are more or fewer.
+    """
+    names = [parameter.name for parameter in kernel.parameters]
+    if len(arguments) != len(names):
+        raise NumbridgeTypeError(
+            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
+        )
 
 
 def bound_types(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, watching
+from numbridge.kernels.arguments import check_count
 from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
@@ -460,11 +461,7 @@ class Launch:
         self.kernel = kernel
         self._how = (block_dim, max_blocks, stream, device)
         self._arguments = list(arguments)
-        names = [parameter.name for parameter in kernel.parameters]
-        if len(self._arguments) != len(names):
-            raise NumbridgeTypeError(
-                f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(self._arguments)}"
-            )
+        check_count(kernel, self._arguments)
         self.set_dim(dim)
 
     def set_dim(self, dim: Any) -> None:
@@ -490,11 +487,8 @@ class Launch:
         self._arguments[names.index(name)] = value
 
     def set_params(self, values: Sequence[Any]) -> None:
-        """Set all arguments."""
-        if len(values) != len(self._arguments):
-            raise NumbridgeTypeError(
-                f"kernel {self.kernel.name!r} takes {len(self._arguments)} arguments, got {len(values)}"
-            )
+        """Set all arguments; raises NumbridgeTypeError if there are more or fewer than the kernel takes."""
+        check_count(self.kernel, values)
         self._arguments = list(values)
 
     def launch(self) -> None:

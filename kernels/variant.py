@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver
-from numbridge.kernels.arguments import bound_types, launch_device
+from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, emit
-from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
@@ -189,11 +188,7 @@ class Variants:
             If an argument does not fit; the message names the parameter, what it is, what was wanted and what to do.
         """
         kernel = self.kernel
-        names = [parameter.name for parameter in kernel.parameters]
-        if len(arguments) != len(names):
-            raise NumbridgeTypeError(
-                f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
-            )
+        check_count(kernel, arguments)
         found = [describe(argument) for argument in arguments]
         with self._lock:
             dependencies = self._forget_old_globals()

@@ -19,6 +19,7 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
+from numbridge.kernels.arguments import check_count
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.elements import ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
@@ -214,11 +215,7 @@ class TracedArray:
 
 
 def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
-    names = [parameter.name for parameter in kernel.parameters]
-    if len(arguments) != len(names):
-        raise NumbridgeTypeError(
-            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
-        )
+    check_count(kernel, arguments)
     values = [_launch_value(argument) for argument in arguments]
     described = [value if isinstance(value, Number) else _described(value) for value in values]
     _check_elements(kernel, arguments)
@@ -228,7 +225,7 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
         if isinstance(d, Operand)
     }
     written = kernel.source.written(ranks, records_of(kernel.parameters))
-    targets = [(name, a) for name, a in zip(names, arguments, strict=True) if name in written]
+    targets = [(p.name, a) for p, a in zip(kernel.parameters, arguments, strict=True) if p.name in written]
     _check_targets(kernel, targets)
     order = [name for name, _ in targets]
     found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)

@@ -19,7 +19,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
-from numbridge.kernels.arguments import bound_types, check_array, check_writable
+from numbridge.kernels.arguments import bound_types, check_array, check_count, check_writable
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
@@ -565,11 +565,8 @@ def launch_adjoint(
     """Run a kernel's adjoint, given adjoints side by side with the arguments; None where no gradient is wanted."""
     arguments = [*inputs, *outputs]
     adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
+    check_count(kernel, arguments)
     names = [parameter.name for parameter in kernel.parameters]
-    if len(names) != len(arguments):
-        raise NumbridgeTypeError(
-            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
-        )
     given = [(name, adjoint) for name, adjoint in zip(names, adjoints, strict=True) if adjoint is not None]
     if not given:
         raise NumbridgeValueError(
