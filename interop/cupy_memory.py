@@ -176,6 +176,7 @@ def to_host(array: Array, out: np.ndarray[Any, Any] | None = None) -> np.ndarray
     Parameters
     ----------
     array : Array
+        In CUDA memory.
     out : ndarray, optional
         Where to write instead: page-locked memory of the same shape and dtype, C-contiguous. Then nothing is waited for.
     """

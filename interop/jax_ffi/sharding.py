@@ -224,7 +224,7 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
         return [_sharding(mesh, specs, axes) for axes in factors.results]
 
     made = custom_partitioning(numbridge_partitioned)
-    made.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(call, factors))
+    made.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(factors))
     cut: Callable[..., list[Any]] = made
     return cut
 
@@ -298,7 +298,7 @@ def _local(call: Call, factors: Factors, shards: Mapping[str, int]) -> Call:
     return replace(call, dims=dims, batch=batch, results=results, shapes=shapes)
 
 
-def _rule(call: Call, factors: Factors) -> Any:
+def _rule(factors: Factors) -> Any:
     """Return the names as Shardy's rule; an axis without a name gets one of its own, which is replicated."""
     from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 

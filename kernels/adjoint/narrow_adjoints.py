@@ -74,10 +74,14 @@ def widening(
                 return
         found = {k: describe(arguments[k]) for k, given in enumerate(names) if given.startswith(ADJOINT)}
         narrow = {k: f for k, f in found.items() if f.is_array and is_narrow(f.scalar)}
-        _check(name, names, narrow, found)
+        where = {
+            k: f"{name}, argument {names[k]!r}, an array of {description.scalar.name}"  # type: ignore[union-attr]
+            for k, description in narrow.items()
+        }
+        _check(where, narrow, found)
         on_cuda = any(description.is_on_cuda for description in narrow.values())
-        convert = _converted_on_cuda if on_cuda else _converted
-        with convert(name, names, arguments, narrow, stream) as (wide, back):
+        converted = _converted_on_cuda(where, arguments, narrow, stream) if on_cuda else _converted(arguments, narrow)
+        with converted as (wide, back):
             written = writes(wide) if narrow else frozenset()
             for k in narrow:
                 if names[k] in written:
@@ -92,9 +96,7 @@ _Converted = tuple[list[Any], Callable[[Sequence[int]], None]]
 
 
 @contextlib.contextmanager
-def _converted(
-    name: str, names: Sequence[str], arguments: Sequence[Any], narrow: dict[int, Description], stream: int | None
-) -> Iterator[_Converted]:
+def _converted(arguments: Sequence[Any], narrow: dict[int, Description]) -> Iterator[_Converted]:
     """Give arguments of float32, and what rounds some of them back."""
     wide = list(arguments)
     for k, found in narrow.items():
@@ -109,7 +111,7 @@ def _converted(
 
 @contextlib.contextmanager
 def _converted_on_cuda(
-    name: str, names: Sequence[str], arguments: Sequence[Any], narrow: dict[int, Description], stream: int | None
+    where: dict[int, str], arguments: Sequence[Any], narrow: dict[int, Description], stream: int | None
 ) -> Iterator[_Converted]:
     """Do the same in CUDA memory; everything is queued."""
     from numbridge.kernels.adjoint.narrow_on_cuda import wide_copy  # which has a kernel of its own
@@ -117,8 +119,7 @@ def _converted_on_cuda(
     wide, copies = list(arguments), {}
     with contextlib.ExitStack() as stack:
         for k, found in narrow.items():
-            where = f"{name}, argument {names[k]!r}, an array of {found.scalar.name}"  # type: ignore[union-attr]
-            copies[k] = stack.enter_context(wide_copy(where, arguments[k], found, stream))
+            copies[k] = stack.enter_context(wide_copy(where[k], arguments[k], found, stream))
             copies[k].widen()
             wide[k] = copies[k].wide
 
@@ -129,10 +130,9 @@ def _converted_on_cuda(
         yield wide, back
 
 
-def _check(name: str, names: Sequence[str], narrow: dict[int, Description], found: dict[int, Description]) -> None:
+def _check(where: dict[int, str], narrow: dict[int, Description], found: dict[int, Description]) -> None:
     for k, description in narrow.items():
-        where = f"{name}, argument {names[k]!r}, an array of {description.scalar.name}"  # type: ignore[union-attr]
         if any(share_memory(description, other) for place, other in found.items() if place != k and other.is_array):
             raise KernelUnsupportedError(
-                f"{where}: it shares memory with another adjoint; pass arrays of their own, or of float32"
+                f"{where[k]}: it shares memory with another adjoint; pass arrays of their own, or of float32"
             )
