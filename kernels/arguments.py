@@ -149,7 +149,23 @@ def _kind_text(argument: Any) -> str:
 
 
 def check_array(where: str, annotation: Any, argument: Any, found: Description) -> _Dtype:
-    """Return the element type of an array argument, or raise what is wrong with it; `where` begins the message."""
+    """Return the element type of an array argument.
+
+    Parameters
+    ----------
+    where : str
+        What begins a message: the kernel and its parameter.
+    annotation : ArrayAnnotation, ScalarAnnotation or None
+        What the parameter wants; None for any array.
+    argument : object
+        What was passed, as `found` describes it.
+
+    Raises
+    ------
+    ConversionError, DeviceError, NumbridgeTypeError, BufferAccessError
+        If it is of a dtype that numbridge does not have, lies on a device without kernels, is not what the annotation wants,
+        or is not aligned to its elements.
+    """
     got = f"{array_text(found)} ({_kind_text(argument)})"
     if found.scalar is None:
         raise ConversionError(
@@ -183,7 +199,13 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
 
 
 def check_writable(where: str, argument: Any, found: Description) -> None:
-    """Raise if an array may not be written to."""
+    """Check that an array may be written to; `where` begins the message.
+
+    Raises
+    ------
+    BufferAccessError
+        If it is immutable, read-only or an expanded view, or if its framework does not let a kernel write to it now.
+    """
     if found.has(nb.IMMUTABLE):
         raise BufferAccessError(
             f"{where}: the kernel writes to it, and {_kind_text(argument)} is immutable, or shares the memory of an array that "

@@ -116,16 +116,19 @@ def specialisation(
         spec[offset // 8] = value
     reads: frozenset[str] = read_for_a_gradient(variant.parameters) if warns else frozenset()
     for k, (parameter, description) in enumerate(zip(variant.parameters, found, strict=True)):
-        compared = mask(parameter, description)
-        start = nb.SPEC_PARAMETERS // 8 + k * words
-        written = isinstance(parameter, ArrayType) and parameter.written
-        asks = nb.GUARDED if written else nb.TRACKED if parameter.name in reads else 0
-        word = description.word & compared
-        known = [_signed(compared), _signed(word), offsets[k], _tag(parameter), written, asks]
-        shape = inner[k]
-        known += [*_layout(parameter), 0 if shape is None else shape.ctypes.data]
-        spec[start : start + words] = known
+        start, shape = nb.SPEC_PARAMETERS // 8 + k * words, inner[k]
+        row = _row(parameter, description, offsets[k], is_read=parameter.name in reads)
+        spec[start : start + words] = [*row, 0 if shape is None else shape.ctypes.data]
     return Specialisation(spec, (seen, places, inner, tuple(dependencies)))
+
+
+def _row(parameter: ParameterType, found: Description, offset: int, *, is_read: bool) -> list[int]:
+    """Return what stands for a parameter, up to its inner dimensions; `is_read` if a gradient would go through it."""
+    compared = mask(parameter, found)
+    written = isinstance(parameter, ArrayType) and parameter.written
+    asks = nb.GUARDED if written else nb.TRACKED if is_read else 0
+    words = _signed(compared), _signed(found.word & compared)
+    return [*words, offset, _tag(parameter), written, asks, *_layout(parameter)]
 
 
 def _tag(parameter: ParameterType) -> int:
