@@ -2,7 +2,7 @@
 
 Nothing but numbers and ctypes structures. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h) and
 ``Py_buffer`` (Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and
-``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `readers` checks the NumPy
+``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `numpy_arrays` checks the NumPy
 offsets against a live array before it relies on them.
 """
 
