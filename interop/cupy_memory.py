@@ -17,6 +17,7 @@ from numbridge.element_views import scalar_shape, unpacked
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable
 from numbridge.kernels.errors import DeviceError
+from numbridge.kernels.machine import capsule_pointer
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import Scalar
 from numbridge.memory import native, row_of, wrap
@@ -60,14 +61,11 @@ def cupy() -> Any:
 
 def _c_function(module: Any, name: str, signature: str) -> int:
     """Return the address of a C function that a Cython module exports."""
-    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-        ("PyCapsule_GetPointer", ctypes.pythonapi)
-    )
     capsule = getattr(module, "__pyx_capi__", {}).get(name)
     if capsule is None:
         raise DeviceError(f"this CuPy does not export {name}, which numbridge needs to follow its streams")
-    # The capsule's name is the signature, and asking under another one raises.
-    return int(pointer(capsule, signature.encode()) or 0)
+    # The capsule's name is the signature.
+    return int(capsule_pointer(capsule, signature.encode()) or 0)
 
 
 def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *, zeroed: bool) -> Array:

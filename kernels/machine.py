@@ -16,19 +16,23 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.bounds import FOUND
+from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.native.object_layout import MethodDef
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.printing import print_line
 
-__all__ = ["MODULES", "Machine", "builtin", "compile_functions", "machine"]
+__all__ = ["MODULES", "Machine", "builtin", "capsule_pointer", "compile_functions", "machine"]
 
 MODULES = ("entry", "records", "dlpack", "exchange_table", "lent", "checksum")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()
 
-
+# Prototypes are classes, which ctypes would make anew at each use.
+# ``(capsule, name in bytes or None) -> address``; another name than the capsule's raises.
+capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 _new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyCFunction_NewEx", ctypes.pythonapi)
 )
@@ -36,7 +40,7 @@ _new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_o
 
 @functools.cache
 def _method(name: str, address: int, flags: int) -> int:
-    definition = MethodDef(name.encode(), address, flags, None)
+    definition = layout.MethodDef(name.encode(), address, flags, None)
     _keep.append(definition)
     return ctypes.addressof(definition)
 
@@ -196,12 +200,7 @@ def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:
 def _numpy_api() -> tuple[type, int, int, dict[int, np.dtype[Any]]]:
     from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
-    from numbridge.kernels.native import object_layout as layout
-
-    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-        ("PyCapsule_GetPointer", ctypes.pythonapi)
-    )
-    table = pointer(_multiarray_umath._ARRAY_API, None)
+    table = capsule_pointer(_multiarray_umath._ARRAY_API, None)
 
     def slot(index: int) -> int:
         return int(ctypes.c_void_p.from_address(table + 8 * index).value or 0)

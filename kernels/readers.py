@@ -19,7 +19,7 @@ import numpy as np
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.elements import Element, ElementType, by_number
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
-from numbridge.kernels.machine import machine
+from numbridge.kernels.machine import capsule_pointer, machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.numpy_arrays import check_layout, is_masked, records_of, refuse_mask, why_unreadable
@@ -323,12 +323,6 @@ def _name(obj: Any) -> str:
     return f"an object of type {kind.__module__}.{kind.__qualname__}"
 
 
-# A prototype is a class, which ctypes would make anew at each use.
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
 def exchange_function(kind: type, offset: int) -> int:
     """Return an address out of a type's DLPack exchange table, or 0 where it has none.
 
@@ -342,7 +336,7 @@ def exchange_function(kind: type, offset: int) -> int:
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if type(capsule).__name__ != "PyCapsule":
         return 0
-    table = _capsule_pointer(capsule, dl.NAME_EXCHANGE.encode())
+    table = capsule_pointer(capsule, dl.NAME_EXCHANGE.encode())
     while table and ctypes.c_uint32.from_address(table).value != dl.MAJOR_VERSION:
         table = ctypes.c_void_p.from_address(table + dl.EXCHANGE_PREVIOUS).value
     return int(ctypes.c_void_p.from_address(table + offset).value or 0) if table else 0
