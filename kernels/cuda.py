@@ -20,7 +20,7 @@ from numba.cuda import dispatcher
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.extending import lower_cast
 
-from numbridge.kernels import cuda_intrinsics, numba_elements
+from numbridge.kernels import cuda_intrinsics, cuda_ufuncs, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.emission import CUDA_MODULE
@@ -60,6 +60,7 @@ def _load_arrays() -> None:
 _load_arrays()
 register_casts(lower_cast)
 register_copies(lower_cast)
+cuda_ufuncs.register()
 
 
 def numba_type(parameter: ParameterType) -> Any:

@@ -27,7 +27,7 @@ _Int, _Pointer, _Unsigned = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint
 
 @dataclass
 class Launched:
-    """One recorded launch; `parameters` holds the first 16 bytes at each parameter's place, copied during the call."""
+    """One recorded launch; `parameters` holds the first bytes at each parameter's place, copied during the call."""
 
     kernel: int
     grid: tuple[int, int, int]
@@ -97,6 +97,8 @@ class FakeDriver:
         # How many parameters the next kernel has: a real driver reads that in the cubin
         self.parameters = 0
         self._next_address = 0x6000_0000
+        # What launches, copies and memory come to, where they come to something (`emulated_cuda`)
+        self.emulation: Any = None
         self.capturing: set[int] = set()
         self.done: set[int] = set()
         self.page_locked: set[int] = set()
@@ -125,7 +127,7 @@ class FakeDriver:
         return 0xE000 + self._events
 
     def ordinal_of(self, address: int) -> int:
-        return address >> 40
+        return 0 if self.emulation else address >> 40
 
     def is_page_locked(self, address: int) -> bool:
         return address in self.page_locked
@@ -184,28 +186,34 @@ class FakeDriver:
 
     def _copy(self, target: int, source: int, size: int, stream: int | None) -> int:
         self.calls.append(("copy", target, source, size, stream or 0))
-        self._holds(stream or 0, "copy", target, source, size)
+        self._does(stream or 0, "copy", target, source, size)
         return self.fail.get("copy", 0)
 
     def _allocate(self, out: Any, size: int, stream: int | None) -> int:
-        out[0] = self._next_address = self._next_address + 0x10000
+        self._next_address += 0x10000
+        out[0] = self.emulation.allocate(size) if self.emulation else self._next_address
         self.calls.append(("allocate", out[0], size, stream or 0))
         return self.fail.get("allocate", 0)
 
     def _free(self, address: int, stream: int | None) -> int:
         self.calls.append(("free", address, stream or 0))
+        if self.emulation:
+            self.emulation.free(address)
         return self.fail.get("free", 0)
 
     def _fill(self, target: int, value: int, size: int, stream: int | None) -> int:
         self.calls.append(("fill", target, value, size, stream or 0))
-        self._holds(stream or 0, "fill", target, value, size)
+        self._does(stream or 0, "fill", target, value, size)
         return self.fail.get("fill", 0)
 
-    def _holds(self, stream: int, *what: Any) -> bool:
-        """Put work into the capture of a stream, if there is one."""
+    def _does(self, stream: int, *what: Any) -> int:
+        """Do work, or put it into the capture of a stream, if there is one; return a CUresult."""
         if stream in self.captures:
             self.captures[stream].append(what)
-        return stream in self.captures
+            return 0
+        if what[0] == "launch":
+            self.launches.append(what[1])
+        return self.emulation.does(*what) if self.emulation else 0
 
     def _get_function(self, out: Any, kernel: int) -> int:
         out[0] = kernel
@@ -274,8 +282,8 @@ class FakeDriver:
 
     def _launch_graph(self, executable: int, stream: int | None) -> int:
         self.calls.append(("graph", executable, stream or 0))
-        self.launches.extend(what[1] for what in self.executables[executable] if what[0] == "launch")
-        return self.fail.get("graph", 0)
+        failed = [self._does(0, *what) for what in self.executables[executable]]
+        return self.fail.get("graph", 0) or max(failed, default=0)
 
     def _launch(self, *a: Any) -> int:
         return self._note(a[0], a[1:4], a[4:7], a[7], a[8], a[9], a[10], cooperative=False)
@@ -293,12 +301,11 @@ class FakeDriver:
 
     def _note(self, kernel, grid, block, shared, stream, places, extra, *, cooperative) -> int:
         self.calls.append(("launch", stream or 0))
-        found = [ctypes.string_at(places[k], 16) for k in range(self.parameters)]
+        sizes = self.emulation.sizes(*self.loaded[kernel]) if self.emulation else [16] * self.parameters
+        found = [ctypes.string_at(places[k], size) for k, size in enumerate(sizes)]
         noted = (kernel, tuple(grid), tuple(block), shared, stream or 0, self.stack[-1], cooperative, extra, found)
-        launched = Launched(*noted)
-        if not self._holds(stream or 0, "launch", launched):
-            self.launches.append(launched)
-        return self.fail.get("launch", 0)
+        done = self._does(stream or 0, "launch", Launched(*noted))
+        return self.fail.get("launch", 0) or done
 
 
 @functools.cache

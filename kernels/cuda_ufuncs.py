@@ -1,0 +1,71 @@
+"""NumPy's functions of numbers on CUDA, as far as numba.cuda types them and has no code for them: ``np.exp``, ``np.sqrt``...
+
+Imported by the CUDA back end alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numba.cuda import ufuncs
+from numba.cuda.np import ufunc_db
+
+__all__ = ["register"]
+
+_libdevice = cuda.libdevice
+# NumPy function → libdevice's for float32 and for float64 (NVIDIA, "Libdevice User's Guide")
+_OF_LIBDEVICE: dict[np.ufunc, tuple[Any, Any]] = {
+    np.exp: (_libdevice.expf, _libdevice.exp),
+    np.exp2: (_libdevice.exp2f, _libdevice.exp2),
+    np.expm1: (_libdevice.expm1f, _libdevice.expm1),
+    np.log1p: (_libdevice.log1pf, _libdevice.log1p),
+    np.sqrt: (_libdevice.sqrtf, _libdevice.sqrt),
+    np.cbrt: (_libdevice.cbrtf, _libdevice.cbrt),
+    np.floor: (_libdevice.floorf, _libdevice.floor),
+    np.ceil: (_libdevice.ceilf, _libdevice.ceil),
+    np.trunc: (_libdevice.truncf, _libdevice.trunc),
+    np.rint: (_libdevice.rintf, _libdevice.rint),
+    np.fabs: (_libdevice.fabsf, _libdevice.fabs),
+    np.copysign: (_libdevice.copysignf, _libdevice.copysign),
+    np.nextafter: (_libdevice.nextafterf, _libdevice.nextafter),
+}
+# Loops whose code calls Numba's helpers in C, which CUDA has not: the compiler then says that there is no such operation.
+_OF_THE_CPU = {np.expm1: "FD", np.log1p: "FD", np.power: "FD", np.float_power: "FD", np.spacing: "fd", np.rint: "FD"}
+
+
+def register() -> None:
+    """Add what is missing to numba.cuda's table of NumPy functions.
+
+    What does not end in a function of the C library is as numba.cuda's copy of Numba's CPU code has it; that copy is complete,
+    and numba.cuda's CUDA table takes a part of it.
+    """
+    table = ufuncs.ufunc_db()
+    for ufunc in ufunc_db.get_ufuncs():
+        if ufunc not in table:
+            table[ufunc] = _loops(ufunc)
+
+
+def _loops(ufunc: np.ufunc) -> dict[str, Any]:
+    missing = _OF_THE_CPU.get(ufunc, "")
+    loops = {loop: made for loop, made in ufunc_db.get_ufunc_info(ufunc).items() if loop[0] not in missing}
+    for kind, function in zip("fd", _OF_LIBDEVICE.get(ufunc, ()), strict=False):
+        loops[f"{kind * ufunc.nin}->{kind}"] = _calls(function, ufunc.nin)
+    return loops
+
+
+def _calls(function: Any, count: int) -> Callable[..., Any]:
+    """Return an implementation, as Numba's tables hold them, that calls a function of libdevice."""
+
+    def unary(x: Any) -> Any:
+        return function(x)
+
+    def binary(x: Any, y: Any) -> Any:
+        return function(x, y)
+
+    written = unary if count == 1 else binary
+    return lambda context, builder, signature, arguments: context.compile_internal(
+        builder, written, signature, arguments
+    )

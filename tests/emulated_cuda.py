@@ -1,0 +1,122 @@
+"""CUDA devices whose kernels run, where there is no GPU: their PTX on the CPU, over host memory that says that it is a device's.
+
+What runs is what NVVM made of a kernel, with the parameters that the compiled launch passed. What ptxas makes of the PTX, and
+how a GPU schedules it, is not tested by this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fake_cuda import FakeDriver, Launched, cuda_array, fake_cuda
+from numbridge.kernels import variant
+from numbridge.kernels.errors import DeviceError
+from ptx_emulator.execution import Machine, machine
+
+_texts: dict[bytes, str] = {}
+_running: list[Emulation] = []
+_LAUNCH_FAILED = 719
+
+
+def is_emulated() -> bool:
+    """Tell whether there are emulated devices now."""
+    return bool(_running)
+
+
+def remember_ptx() -> None:
+    """Remember from now on which PTX each cubin was made of."""
+    compiled = variant._cuda_code
+
+    def remembering(*given: Any) -> Any:
+        code = compiled(*given)
+        _texts[code.compiled.objects[0]] = code.compiled.facts["ptx"]
+        return code
+
+    variant._cuda_code = remembering
+
+
+class Emulation:
+    """What launches, copies and allocations on the emulated devices come to; `printed` is what kernels print."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+        self._memory: dict[int, tuple[int, bool, Any]] = {}
+        self.errors: list[Exception] = []
+        self.printed: list[str] = []
+
+    def on_device(self, array: np.ndarray, dtype: Any = None) -> Any:
+        """Return an array that has the memory of a NumPy array, and lies on CUDA device 0.
+
+        Kernels may touch that memory and no other, and write to it if the NumPy array may be written to.
+        """
+        begin, end = np.lib.array_utils.byte_bounds(array) if array.size else (array.ctypes.data,) * 2
+        self._memory[begin] = (end, array.flags.writeable, array)
+        kind = dtype or array.dtype
+        strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
+        return cuda_array(array.shape, kind, address=array.ctypes.data, strides=strides)
+
+    def protect(self, array: np.ndarray) -> None:
+        """Let no kernel write to the memory of an array from now on."""
+        begin = np.lib.array_utils.byte_bounds(array)[0]
+        end, _, owner = self._memory[begin]
+        self._memory[begin] = (end, False, owner)
+
+    def allocate(self, size: int) -> int:
+        # Bytes that no memory of the device holds by accident
+        memory = np.full(size, 0xA5, np.uint8)
+        self._memory[memory.ctypes.data] = (memory.ctypes.data + size, True, memory)
+        return memory.ctypes.data
+
+    def free(self, address: int) -> None:
+        del self._memory[address]
+
+    def sizes(self, cubin: bytes, symbol: str) -> list[int]:
+        """Return the sizes in bytes of a kernel's parameters."""
+        found: list[int] = []
+        self._tried(lambda: found.extend(p.size for p in self._machine(cubin, symbol).kernel.parameters))
+        return found
+
+    def does(self, what: str, *given: Any) -> int:
+        """Launch, copy or fill; return a CUresult."""
+        work = {"launch": self._launch, "copy": ctypes.memmove, "fill": ctypes.memset}[what]
+        return self._tried(lambda: work(*given))
+
+    def _tried(self, work: Callable[[], Any]) -> int:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - raised when the context ends: through compiled code it cannot go
+            self.errors.append(error)
+            return _LAUNCH_FAILED
+        return 0
+
+    def _launch(self, launched: Launched) -> None:
+        ready = self._machine(*self._driver.loaded[launched.kernel])
+        memory = [(begin, end, free) for begin, (end, free, _) in self._memory.items()]
+        ready.run(launched.grid, launched.block, launched.parameters, memory, self.printed.append)
+
+    def _machine(self, cubin: bytes, symbol: str) -> Machine:
+        return machine(_texts[cubin], symbol)
+
+
+@contextlib.contextmanager
+def emulated_cuda() -> Iterator[Emulation]:
+    """Let this process have CUDA devices whose kernels run, within a ``with`` block; what goes wrong in one is raised."""
+    with fake_cuda() as fake:
+        fake.emulation = Emulation(fake)
+        _running.append(fake.emulation)
+        try:
+            yield fake.emulation
+        except DeviceError:
+            if fake.emulation.errors:
+                raise fake.emulation.errors[0] from None
+            raise
+        finally:
+            errors, fake.emulation = fake.emulation.errors, None
+            _running.clear()
+        if errors:
+            raise errors[0]

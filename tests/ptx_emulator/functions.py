@@ -1,0 +1,281 @@
+"""Translates the functions of a PTX text to LLVM IR.
+
+Every register is a stack slot of integer bits, as PTX registers are; LLVM makes values of them. Memory is the process's own: an
+address of any state space is a host address. Accesses pass `@nb_place`, which knows the memory that the kernel may touch.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ptx_emulator import instructions
+from ptx_emulator.program import BITS, Function, Program, Statement, declarations, registers
+
+# What a thread knows, as int64 words: its index, its block's, their extents, and where the machine lies.
+CONTEXT = (
+    *("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "ntid.x", "ntid.y", "ntid.z"),
+    *("nctaid.x", "nctaid.y", "nctaid.z", "ranges", "count", "fault", "wait", "block", "grid", "print"),
+)
+LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
+
+# A place that may be accessed is returned as it is; any other is noted (once) and replaced by a scratch place.
+_PRELUDE = """
+@nb_scratch = internal global [64 x i8] zeroinitializer, align 64
+define internal ptr @nb_place(ptr %ctx, i64 %address, i64 %size, i64 %write, i64 %line, i64 %stack_too) noinline {
+  %here = alloca i64
+  %low = urem i64 %address, %size
+  %aligned = icmp eq i64 %low, 0
+  br i1 %aligned, label %stack, label %bad
+stack:
+  %top = ptrtoint ptr %here to i64
+  %far = sub i64 %address, %top
+  %near = icmp ult i64 %far, 4194304
+  %asked = icmp ne i64 %stack_too, 0
+  %on_stack = and i1 %near, %asked
+  br i1 %on_stack, label %good, label %start
+start:
+  %ranges_at = getelementptr i64, ptr %ctx, i64 @ranges@
+  %ranges = load ptr, ptr %ranges_at
+  %count_at = getelementptr i64, ptr %ctx, i64 @count@
+  %count = load i64, ptr %count_at
+  br label %next
+next:
+  %k = phi i64 [ 0, %start ], [ %k1, %again ]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %look, label %bad
+look:
+  %row = mul i64 %k, 3
+  %begin_at = getelementptr i64, ptr %ranges, i64 %row
+  %begin = load i64, ptr %begin_at
+  %end_at = getelementptr i64, ptr %begin_at, i64 1
+  %end = load i64, ptr %end_at
+  %free_at = getelementptr i64, ptr %begin_at, i64 2
+  %free = load i64, ptr %free_at
+  %last = add i64 %address, %size
+  %after = icmp uge i64 %address, %begin
+  %before = icmp ule i64 %last, %end
+  %may = icmp uge i64 %free, %write
+  %inside = and i1 %after, %before
+  %fits = and i1 %inside, %may
+  br i1 %fits, label %good, label %again
+again:
+  %k1 = add i64 %k, 1
+  br label %next
+good:
+  %place = inttoptr i64 %address to ptr
+  ret ptr %place
+bad:
+  %fault_at = getelementptr i64, ptr %ctx, i64 @fault@
+  %fault = load ptr, ptr %fault_at
+  %old = load i64, ptr %fault
+  %first = icmp eq i64 %old, 0
+  br i1 %first, label %note, label %done
+note:
+  store i64 %line, ptr %fault
+  %f1 = getelementptr i64, ptr %fault, i64 1
+  store i64 %address, ptr %f1
+  %f2 = getelementptr i64, ptr %fault, i64 2
+  store i64 %size, ptr %f2
+  %f3 = getelementptr i64, ptr %fault, i64 3
+  store i64 %write, ptr %f3
+  br label %done
+done:
+  ret ptr @nb_scratch
+}
+"""
+
+
+def translate(program: Program) -> str:
+    """Return LLVM IR for a program; kernel ``k`` becomes ``void @"k"(ptr context, ptr parameters)``."""
+    prelude = re.sub(r"@(\w+)@", lambda found: str(CONTEXT.index(found[1])), _PRELUDE)
+    module = Module(program)
+    bodies = [Body(module, function).translate() for function in program.functions if function.body is not None]
+    return "\n".join([prelude, *(_variable(v) for v in program.variables), *module.helpers.values(), *bodies])
+
+
+def _variable(variable) -> str:
+    # Dynamic shared memory has no size in PTX: the launch gives it.
+    size = variable.size or 49152
+    data = variable.initial
+    if data is None or not any(data):
+        value = "zeroinitializer"
+    else:
+        value = 'c"' + "".join(f"\\{byte:02x}" for byte in data.ljust(size, b"\0")) + '"'
+    return f'@"{variable.name}" = global [{size} x i8] {value}, align {max(variable.align, 16)}'
+
+
+class Module:
+    """What the functions of a program share: `helpers` are functions that their instructions need."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.variables = {variable.name for variable in program.variables}
+        self.functions = {function.name: function for function in program.functions}
+        self.helpers: dict[str, str] = {}
+
+    def helper(self, name: str, text: str) -> str:
+        self.helpers.setdefault(name, text)
+        return f"@{name}"
+
+
+class Body:
+    """Translates one function; what instructions need of it are `read`, `write`, `emit` and `do`."""
+
+    def __init__(self, module: Module, function: Function) -> None:
+        self.module, self.function = module, function
+        self.lines: list[str] = []
+        self.slots: list[str] = []
+        self.scopes: list[dict[str, tuple[str, int]]] = [{}]
+        self.memory: list[dict[str, str]] = [{}]
+        self._count = 0
+        self._ended = False
+
+    def translate(self) -> str:
+        """Return the function's LLVM IR."""
+        arguments = ["ptr %ctx"]
+        self.slots.append("%carry = alloca i1")
+        if self.function.is_kernel:
+            arguments.append("ptr %parameters")
+            offset = 0
+            for each in self.function.parameters:
+                offset = -(-offset // each.align) * each.align
+                self.slots.append(f'%"p.{each.name}" = getelementptr i8, ptr %parameters, i64 {offset}')
+                self.memory[0][each.name] = f'%"p.{each.name}"'
+                offset += each.size
+        else:
+            for each in (*self.function.results, *self.function.parameters):
+                arguments.append(f'ptr %"p.{each.name}"')
+                self.memory[0][each.name] = f'%"p.{each.name}"'
+        for statement in self.function.body:
+            self._statement(statement)
+        self.end("ret void")
+        kind = "" if self.function.is_kernel else "internal "
+        head = f'define {kind}void @"{self.function.name}"({", ".join(arguments)}) {{'
+        return "\n".join([head, *self.slots, "br label %begin", "begin:", *self.lines, "}"])
+
+    # What statements become
+
+    def _statement(self, statement: Statement) -> None:
+        if statement.kind == "open":
+            self.scopes.append({})
+            self.memory.append({})
+        elif statement.kind == "close":
+            self.scopes.pop()
+            self.memory.pop()
+        elif statement.kind == "label":
+            self.label(statement.text)
+        elif statement.kind == "directive":
+            self._directive(statement)
+        else:
+            self._guarded(statement)
+
+    def _directive(self, statement: Statement) -> None:
+        text = statement.text
+        if text.startswith(".reg"):
+            for name, bits in registers(text):
+                slot = f'%"{name}.{self.fresh()}"'
+                self.slots.append(f"{slot} = alloca i{bits}")
+                self.scopes[-1][name] = (slot, bits)
+        elif text.startswith((".local", ".param")):
+            for each in declarations(text[1:6], text):
+                slot = f'%"{each.name}.{self.fresh()}"'
+                self.slots.append(f"{slot} = alloca [{each.size} x i8], align {max(each.align, 16)}")
+                self.memory[-1][each.name] = slot
+        elif not text.startswith((".pragma", ".loc")):
+            raise NotImplementedError(f"PTX line {statement.line}: {text}")
+
+    def _guarded(self, statement: Statement) -> None:
+        if not statement.guard:
+            instructions.translate(self, statement.text, statement.line)
+            return
+        name = statement.guard.lstrip("!")
+        holds = self.read(name, "pred")
+        taken, after = f"g{self.fresh()}", f"g{self.fresh()}"
+        ways = (after, taken) if statement.guard.startswith("!") else (taken, after)
+        self.end(f"br i1 {holds}, label %{ways[0]}, label %{ways[1]}")
+        self.label(taken)
+        instructions.translate(self, statement.text, statement.line)
+        self.label(after)
+
+    # What instructions ask for
+
+    def fresh(self) -> int:
+        self._count += 1
+        return self._count
+
+    def emit(self, text: str) -> str:
+        """Add an operation that has a value, and return the value's name."""
+        name = f"%t{self.fresh()}"
+        self.do(f"{name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        """Add an operation without a value."""
+        if self._ended:
+            # What nothing jumps to
+            self.label(f"u{self.fresh()}")
+        self.lines.append(f"  {text}")
+
+    def end(self, text: str) -> None:
+        """End the block with a jump."""
+        self.do(text)
+        self._ended = True
+
+    def label(self, name: str) -> None:
+        """Begin a block, into which the one before falls if it has not ended."""
+        if not self._ended:
+            self.do(f'br label %"{name}"')
+        self.lines.append(f'"{name}":')
+        self._ended = False
+
+    def word(self, name: str) -> str:
+        """Return a word of the context."""
+        place = self.emit(f"getelementptr i64, ptr %ctx, i64 {CONTEXT.index(name)}")
+        return self.emit(f"load i64, ptr {place}")
+
+    def read(self, operand: str, kind: str) -> str:
+        """Return an operand as a value of a PTX type: integer bits, or a floating-point number."""
+        bits = BITS[kind]
+        value = self._bits(operand, bits)
+        return self.emit(f"bitcast i{bits} {value} to {LLVM[kind]}") if kind in LLVM else value
+
+    def _bits(self, operand: str, bits: int) -> str:
+        slot = next((scope[operand] for scope in reversed(self.scopes) if operand in scope), None)
+        if slot is not None:
+            name, width = slot
+            value = self.emit(f"load i{width}, ptr {name}")
+            if width < bits:
+                raise NotImplementedError(f"{operand} has {width} bits, and {bits} are read")
+            return value if width == bits else self.emit(f"trunc i{width} {value} to i{bits}")
+        if operand.startswith("%"):
+            value = self.word(operand[1:])
+            return value if bits == 64 else self.emit(f"trunc i64 {value} to i{bits}")
+        if re.fullmatch(r"0[fFdD][0-9A-Fa-f]+", operand):
+            return str(int(operand[2:], 16))
+        if re.fullmatch(r"-?(0[xX][0-9A-Fa-f]+|\d+)U?", operand):
+            number = int(operand.rstrip("U"), 0) % (1 << bits)
+            return str(number if bits > 1 else ("false", "true")[number])
+        return self.emit(f"ptrtoint ptr {self.memory_of(operand)} to i64")
+
+    def memory_of(self, name: str) -> str:
+        """Return the place of a variable or parameter."""
+        for scope in reversed(self.memory):
+            if name in scope:
+                return scope[name]
+        if name not in self.module.variables:
+            raise NotImplementedError(f"the operand {name!r}")
+        return f'@"{name}"'
+
+    def write(self, target: str, value: str, kind: str) -> None:
+        """Write a value of a PTX type to a register; a wider one is filled up by sign or with zeros."""
+        if target == "_":
+            return
+        bits = BITS[kind]
+        slot, width = next(scope[target] for scope in reversed(self.scopes) if target in scope)
+        if kind in LLVM:
+            value = self.emit(f"bitcast {LLVM[kind]} {value} to i{bits}")
+        if width > bits:
+            value = self.emit(f"{'sext' if kind[0] == 's' else 'zext'} i{bits} {value} to i{width}")
+        elif width < bits:
+            raise NotImplementedError(f"{target} has {width} bits, and {bits} are written")
+        self.do(f"store i{width} {value}, ptr {slot}")
