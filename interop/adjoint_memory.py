@@ -18,6 +18,7 @@ from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import float_fields
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
+from numbridge.places import Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,6 +78,8 @@ class AdjointMemory:
             elif last is None or high > low or last.low != low:
                 self._regions.append(Region(low, high, dtype))
         self._starts = [region.low for region in self._regions]
+        self._at: dict[Place, Region] = {}
+        self._adjoints: dict[Place, NDArray[Any]] = {}
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
@@ -85,6 +88,22 @@ class AdjointMemory:
         region = self._regions[place] if place >= 0 else None
         inside = region is not None and high <= region.high and region.dtype == _dtype(found)
         return region if inside else None
+
+    def at(self, place: Place) -> Region:
+        """Return the region of a place, of an array that this was made for."""
+        region = self._at.get(place)
+        if region is None:
+            region = self.region(place.found)
+            assert region is not None
+            self._at[place] = region
+        return region
+
+    def adjoint(self, place: Place) -> NDArray[Any]:
+        """Return the adjoint of a place, of an array that this was made for; the same one every time."""
+        adjoint = self._adjoints.get(place)
+        if adjoint is None:
+            adjoint = self._adjoints[place] = self.at(place).adjoint(place.found)
+        return adjoint
 
 
 def float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -60,6 +60,8 @@ def is_required(array: Array) -> bool:
     state = array._extra
     if state is not None and state.required is not None:
         return state.required
+    if array._source is None:
+        return False
     room = _room(array)
     return room is not None and room.requires_grad_of(array._source)
 

@@ -7,6 +7,7 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,20 +22,19 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, filled
 from numbridge.convert import asarray
 from numbridge.element_views import packed, unpacked
+from numbridge.gradients import is_required
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
-from numbridge.kernels.adjoint.overlap import check_overlaps, share_memory
-from numbridge.kernels.dependencies import check_unchanged
+from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
-from numbridge.kernels.variant import variants_of
 from numbridge.memory import element_of, native, row_of
-from numbridge.memory_index import MemoryIndex, place_of
-from numbridge.remembered_contents import Checksums, RememberedContents
+from numbridge.places import Place, Places
+from numbridge.remembered_contents import RememberedContents
 from numbridge.tape_events import (
     CopyEvent,
     Event,
@@ -44,10 +44,10 @@ from numbridge.tape_events import (
     OpaqueEvent,
     check_opaque,
     gradient_like,
-    region_of,
     reverse_copy,
     reverse_function,
 )
+from numbridge.tape_launches import Signature, Signatures, has_moved, meet, reverse_launch, why_opaque
 
 __all__ = ["Gradients", "Tape"]
 
@@ -86,22 +86,20 @@ class Tape:
 
     def __init__(self, check_contents: bool = True) -> None:
         self._events: list[Event] = []
-        self._varied: MemoryIndex[None] = MemoryIndex()
-        # Whether arrays without elements are among these: then every one counts, since they have no memory to be known by.
+        self._places = Places()
+        self._signatures = Signatures()
+        # Whether arrays without elements are varied: then every one counts, since they have no memory to be known by.
         self._has_empty = False
-        # What was written while this tape recorded, of every dtype, by launches that are recorded and by others
-        self._made: MemoryIndex[None] = MemoryIndex()
-        # What adjoints read and has not been kept yet
-        self._reads: MemoryIndex[tuple[LaunchEvent, str]] = MemoryIndex()
         self._arrays: dict[int, Array] = {}
         self._objects: list[Any] = []
         # Those of them on which a framework's own gradient would have gone on to what they were made of
         self._ends: list[Array] = []
         self._memory: AdjointMemory | None = None
-        self._now = Checksums()
         self._check_contents = check_contents
-        self._forget_contents()
+        self._contents = RememberedContents(watchful=check_contents)
+        # Of the thread that entered it; whether it is the innermost there
         self._thread: int | None = None
+        self._is_innermost = False
         self._done = False
         self._kept = 0
 
@@ -115,7 +113,10 @@ class Tape:
         stack = _stack()
         if self in stack:
             raise NumbridgeError("this tape records already; use another one")
+        if stack:
+            stack[-1]._is_innermost = False
         stack.append(self)
+        self._is_innermost = True
         self._thread = threading.get_ident()
         watching.watch(self)
         return self
@@ -124,139 +125,144 @@ class Tape:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Record no more; what has been recorded is still protected from being overwritten."""
-        _stack().remove(self)
-        self._thread = None
+        stack = _stack()
+        stack.remove(self)
+        self._thread, self._is_innermost = None, False
+        if stack:
+            stack[-1]._is_innermost = True
         if not self._events:
             watching.unwatch(self)
 
     def launching(
-        self, kernel: Kernel, geometry: Any, arguments: Sequence[Any], types: Sequence[ParameterType], weak: str
-    ) -> Callable[[], None] | None:
-        """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
-        names = [parameter.name for parameter in kernel.parameters]
-        found = {
-            name: describe(argument)
-            for name, argument, kind in zip(names, arguments, types, strict=True)
-            if isinstance(kind, ArrayType)
-        }
-        written = {kind.name for kind in types if isinstance(kind, ArrayType) and kind.written}
-        self._now.look_again()
-        event = self._event(kernel, geometry, arguments, types, weak, found, written)
-        for name in written:
-            self._keep_before(found[name])
-        if self._records():
-            for name in written:
-                self._made.add(found[name])
-        if event is None:
-            return None
-        self._look_for_changes(event.arrays, f"the launch of kernel {kernel.name!r}")
-        if isinstance(event, LaunchEvent):
-            for name in event.snapshot:
-                self._keep(event, name, {})
-
-        def record() -> None:
-            self._events.append(event)
-            changed = [found[name] for name in written]
-            self._remember_carried(event.arrays, changed)
-            if isinstance(event, LaunchEvent):
-                self._contents.remember(event.found[name] for name in event.reads)
-                for name in event.reads:
-                    self._reads.add(event.found[name], (event, name))
-            for array in changed:
-                if _is_float(array):
-                    self._note_varied(array)
-
-        return record
-
-    def _look_for_changes(self, arrays: Iterable[Description], before: str) -> None:
-        """Let no gradient pass where something that nobody was told of has set elements of arrays that carry gradients."""
-        changed = {place_of(other): other for array in arrays for other in self._carried.changed(array)}
-        if changed:
-            why = f"something that the tape is not told of, such as NumPy, before {before}"
-            self._events.append(OpaqueEvent(list(changed.values()), why))
-        for other in changed.values():
-            self._carried.renew(other)
-
-    def _remember_carried(self, arrays: Sequence[Description], changed: Sequence[Description]) -> None:
-        """Remember what arrays that carry gradients hold after a step, which has changed some."""
-        for array in changed:
-            self._now.look_again(array)
-            self._carried.renew(array)
-        self._carried.remember(arrays)
-
-    def _event(
         self,
         kernel: Kernel,
         geometry: Any,
         arguments: Sequence[Any],
         types: Sequence[ParameterType],
         weak: str,
-        found: dict[str, Description],
-        written: set[str],
+        found: Sequence[Description],
+    ) -> Callable[[], None] | None:
+        """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
+        signature = self._signatures.of(kernel, types, weak)
+        self._contents.look_again()
+        if not self._records():
+            for k in signature.written:
+                self._keep_before(self._places.find(found[k]))
+            return None
+        at = self._places.keep_each(found, signature.arrays)
+        event = self._event(signature, geometry, arguments, at)
+        changed: list[Place] = [at[k] for k in signature.written]  # type: ignore[misc]
+        for place in changed:
+            self._keep_before(place)
+            place.is_made = True
+        if event is None:
+            return None
+        foreign = self._contents.changed(event.places)
+        if foreign:
+            self._refuse_gradients(foreign, f"the launch of kernel {kernel.name!r}")
+        if isinstance(event, LaunchEvent):
+            for k in event.recipe.snapshot:
+                self._keep(event, k, {})
+        return functools.partial(self._record, event, changed)
+
+    def _record(self, event: Event, changed: Sequence[Place]) -> None:
+        """Record a launch that has run."""
+        self._events.append(event)
+        self._contents.remember_carried(event.places, changed)
+        if isinstance(event, LaunchEvent):
+            for k in event.reads:
+                place = event.at[k]
+                assert place is not None
+                self._contents.remember_read(place)
+                place.reads.append((len(self._events) - 1, k))
+        for place in changed:
+            if place.is_float:
+                self._note_varied(place)
+
+    def _refuse_gradients(self, changed: Sequence[Place], before: str) -> None:
+        """Let no gradient pass where something that nobody was told of has set elements of arrays that carry gradients."""
+        why = f"something that the tape is not told of, such as NumPy, before {before}"
+        self._events.append(OpaqueEvent(changed, why))
+        for place in changed:
+            self._contents.renew_carried(place)
+
+    def _look_for_changes(self, place: Place, before: str) -> None:
+        changed = self._contents.changed([place])
+        if changed:
+            self._refuse_gradients(changed, before)
+
+    def _event(
+        self, signature: Signature, geometry: Any, arguments: Sequence[Any], at: Sequence[Place | None]
     ) -> LaunchEvent | OpaqueEvent | None:
         """Return what is to be recorded of a launch, or None."""
-        if not self._records() or (isinstance(kernel, Derivative) and not watching.is_recorded()):
+        active, required = self._active(signature, arguments, at)
+        if not active:
             return None
-        floats = [name for name in found if _is_float(found[name])]
-        given = dict(zip((p.name for p in kernel.parameters), arguments, strict=True))
-        varied = [name for name in floats if self._is_varied(given[name], found[name])]
-        if not varied:
+        kernel, is_recorded = signature.kernel, watching.is_recorded()
+        is_derivative = isinstance(kernel, Derivative)
+        if is_derivative and not is_recorded:
             return None
         self._objects += arguments
-        touched = [found[name] for name in floats if name in written]
-        if not watching.is_recorded():
-            return OpaqueEvent(touched, f"kernel {kernel.name!r}, launched with record_tape=False")
-        if isinstance(kernel, Derivative):
-            return OpaqueEvent(touched, f"the {kernel.name}, which is not differentiated again")
-        if not kernel.options.get("enable_backward", True):
-            return OpaqueEvent(touched, f"kernel {kernel.name!r}, declared with enable_backward=False")
-        check_overlaps(f"gradient of kernel {kernel.name!r}", list(found), written, (), found)
-        active = tuple(name for name in floats if name in varied or name in written)
-        for name in active:
-            self._remember_array(given[name])
-        plan = kernel.adjoint(active).plan(tuple(types), weak)
-        return LaunchEvent(
-            [found[name] for name in active],
-            kernel,
-            geometry,
-            list(arguments),
-            found,
-            active,
-            tuple(name for name in active if name in written),
-            variants_of(kernel).dependencies,
-            set(plan.reads),
-            snapshot=tuple(plan.snapshot),
-        )
+        if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
+            touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
+            return OpaqueEvent(touched, why_opaque(kernel, is_recorded))
+        if meet(at, signature.pairs):
+            signature.refuse_overlaps(at)
+        for argument in required:
+            self._remember_array(argument)
+        return LaunchEvent(signature.recipe(active), geometry, arguments, at)
+
+    def _active(
+        self, signature: Signature, arguments: Sequence[Any], at: Sequence[Any]
+    ) -> tuple[tuple[int, ...], list[Any]]:
+        """Return the parameters that gradients pass through to what the kernel writes, and what requires a gradient.
+
+        Without anything on which a gradient depends there are none.
+        """
+        active, required, is_varied = [], [], False
+        for k in signature.arrays:
+            place = at[k]
+            if place.is_float:
+                if _requires_grad(arguments[k]):
+                    required.append(arguments[k])
+                    is_varied = True
+                elif place.meets_varied or (self._has_empty and place.is_empty):
+                    is_varied = True
+                elif k not in signature.written:
+                    continue
+                active.append(k)
+        return (tuple(active) if is_varied else ()), required
 
     def _records(self) -> bool:
         """Whether this tape records what this thread does now."""
-        stack = _stack()
-        return self._thread == threading.get_ident() and bool(stack) and stack[-1] is self
+        return self._is_innermost and self._thread == threading.get_ident()
 
     def changing(self, array: Array, operation: str, source: Any) -> Callable[[], None] | None:
         """Prepare for a change of an array's contents by one of its own methods; return what records it."""
         found = describe(array)
-        self._now.look_again()
-        given = None if source is None else describe(source)
-        is_followed = self._records() and _is_float(found) and given is not None and given.is_array and _is_float(given)
-        if is_followed and given is not None and self._is_varied(source, given):
-            raise NumbridgeError(
-                f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
-                "record_func"
-            )
-        self._keep_before(found)
+        self._contents.look_again()
         if not self._records():
+            self._keep_before(self._places.find(found))
             return None
-        self._made.add(found)
-        if not _is_float(found) or not self._is_varied(array, found):
+        place, given = self._places.keep(found), None if source is None else describe(source)
+        if given is not None and place.is_float and given.is_array:
+            there = self._places.find(given)
+            if there.is_float and self._is_varied(source, there):
+                raise NumbridgeError(
+                    f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
+                    "record_func"
+                )
+        self._keep_before(place)
+        place.is_made = True
+        if not place.is_float or not self._is_varied(array, place):
             return None
-        self._look_for_changes([found], operation)
+        self._look_for_changes(place, operation)
 
         def record() -> None:
             whole = operation in ("fill_", "zero_", "assign")
             self._objects.append(array)
-            self._events.append(FillEvent([found]) if whole else OpaqueEvent([found], operation))
-            self._remember_carried([found], [found])
+            self._events.append(FillEvent([place]) if whole else OpaqueEvent([place], operation))
+            self._contents.remember_carried([place], [place])
 
         return record
 
@@ -264,52 +270,61 @@ class Tape:
         """Record that an array was copied."""
         if not self._records():
             return
-        arrays = [describe(source), describe(made)]
-        self._made.add(arrays[1])
-        if all(map(_is_float, arrays)) and self._is_varied(source, arrays[0]):
-            self._remember_array(source)
+        given, place = self._places.find(describe(source)), self._places.keep(describe(made))
+        place.is_made = True
+        if given.is_float and place.is_float and self._is_varied(source, given):
+            places = [self._places.keep(given.found), place]
+            if _requires_grad(source):
+                self._remember_array(source)
             self._objects += [source, made]
-            self._now.look_again()
-            self._look_for_changes(arrays[:1], "clone")
-            self._events.append(CopyEvent(arrays))
-            self._remember_carried(arrays, arrays[1:])
-            self._note_varied(arrays[1])
+            self._contents.look_again()
+            self._look_for_changes(places[0], "clone")
+            self._events.append(CopyEvent(places))
+            self._contents.remember_carried(places, [place])
+            self._note_varied(place)
 
-    def _is_varied(self, argument: Any, found: Description) -> bool:
-        is_empty = self._has_empty and 0 in found.shape
-        return is_empty or _requires_grad(argument) or self._varied.shares(found)
+    def _is_varied(self, argument: Any, place: Place) -> bool:
+        return place.meets_varied or (self._has_empty and place.is_empty) or _requires_grad(argument)
 
-    def _note_varied(self, found: Description) -> None:
-        self._varied.add(found)
-        self._has_empty |= 0 in found.shape
+    def _note_varied(self, place: Place) -> None:
+        place.vary()
+        self._has_empty |= place.is_empty
 
     def _remember_array(self, argument: Any) -> None:
-        if not _requires_grad(argument):
-            return
-        array = _root(argument if isinstance(argument, Array) else asarray(argument))
-        ask = reader_of(argument).lost_gradient
-        if ask is not None and not argument.is_leaf and ask(argument) is not None:
-            self._ends.append(array)
+        """Remember an array that requires a gradient, which will be added to its own."""
+        if isinstance(argument, Array):
+            array = _root(argument)
+        else:
+            known = self._arrays.get(id(argument))
+            array = asarray(argument) if known is None else known
+            ask = reader_of(argument).lost_gradient
+            if ask is not None and not argument.is_leaf and ask(argument) is not None:
+                self._ends.append(array)
         self._arrays.setdefault(id(array if array._source is None else array._source), array)
 
-    def _keep_before(self, written: Description) -> None:
+    def _keep_before(self, written: Place) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
-        copies: dict[tuple[Any, ...], Any] = {}
-        for event, name in self._reads.take(written):
-            if not self._contents.holds(event.found[name]):
-                event.lost.append(name)
-            self._keep(event, name, copies)
-        self._contents.forget(written)
+        for place in written.links:
+            if place.reads:
+                self._keep_read(place)
+            place.read = None
 
-    def _keep(self, event: LaunchEvent, name: str, copies: dict[tuple[Any, ...], Any]) -> None:
-        place = [parameter.name for parameter in event.kernel.parameters].index(name)
-        found = event.found[name]
-        key = place_of(found)
-        if key not in copies:
-            copies[key] = _copy(event.arguments[place])
-            self._kept += copies[key].nbytes
-        event.arguments[place] = copies[key]
-        event.reads.discard(name)
+    def _keep_read(self, place: Place) -> None:
+        reads, place.reads, copies = place.reads, [], {}  # type: ignore[var-annotated]
+        for number, k in reads:
+            event = self._events[number]
+            assert isinstance(event, LaunchEvent)
+            if has_moved(event.arguments[k], place) or not self._contents.holds_read(place):
+                event.lost += (k,)
+            self._keep(event, k, copies)
+
+    def _keep(self, event: LaunchEvent, k: int, copies: dict[Place, Any]) -> None:
+        place = event.at[k]
+        assert place is not None
+        if place not in copies:
+            copies[place] = _copy(event.arguments[k])
+            self._kept += copies[place].nbytes
+        event.keep(k, copies[place])
 
     @property
     def kept_bytes(self) -> int:
@@ -330,13 +345,14 @@ class Tape:
         for array in arrays:
             if not isinstance(array, Array):
                 raise NumbridgeTypeError(f"record_func: wanted arrays of numbridge, got {array!r}; use nb.asarray(x)")
-            self._remember_array(array)
-        found = [describe(array) for array in arrays]
-        self._events.append(FunctionEvent(found, backward, list(arrays)))
-        for array in found:
-            self._note_varied(array)
-        self._now.look_again()
-        self._remember_carried(found, found)
+            if _requires_grad(array):
+                self._remember_array(array)
+        places = [self._places.keep(describe(array)) for array in arrays]
+        self._events.append(FunctionEvent(places, backward, list(arrays)))
+        for place in places:
+            self._note_varied(place)
+        self._contents.look_again()
+        self._contents.remember_carried(places, places)
 
     # Going back
 
@@ -371,44 +387,36 @@ class Tape:
             )
         seeds = self._seeds(loss, grads)
         roots = [describe(array) for array in self._arrays.values()]
-        every = [found for event in self._events for found in event.arrays]
-        memory = self._memory = AdjointMemory([*every, *(found for found, _ in seeds), *roots])
+        every = {place: None for event in self._events for place in event.places}
+        memory = self._memory = AdjointMemory(
+            [*(place.found for place in every), *(found for found, _ in seeds), *roots]
+        )
         for found, cotangent in seeds:
             _add_seed(memory, found, cotangent)
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
-        self._now.look_again()
+        self._contents.look_again()
         for event in reversed(self._events):
             self._reverse(event, memory)
         if not retain_graph:
             self._events.clear()
-            self._reads = MemoryIndex()
+            for place in self._places:
+                place.reads = []
         elif self._reads_only_given():
             self._forget_contents()
         self._deposit(memory)
 
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
-        self._contents = RememberedContents(self._now, watchful=self._check_contents)
-        self._carried = RememberedContents(self._now, watchful=self._check_contents)
+        for place in self._places:
+            place.read = place.carried = None
 
     def _reads_only_given(self) -> bool:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
         if self._kept or any(isinstance(event, OpaqueEvent | FunctionEvent) for event in self._events):
             return False
-        return not any(map(self._made.shares, self._reads))
-
-    def _check_unchanged(self, event: LaunchEvent) -> None:
-        """Refuse to go back through a launch whose adjoint would not see what the launch saw."""
-        kernel = event.kernel.name
-        check_unchanged(f"backward through kernel {kernel!r}", event.dependencies)
-        changed = [*event.lost, *(name for name in sorted(event.reads) if not self._contents.holds(event.found[name]))]
-        if changed:
-            raise NumbridgeError(
-                f"backward: parameter {changed[0]!r} of kernel {kernel!r} has been changed since the launch, by something that "
-                "the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
-            )
+        return not any(other.is_made for place in self._places if place.reads for other in place.links)
 
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
@@ -417,39 +425,29 @@ class Tape:
             raise NumbridgeValueError("backward needs a loss, or grads={array: gradient}")
         found = [(_floating(array), _cotangent(array, value)) for array, value in seeds]
         for (array, _), (description, _) in zip(seeds, found, strict=True):
-            if not self._is_varied(array, description):
+            if not self._is_varied(array, self._places.find(description)):
                 raise NumbridgeError(
                     "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
                     "one, so every gradient would be zero; launch in the with block, on arrays with requires_grad=True, and "
                     "pass what these launches wrote"
                 )
-            self._remember_array(array)
+            if _requires_grad(array):
+                self._remember_array(array)
         self._objects += [array for array, _ in seeds]
         return found
 
     def _reverse(self, event: Event, memory: AdjointMemory) -> None:
         if isinstance(event, LaunchEvent):
-            self._reverse_launch(event, memory)
+            reverse_launch(event, memory, self._contents)
         elif isinstance(event, OpaqueEvent):
             check_opaque(event, memory)
         elif isinstance(event, FunctionEvent):
             reverse_function(event, memory)
-            self._now.look_again()
+            self._contents.look_again()
         elif isinstance(event, FillEvent):
-            region_of(memory, event.arrays[0]).adjoint(event.arrays[0])[...] = 0
+            memory.adjoint(event.places[0])[...] = 0
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
-
-    def _reverse_launch(self, event: LaunchEvent, memory: AdjointMemory) -> None:
-        regions = {name: region_of(memory, event.found[name]) for name in event.active}
-        if not any(regions[name].reached for name in event.written):
-            return
-        self._check_unchanged(event)
-        adjoints = [regions[name].adjoint(event.found[name]) for name in event.active]
-        with watching.unrecorded():
-            event.kernel.adjoint(event.active).over(event.geometry)(*event.arguments, *adjoints)
-        for region in regions.values():
-            region.reached = True
 
     def _deposit(self, memory: AdjointMemory) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
@@ -490,10 +488,10 @@ class Tape:
     def reset(self) -> None:
         """Forget everything that was recorded; gradients stay."""
         watching.unwatch(self)
-        recording, thread = self._thread is not None, self._thread
-        self.__init__()  # type: ignore[misc]
-        self._thread = thread
-        if recording:
+        thread, is_innermost = self._thread, self._is_innermost
+        self.__init__(self._check_contents)  # type: ignore[misc]
+        self._thread, self._is_innermost = thread, is_innermost
+        if thread is not None:
             watching.watch(self)
 
 
@@ -528,9 +526,9 @@ class Gradients(Mapping[Any, Array]):
 
 
 def _stack() -> list[Tape]:
-    if not hasattr(_recording, "stack"):
-        _recording.stack = []
-    found: list[Tape] = _recording.stack
+    found: list[Tape] | None = getattr(_recording, "stack", None)
+    if found is None:
+        found = _recording.stack = []
     return found
 
 
@@ -540,7 +538,7 @@ def _is_float(found: Description) -> bool:
 
 def _requires_grad(argument: Any) -> bool:
     if isinstance(argument, Array):
-        return argument.requires_grad
+        return is_required(argument)
     room = bridge_for_type(type(argument))
     return room is not None and room.requires_grad_of(argument)
 
@@ -597,6 +595,7 @@ def _copy(array: Any) -> Any:
 
 
 def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
-    region = region_of(memory, found)
+    region = memory.region(found)
+    assert region is not None
     add(region.adjoint(found), cotangent)
     region.reached = True

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from numbridge.adjoint_memory import AdjointMemory, Region, add, float_parts
+from numbridge.adjoint_memory import AdjointMemory, add, float_parts
 from numbridge.array import Array
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import NumbridgeError
-from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.readers import Description
+from numbridge.places import Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from numbridge.tape_launches import Recipe
 
 __all__ = [
     "CopyEvent",
@@ -27,38 +28,53 @@ __all__ = [
     "OpaqueEvent",
     "check_opaque",
     "gradient_like",
-    "region_of",
     "reverse_copy",
     "reverse_function",
 ]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
-    """Something that happened; `arrays` are the floating arrays that a gradient may pass through."""
+    """Something that happened; `places` are those of floating arrays that a gradient may pass through."""
 
-    arrays: list[Description] = field(default_factory=list)
+    places: Sequence[Place]
 
 
-@dataclass(eq=False)
 class LaunchEvent(Event):
     """A launch to be reversed.
 
-    `active` are the parameters with an adjoint, `written` those of them that the kernel writes, `reads` those whose
-    contents the adjoint reads and which have not been kept yet; `lost` had changed before they could be. `snapshot` are those
-    that the launch itself changes first, `dependencies` the variables that it was compiled with.
+    Attributes
+    ----------
+    recipe : Recipe
+        How; `places` are those of its active arguments.
+    geometry : Geometry
+        Of the launch.
+    arguments : sequence
+        What it was launched with; for those that have been overwritten since, the copies that were kept.
+    at : sequence of Place or None
+        Where each array among the arguments lies, unless it is such a copy.
+    reads : frozenset of int
+        The arguments whose contents the adjoint reads and which have not been kept yet.
+    lost : tuple of int
+        Those that had changed before they could be.
+    dependencies : tuple of Dependency
+        The variables that it was compiled with.
     """
 
-    kernel: Kernel = None  # type: ignore[assignment]
-    geometry: Any = None
-    arguments: list[Any] = field(default_factory=list)
-    found: dict[str, Description] = field(default_factory=dict)
-    active: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    dependencies: tuple[Dependency, ...] = ()
-    reads: set[str] = field(default_factory=set)
-    snapshot: tuple[str, ...] = ()
-    lost: list[str] = field(default_factory=list)
+    __slots__ = ("arguments", "at", "dependencies", "geometry", "lost", "reads", "recipe")
+
+    def __init__(self, recipe: Recipe, geometry: Any, arguments: Sequence[Any], at: Sequence[Place | None]) -> None:
+        self.recipe, self.geometry = recipe, geometry
+        self.arguments, self.at = arguments, at
+        self.places = [at[k] for k in recipe.active]  # type: ignore[misc]
+        self.reads, self.dependencies = recipe.reads, recipe.dependencies
+        self.lost: tuple[int, ...] = ()
+
+    def keep(self, k: int, copy: Any) -> None:
+        """Have a copy of an argument in its place, which is about to be overwritten."""
+        self.arguments = [copy if n == k else argument for n, argument in enumerate(self.arguments)]
+        self.at = [None if n == k else place for n, place in enumerate(self.at)]
+        self.reads -= {k}
 
 
 @dataclass(eq=False)
@@ -86,13 +102,6 @@ class FunctionEvent(Event):
     given: list[Array] = field(default_factory=list)
 
 
-def region_of(memory: AdjointMemory, found: Description) -> Region:
-    """Return the region of an array that a tape has recorded."""
-    region = memory.region(found)
-    assert region is not None
-    return region
-
-
 def gradient_like(gradient: NDArray[Any], found: Description) -> Array:
     """Return a gradient as an array of the elements that another has, on the same memory."""
     element = found.element
@@ -105,9 +114,8 @@ def gradient_like(gradient: NDArray[Any], found: Description) -> Array:
 
 def check_opaque(event: OpaqueEvent, memory: AdjointMemory) -> None:
     """Refuse that a gradient comes to what no gradient can pass."""
-    for found in event.arrays:
-        region = region_of(memory, found)
-        if region.reached and any(part.any() for part in float_parts(region.adjoint(found))):
+    for place in event.places:
+        if memory.at(place).reached and any(part.any() for part in float_parts(memory.adjoint(place))):
             raise NumbridgeError(
                 f"backward: a gradient comes to an array that was written by {event.why}; gradients go on through launches that "
                 "are recorded and can be differentiated, copies, fill_, zero_, assign and record_func"
@@ -116,25 +124,24 @@ def check_opaque(event: OpaqueEvent, memory: AdjointMemory) -> None:
 
 def reverse_copy(event: CopyEvent, memory: AdjointMemory) -> None:
     """Carry the gradient of a copy to what was copied."""
-    source, made = (region_of(memory, found) for found in event.arrays)
-    if made.reached:
-        adjoint = made.adjoint(event.arrays[1])
-        add(source.adjoint(event.arrays[0]), adjoint)
+    source, made = event.places
+    if memory.at(made).reached:
+        adjoint = memory.adjoint(made)
+        add(memory.adjoint(source), adjoint)
         adjoint[...] = 0
-        source.reached = True
+        memory.at(source).reached = True
 
 
 def reverse_function(event: FunctionEvent, memory: AdjointMemory) -> None:
     """Call a user's own step, with the gradients of its arrays in their places for so long."""
     before = []
-    for array, found in zip(event.given, event.arrays, strict=True):
-        region = region_of(memory, found)
+    for array, place in zip(event.given, event.places, strict=True):
         state = array._extra
         before.append((array, state, None if state is None else (state.required, state.gradient)))
         array.requires_grad = True
         assert array._extra is not None
-        array._extra.gradient = gradient_like(region.adjoint(found), found)
-        region.reached = True
+        array._extra.gradient = gradient_like(memory.adjoint(place), place.found)
+        memory.at(place).reached = True
     try:
         event.backward()
     finally:

@@ -25,7 +25,7 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.readers import describe
+from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Program
 from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
@@ -92,7 +92,7 @@ class _Road:
                 record(self.kernel, self.geometry, arguments)
                 return
         found = [describe(argument) for argument in arguments]
-        if self.place.device is None and not any(description.is_array for description in found):
+        if self.place.device is None and not _has_array(found):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
             here = replace(self.place, device=get_device())
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
@@ -101,7 +101,7 @@ class _Road:
         if variant.device.is_cpu:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
-        afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak)
+        afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
         if not afterwards:
             warn_of_lost_gradient(self.kernel, self.variants, types, arguments)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
@@ -142,6 +142,13 @@ def _raises(kernel: Kernel) -> str:
     places = [(f, node) for f in functions for node in f.nodes if isinstance(node, ast.Raise | ast.Assert)]
     one = "; it is one of these" if len(places) > 1 else ""
     return "".join([one if places else "", *(f"\n  {function.excerpt(node)}" for function, node in places)])
+
+
+def _has_array(found: Sequence[Description]) -> bool:
+    for description in found:  # noqa: SIM110 - a generator would take longer
+        if description.is_array:
+            return True
+    return False
 
 
 def _give_up(*arguments: Any) -> Any:

@@ -27,6 +27,7 @@ MODULES = ("entry", "records", "dlpack", "exchange_table", "lent", "checksum")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
 _keep: list[Any] = []
 _starting = threading.RLock()
+_started: list[Machine] = []
 
 # Prototypes are classes, which ctypes would make anew at each use.
 # ``(capsule, name in bytes or None) -> address``; another name than the capsule's raises.
@@ -212,11 +213,12 @@ def _numpy_api() -> tuple[type, int, int, dict[int, np.dtype[Any]]]:
 @functools.cache
 def machine() -> Machine:
     """Return the compiled functions of this process, loading or compiling them on first use."""
-    # The cache alone would let two threads that come first start two machines, and code links to one only.
-    with _starting:
-        return _start()
+    return _started[0] if _started else _start()
 
 
-@functools.cache
 def _start() -> Machine:
-    return Machine()
+    # Two threads that come first must not start two machines: code links to one only.
+    with _starting:
+        if not _started:
+            _started.append(Machine())
+        return _started[0]

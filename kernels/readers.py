@@ -8,6 +8,7 @@ framework knows (its key set, its autograd state, a better way in) comes from re
 from __future__ import annotations
 
 import ctypes
+import math
 import numbers
 import threading
 from collections.abc import Callable
@@ -43,9 +44,11 @@ __all__ = [
 ]
 
 _MAX_TYPES = 1500
+_MAX_DESCRIBED = 4096
 _BY_INTERFACE = "array interface"
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
+_described: dict[tuple[Any, ...], Description] = {}
 _resolvers: list[Callable[[type], Reader | None]] = []
 
 
@@ -106,7 +109,7 @@ class _once(Generic[_Value]):  # noqa: N801 - used as a decorator, like property
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Description:
     """What an object turned out to be, as compiled code sees it.
 
@@ -123,10 +126,21 @@ class Description:
     """
 
     word: int
-    data: int = 0
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    device_id: int = 0
+    data: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device_id: int
+
+    def __init__(
+        self,
+        word: int,
+        data: int = 0,
+        shape: tuple[int, ...] = (),
+        strides: tuple[int, ...] = (),
+        device_id: int = 0,
+    ) -> None:
+        # Setting attributes of a frozen object one by one takes several times as long.
+        self.__dict__.update(word=word, data=data, shape=shape, strides=strides, device_id=device_id)
 
     @_once
     def kind(self) -> int:
@@ -136,7 +150,7 @@ class Description:
     @_once
     def is_array(self) -> bool:
         """Whether this is an array (of any rank), not a scalar."""
-        return self.kind == nb.CLASS_ARRAY
+        return self.word >> nb.WORD_CLASS & nb.CLASS_MASK == nb.CLASS_ARRAY
 
     @_once
     def tag(self) -> int:
@@ -182,6 +196,8 @@ class Description:
     @_once
     def extent(self) -> tuple[int, int]:
         """The first address that an array occupies, and the one after its last."""
+        if self.word & nb.CONTIGUOUS:
+            return self.data, self.data + math.prod(self.shape) * self.itemsize
         if 0 in self.shape:
             return self.data, self.data
         low = high = self.data
@@ -191,6 +207,16 @@ class Description:
             else:
                 low += (length - 1) * step
         return low, high + self.itemsize
+
+    @_once
+    def place(self) -> tuple[Any, ...]:
+        """Where and how an array lies: arrays of one place are the same memory, read in the same way."""
+        return self.data, self.shape, self.strides, self.tag
+
+    @_once
+    def look(self) -> tuple[Any, ...]:
+        """What checks of an argument look at: everything but its address, unless a framework is asked too."""
+        return self.word, self.shape, self.strides, self.device_id
 
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
@@ -221,8 +247,16 @@ def reader_of(obj: Any) -> Reader:
 
 def describe(obj: Any) -> Description:
     """Return what compiled code reads from `obj`, registering its type if it is new."""
-    reader_of(obj)
-    return Description(*machine().describe(obj))
+    if type(obj) not in _readers:
+        reader_of(obj)
+    read = machine().describe(obj)
+    # What has been said before keeps what has been derived from it.
+    found = _described.get(read)
+    if found is None:
+        if len(_described) >= _MAX_DESCRIBED:
+            _described.clear()
+        found = _described[read] = Description(*read)
+    return found
 
 
 def capture(obj: Any) -> Any:

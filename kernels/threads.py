@@ -42,6 +42,8 @@ def count() -> int:
 
 def start_threads() -> None:
     """Start the threading layer, once per process."""
+    if _started:
+        return
     with _lock:
         if not _started:
             name, parallel_for, count = _start()

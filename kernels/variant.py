@@ -8,6 +8,7 @@ specialisation exists, comparing words is all that a launch needs.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ class Place:
     form: Form = "masked"
     device: Device | None = None
     shared: int = 0
+
+    @functools.cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What tells places apart, to be looked up by in less time."""
+        return self.form, None if self.device is None else str(self.device), self.shared
 
 
 MASKED = Place()
@@ -173,8 +179,9 @@ class Variants:
     def checked(self, found: Sequence[Description], place: Place) -> Variant | None:
         """Return the variant that arguments like these were checked for, or None; a number may still not fit."""
         with self._lock:
-            self._forget_old_globals()
-            variant = self._checked.get((place, *map(_look, found)))
+            if self._dependencies != ():
+                self._forget_old_globals()
+            variant = self._checked.get((place.key, *[d.look for d in found]))
             if variant is not None:
                 self.last = variant.parameters, variant.weak_float
             return variant
@@ -201,7 +208,7 @@ class Variants:
             if not any(d.is_element or d.kind == 0 or d.has(nb.GUARDED | nb.UNSURE) for d in found):
                 if len(self._checked) >= _MAX_CHECKED:
                     self._checked.clear()
-                self._checked[place, *map(_look, found)] = variant
+                self._checked[place.key, *[d.look for d in found]] = variant
             return variant
 
     def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
@@ -304,11 +311,6 @@ class Variants:
             self.warns = False
             for made in self._specialisations.values():
                 made.stop_asking()
-
-
-def _look(found: Description) -> tuple[Any, ...]:
-    """Return what checks of an argument look at, which is everything but its address, unless a framework is asked too."""
-    return found.word, found.shape, found.strides, found.device_id
 
 
 def variants_of(kernel: Kernel) -> Variants:

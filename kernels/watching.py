@@ -6,10 +6,9 @@ form it has, so that nothing escapes. Watchers are kept by weak reference.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numbridge.kernels.machine import machine
@@ -17,11 +16,12 @@ from numbridge.kernels.machine import machine
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
     from numbridge.kernels.parameter_types import ParameterType
+    from numbridge.kernels.readers import Description
 
 __all__ = ["Watcher", "announce", "is_recorded", "is_watched", "unrecorded", "unwatch", "watch", "watchers"]
 
 _lock = threading.Lock()
-_watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+_watchers: list[weakref.ref[Any]] = []
 _local = threading.local()
 
 
@@ -29,7 +29,13 @@ class Watcher(Protocol):
     """What is told of launches."""
 
     def launching(
-        self, kernel: Kernel, geometry: Any, arguments: Sequence[Any], types: Sequence[ParameterType], weak: str
+        self,
+        kernel: Kernel,
+        geometry: Any,
+        arguments: Sequence[Any],
+        types: Sequence[ParameterType],
+        weak: str,
+        found: Sequence[Description],
     ) -> Callable[[], None] | None:
         """Prepare for a launch whose arguments have been checked, or refuse it; return what to do once it has run."""
 
@@ -37,28 +43,39 @@ class Watcher(Protocol):
 def watch(watcher: Watcher) -> None:
     """Tell a watcher of every launch from now on."""
     with _lock:
-        _watchers.add(watcher)
-        machine().set_watched(True)
+        _keep([*_others(watcher), weakref.ref(watcher)])
 
 
 def unwatch(watcher: Watcher) -> None:
     """Tell a watcher of no more launches."""
     with _lock:
-        _watchers.discard(watcher)
-        machine().set_watched(bool(_watchers))
+        _keep(_others(watcher))
+
+
+def _others(watcher: Watcher) -> list[weakref.ref[Any]]:
+    return [known for known in _watchers if known() not in (None, watcher)]
+
+
+def _keep(known: Sequence[weakref.ref[Any]]) -> None:
+    _watchers[:] = known
+    machine().set_watched(bool(known))
 
 
 def is_watched() -> bool:
     """Tell whether somebody watches."""
-    return bool(_watchers)
+    return any(known() is not None for known in tuple(_watchers))
 
 
 def watchers() -> list[Any]:
     """Return who watches."""
-    with _lock:
-        found = list(_watchers)
-        if not found:
-            machine().set_watched(False)
+    found = []
+    for known in tuple(_watchers):
+        watcher = known()
+        if watcher is not None:
+            found.append(watcher)
+    if not found:
+        with _lock:
+            _keep([known for known in _watchers if known() is not None])
     return found
 
 
@@ -67,20 +84,33 @@ def is_recorded() -> bool:
     return not getattr(_local, "unrecorded", False)
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+class unrecorded:  # noqa: N801 - a function in all but speed
     """Launch without being recorded; what is overwritten is still kept."""
-    before = getattr(_local, "unrecorded", False)
-    _local.unrecorded = True
-    try:
-        yield
-    finally:
-        _local.unrecorded = before
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        """Record no launches of this thread from here on."""
+        self._before = getattr(_local, "unrecorded", False)
+        _local.unrecorded = True
+
+    def __exit__(self, *raised: object) -> None:
+        """Go on as before."""
+        _local.unrecorded = self._before
 
 
 def announce(
-    kernel: Kernel, geometry: Any, arguments: Sequence[Any], types: Sequence[ParameterType], weak: str
+    kernel: Kernel,
+    geometry: Any,
+    arguments: Sequence[Any],
+    types: Sequence[ParameterType],
+    weak: str,
+    found: Sequence[Description],
 ) -> list[Callable[[], None]]:
-    """Tell everybody of a launch; return what to do once it has run."""
-    found = [watcher.launching(kernel, geometry, arguments, types, weak) for watcher in watchers()]
-    return [action for action in found if action is not None]
+    """Tell everybody of a launch, and what its arguments are; return what to do once it has run."""
+    told = []
+    for watcher in watchers():
+        action = watcher.launching(kernel, geometry, arguments, types, weak, found)
+        if action is not None:
+            told.append(action)
+    return told

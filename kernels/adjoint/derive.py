@@ -312,6 +312,11 @@ class Derivative(Kernel):
         together = launcher(self._together(), geometry) if self.mode == "adjoint" else run
         return self._checked(run, together, geometry.stream)
 
+    def unchecked_over(self, geometry: Geometry, *, apart: bool) -> Callable[..., None]:
+        """Return the same without checks, as for `forall`; the caller says whether no two adjoints share memory."""
+        kernel = self if apart else self._together()
+        return self._widening(launcher(kernel, geometry), geometry.stream)
+
     def _widening(self, run: Callable[..., None], stream: int | None = None) -> Callable[..., None]:
         """Return a launcher that takes adjoints of 16-bit floats, too."""
         names = [parameter.name for parameter in self.parameters]

@@ -16,7 +16,7 @@ from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.readers import Description
 
-__all__ = ["check_overlaps", "on_memory", "share_memory"]
+__all__ = ["check_overlaps", "on_memory", "repeats", "share_memory"]
 
 _WORK: Any = 10_000
 

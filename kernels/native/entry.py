@@ -356,7 +356,7 @@ def is_announced(plan):
 def launch_readings(plan, arguments, readings, count):
     """Launch on arguments that have been read; return LAUNCHED, MISSED, RAISED, or DRIVER_FAILED plus the CUresult."""
     spec = find_variant(plan, readings, count)
-    if spec == 0 or threads_missing(spec, plan) or not is_announced(plan):
+    if spec == 0 or threads_missing(spec, plan):
         return nb.MISSED
     if not autograd_agrees(spec, plan, readings, count, arguments):
         return nb.MISSED
@@ -388,7 +388,7 @@ def launch(self, arguments, count):
     """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
     plan = to_address(load_i64(self, py.TUPLE_ITEMS))
     outcome = nb.MISSED
-    if count <= MAX_ARGUMENTS:
+    if count <= MAX_ARGUMENTS and is_announced(plan):
         readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
         for k in range(count):
             read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)

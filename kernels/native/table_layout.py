@@ -123,6 +123,9 @@ VALUE_COUNT, VALUE_ITEMSIZE, VALUE_DATA, VALUE_SHAPE = 16, 24, 32, 40
 # Work shared out to threads
 WORK_RUN, WORK_BLOCK, WORK_GEOMETRY, WORK_TOTAL, WORK_GRAIN, WORK_FAILED, WORK_SIZE = 0, 8, 16, 24, 32, 40, 48
 
+# What threads are told that share a checksum
+SUM_PLACE, SUM_SIZE, SUM_CHUNKS, SUM_GRAIN, SUM_TOTALS, SUM_WORK = 0, 8, 16, 24, 32, 40
+
 # Limits of what is read: no array has more dimensions, and none lies in the first pages of the address space
 READ_MAX_RANK, LOWEST_ADDRESS = 64, 1 << 16
 

@@ -388,6 +388,13 @@ def adjoints(bench: Bench) -> None:
         bench.add(Row("the same in a second process, warm cache", "100 ms", cached, 100.0, 1.0, "ms"))
 
 
+def tapes(bench: Bench) -> None:
+    """Launches that are recorded, and their gradients."""
+    import tape_rows  # which imports Warp
+
+    tape_rows.chains(bench)
+
+
 def processes(bench: Bench) -> None:
     """Import time, and the first launch of a second process."""
     if bench.only in "import numbridge":
@@ -453,7 +460,7 @@ def main() -> None:
         kernels_once(bench) if group == "kernels" else adjoint_rows.once(bench, threads)
         print(json.dumps([(row.work, row.against, row.ours, row.theirs, row.limit) for row in bench.rows]))
         return
-    for group in (entries, conversions, inside_jax, kernels, adjoints, processes, memory):
+    for group in (entries, conversions, inside_jax, kernels, adjoints, tapes, processes, memory):
         group(bench)
     if not chosen.only:
         write(bench)

@@ -24,6 +24,12 @@ def scale(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
 
 
 @wp.kernel
+def square(x: wp.array(dtype=float), y: wp.array(dtype=float)):
+    i = wp.tid()
+    y[i] = x[i] * x[i]
+
+
+@wp.kernel
 def square_of_sum(a: wp.array(dtype=float), b: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     i = wp.tid()
     out[i] = (a[i] * s + b[i]) ** 2.0

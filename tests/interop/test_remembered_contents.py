@@ -7,14 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import describe
-from numbridge.remembered_contents import Checksums, RememberedContents, _checksum
+from numbridge.kernels.threads import start_threads
+from numbridge.places import Places
+from numbridge.remembered_contents import RememberedContents, _checksum
 
 SIZES = [1, 3, 4, 100, 8195, 200_001]
 
 
 def checksum(array):
-    return _checksum(describe(array))
+    return _checksum(Places().find(describe(array)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -67,13 +71,47 @@ def test_few_words_of_few_values_have_checksums_of_their_own(dtype):
 
 def test_each_array_is_looked_at_once_until_it_is_said_that_it_may_have_changed(monkeypatch):
     looked = []
-    monkeypatch.setattr("numbridge.remembered_contents._checksum", lambda found: looked.append(found) or 7)
-    now, found = Checksums(), describe(np.ones(4))
-    contents = RememberedContents(now)
-    contents.remember([found, found])
+    monkeypatch.setattr("numbridge.remembered_contents._checksum", lambda place: looked.append(place) or 7)
+    places, contents = Places(), RememberedContents()
+    place = places.keep(describe(np.ones(4)))
+    contents.remember_read(place)
+    contents.remember_carried([place, place], [])
     assert len(looked) == 1
-    now.look_again()
-    assert contents.holds(found) and contents.holds(found)
+    contents.look_again()
+    assert contents.holds_read(place) and contents.changed([place]) == []
     assert len(looked) == 2
-    contents.forget(found)
-    assert contents.holds(found) and len(looked) == 2
+    contents.remember_carried([], [place])
+    assert contents.changed([place]) == [] and len(looked) == 3
+
+
+def test_large_memory_has_the_same_checksum_whoever_shares_the_work():
+    held = np.random.default_rng(2).integers(0, 256, (3 << 20) + 5, np.uint8)
+    start_threads()
+    found = {checksum(held) for _ in range(20)}
+    parallel = machine().state[nb.STATE_PARALLEL_FOR // 8]
+    try:
+        machine().state[nb.STATE_PARALLEL_FOR // 8] = 0
+        assert found == {checksum(held)}
+    finally:
+        machine().state[nb.STATE_PARALLEL_FOR // 8] = parallel
+
+
+def test_whole_chunks_that_change_places_are_seen():
+    chunks = np.random.default_rng(3).integers(0, 256, (16, 1 << 18), np.uint8)
+    before = checksum(chunks)
+    for first, second in itertools.combinations(range(16), 2):
+        moved = chunks.copy()
+        moved[[first, second]] = chunks[[second, first]]
+        assert checksum(moved) != before
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+def test_the_last_bytes_count(size):
+    held = np.zeros(size, np.uint8)
+    found = {checksum(held)}
+    for place in range(size):
+        for value in (1, 128, 255):
+            held[place] = value
+            found.add(checksum(held))
+        held[place] = 0
+    assert len(found) == 1 + 3 * size

@@ -16,6 +16,7 @@ import torch
 
 import numbridge as nb
 from numbridge.kernels.watching import is_watched
+from numbridge.places import Place
 
 
 @nb.kernel
@@ -401,6 +402,22 @@ def test_a_tape_that_is_dropped_watches_no_more():
     del tape
     gc.collect()
     assert gone() is None and not is_watched()
+
+
+def test_a_tape_that_is_dropped_lets_everything_go_at_once():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    gc.collect()
+    gc.disable()
+    try:
+        with nb.Tape() as tape:
+            nb.launch(square, 3, [x], [y])
+            nb.launch(square, 3, [y[::-1]], [z])
+        gone = [weakref.ref(array) for array in (x, y, z)]
+        del tape, x, y, z
+        assert [array() for array in gone] == [None] * 3
+        assert not any(type(found) is Place for found in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_record_func():

@@ -10,7 +10,8 @@ import torch
 import numbridge as nb
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.readers import describe
-from numbridge.memory_index import MemoryIndex
+from numbridge.places import Places
+from numbridge.remembered_contents import _checksum as checksum
 
 
 @nb.kernel
@@ -29,6 +30,12 @@ def copy_to(x, y):
 def square(x, y):
     i = nb.tid()
     y[i] = x[i] * x[i]
+
+
+@nb.kernel
+def square_2d(x, y):
+    i, j = nb.tid()
+    y[i, j] = x[i, j] * x[i, j]
 
 
 def leaf(*values):
@@ -241,27 +248,33 @@ def test_a_view_of_a_leaf_that_is_recorded_too_has_its_gradient_there():
     assert x.grad.tolist() == [1, 3, 3]
 
 
-def test_arrays_are_found_by_shared_memory():
+def test_places_are_linked_by_shared_memory():
     random = np.random.default_rng(3)
-    memory, index, known = np.zeros(3000, np.uint8), MemoryIndex(), []
-    for k in range(300):
+    memory, places, known = np.zeros(3000, np.uint8), Places(), []
+    for _ in range(300):
         size, step = int(random.choice([0, 1, 7, 40, 900])), int(random.integers(1, 4))
         start = int(random.integers(0, 3000 - size * step))
         known.append(memory[start : start + size * step : step][:: int(random.choice([1, -1]))])
-        index.add(describe(known[-1]), k)
-    for asked in known[::10]:
-        expected = [k for k, array in enumerate(known) if share_memory(describe(array), describe(asked))]
-        assert sorted(index.things(describe(asked))) == expected and index.shares(describe(asked)) == bool(expected)
-    gone = index.take(describe(memory[1000:2000]))
-    assert not index.shares(describe(memory[1000:2000])) and gone
-    assert sorted([*gone, *index.things(describe(memory))]) == [k for k, array in enumerate(known) if array.size]
+        places.keep(describe(known[-1]))
+    every = list(places)
+    assert len(every) == len({place.found.place for place in every})
+    for array in known[::10]:
+        place = places.find(describe(array))
+        expected = {id(other) for other in every if share_memory(other.found, place.found)}
+        assert {id(other) for other in place.links} == expected and len(place.links) == len(expected)
+        assert all(place.meets(other) == (id(other) in expected) for other in every)
+        assert places.keep(describe(array)) is place
+    apart = places.find(describe(memory[1000:2000]))
+    assert apart not in list(places) and all(share_memory(apart.found, other.found) for other in apart.links)
+    every[0].vary()
+    assert {id(other) for other in every if other.meets_varied} == {id(other) for other in every[0].links}
 
 
 @pytest.mark.parametrize("kernel", [square, accumulate])
 def test_a_longer_tape_takes_longer_for_each_launch_by_nothing(kernel, monkeypatch):
     asked = []
-    for module in ("memory_index", "remembered_contents"):
-        monkeypatch.setattr(f"numbridge.{module}.share_memory", lambda a, b: asked.append(1) or share_memory(a, b))
+    monkeypatch.setattr("numbridge.places.share_memory", lambda a, b: asked.append(1) or share_memory(a, b))
+    monkeypatch.setattr("numbridge.remembered_contents._checksum", lambda place: asked.append(1) or checksum(place))
     counts = []
     for length in (20, 80):
         asked.clear()
@@ -284,3 +297,45 @@ def test_a_tape_may_be_told_not_to_look():
     tape.backward(grads={y: [1.0, 1.0]})
     assert x.grad.list() == [10.0, 4.0], "the contents that there are now"
     assert tape.kept_bytes == 0
+    with tape:
+        nb.launch(square, 2, [x], [y])
+    x.numpy()[0] = 6.0
+    tape.backward(grads={y: [1.0, 1.0]})
+    assert x.grad.list() == [22.0, 8.0], "nor when it is used again"
+
+
+def test_a_tensor_that_has_other_memory_before_it_could_be_kept():
+    x, y = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True), fresh()
+    held = x.detach()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x, y])
+    x.data = torch.full((3,), 9.0, dtype=torch.float64)
+    nb.launch(copy_to, 3, [y, held])
+    with pytest.raises(nb.NumbridgeError, match="parameter 'x' of kernel 'square' has been changed since the launch"):
+        tape.backward(grads=[(y, np.ones(3))])
+
+
+def test_gradients_of_elements_with_several_indices_are_refused():
+    windows = np.lib.stride_tricks.as_strided(np.arange(4.0), (3, 2), (8, 8))
+    x, y = nb.from_numpy(windows, requires_grad=True), nb.zeros((3, 2), dtype=nb.float64)
+    with nb.Tape() as tape:
+        nb.launch(square_2d, (3, 2), [x, y])
+    with pytest.raises(nb.BufferAccessError, match="so several indices name one element; pass a contiguous array"):
+        tape.backward(grads=[(y, np.ones((3, 2)))])
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_tensor_that_has_other_memory_when_going_back(reads):
+    x, y = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True), fresh()
+    held = x.detach()
+    with nb.Tape() as tape:
+        nb.launch(square if reads else copy_to, 3, [x, y])
+    x.data = torch.full((3,), 9.0, dtype=torch.float64)
+    if reads:
+        with pytest.raises(
+            nb.NumbridgeError, match="parameter 'x' of kernel 'square' has been changed since the launch"
+        ):
+            tape.backward(grads=[(y, np.ones(3))])
+        return
+    tape.backward(grads=[(y, np.ones(3))])
+    assert tape.gradients[held].list() == [1, 1, 1]

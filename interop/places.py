@@ -1,0 +1,166 @@
+"""Where a tape's arrays lie: one place for each, which knows what shares memory with it and what the tape knows of it.
+
+Places are sorted by address, apart for each order of magnitude of their sizes, so that finding what shares memory with a new
+one takes no longer the more of them there are. Once found, it is known: places that share memory are linked.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from numbridge.kernels.adjoint.overlap import repeats, share_memory
+from numbridge.kernels.elements import has_gradient
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.readers import Description
+
+__all__ = ["Place", "Places", "has_floats"]
+
+
+@functools.cache
+def has_floats(tag: int) -> bool:
+    """Tell whether arrays of a packed data type have gradients."""
+    found = Description(tag)
+    return found.scalar is not None and has_gradient(found.element, found.scalar)
+
+
+class Place:
+    """Some memory, read in one way.
+
+    Attributes
+    ----------
+    found : Description
+        An array that lies here.
+    links : list of Place
+        The places that share memory with this one, itself among them; none if it has no elements. It only grows, so that
+        another thread may be going through it.
+    is_float, is_empty, is_on_cpu, repeats : bool
+        Whether arrays here have gradients; have no elements; lie in the CPU's memory; have elements with several indices.
+    span : (int, int) or None
+        Its first address and its bytes, if nothing lies between its elements.
+    is_varied, meets_varied : bool
+        Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
+    is_made : bool
+        Whether it was written while the tape recorded.
+    reads : list of (int, int)
+        Which of the tape's events are launches whose adjoints read this, as which argument, and have kept no copy of it.
+    checksum, looked_at : int
+        What `RememberedContents` saw here last, and in which of its rounds.
+    read, carried : int or None
+        The checksums that it remembers for adjoints, and for gradients that are carried through.
+    """
+
+    __slots__ = (
+        "carried",
+        "checksum",
+        "found",
+        "is_empty",
+        "is_float",
+        "is_made",
+        "is_on_cpu",
+        "is_varied",
+        "links",
+        "looked_at",
+        "meets_varied",
+        "read",
+        "reads",
+        "repeats",
+        "span",
+    )
+
+    def __init__(self, found: Description, links: list[Place]) -> None:
+        low, high = found.extent
+        self.found = found
+        self.links = links
+        self.is_float = has_floats(found.tag)
+        self.is_empty = 0 in found.shape
+        self.span = (low, high - low) if found.has(nb.CONTIGUOUS) else None
+        self.is_on_cpu = found.device_type == dl.CPU
+        self.repeats = not found.has(nb.CONTIGUOUS) and repeats(found)
+        self.is_varied = self.is_made = False
+        self.meets_varied = bool(links) and any(other.is_varied for other in links)
+        self.reads: list[tuple[int, int]] = []
+        self.checksum, self.looked_at = 0, -1
+        self.read: int | None = None
+        self.carried: int | None = None
+
+    def meets(self, other: Place) -> bool:
+        """Tell whether two places share memory; both must be kept."""
+        return other in self.links if len(self.links) < len(other.links) else self in other.links
+
+    def vary(self) -> None:
+        """Say that what lies here depends on something that requires a gradient."""
+        if not self.is_varied:
+            self.is_varied = True
+            for other in self.links:
+                other.meets_varied = True
+
+
+class Places:
+    """Places, found by the arrays that lie there."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Place] = {}
+        # Launches of other threads look for what they overwrite while one is recorded.
+        self._lock = threading.Lock()
+        # Bits of the size -> first addresses, sorted, and the places that begin there
+        self._sorted: dict[int, tuple[list[int], list[Place]]] = {}
+
+    def __del__(self) -> None:
+        """Let places go at once, not when somebody looks for objects that hold each other."""
+        for place in self._known.values():
+            place.links.clear()
+
+    def find(self, found: Description) -> Place:
+        """Return where an array lies; a place that is new is not kept, and those that it is linked to do not know it."""
+        place = self._known.get(found.place)
+        if place is None:
+            with self._lock:
+                place = Place(found, self._sharing(found))
+        return place
+
+    def keep(self, found: Description) -> Place:
+        """Return where an array lies, which is known from now on."""
+        place = self._known.get(found.place)
+        return self._new(found) if place is None else place
+
+    def _new(self, found: Description) -> Place:
+        low, high = found.extent
+        with self._lock:
+            place = Place(found, self._sharing(found))
+            if high > low:
+                for other in place.links:
+                    other.links.append(place)
+                place.links.append(place)
+                starts, places = self._sorted.setdefault((high - low).bit_length(), ([], []))
+                position = bisect.bisect_left(starts, low)
+                places.insert(position, place)
+                starts.insert(position, low)
+            self._known[found.place] = place
+        return place
+
+    def keep_each(self, found: Sequence[Description], positions: Sequence[int]) -> list[Place | None]:
+        """Return where those of some arguments lie that are arrays, as `keep` does."""
+        at: list[Place | None] = [None] * len(found)
+        for k in positions:
+            at[k] = self._known.get(found[k].place) or self.keep(found[k])
+        return at
+
+    def __iter__(self) -> Iterator[Place]:
+        """Iterate over the places that are known."""
+        return iter(self._known.values())
+
+    def _sharing(self, found: Description) -> list[Place]:
+        """Return the places that are known and share memory with an array."""
+        low, high = found.extent
+        sharing = []
+        for bits, (starts, places) in self._sorted.items():
+            first = bisect.bisect_left(starts, low - (1 << bits))
+            last = bisect.bisect_left(starts, high, first)
+            near = (place for place in places[first:last] if place.found.extent[1] > low)
+            sharing += [place for place in near if share_memory(place.found, found)]
+        return sharing

@@ -1,0 +1,200 @@
+"""Launches as a tape records them: what all of one variant have in common is found out once, and so is how they are reversed.
+
+What a launch alone decides is left to it: where its arrays lie, and which of them carry gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numbridge.adjoint_memory import AdjointMemory
+from numbridge.array import Array
+from numbridge.kernels import watching
+from numbridge.kernels.adjoint.derive import Derivative
+from numbridge.kernels.adjoint.overlap import check_overlaps
+from numbridge.kernels.dependencies import Dependency, check_unchanged
+from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.readers import describe
+from numbridge.kernels.variant import variants_of
+from numbridge.places import Place
+from numbridge.remembered_contents import RememberedContents
+from numbridge.tape_events import LaunchEvent
+
+__all__ = ["Recipe", "Signature", "Signatures", "has_moved", "meet", "reverse_launch", "why_opaque"]
+
+_MAX_SIGNATURES = 1024
+
+
+class Signature:
+    """What the launches of one variant have in common; parameters are known by their positions.
+
+    Attributes
+    ----------
+    arrays, written : tuple of int
+        The parameters that are arrays, and those of them that the kernel writes.
+    pairs : tuple of (int, int)
+        The arrays of which one is written, which may not share memory.
+    """
+
+    def __init__(self, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
+        self.kernel, self.types, self.weak = kernel, tuple(types), weak
+        self.names = tuple(parameter.name for parameter in kernel.parameters)
+        self.arrays = tuple(k for k, kind in enumerate(types) if isinstance(kind, ArrayType))
+        self.written = tuple(k for k in self.arrays if getattr(types[k], "written", False))
+        pairs = [(a, b) for a in self.arrays for b in self.arrays if a < b]
+        self.pairs = tuple((a, b) for a, b in pairs if a in self.written or b in self.written)
+        self._recipes: dict[tuple[int, ...], Recipe] = {}
+
+    def refuse_overlaps(self, at: Sequence[Any]) -> None:
+        """Refuse arrays that share memory where a gradient would be wrong."""
+        found = {self.names[k]: at[k].found for k in self.arrays}
+        written = {self.names[k] for k in self.written}
+        check_overlaps(f"gradient of kernel {self.kernel.name!r}", list(found), written, (), found)
+
+    def recipe(self, active: tuple[int, ...]) -> Recipe:
+        """Return how launches are reversed in which gradients pass through these parameters.
+
+        Raises
+        ------
+        NumbridgeError
+            If the kernel has no such adjoint.
+        """
+        found = self._recipes.get(active)
+        if found is None:
+            found = self._recipes[active] = Recipe(self, active)
+        elif not found.is_fixed:
+            found.refresh()
+        return found
+
+
+class Recipe:
+    """How launches of one variant are reversed.
+
+    Attributes
+    ----------
+    active : tuple of int
+        The parameters with an adjoint.
+    written : tuple of int
+        Which of the active ones the kernel writes, as positions among these.
+    reads, snapshot : frozenset of int
+        The parameters whose contents the adjoint reads; and those of them that the launch itself changes first.
+    dependencies : tuple of Dependency
+        The variables that the kernel was compiled with.
+    is_fixed : bool
+        Whether there are none on which any of this depends.
+    """
+
+    def __init__(self, signature: Signature, active: tuple[int, ...]) -> None:
+        self.signature, self.active = signature, active
+        self.adjoint = signature.kernel.adjoint([signature.names[k] for k in active])
+        self.written = tuple(n for n, k in enumerate(active) if k in signature.written)
+        count = len(active)
+        self.pairs = tuple((a, b) for a in range(count) for b in range(a + 1, count))
+        self.dependencies: tuple[Dependency, ...] = ()
+        self._runs: dict[tuple[int, str], tuple[Any, Callable[..., None]]] = {}
+        self._plan: Any = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again what depends on variables; they may have changed, and the kernel with them."""
+        plan = self.adjoint.plan(self.signature.types, self.signature.weak)
+        self.dependencies = variants_of(self.signature.kernel).dependencies
+        if plan is not self._plan:
+            names = self.signature.names
+            self._plan = plan
+            self.reads = frozenset(map(names.index, plan.reads))
+            self.snapshot = frozenset(map(names.index, plan.snapshot))
+            self.is_fixed = not self.dependencies and not self.adjoint.dependencies()
+
+    def run(self, geometry: Any, way: str) -> Callable[..., None]:
+        """Return what launches the adjoint over a launch's geometry: adjoints ``apart``, ``together``, or ``checked``."""
+        known = self._runs.get((id(geometry), way))
+        if known is None:
+            if way == "checked":
+                made = self.adjoint.over(geometry)
+            else:
+                made = self.adjoint.unchecked_over(geometry, apart=way == "apart")
+            # The geometry is kept, so that none of another launch gets its id.
+            known = self._runs[id(geometry), way] = geometry, made
+        return known[1]
+
+
+class Signatures:
+    """The signatures of the launches that a tape has seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Sequence[ParameterType], Signature]] = {}
+
+    def of(self, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> Signature:
+        """Return the signature of a launch; a variant's types are always the same object."""
+        known = self._known.get(id(types))
+        if known is not None and known[1].kernel is kernel and known[1].weak == weak:
+            return known[1]
+        if len(self._known) >= _MAX_SIGNATURES:
+            self._known.clear()
+        made = Signature(kernel, types, weak)
+        self._known[id(types)] = types, made
+        return made
+
+
+def why_opaque(kernel: Kernel, is_recorded: bool) -> str:
+    """Return why no gradient passes what a kernel writes."""
+    if not is_recorded:
+        return f"kernel {kernel.name!r}, launched with record_tape=False"
+    if isinstance(kernel, Derivative):
+        return f"the {kernel.name}, which is not differentiated again"
+    return f"kernel {kernel.name!r}, declared with enable_backward=False"
+
+
+def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: RememberedContents) -> None:
+    """Carry the gradients of what a launch wrote to what it read."""
+    recipe = event.recipe
+    regions = [memory.at(place) for place in event.places]
+    if not any(regions[n].reached for n in recipe.written):
+        return
+    way = _check_unchanged(event, contents)
+    run = recipe.run(event.geometry, way)
+    adjoints = [memory.adjoint(place) for place in event.places]
+    with watching.unrecorded():
+        run(*event.arguments, *adjoints)
+    for region in regions:
+        region.reached = True
+
+
+def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
+    """Refuse to go back through a launch whose adjoint would not see what the launch saw; return how to launch it."""
+    signature = event.recipe.signature
+    if event.dependencies:
+        check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
+    moved = [k for k in signature.arrays if has_moved(event.arguments[k], event.at[k])]
+    changed = [*event.lost, *(k for k in moved if k in event.reads)]
+    changed += [k for k in sorted(event.reads - {*moved}) if not contents.holds_read(event.at[k])]  # type: ignore[arg-type]
+    if changed:
+        raise NumbridgeError(
+            f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
+            "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
+        )
+    if moved or any(place.repeats for place in event.places):
+        return "checked"
+    # Adjoints lie like their arrays, in memory of their own: nothing else can be wrong with them.
+    return "together" if meet(event.places, event.recipe.pairs) else "apart"
+
+
+def meet(at: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether one of some pairs of places shares memory."""
+    for a, b in pairs:
+        place, other = at[a], at[b]
+        if (len(place.links) > 1 or place is other) and place.meets(other):
+            return True
+    return False
+
+
+def has_moved(argument: Any, place: Place | None) -> bool:
+    """Tell whether a framework has given an argument other memory, or another shape, since it was launched with."""
+    if place is None or type(argument) is Array:
+        return False
+    found = describe(argument)
+    return found is not place.found and found.place != place.found.place
