@@ -100,7 +100,8 @@ class Tape:
         # Of the thread that entered it; whether it is the innermost there
         self._thread: int | None = None
         self._is_innermost = False
-        self._done = False
+        # Whether backward has let go of what the tape protected, and whether it may run again all the same
+        self._done = self._repeatable = False
         self._kept = 0
 
     # Recording
@@ -369,9 +370,10 @@ class Tape:
         grads : mapping or iterable of pairs, optional
             Array → the gradient at its contents after the last launch.
         retain_graph : bool
-            Whether `backward` may be called again. Until then the tape goes on keeping what is overwritten and needed. If no
-            adjoint reads what the recorded launches have made, what NumPy or a framework changes in between is read as it
-            is then, so that one tape serves a whole optimisation; otherwise it is refused.
+            Whether the tape goes on keeping what is overwritten and needed, so that `backward` may be called again. A tape
+            whose adjoints read nothing that its launches have made needs nothing kept, and may be called again in any case:
+            what has been changed in between is read as it is then, so that one tape serves a whole optimisation. With
+            ``retain_graph`` that holds for what NumPy or a framework changes, and what a launch changes is kept as it was.
 
         Raises
         ------
@@ -380,7 +382,7 @@ class Tape:
         """
         if self._thread is not None:
             raise NumbridgeError("backward: the tape still records; call it after the with block")
-        if self._done:
+        if self._done and not self._repeatable:
             raise NumbridgeError(
                 "backward: the tape has been used up, and what it kept may have changed; record again, or call backward with "
                 "retain_graph=True before"
@@ -393,18 +395,20 @@ class Tape:
         )
         for found, cotangent in seeds:
             _add_seed(memory, found, cotangent)
+        self._repeatable = False
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
         for event in reversed(self._events):
             self._reverse(event, memory)
-        if not retain_graph:
+        self._repeatable = self._reads_only_given()
+        if self._repeatable:
+            self._forget_contents()
+        elif not retain_graph:
             self._events.clear()
             for place in self._places:
                 place.reads = []
-        elif self._reads_only_given():
-            self._forget_contents()
         self._deposit(memory)
 
     def _forget_contents(self) -> None:
