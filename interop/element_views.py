@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["as_records", "packed", "regrouped", "scalar_shape", "unpacked"]
 
 
+def _way_to(element: ElementType, found: str) -> str:
+    """Return how to come by an array of vectors or matrices from one that has another shape or dtype."""
+    if found != element.scalar.name:
+        return "sharing does not convert, nb.array(data, dtype=...) copies"
+    return (
+        f"reshape it so that its last {'dimensions are' if len(element.extents) > 1 else 'dimension is'} an element's"
+    )
+
+
 def packed(array: Array, element: ElementType) -> Array:
     """Return an array of vectors or matrices on the memory of an array of their scalars, of the same source.
 
@@ -41,7 +50,7 @@ def packed(array: Array, element: ElementType) -> Array:
         found = row.name if held is None else held.name
         raise ConversionError(
             f"dtype is {element.name}, which is {element.scalar.name} with shape (..., {', '.join(map(str, inner))}), and the "
-            f"data is {found} with shape {array.shape}; sharing does not convert, nb.array(data, dtype=...) copies"
+            f"data is {found} with shape {array.shape}; {_way_to(element, found)}"
         )
     steps = zip(inner, array.strides[outer:], inner_strides(element), strict=True)
     if 0 not in array.shape and any(extent > 1 and step != wanted for extent, step, wanted in steps):

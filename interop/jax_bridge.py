@@ -283,9 +283,9 @@ def _check_export(array: Array, word: int, ptr: int) -> None:
         _never_narrowed[row.tag] = True
 
 
-def dtype_from_jax(dtype: Any) -> Any:
+def dtype_from_jax(jax_dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a JAX dtype."""
-    return scalar_of(dtype).numpy.type
+    return scalar_of(jax_dtype).numpy.type
 
 
 def dtype_to_jax(dtype: Any) -> Any:
@@ -299,13 +299,26 @@ def dtype_to_jax(dtype: Any) -> Any:
     return found
 
 
-def device_from_jax(device: Any) -> Device:
-    """Return the device of a `jax.Device`."""
-    if device.platform == "cpu":
+def device_from_jax(jax_device: Any) -> Device:
+    """Return the device of a `jax.Device`.
+
+    Raises
+    ------
+    DeviceError
+        If it is neither the CPU nor a CUDA device, or another process's.
+    """
+    platform = getattr(jax_device, "platform", None)
+    if not isinstance(platform, str):
+        raise NumbridgeTypeError(
+            f"jax_device is of type {type(jax_device).__name__}; it must be a jax.Device, such as jax.devices()[0]"
+        )
+    if platform == "cpu":
         return CPU
-    if device.platform in ("gpu", "cuda"):
-        return Device("cuda", device.local_hardware_id)
-    raise ConversionError(f"JAX device {device} has no counterpart; numbridge has 'cpu' and 'cuda'")
+    if platform not in ("gpu", "cuda"):
+        raise DeviceError(f"JAX device {jax_device} has no counterpart; numbridge has 'cpu' and 'cuda'")
+    if jax_device.local_hardware_id is None:
+        raise DeviceError(f"JAX device {jax_device} belongs to another process; jax.local_devices() has this one's")
+    return Device("cuda", jax_device.local_hardware_id)
 
 
 def device_to_jax(device: Device | str | None = None) -> Any:
@@ -319,7 +332,7 @@ def device_to_jax(device: Device | str | None = None) -> Any:
     for candidate in devices:
         if candidate.local_hardware_id == found.ordinal:
             return candidate
-    raise ConversionError(f"this JAX has no device {found}")
+    raise DeviceError(f"this JAX has no device {found}")
 
 
 def wrap_object(obj: Any) -> Array:

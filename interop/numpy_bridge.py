@@ -127,7 +127,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
     return array.numpy()  # says why there is none
 
 
-def dtype_from_numpy(dtype: Any) -> Any:
+def dtype_from_numpy(numpy_dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a NumPy dtype.
 
     Examples
@@ -135,7 +135,7 @@ def dtype_from_numpy(dtype: Any) -> Any:
     >>> dtype_from_numpy(np.dtype("float32")) is np.float32
     True
     """
-    return scalar_of(dtype).numpy.type
+    return scalar_of(numpy_dtype).numpy.type
 
 
 def dtype_to_numpy(dtype: Any) -> np.dtype[Any]:

@@ -262,7 +262,7 @@ def _export_function() -> int:
     return exchange_function(paddle.Tensor, dl.EXCHANGE_TO_OBJECT)
 
 
-def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
+def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
     """Return a Paddle tensor that shares an Array's memory and keeps it alive.
 
     An Array that was adopted from a Paddle tensor gives that very tensor back. A tensor made of an Array that requires grad
@@ -270,7 +270,7 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
 
     Parameters
     ----------
-    array : Array
+    a : Array
         On CUDA, Paddle's current stream waits for what was launched on it so far. Read-only memory is refused, except a
         JAX array's, which JAX itself hands out so; numbridge's kernels then refuse to write to the tensor, and Paddle's own
         operations must not.
@@ -282,27 +282,25 @@ def to_paddle(array: Array, requires_grad: bool | None = None) -> Any:
     ConversionError
         If Paddle lacks the dtype.
     BufferAccessError
-        If the memory is read-only, or has negative strides; `array.clone()` copies.
+        If the memory is read-only, or has negative strides; `a.clone()` copies.
     """
     import paddle
 
-    if not isinstance(array, Array):
-        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
-    row, source = row_of(array), array._source
+    if not isinstance(a, Array):
+        raise NumbridgeTypeError(f"a is of type {type(a).__name__}; it must be an nb.Array (see nb.asarray)")
+    row, source = row_of(a), a._source
     if row.name in _LACKING:
-        raise ConversionError(
-            f"Paddle has no dtype {row.name}; use a signed one, or array.view of one of the same width"
-        )
-    if isinstance(source, paddle.Tensor) and is_own(array, source):
-        wanted = array.requires_grad if requires_grad is None else requires_grad
+        raise ConversionError(f"Paddle has no dtype {row.name}; use a signed one, or a.view of one of the same width")
+    if isinstance(source, paddle.Tensor) and is_own(a, source):
+        wanted = a.requires_grad if requires_grad is None else requires_grad
         if wanted == (not source.stop_gradient):
             return source
-    made, immutable = exported(array, _export_function(), "a Paddle tensor", _stream_function())
+    made, immutable = exported(a, _export_function(), "a Paddle tensor", _stream_function())
     if immutable:
-        lend(array)
+        lend(a)
         setattr(made, READ_ONLY_MARK, True)
-    wanted = array.requires_grad if requires_grad is None else requires_grad
-    return join_gradients(array, made, wanted, _require, lambda gradient: to_paddle(gradient, False))
+    wanted = a.requires_grad if requires_grad is None else requires_grad
+    return join_gradients(a, made, wanted, _require, lambda gradient: to_paddle(gradient, False))
 
 
 def _require(tensor: Any) -> None:
@@ -316,12 +314,12 @@ def _dtypes() -> dict[Any, Any]:
     return {getattr(paddle, row.name): row for row in ALL if hasattr(paddle, row.name) and row.name not in _LACKING}
 
 
-def dtype_from_paddle(dtype: Any) -> Any:
+def dtype_from_paddle(paddle_dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a Paddle dtype."""
-    row = _dtypes().get(dtype)
+    row = _dtypes().get(paddle_dtype)
     if row is None:
         raise ConversionError(
-            f"Paddle dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
+            f"Paddle dtype {paddle_dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
         )
     return row.numpy.type
 
@@ -335,15 +333,21 @@ def dtype_to_paddle(dtype: Any) -> Any:
     raise ConversionError(f"Paddle has no dtype {row.name}")
 
 
-def device_from_paddle(device: Any) -> Device:
-    """Return the device of a Paddle place or its name."""
-    name = str(device).removeprefix("Place(").removesuffix(")")
-    if name == "cpu":
+def device_from_paddle(paddle_device: Any) -> Device:
+    """Return the device of a Paddle place or its name; page-locked memory is the CPU's.
+
+    Raises
+    ------
+    DeviceError
+        If it is neither the CPU nor a CUDA device.
+    """
+    name = str(paddle_device).removeprefix("Place(").removesuffix(")")
+    if name in ("cpu", "gpu_pinned"):
         return CPU
     kind, _, ordinal = name.partition(":")
-    if kind == "gpu":
+    if kind == "gpu" and (not ordinal or ordinal.isdecimal()):
         return Device("cuda", int(ordinal or 0))
-    raise ConversionError(f"Paddle place {device} has no counterpart; numbridge has 'cpu' and 'cuda'")
+    raise DeviceError(f"Paddle place {paddle_device} has no counterpart; numbridge has 'cpu' and 'cuda'")
 
 
 def device_to_paddle(device: Device | str | None = None) -> str:

@@ -44,6 +44,8 @@ class Place:
         Its first address and its bytes, if nothing lies between its elements.
     is_varied, meets_varied : bool
         Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
+    holder : object
+        What holds the memory that was recorded, even if a tensor is given other memory.
     is_made : bool
         Whether it was written while the tape recorded.
     reads : list of (int, int)
@@ -58,6 +60,7 @@ class Place:
         "carried",
         "checksum",
         "found",
+        "holder",
         "is_empty",
         "is_float",
         "is_made",
@@ -76,6 +79,7 @@ class Place:
         low, high = found.extent
         self.found = found
         self.links = links
+        self.holder: Any = None
         self.is_float = has_floats(found.tag)
         self.is_empty = 0 in found.shape
         self.span = (low, high - low) if found.has(nb.CONTIGUOUS) else None

@@ -33,14 +33,15 @@ __all__ = [
 
 def _cuda_device(device: Device | str | None, what: str) -> Device:
     """Return a CUDA device: the current one by default."""
+    if device is not None and get_device(device).is_cpu:
+        raise DeviceError(
+            f"{what} is CUDA's, and the device is {str(device)!r}, where a launch is done when it returns; launches need "
+            "no stream there, and nb.ScopedStream(None) changes nothing"
+        )
     if not cuda_driver.driver_count():
         raise cuda_unavailable(what)
     found = get_device(device)
-    if not found.is_cuda:
-        if device is not None:
-            raise DeviceError(f"{what} is CUDA's, and the device is {str(device)!r}")
-        found = get_device("cuda")
-    return found
+    return found if found.is_cuda else get_device("cuda")
 
 
 class Stream:

@@ -204,6 +204,10 @@ class Tape:
         if is_derivative and not is_recorded:
             return None
         self._objects += arguments
+        for k in signature.arrays:
+            place: Place = at[k]  # type: ignore[assignment]
+            if place.holder is None:
+                place.holder = arguments[k] if type(arguments[k]) is Array else native().capture(arguments[k])
         if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded))

@@ -17,7 +17,7 @@ from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
-from numbridge.kernels.readers import describe
+from numbridge.kernels.readers import describe, reader_of
 from numbridge.kernels.variant import variants_of
 from numbridge.places import Place
 from numbridge.remembered_contents import RememberedContents
@@ -170,8 +170,14 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     if event.dependencies:
         check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
     moved = [k for k in signature.arrays if has_moved(event.arguments[k], event.at[k])]
-    changed = [*event.lost, *(k for k in moved if k in event.reads)]
-    changed += [k for k in sorted(event.reads - {*moved}) if not contents.holds_read(event.at[k])]  # type: ignore[arg-type]
+    for k in moved:
+        if k in event.reads:
+            raise NumbridgeError(
+                f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been given "
+                "other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), or record "
+                "again"
+            )
+    changed = [*event.lost, *(k for k in sorted(event.reads) if not contents.holds_read(event.at[k]))]  # type: ignore[arg-type]
     if changed:
         raise NumbridgeError(
             f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
@@ -194,7 +200,10 @@ def meet(at: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> bool:
 
 def has_moved(argument: Any, place: Place | None) -> bool:
     """Tell whether a framework has given an argument other memory, or another shape, since it was launched with."""
-    if place is None or type(argument) is Array:
+    if place is None:
         return False
+    if type(argument) is Array:
+        source = argument._source
+        return source is not None and reader_of(source).keeper is not None and describe(source).data != place.found.data
     found = describe(argument)
     return found is not place.found and found.place != place.found.place

@@ -125,6 +125,8 @@ def _probe() -> Reader | None:
         guard=_guard,
         lost_gradient=_lost_gradient(),
         inspect=_inspect,
+        # What `x.data = y`, `x.set_(y)` and `module.double()` take away from a tensor, others may still use.
+        keeper=torch.Tensor.untyped_storage,
     )
 
 
@@ -329,7 +331,7 @@ def _export() -> Any:
     return native().exporter(_export_function())
 
 
-def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
+def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
     """Return a `torch.Tensor` that shares an Array's memory and keeps it alive.
 
     An Array that was adopted from a tensor gives that very tensor back, so autograd and identity survive. A tensor made of
@@ -338,7 +340,7 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
 
     Parameters
     ----------
-    array : Array
+    a : Array
         On CUDA, torch's current stream waits for what was launched on it so far. Read-only memory is refused, except a JAX
         array's, which JAX itself hands out so; numbridge's kernels then refuse to write to the tensor, and torch's own
         operations must not.
@@ -348,15 +350,15 @@ def to_torch(array: Array, requires_grad: bool | None = None) -> Any:
     Raises
     ------
     BufferAccessError
-        If the memory is read-only, or has negative strides, which torch cannot express; `array.clone()` copies.
+        If the memory is read-only, or has negative strides, which torch cannot express; `a.clone()` copies.
     """
     # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to.
-    made = None if requires_grad else _export()(array)
+    made = None if requires_grad else _export()(a)
     if made is not None:
         return made
-    if not isinstance(array, Array):
-        raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
-    return _to_torch(array, requires_grad)
+    if not isinstance(a, Array):
+        raise NumbridgeTypeError(f"a is of type {type(a).__name__}; it must be an nb.Array (see nb.asarray)")
+    return _to_torch(a, requires_grad)
 
 
 def _to_torch(array: Array, requires_grad: bool | None) -> Any:
@@ -385,12 +387,12 @@ def _dtypes() -> dict[Any, Any]:
     return {getattr(torch, row.name): row for row in ALL if hasattr(torch, row.name)}
 
 
-def dtype_from_torch(dtype: Any) -> Any:
+def dtype_from_torch(torch_dtype: Any) -> Any:
     """Return numbridge's dtype, which is the scalar type, of a torch dtype."""
-    row = _dtypes().get(dtype)
+    row = _dtypes().get(torch_dtype)
     if row is None:
         raise ConversionError(
-            f"torch dtype {dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
+            f"torch dtype {torch_dtype!r} has no counterpart; numbridge has {', '.join(r.name for r in ALL)}"
         )
     return row.numpy.type
 
@@ -404,16 +406,26 @@ def dtype_to_torch(dtype: Any) -> torch.dtype:
     raise ConversionError(f"this torch has no dtype {row.name}")
 
 
-def device_from_torch(device: Any) -> Device:
-    """Return the device of a `torch.device` or its name."""
+def device_from_torch(torch_device: Any) -> Device:
+    """Return the device of a `torch.device` or its name.
+
+    Raises
+    ------
+    DeviceError
+        If it is neither the CPU nor a CUDA device.
+    """
     import torch
 
-    given = torch.device(device)
+    if not isinstance(torch_device, torch.device | str | int):
+        raise NumbridgeTypeError(
+            f"torch_device is of type {type(torch_device).__name__}; it must be a torch.device or its name, such as 'cuda:0'"
+        )
+    given = torch.device(torch_device)
     if given.type == "cpu":
         return CPU
     if given.type == "cuda":
         return Device("cuda", given.index or 0)
-    raise ConversionError(f"torch device {given} has no counterpart; numbridge has 'cpu' and 'cuda'")
+    raise DeviceError(f"torch device {given} has no counterpart; numbridge has 'cpu' and 'cuda'")
 
 
 def device_to_torch(device: Device | str | None = None) -> str:

@@ -124,6 +124,10 @@ def _check(kernel: str, parameter: Parameter, argument: Any, found: Description,
     where = f"kernel {kernel!r}, parameter {parameter.name!r}"
     if found.is_element or isinstance(parameter.annotation, ElementAnnotation):
         return check_value(where, parameter.annotation, argument, found)
+    if found.kind == 0 and isinstance(parameter.annotation, ScalarAnnotation) and isinstance(argument, str | None):
+        raise NumbridgeTypeError(
+            f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {argument!r}; pass a number"
+        )
     if found.kind == 0 or found.has(nb.UNSURE):
         raise _located(where, unreadable(argument))
     if not found.is_array:

@@ -339,7 +339,6 @@ def launch(
     outputs: Sequence[Any] = (),
     adj_inputs: Sequence[Any] = (),
     adj_outputs: Sequence[Any] = (),
-    *,
     device: Any = None,
     stream: Any = None,
     adjoint: bool = False,

@@ -1,4 +1,4 @@
-"""What Numba says of vectors, matrices and records in its own types, in the words of the kernel, with what to do.
+"""What Numba says of vectors, matrices, records and complex numbers in the words of the kernel, with what to do.
 
 Takes and returns text; what is not recognised is left to the caller. Imports neither Numba nor NumPy.
 """
@@ -190,6 +190,12 @@ def _of_names(found: re.Match[str]) -> str:
 
 # Numba's other messages, as patterns.
 _SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (
+        r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
+        lambda found: (
+            f"an array of {found[1]} does not take {found[2]}; store its .real or .imag, or pass an array of {found[2]}"
+        ),
+    ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
     (
         r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)",

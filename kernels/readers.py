@@ -79,6 +79,8 @@ class Reader:
         ``adapter(object)`` returns a record's capsule that shares the object's memory, or raises.
     inspect : callable, optional
         ``inspect(object)`` raises what is wrong with an object whose key set has a bit that is not harmless.
+    keeper : callable, optional
+        ``keeper(object)`` returns what holds the object's memory, if the object may be given other memory.
     """
 
     kind: int
@@ -96,6 +98,7 @@ class Reader:
     lost_gradient: Callable[[Any], str | None] | None = None
     adapter: Callable[[Any], Any] | None = None
     inspect: Callable[[Any], None] | None = None
+    keeper: Callable[[Any], Any] | None = None
 
 
 class _once(Generic[_Value]):  # noqa: N801 - used as a decorator, like property
@@ -433,7 +436,10 @@ def _by_protocol(kind: type, obj: Any) -> Reader:
 
 
 def _has_interface(obj: Any) -> bool:
-    return hasattr(obj, "__array_interface__") or hasattr(obj, "__cuda_array_interface__")
+    try:
+        return hasattr(obj, "__array_interface__") or hasattr(obj, "__cuda_array_interface__")
+    except Exception:  # noqa: BLE001 - it has one, which says why when it is read
+        return True
 
 
 def _adapter(kind: type, obj: Any) -> Callable[[Any], Any] | None:
@@ -575,6 +581,7 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_ADAPTER: id(reader.adapter) if reader.adapter else 0,
         nb.ENTRY_STREAM: reader.stream,
         nb.ENTRY_LOST_GRADIENT: id(reader.lost_gradient) if reader.lost_gradient else 0,
+        nb.ENTRY_KEEPER: id(reader.keeper) if reader.keeper else 0,
     }
     for offset, value in fields.items():
         table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)

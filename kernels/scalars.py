@@ -144,8 +144,14 @@ def scalar_of(dtype: Any) -> Scalar:
     except TypeError:
         row = None
     if row is None:
-        raise ConversionError(f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}")
+        raise ConversionError(_unknown(dtype))
     return row
+
+
+def _unknown(dtype: Any) -> str:
+    if isinstance(dtype, np.dtype) and not dtype.isnative and dtype.newbyteorder("=") in _BY_DTYPE:
+        return f"dtype {dtype.str!r} is not in this machine's byte order; convert the data to dtype.newbyteorder('=')"
+    return f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}"
 
 
 def tag_of(dtype: Any) -> int:

@@ -319,7 +319,8 @@ def _value(found: Signature, place: int, argument: Any) -> Any:
             raise NumbridgeTypeError(f"{where}: JAX has no dtype {argument.dtype.str!r}; convert the array with astype")
         return argument
     raise NumbridgeTypeError(
-        f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray"
+        f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray, or share its "
+        "memory by nb.convert(x, 'jax')"
     )
 
 

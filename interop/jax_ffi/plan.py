@@ -418,10 +418,20 @@ def _array_row(where: str, parameter: Parameter, operand: Operand) -> Scalar:
             )
         wanted = annotation.dtype if element is None else component_of(element)
         if wanted is not None and wanted != row:
-            is_record = element is not None and element.fields is not None
-            hint = "pass its bytes, records.view(np.uint8)" if is_record else f"use x.astype({wanted.name!r})"
-            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; {hint}")
+            raise NumbridgeTypeError(f"{where}: wanted {annotation!r}, got {operand}; {_as_wanted(element, wanted)}")
     return row
+
+
+def _as_wanted(element: ElementType | None, wanted: Any) -> str:
+    """Return how to come by an array of what a parameter asks for."""
+    if element is not None and element.fields is not None:
+        return "pass its bytes, records.view(np.uint8)"
+    import jax
+
+    # Without 64 bits JAX makes such an array one of 32, and only warns.
+    is_there = jax.dtypes.canonicalize_dtype(wanted.numpy) == wanted.numpy
+    first = "" if is_there else "set jax.config.update('jax_enable_x64', True) before, and "
+    return f"{first}use x.astype({wanted.name!r})"
 
 
 def _traced_row(where: str, wanted: Scalar, operand: Operand, element: ElementType | None = None) -> Scalar:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numbridge.element_dims import outer_dims
+from numbridge.kernels.annotations import ScalarAnnotation
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
@@ -61,7 +62,16 @@ class Signature:
             raise NumbridgeTypeError(
                 f"{self.what} under JAX takes {len(self.inputs)} argument(s) ({names}), got {len(arguments)}; the outputs "
                 f"({outputs}) are returned, not passed (num_outputs={len(self.outputs)})"
+                f"{self._more_outputs(self.inputs[len(arguments) :])}"
             )
+
+    def _more_outputs(self, missing: Sequence[Parameter]) -> str:
+        """Return what to do if arguments that were not passed were meant for outputs."""
+        may_be = all(p.name not in self.in_out and not isinstance(p.annotation, ScalarAnnotation) for p in missing)
+        if not may_be or not 0 < len(missing) < len(self.inputs):
+            return ""
+        names = ", ".join(parameter.name for parameter in missing)
+        return f"; to have {names} returned too, pass num_outputs={len(self.outputs) + len(missing)}"
 
     def output_dims(self, dims: Any, default: Dims | None) -> tuple[Dims, ...]:
         """Return the shape of each output that is no input, without the dimensions of its elements.

@@ -34,9 +34,11 @@ EXCHANGE_READ, EXCHANGE_STREAM, EXCHANGE_SIZE = 40, 48, 56
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 # The record: DLTensor, then flags (as in DLManagedTensorVersioned), the Python object that owns the memory (a strong
-# reference or NULL), the managed tensor that was consumed to get it (or NULL) with its kind, and the CUDA stream on which
-# its producer works, if RECORD_HAS_STREAM is set.
-RECORD_FLAGS, RECORD_OWNER, RECORD_MANAGED, RECORD_MANAGED_KIND, RECORD_STREAM, RECORD_SHAPE = 48, 56, 64, 72, 80, 88
+# reference or NULL), the managed tensor that was consumed to get it (or NULL) with its kind, the CUDA stream on which its
+# producer works, if RECORD_HAS_STREAM is set, and what holds the memory itself where its owner may be given other memory (a
+# strong reference or NULL).
+RECORD_FLAGS, RECORD_OWNER, RECORD_MANAGED, RECORD_MANAGED_KIND, RECORD_STREAM, RECORD_KEPT = 48, 56, 64, 72, 80, 88
+RECORD_SHAPE = 96
 MANAGED_NONE, MANAGED_LEGACY, MANAGED_VERSIONED, MANAGED_MALLOC = 0, 1, 2, 3
 # Bits of RECORD_FLAGS beyond DLPack's own: memory that its framework promises never to change.
 RECORD_IMMUTABLE, RECORD_HAS_STREAM, RECORD_VALUE = 1 << 8, 1 << 9, 1 << 10

@@ -32,6 +32,7 @@ from numbridge.kernels.native.memory import (
 from numbridge.kernels.native.reading import (
     capsule_is_valid,
     capsule_pointer,
+    clear_error,
     decrease,
     increase,
     intp,
@@ -102,6 +103,7 @@ def new_block(ndim):
         store_i64(record, dl.BYTE_OFFSET, 0)
         store_i64(record, dl.RECORD_FLAGS, 0)
         store_i64(record, dl.RECORD_OWNER, 0)
+        store_i64(record, dl.RECORD_KEPT, 0)
         store_i64(record, dl.RECORD_MANAGED, 0)
         store_i64(record, dl.RECORD_MANAGED_KIND, dl.MANAGED_NONE)
     return record
@@ -117,9 +119,11 @@ def give_up(record):
         deleter = load_i64(managed, dl.LEGACY_DELETER if kind == dl.MANAGED_LEGACY else dl.MANAGED_DELETER)
         if deleter != 0:
             call_deleter(deleter, managed)
-    owner = load_i64(record, dl.RECORD_OWNER)
+    owner, kept = load_i64(record, dl.RECORD_OWNER), load_i64(record, dl.RECORD_KEPT)
     if owner != 0:
         decrease(owner)
+    if kept != 0:
+        decrease(kept)
     free_bytes(record)
 
 
@@ -156,6 +160,19 @@ def in_elements(record, reading, ndim, itemsize):
 
 
 @native
+def keep(record, reading, obj):
+    """Hold the memory of an object that may be given other memory while the record lives, such as by ``x.data = y``."""
+    keeper = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_KEEPER)
+    if keeper != 0:
+        arguments = stack(8)
+        store_i64(arguments, 0, obj)
+        kept = call_with(keeper, arguments, 1, 0)
+        if kept == 0:
+            clear_error()
+        store_i64(record, dl.RECORD_KEPT, kept)
+
+
+@native
 def record_of(reading, obj):
     """Return a new record of what was read from `obj`, or 0."""
     word = load_i64(reading, nb.READ_WORD)
@@ -189,6 +206,7 @@ def record_of(reading, obj):
     if owner == 0:
         free_bytes(record)
         return 0
+    keep(record, reading, obj)
     return record
 
 
@@ -335,6 +353,19 @@ def root(owner):
 
 
 @native
+def kept_behind(owner):
+    """Return what holds the memory of a record beside its owner, or 0; see `root`."""
+    while True:
+        record = record_at(owner)
+        if record == 0 or load_i64(record, dl.RECORD_MANAGED) != 0 or load_i64(record, dl.RECORD_OWNER) == 0:
+            return 0
+        kept = load_i64(record, dl.RECORD_KEPT)
+        if kept != 0:
+            return kept
+        owner = load_i64(record, dl.RECORD_OWNER)
+
+
+@native
 def fill_shape(record, shape, ndim):
     """Copy a tuple of extents into a record and make it C-contiguous; return the number of elements."""
     count = 1
@@ -361,6 +392,10 @@ def new_record(self, arguments, count):
     owner = root(load_i64(arguments, 0))
     increase(owner)
     store_i64(record, dl.RECORD_OWNER, owner)
+    kept = kept_behind(load_i64(arguments, 0))
+    if kept != 0:
+        increase(kept)
+        store_i64(record, dl.RECORD_KEPT, kept)
     store_i64(record, dl.DATA, to_address(load_i64(arguments, 8)))
     store_u32(record, dl.DTYPE, types.uint32(to_int(load_i64(arguments, 16))))
     store_i32(record, dl.DEVICE_TYPE, types.int32(to_int(load_i64(arguments, 24))))

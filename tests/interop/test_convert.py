@@ -66,6 +66,28 @@ class TestAsarray:
         assert nb.asarray(OnlyArray()).list() == [0, 1, 2]
         assert nb.asarray(OnlyArray()).read_only
 
+    def test_an_interface_that_raises(self):
+        class Failing:
+            @property
+            def __array_interface__(self):
+                raise ZeroDivisionError("not today")
+
+        with pytest.raises(nb.BufferAccessError, match="Failing cannot be read: ZeroDivisionError: not today"):
+            nb.asarray(Failing())
+
+    @pytest.mark.parametrize(
+        ("shape", "element", "message"),
+        [
+            ((4, 4), nb.mat22, r"mat22.*shape \(4, 4\); reshape it so that its last dimensions are an element's"),
+            ((6,), nb.vec3, r"vec3.*shape \(6,\); reshape it so that its last dimension is an element's"),
+        ],
+    )
+    def test_components_that_do_not_lie_in_the_last_dimensions(self, shape, element, message):
+        for make in (nb.array, nb.from_numpy):
+            with pytest.raises(nb.ConversionError, match=message):
+                make(np.ones(shape, np.float32), dtype=element)
+        assert nb.array(np.ones((2, *element.extents)), dtype=element).shape == (2,)
+
     @pytest.mark.parametrize(
         ("x", "error", "message"),
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -226,6 +227,16 @@ def test_dtypes_and_devices():
     with pytest.raises(nb.ConversionError, match="not a scalar type"):
         nb.dtype_from_jax("float7")
     assert nb.device_to_jax("cpu").platform == "cpu" and nb.device_from_jax(jax.devices("cpu")[0]) == "cpu"
+    gpu = {"platform": "gpu", "local_hardware_id": 1}
+    assert nb.device_from_jax(SimpleNamespace(**gpu)) == "cuda:1"
+    for device, text in (
+        (SimpleNamespace(platform="tpu"), "has no counterpart; numbridge has 'cpu' and 'cuda'"),
+        (SimpleNamespace(**gpu | {"local_hardware_id": None}), "belongs to another process"),
+    ):
+        with pytest.raises(nb.DeviceError, match=text):
+            nb.device_from_jax(device)
+    with pytest.raises(nb.NumbridgeTypeError, match=r"jax_device is of type str; .* such as jax.devices\(\)\[0\]"):
+        nb.device_from_jax("cpu")
     with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
         nb.from_jax(jnp.ones(3), dtype=nb.int32)
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):

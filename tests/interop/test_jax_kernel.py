@@ -369,6 +369,18 @@ def untyped(a, b, out):
 
 
 @nb.kernel
+def two_results(x: nb.array[float], up: nb.array[float], down: nb.array[float]):
+    i = nb.tid()
+    up[i], down[i] = x[i] + 1, x[i] - 1
+
+
+@nb.kernel
+def reads_double(x: nb.array[nb.float64], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i]
+
+
+@nb.kernel
 def writes_input(x: nb.array[float], out: nb.array[float]):
     i = nb.tid()
     x[i] = 1
@@ -386,7 +398,19 @@ CALLS = {
     ),
     "count": (
         lambda x: nb.jax_kernel(triple)(x, x),
-        r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned",
+        r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned, not passed \(num_outputs=1\)(\n|$)",
+    ),
+    "count of outputs": (
+        lambda x: nb.jax_kernel(two_results)(x + 0),
+        r"takes 2 .*\(x, up\), got 1; .*\(num_outputs=1\); to have up returned too, pass num_outputs=2(\n|$)",
+    ),
+    "64 bits": (
+        lambda x: nb.jax_kernel(reads_double)(x + 0),
+        r"'x': wanted array1d\[float64\], got float32.*'jax_enable_x64', True\) before, and use x.astype\('float64'\)",
+    ),
+    "tensor": (
+        lambda x: nb.jax_kernel(triple)(nb.ones(16)),
+        r"'x': wanted a JAX array or a number, got Array; .*or share its memory by nb.convert\(x, 'jax'\)",
     ),
     "scalar": (lambda x: nb.jax_kernel(scale)(x, x), r"argument 's': wanted a scalar float32, got float32\[16\]"),
     "array": (lambda x: nb.jax_kernel(triple)(2.0), r"argument 'x': wanted array1d\[float32\], got .*; pass an array"),

@@ -10,10 +10,17 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 
 import numbridge as nb
 
 MIB = 1 << 20
+
+
+@nb.kernel
+def read_first(x, y):
+    i = nb.tid()
+    y[i] = x[0, i]
 
 
 class TestLifetime:
@@ -31,6 +38,38 @@ class TestLifetime:
         assert gone() is not None
         del capsule
         assert gone() is None
+
+    @pytest.mark.parametrize("change", ["data", "set_", "double"])
+    def test_memory_that_a_tensor_gives_up(self, change):
+        module = torch.nn.Linear(10_000, 1, bias=False)
+        tensor = module.weight.data.fill_(3) if change == "set_" else module.weight
+        torch.nn.init.constant_(module.weight, 3)
+        storage = weakref.ref(tensor.untyped_storage())
+        whole = nb.from_torch(tensor, requires_grad=False)
+        kept = [
+            whole[0, 1:].numpy(),
+            nb.to_torch(whole[0, ::2]),
+            nb.convert(whole, "numpy"),
+            np.from_dlpack(whole.view(int)),
+        ]
+        descriptor = nb.from_torch(tensor, requires_grad=False, return_ctype=True)
+        if change == "data":
+            tensor.data = torch.zeros(1, 10_000)
+        elif change == "set_":
+            module.weight.data = torch.zeros(1, 1)
+            tensor.set_(torch.zeros(1, 1))
+        else:
+            module.double()
+        del whole
+        gc.collect()
+        others = [torch.full((10_000,), 9.0) for _ in range(20)]
+        assert len(others) == 20
+        assert all((np.asarray(x).view(np.float32) == 3).all() for x in kept) and storage() is not None
+        nb.launch(read_first, 1, [descriptor, out := np.zeros(1, np.float32)])
+        assert out[0] == 3
+        del kept, descriptor
+        gc.collect()
+        assert storage() is None
 
     def test_arrays_take_part_in_garbage_collection(self):
         a = nb.zeros(3, requires_grad=True)

@@ -187,6 +187,8 @@ def test_dtypes(row):
 def test_dtypes_without_counterpart(dtype):
     with pytest.raises(nb.ConversionError, match="is not a scalar type; numbridge has bool, int8"):
         nb.dtype_from_numpy(dtype)
+    with pytest.raises(nb.ConversionError, match=r"dtype '>f4' is not in this machine's byte order; convert"):
+        nb.dtype_from_numpy(np.dtype(">f4"))
 
 
 def test_devices():

@@ -240,8 +240,10 @@ def test_what_sharing_cannot_do():
         nb.from_paddle(paddle.ones([3]), grad=paddle.ones([4]))
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):
         nb.to_paddle(paddle.ones([3]))
-    with pytest.raises(nb.ConversionError, match="xpu"):
-        nb.device_from_paddle("xpu:0")
+    for place in "xpu:0", "gpu:first", paddle.base.libpaddle.Place():
+        with pytest.raises(nb.DeviceError, match=f"Paddle place .*{str(place)[:3]}.* has no counterpart"):
+            nb.device_from_paddle(place)
+    assert nb.device_from_paddle("gpu_pinned") == "cpu"
     assert nb.device_from_paddle("gpu:1") == "cuda:1" and nb.device_from_paddle(paddle.ones([1]).place) == "cpu"
 
 

@@ -332,10 +332,31 @@ def test_a_tensor_that_has_other_memory_when_going_back(reads):
         nb.launch(square if reads else copy_to, 3, [x, y])
     x.data = torch.full((3,), 9.0, dtype=torch.float64)
     if reads:
-        with pytest.raises(
-            nb.NumbridgeError, match="parameter 'x' of kernel 'square' has been changed since the launch"
-        ):
+        with pytest.raises(nb.NumbridgeError, match="parameter 'x' of kernel 'square' has been given other memory"):
             tape.backward(grads=[(y, np.ones(3))])
         return
     tape.backward(grads=[(y, np.ones(3))])
     assert tape.gradients[held].list() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("as_array", [nb.from_torch, lambda tensor: tensor], ids=["array", "tensor"])
+def test_a_tensor_that_is_given_other_memory_is_not_read_in_the_old_one(as_array):
+    x, y = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), nb.zeros(3)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [as_array(x)], [y])
+    tape.backward(grads={y: np.ones(3)})
+    assert x.grad.tolist() == [2.0, 4.0, 6.0]
+    before = x.data
+    x.data = torch.full((3,), 5.0)
+    with pytest.raises(
+        nb.NumbridgeError, match=r"tensor of parameter 'x' of kernel 'square' has been given other memory"
+    ):
+        tape.backward(grads={y: np.ones(3)})
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [as_array(x)], [y])
+    x.data = before
+    with pytest.raises(
+        nb.NumbridgeError, match=r"since the launch, as by x.data = y; write into the memory that it has"
+    ):
+        tape.backward(grads={y: np.ones(3)})
+    assert x.grad.tolist() == [2.0, 4.0, 6.0]

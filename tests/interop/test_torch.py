@@ -315,8 +315,10 @@ def test_what_sharing_cannot_do():
         nb.from_torch(torch.ones(3), grad=torch.ones(4))
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):
         nb.to_torch(torch.ones(3))
-    with pytest.raises(nb.ConversionError, match="meta"):
+    with pytest.raises(nb.DeviceError, match="meta has no counterpart"):
         nb.device_from_torch("meta")
+    with pytest.raises(nb.NumbridgeTypeError, match="torch_device is of type NoneType; it must be"):
+        nb.device_from_torch(None)
     assert nb.device_from_torch("cuda:1") == "cuda:1"
 
 

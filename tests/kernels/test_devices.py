@@ -96,6 +96,14 @@ def test_cuda_is_refused_honestly(use, what):
         use()
 
 
+def test_the_cpu_has_no_streams():
+    for refused in (lambda: Stream("cpu"), lambda: Event(get_device("cpu")), lambda: Stream("cpu", cuda_stream=None)):
+        with pytest.raises(
+            DeviceError, match=r"is CUDA's, and the device is 'cpu', where a launch is done when it returns"
+        ):
+            refused()
+
+
 def test_no_stream_needs_no_cuda():
     with ScopedStream(None) as stream:
         assert stream is None

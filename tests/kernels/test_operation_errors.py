@@ -169,6 +169,18 @@ def test_what_there_is_not_is_said_plainly(kernel, problem):
         nb.launch(kernel, 4, arguments)
 
 
+@nb.kernel
+def a_complex_number_is_stored(x, y):
+    i = nb.tid()
+    y[i] = x[i]
+
+
+def test_a_complex_number_in_an_array_of_real_ones():
+    wanted = r"an array of float64 does not take complex64; store its .real or .imag, or pass an array of complex64"
+    with pytest.raises(nb.KernelError, match=wanted):
+        nb.launch(a_complex_number_is_stored, 4, [np.ones(4, np.complex64), np.zeros(4)])
+
+
 @nb.func
 def fourth(v):
     return v[3]
