@@ -103,11 +103,30 @@ class TorchOp:
             self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
         if not self._is_differentiable:
             return self._in_place(values)
-        return self.op(*values) if self._is_compiling() else self._quick(values)
+        if self._is_compiling():
+            return self.op(*values)
+        try:
+            return self._quick(values)
+        except (TypeError, AttributeError):
+            self._refuse_others(values)
+            raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchOp:
+        """Return the operator itself, which torch has once: a copy of a module that holds it goes on using it."""
+        return self
 
     def __repr__(self) -> str:
         """Return the schema."""
         return f"<TorchOp {self.op._schema}>"
+
+    def _refuse_others(self, values: Sequence[Any]) -> None:
+        """Raise if an array is no tensor of torch's."""
+        for name, value in zip(self.plan.inputs, values, strict=True):
+            if self.plan.kinds[name] == "array" and not isinstance(value, self._tensor):
+                raise NumbridgeTypeError(
+                    f"operator {self.name}, parameter {name!r}: wanted a torch.Tensor, got {type(value).__name__}; use "
+                    "nb.convert(x, 'torch'), which shares its memory, or torch.tensor"
+                ) from None
 
     def _in_place(self, values: Sequence[Any]) -> Any:
         import torch

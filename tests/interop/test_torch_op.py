@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -214,6 +215,12 @@ def test_names_are_stable_and_unique():
     assert str(first.op._schema).startswith("numbridge::test_again(Tensor x, Scalar a, Scalar n) -> Tensor")
 
 
+def test_a_copy_of_a_module_uses_the_operator():
+    module = torch.nn.Linear(1, 1)
+    module.op = pair
+    assert copy.deepcopy(module).op is pair
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -221,6 +228,11 @@ def test_names_are_stable_and_unique():
         (lambda: nb.torch_op(two, ["x", "y"]), "x is no array that the kernel writes; it writes y, z"),
         (lambda: nb.torch_op(scaled, ["y", "y"]), "each once"),
         (lambda: nb.torch_op(lambda x: x, "x"), "torch_op: wanted a kernel"),
+        (
+            lambda: pair(torch.ones(3), [1.0]),
+            r"parameter 'w': wanted a torch.Tensor, got list; use nb.convert\(x, 'torch'\)",
+        ),
+        (lambda: pair(nb.ones(3), torch.ones(3)), "parameter 'x': wanted a torch.Tensor, got Array"),
         (lambda: pair(torch.ones(3)), r"takes 2 arguments \(x, w\), got 1"),
         (lambda: nb.torch_op(scaled, "y", output_dims={"z": 3})(torch.ones(3), 1.0, 1), "a shape for each of y, got z"),
         (lambda: nb.torch_op(scaled, "y", output_dims="x")(torch.ones(3), 1.0, 1), "wanted an int or a tuple of ints"),
