@@ -23,7 +23,6 @@ from numba.cuda.extending import lower_cast
 from numbridge.kernels import cuda_intrinsics, cuda_ufuncs, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
-from numbridge.kernels.emission import CUDA_MODULE
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
@@ -31,6 +30,7 @@ from numbridge.kernels.numba_records import numba_record, register_copies
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.record_fields import field
+from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.range_source import Private
-from numbridge.kernels.rewriting import CUDA_MODULE, Site, Target, rewrite
+from numbridge.kernels.rewriting import Site, Target, rewrite
 from numbridge.kernels.source import FunctionSource, Program, Sourced
 from numbridge.kernels.static_names import is_cuda_dispatcher, is_dispatcher
 
-__all__ = ["CUDA_MODULE", "Emitted", "describe_namespace", "emit"]
+__all__ = ["Emitted", "describe_namespace", "emit"]
 
 
 @dataclass(frozen=True)

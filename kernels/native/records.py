@@ -30,6 +30,7 @@ from numbridge.kernels.native.memory import (
     text,
 )
 from numbridge.kernels.native.reading import (
+    call_with,
     capsule_is_valid,
     capsule_pointer,
     clear_error,
