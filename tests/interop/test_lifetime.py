@@ -223,6 +223,8 @@ class TestNothingGrows:
     def test_over_many_rounds(self, work, growth):
         x = np.zeros(1000)
         a = nb.from_numpy(x)
+        # What earlier tests have left in cycles holds None too.
+        gc.collect()
         counts = sys.getrefcount(x), sys.getrefcount(a), sys.getrefcount(None), sys.getrefcount(a._record)
         grown = growth(lambda: work(x, a))
         after = sys.getrefcount(x), sys.getrefcount(a), sys.getrefcount(None), sys.getrefcount(a._record)
