@@ -205,9 +205,7 @@ class Tape:
             return None
         self._objects += arguments
         for k in signature.arrays:
-            place: Place = at[k]  # type: ignore[assignment]
-            if place.holder is None:
-                place.holder = arguments[k] if type(arguments[k]) is Array else native().capture(arguments[k])
+            _hold(at[k], arguments[k])
         if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded))
@@ -282,6 +280,7 @@ class Tape:
             if _requires_grad(source):
                 self._remember_array(source)
             self._objects += [source, made]
+            _hold(places[0], source)
             self._contents.look_again()
             self._look_for_changes(places[0], "clone")
             self._events.append(CopyEvent(places))
@@ -501,6 +500,12 @@ class Tape:
         self._thread, self._is_innermost = thread, is_innermost
         if thread is not None:
             watching.watch(self)
+
+
+def _hold(place: Place | None, argument: Any) -> None:
+    """Hold the memory that is recorded: its checksum is looked at also when a tensor has been given other memory."""
+    if place is not None and place.holder is None:
+        place.holder = argument if type(argument) is Array else native().capture(argument)
 
 
 class Gradients(Mapping[Any, Array]):
