@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda
@@ -192,14 +193,30 @@ def halved(x, y):
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
 def test_floating_types(device, name):
-    import ml_dtypes
-
     dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
     values = np.random.default_rng(5).normal(size=(2, 9))
     one, two = copied([*values.astype(dtype)]), copied([*values.astype(dtype)])
     launch(halved, 9, one)
     launch(halved, 9, there(device, two))
     assert np.array_equal(one[1].view(np.uint8), two[1].view(np.uint8))
+
+
+@nb.kernel
+def curved(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i // 2]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_adjoints_of_16_bits_are_added_up_in_memory_in_between(device, name):
+    dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
+    values, cotangents = np.random.default_rng(9).normal(size=(2, 2, 40)).astype(dtype)
+    made = []
+    for place in (lambda v: v, device.on_device):
+        by = copied([*cotangents])
+        launch(curved, 40, [place(v) for v in copied([*values])], adj_inputs=[place(v) for v in by], adjoint=True)
+        made.append(np.array(by).astype(np.float64))
+    assert np.allclose(*made, rtol=1e-2, atol=1e-2) and not np.allclose(made[1][0], cotangents[0].astype(np.float64))
 
 
 @nb.kernel
