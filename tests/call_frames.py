@@ -1,4 +1,4 @@
-"""XLA call frames made by hand, for the handlers of the CPU and of CUDA."""
+"""XLA call frames made by hand, for the handlers of the CPU and of CUDA, and kernels that they call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import numbridge as nb
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
@@ -16,6 +17,26 @@ from numbridge.jax_ffi.signature import signature
 
 OPTIONS = Options(None, None, "broadcast_all", 256, False)
 STREAM, ORDINAL = 0x5EED, 1
+
+
+@nb.kernel
+def add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = a[i] + b[i]
+
+
+@nb.kernel
+def scale(x: nb.array2d[float], s: float, n: int, out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] * s + n
+
+
+@nb.kernel
+def accumulate(x: nb.array[float], total: nb.array[float], seen: nb.array[float]):
+    i = nb.tid()
+    nb.atomic_add(total, 0, x[i])
+    if i > 0:
+        seen[i] = x[i]
 
 
 @dataclass(frozen=True)

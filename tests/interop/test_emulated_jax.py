@@ -9,7 +9,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
-from call_frames import OPTIONS, Made
+from call_frames import OPTIONS, Made, accumulate, add, scale
 from emulated_cuda import emulated_cuda
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
@@ -55,26 +55,6 @@ def in_a_batch(device, kernel, inputs, results, levels=1, **options):
 
 def floats(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
-@nb.kernel
-def add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
-    i = nb.tid()
-    out[i] = a[i] + b[i]
-
-
-@nb.kernel
-def scale(x: nb.array2d[float], s: float, n: int, out: nb.array2d[float]):
-    i, j = nb.tid()
-    out[i, j] = x[i, j] * s + n
-
-
-@nb.kernel
-def accumulate(x: nb.array[float], total: nb.array[float], seen: nb.array[float]):
-    i = nb.tid()
-    nb.atomic_add(total, 0, x[i])
-    if i > 0:
-        seen[i] = x[i]
 
 
 def test_a_call(device):

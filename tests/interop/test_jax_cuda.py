@@ -11,7 +11,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
-from call_frames import OPTIONS, ORDINAL, STREAM, Elsewhere, Made
+from call_frames import OPTIONS, ORDINAL, STREAM, Elsewhere, Made, accumulate, add, scale
 from fake_cuda import CONTEXTS, fake_cuda, parameter_kinds
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import callback, targets
@@ -23,26 +23,6 @@ from numbridge.kernels.parameter_types import ArrayType
 from numbridge.kernels.variant import variants_of
 
 I64, F32 = ctypes.c_int64, ctypes.c_float
-
-
-@nb.kernel
-def add(a: nb.array[float], b: nb.array[float], out: nb.array[float]):
-    i = nb.tid()
-    out[i] = a[i] + b[i]
-
-
-@nb.kernel
-def scale(x: nb.array2d[float], s: float, n: int, out: nb.array2d[float]):
-    i, j = nb.tid()
-    out[i, j] = x[i, j] * s + n
-
-
-@nb.kernel
-def accumulate(x: nb.array[float], total: nb.array[float], seen: nb.array[float]):
-    i = nb.tid()
-    nb.atomic_add(total, 0, x[i])
-    if i > 0:
-        seen[i] = x[i]
 
 
 @pytest.fixture
