@@ -100,14 +100,14 @@ def _native_sources() -> str:
 
 _ELEMENTS = (
     *("element_functions", "element_operations", "numba_elements"),
-    *("narrow_floats", "numba_records", "record_fields"),
+    *("component_range", "narrow_floats", "numba_records", "record_fields"),
 )
 _CPU_SOURCES = (
-    *("bounds", "cpu", "cpu_bounds", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
+    *("bounds", "cpu", "cpu_bounds", "cpu_cuda_functions", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
     *("float_math", "generated_code", "native_code", "printing"),
     *_ELEMENTS,
 )
-_CUDA_SOURCES = ("cuda", "cuda_intrinsics", *_ELEMENTS)
+_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_ufuncs", *_ELEMENTS)
 
 
 @functools.cache

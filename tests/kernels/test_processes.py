@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -276,6 +277,16 @@ def test_launches_while_the_interpreter_ends(tmp_path):
         """,
     )
     assert printed == "2.0"
+
+
+def test_what_makes_code_is_in_the_keys_of_the_cache():
+    folder = Path(object_cache.__file__).parent
+    compilers = re.compile(r"^\s*(from|import) (numba|llvmlite)\b", re.M)
+    found = {path.stem for path in folder.glob("*.py") if compilers.search(path.read_text())}
+    # These call the compilers, and make nothing of their own.
+    found -= {"machine", "object_cache", "threads"}
+    for_cuda = {name for name in found if name.startswith("cuda")}
+    assert for_cuda <= {*object_cache._CUDA_SOURCES} and found - for_cuda <= {*object_cache._CPU_SOURCES}
 
 
 def test_no_growth_over_a_hundred_thousand_launches():
