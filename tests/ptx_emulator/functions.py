@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from ptx_emulator import instructions
+from ptx_emulator.instructions import LLVM
 from ptx_emulator.program import BITS, Function, Program, Statement, declarations, registers
 
 # What a thread knows, as int64 words: its index, its block's, their extents, and where the machine lies.
@@ -16,7 +17,6 @@ CONTEXT = (
     *("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "ntid.x", "ntid.y", "ntid.z"),
     *("nctaid.x", "nctaid.y", "nctaid.z", "ranges", "count", "fault", "wait", "block", "grid", "print"),
 )
-LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
 
 # A place that may be accessed is returned as it is; any other is noted (once) and replaced by a scratch place.
 _PRELUDE = """

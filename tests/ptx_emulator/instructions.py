@@ -12,8 +12,8 @@ from typing import Any
 
 from ptx_emulator.program import BITS
 
+# LLVM's names of PTX's floating types; everything else is an integer there
 LLVM = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}
-_SUFFIX = {"f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"}
 # The values of llvm.set.rounding (LLVM language reference; C's FLT_ROUNDS)
 _ROUNDING = {"rz": 0, "rp": 2, "rm": 3}
 _HANDLERS: dict[str, tuple[Callable[..., None], frozenset[str]]] = {}
@@ -109,7 +109,7 @@ def _saturated(body: Any, kind: str, suffix: str, value: str) -> str:
 def _rounded(body: Any, it: Instruction, operation: str, values: list[str]) -> str:
     """Return a floating-point operation that is not rounded to the nearest."""
     way = next(each for each in it.modifiers if each in _ROUNDING)
-    kind, suffix = it.type, _SUFFIX[it.kind]
+    kind, suffix = it.type, it.kind
     name = f"nb_{operation}_{way}_{suffix}"
     given = ", ".join(f"{kind} %v{k}" for k in range(len(values)))
     text = (
