@@ -70,7 +70,9 @@ def reader(kind: type) -> Reader | None:
             adapter=_through_python,
             inspect=_inspect,
         )
-    return replace(found, function=exchange, stream=_stream_function())
+    # What `x.set_(y)`, `x.cast_(dtype)` and `Layer.to(dtype=...)` take away from a tensor, others may use on.
+    exporter = exchange_function(paddle.Tensor, dl.EXCHANGE_FROM_OBJECT)
+    return replace(found, function=exchange, stream=_stream_function(), exporter=exporter)
 
 
 @functools.cache

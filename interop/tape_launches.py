@@ -204,6 +204,6 @@ def has_moved(argument: Any, place: Place | None) -> bool:
         return False
     if type(argument) is Array:
         source = argument._source
-        return source is not None and reader_of(source).keeper is not None and describe(source).data != place.found.data
+        return source is not None and reader_of(source).may_move and describe(source).data != place.found.data
     found = describe(argument)
     return found is not place.found and found.place != place.found.place

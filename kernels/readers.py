@@ -81,6 +81,8 @@ class Reader:
         ``inspect(object)`` raises what is wrong with an object whose key set has a bit that is not harmless.
     keeper : callable, optional
         ``keeper(object)`` returns what holds the object's memory, if the object may be given other memory.
+    exporter : int
+        Or the address of ``managed_tensor_from_py_object_no_sync`` of a DLPack exchange table, which makes such a holder.
     """
 
     kind: int
@@ -99,6 +101,12 @@ class Reader:
     adapter: Callable[[Any], Any] | None = None
     inspect: Callable[[Any], None] | None = None
     keeper: Callable[[Any], Any] | None = None
+    exporter: int = 0
+
+    @property
+    def may_move(self) -> bool:
+        """Whether objects may be given other memory."""
+        return self.keeper is not None or self.exporter != 0
 
 
 class _once(Generic[_Value]):  # noqa: N801 - used as a decorator, like property
@@ -582,6 +590,7 @@ def _register(kind: type, reader: Reader) -> Reader:
         nb.ENTRY_STREAM: reader.stream,
         nb.ENTRY_LOST_GRADIENT: id(reader.lost_gradient) if reader.lost_gradient else 0,
         nb.ENTRY_KEEPER: id(reader.keeper) if reader.keeper else 0,
+        nb.ENTRY_EXPORTER: reader.exporter,
     }
     for offset, value in fields.items():
         table[start + offset // 8] = np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(np.int64)

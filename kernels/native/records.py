@@ -35,6 +35,7 @@ from numbridge.kernels.native.reading import (
     capsule_pointer,
     clear_error,
     decrease,
+    exchange_read,
     increase,
     intp,
     read,
@@ -44,6 +45,7 @@ from numbridge.kernels.native.reading import (
 
 EXPORTS = {
     "numbridge_destroy_record": ("destroy_record", "void(int64)"),
+    "numbridge_drop_managed": ("drop_managed", "void(int64)"),
     "numbridge_capture": ("capture", "int64(int64, int64)"),
     "numbridge_adopt": ("adopt", "int64(int64, int64)"),
     "numbridge_describe": ("describe", "int64(int64, int64)"),
@@ -70,6 +72,7 @@ allocate_object = external("PyType_GenericAlloc", intp, intp, intp)
 error_occurred = external("PyErr_Occurred", intp)
 no_memory = external("PyErr_NoMemory", intp)
 destroy_address = function_symbol("numbridge_destroy_record")
+drop_address = function_symbol("numbridge_drop_managed")
 call_deleter = indirect(types.void, 1)
 new_numpy = indirect(types.int64, 8)
 set_base = indirect(types.int32, 2)
@@ -161,9 +164,41 @@ def in_elements(record, reading, ndim, itemsize):
 
 
 @native
+def managed_of(exporter, obj):
+    """Return a capsule that holds an object's memory by a managed tensor of its framework's, or 0."""
+    made = stack(8)
+    if exchange_read(exporter, obj, made) != 0:
+        clear_error()
+        return 0
+    managed = load_i64(made, 0)
+    capsule = new_capsule(managed, text("numbridge.managed"), drop_address())
+    if capsule == 0:
+        clear_error()
+        delete_managed(managed)
+    return capsule
+
+
+@native
+def delete_managed(managed):
+    """Call the deleter of a framework's managed tensor."""
+    deleter = load_i64(managed, dl.MANAGED_DELETER)
+    if deleter != 0:
+        call_deleter(deleter, managed)
+
+
+@native
+def drop_managed(capsule):
+    """The destructor of a capsule of `managed_of`."""
+    delete_managed(capsule_pointer(capsule, text("numbridge.managed")))
+
+
+@native
 def keep(record, reading, obj):
     """Hold the memory of an object that may be given other memory while the record lives, such as by ``x.data = y``."""
-    keeper = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_KEEPER)
+    entry = load_i64(reading, nb.READ_ENTRY)
+    keeper, exporter = load_i64(entry, nb.ENTRY_KEEPER), load_i64(entry, nb.ENTRY_EXPORTER)
+    if exporter != 0:
+        store_i64(record, dl.RECORD_KEPT, managed_of(exporter, obj))
     if keeper != 0:
         arguments = stack(8)
         store_i64(arguments, 0, obj)

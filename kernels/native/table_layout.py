@@ -40,8 +40,9 @@ ENTRY_TYPE, ENTRY_KIND, ENTRY_FUNCTION, ENTRY_FLAGS = 0, 8, 16, 24
 ENTRY_IMPLEMENTATION, ENTRY_KEYS, ENTRY_ALLOWED, ENTRY_AUTOGRAD, ENTRY_VERSION, ENTRY_COUNTER = 32, 40, 48, 56, 64, 72
 ENTRY_GUARD, ENTRY_ADAPTER = 80, 88
 # The DLPack exchange table's ``current_work_stream``, or 0; what is asked before a kernel reads a tensor with autograd state; and
-# what returns that which holds an object's memory, or 0 if the object always does.
-ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_KEEPER, ENTRY_SIZE = 96, 104, 112, 120
+# what returns that which holds an object's memory, where the object may be given other memory: a Python function, or the exchange
+# table's ``managed_tensor_from_py_object_no_sync``.
+ENTRY_STREAM, ENTRY_LOST_GRADIENT, ENTRY_KEEPER, ENTRY_EXPORTER, ENTRY_SIZE = 96, 104, 112, 120, 128
 
 UNKNOWN, EXCHANGE, NUMPY, BUFFER, RECORD, ADAPTER, CAPSULE, FIELDS = 0, 1, 2, 3, 4, 5, 6, 7
 # Of a FIELDS type, ENTRY_FUNCTION points to the offsets of an array object's fields: first and end of a vector of extents,

@@ -9,6 +9,7 @@ import threading
 import weakref
 
 import numpy as np
+import paddle
 import pytest
 import torch
 
@@ -38,6 +39,53 @@ class TestLifetime:
         assert gone() is not None
         del capsule
         assert gone() is None
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda tensor: tensor.set_(paddle.zeros([1])),
+            lambda tensor: tensor.cast_("float64"),
+            lambda tensor: setattr(tensor, "data", paddle.zeros([1])),
+            lambda tensor: paddle.zeros([1])._share_buffer_to(tensor),
+            lambda tensor: tensor.get_tensor()._clear(),
+            lambda tensor: tensor._clear_data(),
+        ],
+        ids=["set_", "cast_", "data", "share", "clear", "clear_data"],
+    )
+    def test_memory_that_a_paddle_tensor_gives_up(self, change):
+        tensor = paddle.full([1, 10_000], 3.0)
+        whole = nb.from_paddle(tensor)
+        kept = [
+            whole[0, 1:].numpy(),
+            nb.to_paddle(whole[0, 4:]),
+            nb.convert(whole, "numpy"),
+            np.from_dlpack(whole.view(int)),
+        ]
+        descriptor = nb.from_paddle(tensor, return_ctype=True)
+        change(tensor)
+        del whole
+        gc.collect()
+        others = [paddle.full([10_000], 9.0) for _ in range(20)]
+        assert len(others) == 20
+        assert all((np.asarray(x).view(np.float32) == 3).all() for x in kept)
+        nb.launch(read_first, 1, [descriptor, out := np.zeros(1, np.float32)])
+        assert out[0] == 3
+
+    def test_a_layer_of_paddle_that_is_converted(self):
+        layer = paddle.nn.Linear(100, 100)
+        shared = nb.from_paddle(layer.weight).numpy()
+        before = shared.copy()
+        layer.to(dtype="float64")
+        assert len([paddle.full([100, 100], 9.0) for _ in range(20)]) == 20
+        assert np.array_equal(shared, before) and layer.weight.dtype == paddle.float64
+
+    def test_memory_that_is_held_for_paddle_is_given_back(self, growth):
+        def shared():
+            tensor = paddle.zeros([1 << 16])
+            nb.from_paddle(tensor)
+            nb.from_paddle(tensor)[1:].numpy()
+
+        assert growth(shared, 5000) < 4 * MIB
 
     @pytest.mark.parametrize("change", ["data", "set_", "double"])
     def test_memory_that_a_tensor_gives_up(self, change):
