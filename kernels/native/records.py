@@ -114,15 +114,21 @@ def new_block(ndim):
 
 
 @native
+def delete_managed(managed, place):
+    """Call the deleter of a framework's managed tensor, which lies at a place of it."""
+    deleter = load_i64(managed, place)
+    if deleter != 0:
+        call_deleter(deleter, managed)
+
+
+@native
 def give_up(record):
     """Give back everything that a record owns, and the record."""
     kind, managed = load_i64(record, dl.RECORD_MANAGED_KIND), load_i64(record, dl.RECORD_MANAGED)
     if kind == dl.MANAGED_MALLOC:
         free_bytes(managed)
     elif kind != dl.MANAGED_NONE:
-        deleter = load_i64(managed, dl.LEGACY_DELETER if kind == dl.MANAGED_LEGACY else dl.MANAGED_DELETER)
-        if deleter != 0:
-            call_deleter(deleter, managed)
+        delete_managed(managed, dl.LEGACY_DELETER if kind == dl.MANAGED_LEGACY else dl.MANAGED_DELETER)
     owner, kept = load_i64(record, dl.RECORD_OWNER), load_i64(record, dl.RECORD_KEPT)
     if owner != 0:
         decrease(owner)
@@ -174,22 +180,14 @@ def managed_of(exporter, obj):
     capsule = new_capsule(managed, text("numbridge.managed"), drop_address())
     if capsule == 0:
         clear_error()
-        delete_managed(managed)
+        delete_managed(managed, dl.MANAGED_DELETER)
     return capsule
-
-
-@native
-def delete_managed(managed):
-    """Call the deleter of a framework's managed tensor."""
-    deleter = load_i64(managed, dl.MANAGED_DELETER)
-    if deleter != 0:
-        call_deleter(deleter, managed)
 
 
 @native
 def drop_managed(capsule):
     """The destructor of a capsule of `managed_of`."""
-    delete_managed(capsule_pointer(capsule, text("numbridge.managed")))
+    delete_managed(capsule_pointer(capsule, text("numbridge.managed")), dl.MANAGED_DELETER)
 
 
 @native

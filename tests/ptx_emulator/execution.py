@@ -165,7 +165,7 @@ class Machine:
     def _variables(self) -> Iterable[tuple[int, int, bool]]:
         for variable in self.program.variables:
             begin = self._engine.get_global_value_address(variable.name)
-            yield begin, begin + (variable.size or 49152), variable.space != "const"
+            yield begin, begin + variable.room, variable.space != "const"
 
     def _fault(self, fault: np.ndarray, ranges: np.ndarray) -> str:
         line, address, size, write = (int(word) for word in fault)

@@ -94,8 +94,7 @@ def translate(program: Program) -> str:
 
 
 def _variable(variable) -> str:
-    # Dynamic shared memory has no size in PTX: the launch gives it.
-    size = variable.size or 49152
+    size = variable.room
     data = variable.initial
     if data is None or not any(data):
         value = "zeroinitializer"

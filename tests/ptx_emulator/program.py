@@ -34,6 +34,11 @@ class Variable:
     align: int
     initial: bytes | None = None
 
+    @property
+    def room(self) -> int:
+        """The bytes that it gets: dynamic shared memory has no size in PTX, and takes as much as a block may have."""
+        return self.size or 49152
+
 
 @dataclass(frozen=True)
 class Statement:
