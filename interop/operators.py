@@ -20,10 +20,11 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.kernels.source import FunctionSource, Sourced
 
-__all__ = ["Dims", "OperatorPlan"]
+__all__ = ["Dims", "Made", "OperatorPlan"]
 
 Kind = Literal["array", "int", "bool", "float", "number"]
 Dims = int | Sequence[int] | Mapping[str, Any] | Callable[..., Any] | None
+Made = tuple[Kernel, tuple[str, ...], Dims, Dims]
 _METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes"})
 
 
@@ -97,6 +98,11 @@ class OperatorPlan:
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "
                 "output_dims"
             )
+
+    @property
+    def arguments(self) -> Made:
+        """What the plan was made of."""
+        return self.kernel, self.outputs, self._launch_dims, self._output_dims
 
     def wrong_count(self, name: str, count: int) -> NumbridgeTypeError:
         """Return the error of an operator that was called with another number of arguments than it has inputs."""

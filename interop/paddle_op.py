@@ -10,6 +10,7 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.paddle_operators import Launches, Operator
+from numbridge.remade import Remade
 
 __all__ = ["PaddleOp", "paddle_op"]
 
@@ -52,7 +53,7 @@ def paddle_op(
     return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims), name or kernel.name)
 
 
-class PaddleOp:
+class PaddleOp(Remade):
     """A kernel as an operator of Paddle; made by `paddle_op`.
 
     Attributes
@@ -69,6 +70,7 @@ class PaddleOp:
         self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
         self._operator = Operator(Level.first(Launches(plan)), self.name)
+        self._maker = (paddle_op, (*plan.arguments, name))
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -103,6 +103,12 @@ class Tape:
         # Whether backward has let go of what the tape protected, and whether it may run again all the same
         self._done = self._repeatable = False
         self._kept = 0
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies and pickles."""
+        raise NumbridgeTypeError(
+            "a tape can be neither copied nor pickled: it holds the arrays of launches that were made; record them once more"
+        )
 
     # Recording
 

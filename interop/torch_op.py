@@ -7,13 +7,15 @@ are first asked for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
-from numbridge.operators import Dims, OperatorPlan
+from numbridge.operators import Dims, Made, OperatorPlan
+from numbridge.remade import Remade
 from numbridge.torch_eager import Launches, quick_way
 from numbridge.torch_operators import NAMESPACE, Operator
 
@@ -66,7 +68,16 @@ def torch_op(
     return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims), name or kernel.name)
 
 
-class TorchOp:
+_made: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
+
+
+def _once_more(name: str, arguments: Made) -> TorchOp:
+    """Return the operator of a pickle: this process's own if it made the same one, since torch has each by its name."""
+    found = _made.get(name)
+    return found if found is not None and found.plan.arguments == arguments else torch_op(*arguments, name)
+
+
+class TorchOp(Remade):
     """A kernel as an operator of PyTorch; made by `torch_op`.
 
     Attributes
@@ -94,6 +105,8 @@ class TorchOp:
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
+        self._maker = (_once_more, (self._operators.name, plan.arguments))
+        _made[self._operators.name] = self
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
@@ -110,10 +123,6 @@ class TorchOp:
         except (TypeError, AttributeError):
             self._refuse_others(values)
             raise
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TorchOp:
-        """Return the operator itself, which torch has once: a copy of a module that holds it goes on using it."""
-        return self
 
     def __repr__(self) -> str:
         """Return the schema."""

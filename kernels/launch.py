@@ -470,6 +470,10 @@ class Launch:
         check_count(kernel, self._arguments)
         self.set_dim(dim)
 
+    def __reduce__(self) -> tuple[type[Launch], tuple[Any, ...]]:
+        """Copy as another launch of the same arguments; deep copies and pickles have copies of the arguments."""
+        return type(self), (self.kernel, self.dim, tuple(self._arguments), *self._how)
+
     def set_dim(self, dim: Any) -> None:
         """Set the extents of the launch."""
         self._launcher = forall(self.kernel, dim, *self._how)

@@ -32,6 +32,7 @@ from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
+from numbridge.remade import Remade
 
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
 
@@ -157,11 +158,12 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
     return tuple(made)
 
 
-class JaxCallable:
+class JaxCallable(Remade):
     """A Python function that launches kernels, as a JAX function; made by `jax_callable`."""
 
     def __init__(self, func: Callable[..., None], found: Signature, options: Options) -> None:
         self._func, self._signature, self._options = func, found, options
+        self._maker = (type(self), (func, found, options))
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, func)
@@ -275,6 +277,7 @@ class _Replayed(JaxCallable):
     ) -> None:
         super().__init__(func, found, options)
         self._graphs = GraphCache(graph_cache_max)
+        self._maker = (_Replayed, (func, found, options, graph_cache_max))
 
     @property
     def graph_cache_max(self) -> int | None:

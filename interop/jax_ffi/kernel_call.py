@@ -25,6 +25,7 @@ from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
+from numbridge.remade import Remade
 
 __all__ = ["JaxKernel", "jax_kernel"]
 
@@ -120,6 +121,10 @@ def jax_kernel(
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward))
+    return _made(kernel, found, options)
+
+
+def _made(kernel: Kernel, found: Signature, options: Options) -> JaxKernel:
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
@@ -135,7 +140,7 @@ def _block_of(what: str, given: Any) -> int:
     return block
 
 
-class JaxKernel:
+class JaxKernel(Remade):
     """A kernel as a JAX function; made by `jax_kernel`.
 
     Attributes
@@ -147,6 +152,7 @@ class JaxKernel:
     def __init__(self, kernel: Kernel, found: Signature, options: Options) -> None:
         self.kernel = kernel
         self._signature, self._options = found, options
+        self._maker = (_made, (kernel, found, options))
         self._lock = threading.Lock()
         # Read with the first call: a global may be defined after the kernel.
         self._dependencies: tuple[Any, ...] = ()
