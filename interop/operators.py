@@ -28,6 +28,17 @@ Made = tuple[Kernel, tuple[str, ...], Dims, Dims]
 _METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes"})
 
 
+# What makes a tensor of numbers
+_MAKERS = {"torch": "torch.tensor", "paddle": "paddle.to_tensor"}
+
+
+def _type_name(value: object) -> str:
+    """Return a type as users write it, such as ``torch.Tensor``: several frameworks call theirs alike."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
+
+
 class OperatorPlan:
     """How a kernel becomes an operator.
 
@@ -125,6 +136,15 @@ class OperatorPlan:
                     "gradient; annotate the parameter as an array, such as nb.array[float], and read its element, or pass "
                     "tensor.item()"
                 )
+
+    def refuse_other_arrays(self, name: str, values: Sequence[Any], tensor: type, framework: str) -> None:
+        """Refuse what is no tensor of the operator's framework for parameters that are arrays."""
+        for parameter, value in zip(self.inputs, values, strict=True):
+            if self.kinds[parameter] == "array" and not isinstance(value, tensor):
+                raise NumbridgeTypeError(
+                    f"operator {name}, parameter {parameter!r}: wanted a {framework}.Tensor, got {_type_name(value)}; use "
+                    f"nb.convert(x, {framework!r}), which shares its memory, or {_MAKERS[framework]}"
+                ) from None
 
     def dtype(self, name: str) -> Scalar | None:
         """Return the annotated element type of a parameter, or None."""

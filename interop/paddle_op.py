@@ -77,6 +77,7 @@ class PaddleOp(Remade):
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
         self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
+        self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
         return returned(self._operator(values))

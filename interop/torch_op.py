@@ -121,27 +121,19 @@ class TorchOp(Remade):
         try:
             return self._quick(values)
         except (TypeError, AttributeError):
-            self._refuse_others(values)
+            self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
             raise
 
     def __repr__(self) -> str:
         """Return the schema."""
         return f"<TorchOp {self.op._schema}>"
 
-    def _refuse_others(self, values: Sequence[Any]) -> None:
-        """Raise if an array is no tensor of torch's."""
-        for name, value in zip(self.plan.inputs, values, strict=True):
-            if self.plan.kinds[name] == "array" and not isinstance(value, self._tensor):
-                raise NumbridgeTypeError(
-                    f"operator {self.name}, parameter {name!r}: wanted a torch.Tensor, got {type(value).__name__}; use "
-                    "nb.convert(x, 'torch'), which shares its memory, or torch.tensor"
-                ) from None
-
     def _in_place(self, values: Sequence[Any]) -> Any:
         import torch
 
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self.name, "torch.no_grad()")
+        self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
         return self.op(*values)
 
     def _otherwise(self, values: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import paddle
 import pytest
+import torch
 
 import numbridge as nb
 
@@ -34,6 +35,25 @@ def gathered(x, index, y):
 def in_place(x, y):
     i = nb.tid()
     y[i] = y[i] + x[i]
+
+
+@pytest.mark.parametrize(
+    ("value", "called"),
+    [
+        (np.ones(3, np.float32), r"numpy\.ndarray"),
+        (torch.ones(3), r"torch\.Tensor"),
+        ([1.0], "list"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_tensor_of_paddle_is_refused(value, called):
+    y = paddle.ones([3])
+    for operator, values in ((nb.paddle_op(two, ["y", "z"]), (y, value)), (nb.paddle_op(in_place), (value, y))):
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=rf"wanted a paddle\.Tensor, got {called}; use nb\.convert\(x, 'paddle'\)"
+        ):
+            operator(*values)
+    assert y.tolist() == [1, 1, 1]
 
 
 def test_a_tensor_for_a_number_is_refused_as_it_would_have_no_gradient():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -232,7 +233,7 @@ def test_a_copy_of_a_module_uses_the_operator():
             lambda: pair(torch.ones(3), [1.0]),
             r"parameter 'w': wanted a torch.Tensor, got list; use nb.convert\(x, 'torch'\)",
         ),
-        (lambda: pair(nb.ones(3), torch.ones(3)), "parameter 'x': wanted a torch.Tensor, got Array"),
+        (lambda: pair(nb.ones(3), torch.ones(3)), r"parameter 'x': wanted a torch.Tensor, got numbridge\.Array"),
         (lambda: pair(torch.ones(3)), r"takes 2 arguments \(x, w\), got 1"),
         (lambda: nb.torch_op(scaled, "y", output_dims={"z": 3})(torch.ones(3), 1.0, 1), "a shape for each of y, got z"),
         (lambda: nb.torch_op(scaled, "y", output_dims="x")(torch.ones(3), 1.0, 1), "wanted an int or a tuple of ints"),
@@ -345,3 +346,18 @@ def test_halves_have_gradients_of_their_own_dtype(dtype):
     assert x.grad.dtype == w.grad.dtype == dtype
     # 4096 parts of 1/64: in 16 bits the sum would have stopped growing on the way.
     assert w.grad.item() == 64 and (x.grad == 0.25).all()
+
+
+@nb.kernel
+def grown(x, a: float):
+    i = nb.tid()
+    x[i] = a * x[i]
+
+
+def test_an_operator_that_changes_its_input_refuses_what_is_no_tensor():
+    x = np.ones(3, np.float32)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'x': wanted a torch\.Tensor, got numpy\.ndarray; use nb\.convert"
+    ):
+        nb.torch_op(grown)(x, 2.0)
+    assert x.tolist() == [1, 1, 1]
