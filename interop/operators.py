@@ -20,11 +20,10 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.kernels.source import FunctionSource, Sourced
 
-__all__ = ["Dims", "Made", "OperatorPlan"]
+__all__ = ["Dims", "OperatorPlan"]
 
 Kind = Literal["array", "int", "bool", "float", "number"]
 Dims = int | Sequence[int] | Mapping[str, Any] | Callable[..., Any] | None
-Made = tuple[Kernel, tuple[str, ...], Dims, Dims]
 _METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes"})
 
 
@@ -111,7 +110,7 @@ class OperatorPlan:
             )
 
     @property
-    def arguments(self) -> Made:
+    def arguments(self) -> tuple[Any, ...]:
         """What the plan was made of."""
         return self.kernel, self.outputs, self._launch_dims, self._output_dims
 

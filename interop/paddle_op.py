@@ -70,7 +70,7 @@ class PaddleOp(Remade):
         self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
         self._operator = Operator(Level.first(Launches(plan)), self.name)
-        self._maker = (paddle_op, (*plan.arguments, name))
+        self.made_by(paddle_op, *plan.arguments, name)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""

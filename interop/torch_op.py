@@ -7,14 +7,13 @@ are first asked for.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
-from numbridge.operators import Dims, Made, OperatorPlan
+from numbridge.operators import Dims, OperatorPlan
 from numbridge.remade import Remade
 from numbridge.torch_eager import Launches, quick_way
 from numbridge.torch_operators import NAMESPACE, Operator
@@ -68,15 +67,6 @@ def torch_op(
     return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims), name or kernel.name)
 
 
-_made: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
-
-
-def _once_more(name: str, arguments: Made) -> TorchOp:
-    """Return the operator of a pickle: this process's own if it made the same one, since torch has each by its name."""
-    found = _made.get(name)
-    return found if found is not None and found.plan.arguments == arguments else torch_op(*arguments, name)
-
-
 class TorchOp(Remade):
     """A kernel as an operator of PyTorch; made by `torch_op`.
 
@@ -105,8 +95,7 @@ class TorchOp(Remade):
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
-        self._maker = (_once_more, (self._operators.name, plan.arguments))
-        _made[self._operators.name] = self
+        self.made_by(torch_op, *plan.arguments, self._operators.name)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""

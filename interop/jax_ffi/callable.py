@@ -163,7 +163,7 @@ class JaxCallable(Remade):
 
     def __init__(self, func: Callable[..., None], found: Signature, options: Options) -> None:
         self._func, self._signature, self._options = func, found, options
-        self._maker = (type(self), (func, found, options))
+        self.made_by(type(self), func, found, options)
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, func)
@@ -277,7 +277,7 @@ class _Replayed(JaxCallable):
     ) -> None:
         super().__init__(func, found, options)
         self._graphs = GraphCache(graph_cache_max)
-        self._maker = (_Replayed, (func, found, options, graph_cache_max))
+        self.made_by(_Replayed, func, found, options, graph_cache_max)
 
     @property
     def graph_cache_max(self) -> int | None:

@@ -152,7 +152,7 @@ class JaxKernel(Remade):
     def __init__(self, kernel: Kernel, found: Signature, options: Options) -> None:
         self.kernel = kernel
         self._signature, self._options = found, options
-        self._maker = (_made, (kernel, found, options))
+        self.made_by(_made, kernel, found, options)
         self._lock = threading.Lock()
         # Read with the first call: a global may be defined after the kernel.
         self._dependencies: tuple[Any, ...] = ()

@@ -20,6 +20,8 @@ PYBUF_STRIDED_FORMAT = 0x1C  # PyBUF_STRIDES | PyBUF_FORMAT: read-only consumers
 # PyArrayObject and PyArray_Descr
 ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DESCR, ARRAY_FLAGS = 16, 24, 32, 40, 56, 64
 DESCR_BYTEORDER, DESCR_TYPE_NUM = 26, 28
+# NPY_OPPBYTE, '>' on a little-endian machine, whose own order is '=', or '<' where something else than NumPy made the dtype
+DESCR_OTHER_ORDER = 0x3E
 ARRAY_WRITEABLE = 0x0400
 # The value inside a NumPy scalar object follows the object's head; so does a Python float's.
 SCALAR_VALUE = 16

@@ -223,8 +223,7 @@ def numpy_tag(descriptor):
     number = load_i32(descriptor, py.DESCR_TYPE_NUM)
     if number < 0 or number >= load_i64(state(), nb.STATE_NUMPY_TAG_COUNT):
         return 0
-    order = load_u8(descriptor, py.DESCR_BYTEORDER)
-    if order == 62 or order == 60:  # '>' or '<': NumPy spells the machine's own order '='
+    if load_u8(descriptor, py.DESCR_BYTEORDER) == py.DESCR_OTHER_ORDER:
         return 0
     return load_i64(load_i64(state(), nb.STATE_NUMPY_TAGS), 8 * types.int64(number))
 

@@ -119,6 +119,14 @@ def test_what_cannot_be_shared(x, error, message):
 def test_the_machines_own_byte_order_may_be_spelled_out():
     assert nb.from_numpy(np.zeros(2, "<f4")).dtype == nb.float32
     assert nb.from_numpy(np.zeros(2, "=i2")).dtype == nb.int16
+    # h5py and zarr make dtypes that NumPy would not: the machine's own order, not written as such.
+    spelled = np.dtype("f8").newbyteorder("<" if sys.byteorder == "little" else ">")
+    x = np.arange(3.0).view(spelled)
+    assert x.dtype.byteorder != "=" and x.dtype.isnative
+    assert nb.from_numpy(x).ptr == x.ctypes.data and nb.from_numpy(x).list() == [0, 1, 2]
+    assert nb.zeros(2, dtype=spelled).dtype == nb.float64 and nb.dtype_from_numpy(spelled) == nb.float64
+    records = np.zeros(2, [("a", spelled), ("b", "i4")])
+    assert nb.from_numpy(records).dtype == nb.from_numpy(np.zeros(2, [("a", "f8"), ("b", "i4")])).dtype
 
 
 def test_both_c_types_of_one_width():
