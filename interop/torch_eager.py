@@ -20,7 +20,7 @@ from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
-__all__ = ["Launches", "quick_way", "transformed_check"]
+__all__ = ["Launches", "named", "quick_way", "transformed_check"]
 
 
 _MOST = 256
@@ -212,6 +212,11 @@ def transformed_check() -> Callable[[], bool]:
     return lambda: peek() is not None or forward_ad._current_level >= 0
 
 
+def named(function: Any, name: str) -> Any:
+    """Return an `autograd.Function` under the name of what it runs, which graphs show."""
+    return type(function)(name, (function,), {})
+
+
 def quick_way(
     launches: Launches, general: Callable[..., list[Any]], otherwise: Callable[[Sequence[Any]], Any]
 ) -> Callable[[Sequence[Any]], Any]:
@@ -227,7 +232,7 @@ def quick_way(
         Called with the inputs instead, where more than autograd looks on, or for unusual tensors.
     """
     import torch
-    from torch.autograd import forward_ad
+    from torch.autograd import forward_ad, profiler
 
     state: Any = torch._C
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
@@ -251,6 +256,7 @@ def quick_way(
             or tracing()
             or peek() is not None
             or forward_ad._current_level >= 0
+            or profiler._is_profiler_enabled
         ):
             return otherwise(values)
         try:
@@ -347,5 +353,5 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             return tuple([next(found) if need else None for need in needed])
 
     # `Quick.apply` would look for transforms, and for tensors that have outlived theirs, once more.
-    found: Callable[..., Any] = super(torch.autograd.Function, Quick).apply
+    found: Callable[..., Any] = super(torch.autograd.Function, named(Quick, kernel.name)).apply
     return found

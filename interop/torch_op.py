@@ -84,6 +84,8 @@ class TorchOp(Remade):
         import torch
 
         self._tensor: type = torch.Tensor
+        # What stands for tensors where `torch.fx.symbolic_trace` runs a module
+        self._proxy: type = torch.fx.Proxy
         self.plan, self.kernel = plan, plan.kernel
         self._count, self._numbers = len(plan.inputs), plan.numbers
         self._is_compiling = torch.compiler.is_dynamo_compiling
@@ -109,7 +111,9 @@ class TorchOp(Remade):
             return self.op(*values)
         try:
             return self._quick(values)
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, ValueError):
+            if any(isinstance(value, self._proxy) for value in values):
+                return self.op(*values)
             self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
             raise
 

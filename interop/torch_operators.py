@@ -15,7 +15,7 @@ from typing import Any
 from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level, detached, returned
-from numbridge.torch_eager import transformed_check
+from numbridge.torch_eager import named, transformed_check
 
 __all__ = ["NAMESPACE", "Operator"]
 
@@ -236,7 +236,7 @@ def _run_function(operator: Operator) -> Any:
             found = iter(operator.tangent(moved, floats)([*inputs, *tangents]))
             return tuple(next(found) if is_float else None for is_float in floats)
 
-    return Run
+    return named(Run, operator.name)
 
 
 def _adjoint_function(operator: Operator) -> Any:
@@ -272,7 +272,7 @@ def _adjoint_function(operator: Operator) -> Any:
                     total = tuple(a + b for a, b in zip(total, found, strict=False))
             return total
 
-    return Adjoint
+    return named(Adjoint, f"{operator.name}_adjoint")
 
 
 def _batched(operator: Any) -> Callable[..., Any]:

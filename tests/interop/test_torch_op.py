@@ -361,3 +361,31 @@ def test_an_operator_that_changes_its_input_refuses_what_is_no_tensor():
     ):
         nb.torch_op(grown)(x, 2.0)
     assert x.tolist() == [1, 1, 1]
+
+
+def test_graphs_and_profiles_show_the_kernel_by_its_name():
+    op = nb.torch_op(gathered, outputs="y", name="shown")
+    x, index = torch.ones(3, requires_grad=True), torch.tensor([2, 1, 0])
+    assert type(op(x, index).grad_fn).__name__ == "gatheredBackward"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        op(x.detach(), index)
+        op(x, index).sum().backward()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["numbridge::shown"] == 2 and counts["numbridge::shown_adjoint"] == 1
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+class OfAKernel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.op = nb.torch_op(scaled, outputs="y", name="traced_by_fx")
+
+    def forward(self, x):
+        return self.op(x * 2, 3.0, 4)
+
+
+def test_torch_fx_traces_a_module_that_holds_an_operator():
+    module, x = OfAKernel(), torch.linspace(0, 1, 3, dtype=DOUBLE)
+    traced = torch.fx.symbolic_trace(module)
+    assert torch.ops.numbridge.traced_by_fx.default in [node.target for node in traced.graph.nodes]
+    assert torch.equal(traced(x), module(x)) and torch.autograd.gradcheck(traced, x.requires_grad_())
