@@ -16,6 +16,7 @@ from typing import Any
 
 from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
+from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
@@ -50,7 +51,7 @@ class Launches:
         self.in_order = self._order == list(range(len(given)))
         self.plain = self.in_order and plan.like_first and plan.along_first and not any(self._dtypes)
         self._alike = len(plan.outputs)
-        self._zeros_like, self._zeros = torch.zeros_like, zeros_maker()
+        self._like, self._empty_like, self._zeros = torch.zeros_like, torch.empty_like, zeros_maker()
         self._launchers: dict[Any, Any] = {}
         self._adjoints: dict[Any, _Adjoint] = {}
 
@@ -90,11 +91,14 @@ class Launches:
         if self.plain:
             # What follows, without a call that could be spared: a small kernel takes less time than each.
             first = values[self.first]
-            outputs = [*map(self._zeros_like, [first] * self._alike)] if first.is_contiguous() else self.outputs(values)
+            outputs = [*map(self._like, [first] * self._alike)] if first.is_contiguous() else self.outputs(values)
             launcher = self._launchers.get(first.shape)
             if launcher is not None:
                 launcher(*values, *outputs)
                 return outputs
+            if indexing_of(self.kernel).covered.issuperset(self.plan.outputs):
+                # Nobody would see the zeros: each element is stored, and none is loaded.
+                self._like = self._empty_like
         outputs, dims = self.outputs(values), self.dims(values)
         launcher = self._launchers.get(dims)
         if launcher is None:

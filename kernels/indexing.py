@@ -226,7 +226,8 @@ class _Reading:
                         whole = indices == names and len(_elements(target.slice)) == len(names)
                         if whole and name in self.accesses and name not in self.loaded:
                             yield name
-            if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+            # On CUDA a thread that raises ends, and the launch goes on.
+            if any(isinstance(node, ast.Return | ast.Raise | ast.Assert) for node in ast.walk(statement)):
                 return
 
 

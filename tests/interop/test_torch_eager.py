@@ -288,3 +288,44 @@ def test_threads_share_an_operator():
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         assert all(pool.map(work, range(6)))
+
+
+@nb.kernel
+def stored_sometimes(x, y):
+    i = nb.tid()
+    if x[i] > 0:
+        y[i] = x[i]
+
+
+@nb.kernel
+def stored_always(x, y):
+    i = nb.tid()
+    y[i] = x[i]
+
+
+@nb.kernel
+def added_to(x, y):
+    i = nb.tid()
+    y[i] += x[i]
+
+
+def test_outputs_are_zero_wherever_a_kernel_could_tell(monkeypatch):
+    made = []
+    empty_like = torch.empty_like
+
+    def noted(tensor, **options):
+        made.append(tensor)
+        return empty_like(tensor, **options).fill_(7)
+
+    monkeypatch.setattr(torch, "empty_like", noted)
+    x = torch.tensor([-1.0, 1.0, 2.0])
+    for kernel, wanted, is_empty in (
+        (stored_sometimes, [0, 1, 2], False),
+        (added_to, [-1, 1, 2], False),
+        (stored_always, [-1, 1, 2], True),
+    ):
+        made.clear()
+        op = nb.torch_op(kernel, outputs="y")
+        assert [op(x).tolist() for _ in range(3)] == [wanted] * 3
+        assert len(made) == 2 * is_empty  # the first launch of a shape looks at the kernel
+        assert op(torch.ones(2, 3).mT[0]).tolist() == [1, 1]

@@ -244,7 +244,25 @@ def stores_then_returns(x, out):
     out[i] = 2 * x[i]
 
 
-@pytest.mark.parametrize("kernel", [sometimes, reads_first, adds, in_a_branch, shifted], ids=lambda kernel: kernel.name)
+@nb.kernel
+def raises_first(x, out):
+    i = nb.tid()
+    if x[i] < 0:
+        raise ValueError("x is negative")
+    out[i] = x[i]
+
+
+@nb.kernel
+def asserts_first(x, out):
+    i = nb.tid()
+    assert x[i] >= 0
+    out[i] = x[i]
+
+
+NOT_SURE = [sometimes, reads_first, adds, in_a_branch, shifted, raises_first, asserts_first]
+
+
+@pytest.mark.parametrize("kernel", NOT_SURE, ids=lambda kernel: kernel.name)
 def test_what_is_not_surely_stored(kernel):
     assert indexing_of(kernel).covered == set()
 
