@@ -25,9 +25,11 @@ __all__ = ["Launches", "named", "quick_way", "transformed_check"]
 
 
 _MOST = 256
-# How an adjoint gets outputs and their gradients, the cheapest first: whether anything may stand for the outputs, because it
-# neither reads nor writes them, and whether it only reads the gradients.
-_WAYS = ((True, True), (True, False), (False, True), (False, False))
+# How an adjoint gets outputs, their gradients and those of the inputs, the cheapest first: whether anything may stand for the
+# outputs, because it neither reads nor writes them; whether it only reads their gradients; and whether it stores those of the
+# inputs of which each thread has an element, so that these need no zeros.
+_WAYS = ((True, True, True), (True, True, False), (True, False, False), (False, True, False), (False, False, False))
+_PLAIN_WAYS = 2  # those that take the outputs' gradients as they are, also for the outputs
 
 
 class Launches:
@@ -130,25 +132,39 @@ class _Adjoint:
         self._by = [plan.inputs.index(name) for name in wanted]
         self._moving = [plan.outputs.index(name) for name in coming]
         self._by_all, self._first = wanted == plan.inputs, launches.first
+        loaded = indexing_of(launches.kernel).loaded
+        self._fresh = tuple(name for name in wanted if name in loaded) if launches.plain else ()
+        self._is_fresh = [name in self._fresh for name in wanted]
         self._like, self._zeros = torch.zeros_like, zeros_maker()
+        self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
         self._is_contiguous, self._contiguous = torch.Tensor.is_contiguous, torch.Tensor.contiguous
         self._plain = launches.plain and coming == plan.outputs
-        self._way = 0
+        self._way = 0 if self._fresh else 1
         self._launchers: list[dict[Any, Any]] = [{} for _ in _WAYS]
 
     def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
-        if self._plain and self._way == 0:
+        if self._plain and self._way < _PLAIN_WAYS:
             # As in `Launches.run`.
-            launcher = self._launchers[0].get(values[self._first].shape)
+            shape = values[self._first].shape
+            launcher = self._launchers[self._way].get(shape)
             if launcher is not None:
                 by = values if self._by_all else [values[k] for k in self._by]
-                made = [*map(self._like if all(map(self._is_contiguous, by)) else self._zeros, by)]
+                if self._way == 0:
+                    # What lies beyond the launch no thread stores.
+                    fresh = [
+                        is_fresh and tensor.shape == shape for is_fresh, tensor in zip(self._is_fresh, by, strict=True)
+                    ]
+                    made = [
+                        (self._empty if whole else self._zeros)(tensor) for whole, tensor in zip(fresh, by, strict=True)
+                    ]
+                else:
+                    made = [*map(self._like if all(map(self._is_contiguous, by)) else self._zeros, by)]
                 given = [*map(self._contiguous, grads)]
                 try:
                     launcher(*values, *given, *made, *given)
                 except KernelUnsupportedError:
-                    self._way = 1
+                    self._way += 1
                 else:
                     return made
         return self._at_length(values, grads)
@@ -171,15 +187,16 @@ class _Adjoint:
 
     def _passed(self, way: int, grads: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return what is passed for the outputs, and for their gradients."""
-        unused, kept = _WAYS[way]
+        unused, kept, _ = _WAYS[way]
         given = [grad.contiguous() for grad in grads]
         outputs = given if unused else [self._zeros(grad) for grad in grads]
         return outputs, [given[k] if kept else copied(grads[k]) for k in self._moving]
 
     def _launcher(self, way: int, dims: tuple[int, ...]) -> Any:
-        unused, kept = _WAYS[way]
+        unused, kept, fresh = _WAYS[way]
         outputs, kernel = self._launches.plan.outputs, self._launches.kernel
-        derivative = kernel.adjoint(self._names, self._coming if kept else (), outputs if unused else ())
+        more = (self._coming if kept else (), outputs if unused else (), self._fresh if fresh else ())
+        derivative = kernel.adjoint(self._names, *more)
         return _kept(self._launchers[way], dims, derivative.forall(tuple(dims), checked=False))
 
 

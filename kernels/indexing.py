@@ -31,14 +31,21 @@ class Indexing:
         The thread indices along which a launch may be cut into independent shards.
     covered : frozenset of str
         Parameters whose every element is stored, and none is loaded, when their shape is that of the launch.
+    loaded : frozenset of str
+        Parameters whose every element is loaded by its own thread, and by no other, when their shape is that of the launch.
     """
 
     bound: Mapping[str, tuple[int | None, ...]]
     free: frozenset[int]
     covered: frozenset[str]
+    loaded: frozenset[str]
 
 
-NOTHING = Indexing({}, frozenset(), frozenset())
+# On CUDA a thread that raises ends, and the launch goes on.
+_ENDS = ast.Return | ast.Raise | ast.Assert
+_CONDITIONAL = ast.If | ast.IfExp | ast.For | ast.While | ast.BoolOp | ast.Lambda | ast.comprehension
+
+NOTHING = Indexing({}, frozenset(), frozenset(), frozenset())
 
 
 def indexing_of(kernel: Kernel) -> Indexing:
@@ -93,7 +100,12 @@ class _Reading:
         blocked |= {number for number, _ in self._stray_shapes(bound)}
         for name in self.source.written():
             blocked |= set(self.numbers.values()) - set(bound[name])
-        return Indexing(bound, frozenset(self.numbers.values()) - blocked, frozenset(self._covered()))
+        return Indexing(
+            bound,
+            frozenset(self.numbers.values()) - blocked,
+            frozenset(self._covered()),
+            frozenset(self._loaded(bound)),
+        )
 
     # Parameters
 
@@ -213,7 +225,7 @@ class _Reading:
             if axis < 0:
                 yield from ((number, shape or self.source.tree) for number in bound[name] if number is not None)
 
-    # Stores
+    # Stores and loads
 
     def _covered(self) -> Iterator[str]:
         names = list(self.numbers)
@@ -226,9 +238,21 @@ class _Reading:
                         whole = indices == names and len(_elements(target.slice)) == len(names)
                         if whole and name in self.accesses and name not in self.loaded:
                             yield name
-            # On CUDA a thread that raises ends, and the launch goes on.
-            if any(isinstance(node, ast.Return | ast.Raise | ast.Assert) for node in ast.walk(statement)):
+            if any(isinstance(node, _ENDS) for node in ast.walk(statement)):
                 return
+
+    def _loaded(self, bound: Mapping[str, tuple[int | None, ...]]) -> Iterator[str]:
+        ends = any(isinstance(node, _ENDS) for node in self.source.nodes)
+        own = tuple(range(len(self.numbers)))
+        for name, axes in bound.items():
+            uses = [node for node in self.source.nodes if isinstance(node, ast.Name) and node.id == name]
+            if axes == own and not ends and name not in self.source.written() and not any(map(self._is_optional, uses)):
+                yield name
+
+    def _is_optional(self, node: ast.AST) -> bool:
+        """Tell whether some threads may pass an expression by, or come to it more than once."""
+        above = self.parents.get(id(node))
+        return above is not None and (isinstance(above, _CONDITIONAL) or self._is_optional(above))
 
 
 def _elements(index: ast.expr) -> list[ast.expr]:

@@ -70,7 +70,13 @@ class Kernel(Sourced):
         """Return every global and closure value that the compiled code depends on."""
         return self.source.dependencies()
 
-    def adjoint(self, wanted: Sequence[str], kept: Sequence[str] = (), unused: Sequence[str] = ()) -> Any:
+    def adjoint(
+        self,
+        wanted: Sequence[str],
+        kept: Sequence[str] = (),
+        unused: Sequence[str] = (),
+        fresh: Sequence[str] = (),
+    ) -> Any:
         """Return the kernel that carries adjoints back through this one.
 
         Parameters
@@ -86,6 +92,9 @@ class Kernel(Sourced):
             Those of the `wanted` arrays whose adjoints must only be read.
         unused : sequence of str
             Arrays that must be neither read nor written, so that any of their type and shape may stand for them.
+        fresh : sequence of str
+            Those of the `wanted` arrays whose adjoints are stored instead of added to, whatever they hold: every thread must load
+            its own element of the array, whichever way it takes, and no other. What no thread has keeps what it holds.
 
         Returns
         -------
@@ -96,7 +105,7 @@ class Kernel(Sourced):
         KernelError
             If the kernel was declared with ``enable_backward=False``.
         """
-        return self._derived("adjoint", wanted, kept, unused)
+        return self._derived("adjoint", wanted, kept, unused, fresh)
 
     def tangent(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries tangents forward, next to this one's own work.

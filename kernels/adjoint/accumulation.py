@@ -9,10 +9,11 @@ from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.element_rules import Part
 from numbridge.kernels.adjoint.emit import element, operation
 from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, scalar_places
-from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Store, Value, walk
+from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Raise, Store, Value, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import AnyPartial
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
+from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["Accumulation"]
 
@@ -36,6 +37,8 @@ class Accumulation(ForwardSweep):
         self._own = own_arrays(program) if apart else set()
         self._apart = apart
         self._kept: set[Array] = set()
+        # Arrays whose adjoints hold nothing yet, with the index of the element that is a thread's own
+        self._fresh: dict[Array, list[Value]] = {}
         self._pending: dict[Array, list[Value]] = {}
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
@@ -57,6 +60,22 @@ class Accumulation(ForwardSweep):
                 "pass a copy of it",
             )
         self._kept.add(array)
+
+    def freshen(self, names: Collection[str]) -> None:
+        """Store the adjoints of some arrays, whatever they hold, or refuse to."""
+        ops = list(walk(self.program.body))
+        indices = {value for value in self.program.hidden if value.name.startswith("_nb_i")}
+        for name in names:
+            array = self.program.array(name)
+            uses = [op for op in ops if isinstance(op, Load | Store | Atomic) and op.array is array]
+            loads = [op for op in uses if isinstance(op, Load) and op in self.program.body and set(op.index) == indices]
+            parts = self.program.parts(array)
+            whole = uses and loads == uses and parts == [array] and len(indices) == array.ndim and array in self._own
+            ends = [op for op in ops if isinstance(op, Raise)]
+            if not whole or ends:
+                what = f"threads do not all store their own element of the adjoint of {array.called!r}; pass zeros to add to"
+                raise refused((ends or uses)[0], what) if ends or uses else KernelUnsupportedError(what)
+            self._fresh[array] = loads[0].index
 
     def _has(self, value: Value) -> bool:
         """Tell whether something has been added to an adjoint."""
@@ -119,6 +138,10 @@ class Accumulation(ForwardSweep):
         self._added.add(array)
         name = ADJOINT + array.name
         private = array in self._own or array.kind == "local"
+        if array in self._fresh:
+            del self._fresh[array]
+            self.lines.add(f"{element(name, index)} = {text}")
+            return
         if private and self._pending.get(array) == list(index):
             del self._pending[array]
             self.lines.add(f"{element(name, index)} = {text}")
@@ -136,6 +159,12 @@ class Accumulation(ForwardSweep):
             self._shared.add(array)
             for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
                 self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")
+
+    def _fill(self) -> None:
+        """Store zeros in adjoints that hold nothing, and which nothing has been added to."""
+        for array, index in self._fresh.items():
+            self._added.add(array)
+            self.lines.add(f"{element(ADJOINT + array.name, index)} = {self.construct.zero(array.dtype).name}")
 
     def _overwritten(self, op: Store) -> None:
         """Say that nothing depends on what an element held before it was written."""

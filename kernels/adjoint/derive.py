@@ -24,7 +24,13 @@ from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.emission import Emitted, describe_namespace, emit
-from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    KernelError,
+    KernelUnsupportedError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import Geometry, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
@@ -91,6 +97,8 @@ class Derivative(Kernel):
     unused : tuple of str
         Arrays of the kernel that are neither read nor written, so that any array of the same type and shape may stand for
         them.
+    fresh : tuple of str
+        The wanted arrays whose adjoints are stored, whatever they hold.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     """
@@ -102,11 +110,12 @@ class Derivative(Kernel):
         wanted: tuple[str, ...],
         kept: tuple[str, ...] = (),
         unused: tuple[str, ...] = (),
+        fresh: tuple[str, ...] = (),
         *,
         apart: bool = True,
     ) -> None:
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
-        self.unused = unused
+        self.unused, self.fresh = unused, fresh
         self.function = base.function
         self.name = f"{mode} of {base.name}"
         self.options = base.options
@@ -173,7 +182,7 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.unused, self.apart
+        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart
 
     def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
@@ -205,7 +214,8 @@ class Derivative(Kernel):
 
         program, rewritten = self._base_program(parameters, weak)
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "stacks": False} if target == "cuda" else {}
-        made = reverse(program, self.wanted, f"{program.name}_adjoint", apart=self.apart, kept=self.kept, **limits)
+        how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
+        made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
@@ -364,7 +374,12 @@ class Derivative(Kernel):
             self._check_shape(name, items[name], items[adjoint])
         count = len(self.base.parameters)
         written = _written(self.base, {p.name: items[p.name] for p in self.base.parameters if items[p.name].is_array})
-        return check_overlaps(self.name, names[:count], written, names[count:], items)
+        apart = check_overlaps(self.name, names[:count], written, names[count:], items)
+        if self.fresh and not apart:
+            raise BufferAccessError(
+                f"the {self.name}: adjoints share memory, so they are added up; pass zeros and no `fresh`"
+            )
+        return apart
 
     def _check_shape(self, name: str, primal: Description, derivative: Description) -> None:
         what = "adjoint" if self.mode == "adjoint" else "tangent"
@@ -536,10 +551,15 @@ def _generator() -> str:
 
 
 def derived(
-    base: Kernel, mode: str, wanted: tuple[str, ...], kept: tuple[str, ...] = (), unused: tuple[str, ...] = ()
+    base: Kernel,
+    mode: str,
+    wanted: tuple[str, ...],
+    kept: tuple[str, ...] = (),
+    unused: tuple[str, ...] = (),
+    fresh: tuple[str, ...] = (),
 ) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted, kept, unused)
+    key = (mode, wanted, kept, unused, fresh)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -548,13 +568,13 @@ def derived(
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in (*wanted, *kept, *unused):
-            if name not in (wanted if name in kept else names):
+        for name in (*wanted, *kept, *fresh, *unused):
+            if name not in (wanted if name in (*kept, *fresh) else names):
                 raise NumbridgeValueError(
                     f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
                     f"parameters, {', '.join(names)}"
                 )
-        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused)
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh)
     made: Derivative = found
     return made
 

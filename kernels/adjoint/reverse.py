@@ -99,6 +99,7 @@ def reverse(
     *,
     apart: bool = True,
     kept: Collection[str] = (),
+    fresh: Collection[str] = (),
     slots: int = MOST_SLOTS,
     stacks: bool = True,
 ) -> Reversed:
@@ -116,6 +117,9 @@ def reverse(
         Whether no two adjoints share memory.
     kept : collection of str
         Arrays whose adjoints are only read. The kernel must write each of their elements at most once, and not read it.
+    fresh : collection of str
+        Arrays whose adjoints are stored, whatever they hold. Each thread must load its own element, in whatever way it goes on,
+        and no other thread's; elements that no thread has keep what they hold.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
     stacks : bool
@@ -128,6 +132,7 @@ def reverse(
     """
     made = _Reverse(program, wanted, apart, slots, stacks)
     made.keep(kept)
+    made.freshen(fresh)
     return made.run(name)
 
 
@@ -144,6 +149,7 @@ class _Reverse(LoopReversal):
         self._forward(body, self.needs.values, save=True)
         scalars = [p for p in self._wanted if isinstance(p.item, Value)]
         self._reverse(body)
+        self._fill()
         for parameter in scalars:
             if isinstance(parameter.item, Value):
                 self._begin(parameter.item)

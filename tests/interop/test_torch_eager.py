@@ -329,3 +329,64 @@ def test_outputs_are_zero_wherever_a_kernel_could_tell(monkeypatch):
         assert [op(x).tolist() for _ in range(3)] == [wanted] * 3
         assert len(made) == 2 * is_empty  # the first launch of a shape looks at the kernel
         assert op(torch.ones(2, 3).mT[0]).tolist() == [1, 1]
+
+
+@nb.kernel
+def weighted(x, w, y):
+    i = nb.tid()
+    y[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
+def chosen(x, w, y):
+    i = nb.tid()
+    y[i] = x[i] if i > 0 else w[i]
+
+
+@nb.kernel
+def rows_of(x, w, y):
+    i = nb.tid()
+    row = w[i]
+    y[i] = x[i] * row[0]
+
+
+def of_torch(x, w):
+    return x * w[: x.shape[0]] ** 2
+
+
+EXPANDED = torch.ones(1, dtype=torch.float64).expand(4)
+PLACES = torch.arange(4.0, dtype=torch.float64) + 1
+CALLS = {
+    "plain": (weighted, of_torch, (PLACES, PLACES + 1)),
+    "longer": (weighted, of_torch, (PLACES, torch.arange(7.0, dtype=torch.float64))),
+    "expanded": (weighted, of_torch, (PLACES, EXPANDED)),
+    "strided": (weighted, of_torch, (torch.arange(8.0, dtype=torch.float64)[::2], PLACES)),
+    "conditional": (chosen, lambda x, w: torch.cat([w[:1], x[1:]]), (PLACES, PLACES + 1)),
+    "rows": (rows_of, lambda x, w: x * w[:, 0], (PLACES, torch.ones(4, 3, dtype=torch.float64))),
+}
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("case", CALLS)
+def test_gradients_in_memory_that_held_something(case, wanted, monkeypatch):
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *given, **named: empty_like(*given, **named).fill_(torch.nan))
+    kernel, same, values = CALLS[case]
+    op = nb.torch_op(kernel, outputs="y")
+    for _ in range(3):
+        ours = [value.detach().requires_grad_(want) for value, want in zip(values, wanted, strict=True)]
+        theirs = [value.detach().requires_grad_(want) for value, want in zip(values, wanted, strict=True)]
+        for result in (op(*ours), same(*theirs)):
+            (result * PLACES).sum().backward()
+        for a, b, want in zip(ours, theirs, wanted, strict=True):
+            assert torch.equal(a.grad, b.grad) if want else a.grad is None
+
+
+def test_one_tensor_for_two_inputs_gets_both_gradients(monkeypatch):
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *given, **named: empty_like(*given, **named).fill_(torch.nan))
+    op = nb.torch_op(weighted, outputs="y")
+    for _ in range(3):
+        x = PLACES.clone().requires_grad_()
+        op(x, x).sum().backward()
+        assert torch.allclose(x.grad, 3 * PLACES**2)
