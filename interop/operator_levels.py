@@ -2,43 +2,19 @@
 
 That is all that derivatives of any order take. The adjoint J(x)ᵀȳ has by ȳ the tangent, and by x the adjoint of the tangent
 with ȳ on its result; the tangent is a kernel like any other, whose adjoint has derivatives in the same way. No adjoint is
-differentiated itself. No framework is named here: `Launches` is what one brings.
+differentiated itself. No framework is named here: `operator_launches.Launches` is what one brings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from numbridge.kernels.kernel import Kernel
-from numbridge.operators import OperatorPlan
+from numbridge.operator_launches import Launches
 
-__all__ = ["Launches", "Level", "detached", "returned"]
-
-
-class Launches(Protocol):
-    """Runs an operator's kernel and its adjoint on a framework's tensors, of which none has to be protected from kernels."""
-
-    plan: OperatorPlan
-
-    def dims(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Return the launch's dimensions for an operator's inputs."""
-
-    def outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Return new tensors of zeros for an operator's inputs."""
-
-    def zeros(self, tensor: Any) -> Any:
-        """Return contiguous zeros like a tensor."""
-
-    def copied(self, tensor: Any) -> Any:
-        """Return a contiguous copy of a tensor."""
-
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Return an operator's outputs for its inputs."""
-
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by all outputs."""
+__all__ = ["Level", "detached", "returned"]
 
 
 @dataclass(frozen=True, eq=False)

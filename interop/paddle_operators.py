@@ -6,28 +6,22 @@ which a layer cannot know. It does not look into an argument that is a list, so 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge import operator_launches
 from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level, detached, returned
-from numbridge.operators import OperatorPlan
 from numbridge.paddle_bridge import dtype_to_paddle
 
 __all__ = ["Launches", "Operator"]
 
 
-class Launches:
-    """Runs an operator's kernel and its adjoint on tensors; see `operator_levels.Launches`."""
-
-    def __init__(self, plan: OperatorPlan) -> None:
-        self.plan = plan
-
-    def dims(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Return the launch's dimensions."""
-        return tuple(map(int, self.plan.launch_shape(values)))
+class Launches(operator_launches.Launches):
+    """Runs an operator's kernel and its adjoint on tensors of Paddle's."""
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
         """Return new tensors of zeros for an operator's inputs."""
@@ -49,30 +43,36 @@ class Launches:
 
         return paddle.zeros_like(tensor)
 
+    def empty(self, tensor: Any) -> Any:
+        """Return contiguous memory like a tensor's, which holds anything."""
+        import paddle
+
+        return paddle.empty_like(tensor)
+
+    def contiguous(self, tensor: Any) -> Any:
+        """Return a tensor, or a copy of it that is contiguous."""
+        return tensor.contiguous()
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         return tensor.clone()
 
-    def run(self, values: Sequence[Any]) -> list[Any]:
-        """Return an operator's outputs for its inputs."""
-        outputs = self.outputs(values)
-        self._launch(self.plan.kernel, values, outputs)
-        return outputs
+    def is_floating(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds real floating-point numbers."""
+        return _is_floating(tensor)
 
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by all outputs."""
-        by_name = dict(zip(self.plan.inputs, values, strict=True))
-        coming = [n for n, grad in zip(self.plan.outputs, grads, strict=True) if grad.is_floating_point()]
-        made = [self.zeros(by_name[name]) for name in wanted]
-        given = [self.copied(grad) for grad in grads if grad.is_floating_point()]
-        kernel = self.plan.kernel.adjoint([*wanted, *coming])
-        self._launch(kernel, values, [self.zeros(grad) for grad in grads], *made, *given)
-        return made
 
-    def _launch(self, kernel: Any, values: Sequence[Any], outputs: Sequence[Any], *more: Any) -> None:
-        given = dict(zip((*self.plan.inputs, *self.plan.outputs), (*values, *outputs), strict=True))
-        run: Callable[..., None] = kernel.forall(self.dims(values))
-        run(*(given[parameter.name] for parameter in self.plan.kernel.parameters), *more)
+def _is_floating(tensor: Any) -> bool:
+    # Paddle's own question takes longer than a launch.
+    return tensor.dtype in _floating_dtypes()
+
+
+@functools.cache
+def _floating_dtypes() -> frozenset[Any]:
+    import paddle
+
+    names = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+    return frozenset(getattr(paddle, name) for name in names)
 
 
 class _Held:
@@ -157,12 +157,12 @@ class Operator:
         """Return the gradients of the adjoint: by inputs the adjoint of the tangent, by gradients of outputs the tangent."""
         everything, count = held.unchanged(tensors), len(self.level.inputs)
         values, grads = everything[:count], everything[count:]
-        floats = [n for n, grad in zip(self.level.outputs, grads, strict=True) if grad.is_floating_point()]
+        floats = [n for n, grad in zip(self.level.outputs, grads, strict=True) if _is_floating(grad)]
         tangent, moved = self.tangent(held.rest, floats), [*values, *seconds]
         by_inputs = [self.level.inputs[k] for k in held.tracked if k < count]
         made = []
         if by_inputs:
-            made += tangent.adjoint(moved, [grad for grad in grads if grad.is_floating_point()], by_inputs)
+            made += tangent.adjoint(moved, [grad for grad in grads if _is_floating(grad)], by_inputs)
         if len(made) < len(held.tracked):
             by_grads = dict(zip(floats, tangent(moved), strict=True))
             made += [by_grads[self.level.outputs[k - count]] for k in held.tracked if k >= count]
@@ -176,7 +176,7 @@ def _tracked(values: Sequence[Any]) -> list[int]:
     if not paddle.is_grad_enabled():
         return []
     tensors = ((k, value) for k, value in enumerate(values) if isinstance(value, paddle.Tensor))
-    return [k for k, tensor in tensors if not tensor.stop_gradient and tensor.is_floating_point()]
+    return [k for k, tensor in tensors if not tensor.stop_gradient and _is_floating(tensor)]
 
 
 def _layers(operator: Operator) -> tuple[Any, Any]:

@@ -3,9 +3,6 @@
 torch.library's way through dispatcher, schema and autograd in Python takes several times as long as a small kernel with its
 adjoint. Where nothing but autograd looks at what happens, an `autograd.Function` that launches by itself gives the same.
 Everything else (transforms, modes, tracing, autocast, second derivatives) goes to the operator.
-
-What is kept from call to call are launchers, by shape. A launcher looks at its arguments and at the kernel's globals each
-time, so that none is ever stale; nothing is concluded from a tensor that was seen before.
 """
 
 from __future__ import annotations
@@ -14,60 +11,30 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numbridge import operator_launches
 from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
-from numbridge.kernels.indexing import indexing_of
-from numbridge.kernels.launch import forall
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
 __all__ = ["Launches", "named", "quick_way", "transformed_check"]
 
 
-_MOST = 256
-# How an adjoint gets outputs, their gradients and those of the inputs, the cheapest first: whether anything may stand for the
-# outputs, because it neither reads nor writes them; whether it only reads their gradients; and whether it stores those of the
-# inputs of which each thread has an element, so that these need no zeros.
-_WAYS = ((True, True, True), (True, True, False), (True, False, False), (False, True, False), (False, False, False))
-_PLAIN_WAYS = 2  # those that take the outputs' gradients as they are, also for the outputs
+_PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
 
 
-class Launches:
-    """Runs an operator's kernel and its adjoint on tensors that no kernel has to be kept from.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        What goes in and comes out.
-    """
+class Launches(operator_launches.Launches):
+    """Runs an operator's kernel and its adjoint on tensors of torch's, with little between a small kernel and its caller."""
 
     def __init__(self, plan: OperatorPlan) -> None:
         import torch
 
-        self.plan, self.kernel = plan, plan.kernel
-        given = (*plan.inputs, *plan.outputs)
-        self._order = [given.index(parameter.name) for parameter in plan.kernel.parameters]
+        super().__init__(plan)
         self._dtypes = [None if row is None else dtype_to_torch(row) for row in map(plan.dtype, plan.outputs)]
-        self.first = -1 if plan.first is None else plan.inputs.index(plan.first)
-        # Whether arguments are inputs and then outputs, and everything has the first tensor's shape.
-        self.in_order = self._order == list(range(len(given)))
-        self.plain = self.in_order and plan.like_first and plan.along_first and not any(self._dtypes)
         self._alike = len(plan.outputs)
-        self._like, self._empty_like, self._zeros = torch.zeros_like, torch.empty_like, zeros_maker()
-        self._launchers: dict[Any, Any] = {}
-        self._adjoints: dict[Any, _Adjoint] = {}
-
-    def arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Return the kernel's arguments."""
-        given = [*values, *outputs]
-        return given if self.in_order else [given[k] for k in self._order]
-
-    def dims(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Return the launch's dimensions."""
-        if self.plan.along_first:
-            shape: tuple[int, ...] = values[self.first].shape
-            return shape
-        return tuple(map(int, self.plan.launch_shape(values)))
+        self._likes = (torch.zeros_like, torch.empty_like)
+        self._zeros = zeros_maker()
+        self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
         """Return new tensors of zeros for an operator's inputs."""
@@ -84,135 +51,73 @@ class Launches:
         """Return contiguous zeros like a tensor."""
         return self._zeros(tensor)
 
+    def empty(self, tensor: Any) -> Any:
+        """Return contiguous memory like a tensor's, which holds anything."""
+        return self._empty(tensor)
+
+    def contiguous(self, tensor: Any) -> Any:
+        """Return a tensor, or a copy of it that is contiguous."""
+        return tensor.contiguous()
+
+    def is_floating(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds real floating-point numbers."""
+        return bool(tensor.is_floating_point())
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
-        return copied(tensor)
+        import torch
+
+        return tensor.clone(memory_format=torch.contiguous_format)
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return an operator's outputs for its inputs."""
         if self.plain:
-            # What follows, without a call that could be spared: a small kernel takes less time than each.
+            # The same, without a call that could be spared: a small kernel takes less time than each.
             first = values[self.first]
-            outputs = [*map(self._like, [first] * self._alike)] if first.is_contiguous() else self.outputs(values)
             launcher = self._launchers.get(first.shape)
-            if launcher is not None:
+            if launcher is not None and first.is_contiguous():
+                outputs = [*map(self._likes[self._is_covered], [first] * self._alike)]
                 launcher(*values, *outputs)
                 return outputs
-            if indexing_of(self.kernel).covered.issuperset(self.plan.outputs):
-                # Nobody would see the zeros: each element is stored, and none is loaded.
-                self._like = self._empty_like
-        outputs, dims = self.outputs(values), self.dims(values)
-        launcher = self._launchers.get(dims)
-        if launcher is None:
-            launcher = _kept(self._launchers, dims, forall(self.kernel, tuple(dims)))
-        launcher(*self.arguments(values, outputs))
-        return outputs
+        return super().run(values)
 
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by all outputs."""
-        coming = [name for name, grad in zip(self.plan.outputs, grads, strict=True) if grad.is_floating_point()]
-        return self.adjoint_by(tuple(wanted), tuple(coming)).run(values, grads)
-
-    def adjoint_by(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> _Adjoint:
+    def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> _Adjoint:
         """Return what runs the adjoint by some inputs, from the gradients by some outputs."""
-        found = self._adjoints.get((wanted, coming))
-        if found is None:
-            found = self._adjoints.setdefault((wanted, coming), _Adjoint(self, wanted, coming))
-        return found
+        return _Adjoint(self, wanted, coming)
 
 
-class _Adjoint:
+class _Adjoint(operator_launches.Adjoint):
     """Runs the adjoint of an operator's kernel, by some inputs."""
 
     def __init__(self, launches: Launches, wanted: tuple[str, ...], coming: tuple[str, ...]) -> None:
         import torch
 
-        plan = launches.plan
-        self._launches, self._names, self._coming = launches, (*wanted, *coming), coming
-        self._by = [plan.inputs.index(name) for name in wanted]
-        self._moving = [plan.outputs.index(name) for name in coming]
-        self._by_all, self._first = wanted == plan.inputs, launches.first
-        loaded = indexing_of(launches.kernel).loaded
-        self._fresh = tuple(name for name in wanted if name in loaded) if launches.plain else ()
-        self._is_fresh = [name in self._fresh for name in wanted]
-        self._like, self._zeros = torch.zeros_like, zeros_maker()
-        self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-        self._is_contiguous, self._contiguous = torch.Tensor.is_contiguous, torch.Tensor.contiguous
-        self._plain = launches.plain and coming == plan.outputs
-        self._way = 0 if self._fresh else 1
-        self._launchers: list[dict[Any, Any]] = [{} for _ in _WAYS]
+        super().__init__(launches, wanted, coming)
+        self._by_all, self._first = wanted == launches.plan.inputs, launches.first
+        self._like, self._contiguous = torch.zeros_like, torch.Tensor.contiguous
+        self._is_contiguous = torch.Tensor.is_contiguous
+        self._plain = launches.plain and coming == launches.plan.outputs
 
     def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
-        if self._plain and self._way < _PLAIN_WAYS:
+        if self._plain and self.way < _PLAIN_WAYS:
             # As in `Launches.run`.
             shape = values[self._first].shape
-            launcher = self._launchers[self._way].get(shape)
+            launcher = self.launchers[self.way].get(shape)
             if launcher is not None:
-                by = values if self._by_all else [values[k] for k in self._by]
-                if self._way == 0:
-                    # What lies beyond the launch no thread stores.
-                    fresh = [
-                        is_fresh and tensor.shape == shape for is_fresh, tensor in zip(self._is_fresh, by, strict=True)
-                    ]
-                    made = [
-                        (self._empty if whole else self._zeros)(tensor) for whole, tensor in zip(fresh, by, strict=True)
-                    ]
+                by = values if self._by_all else [values[k] for k in self.by]
+                if self.way == 0:
+                    made = self.memory(0, shape, by)
                 else:
-                    made = [*map(self._like if all(map(self._is_contiguous, by)) else self._zeros, by)]
+                    made = [*map(self._like if all(map(self._is_contiguous, by)) else self.launches.zeros, by)]
                 given = [*map(self._contiguous, grads)]
                 try:
                     launcher(*values, *given, *made, *given)
                 except KernelUnsupportedError:
-                    self._way += 1
+                    self.way += 1
                 else:
                     return made
-        return self._at_length(values, grads)
-
-    def _at_length(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        dims, way = self._launches.dims(values), self._way
-        made = [self._zeros(values[k]) for k in self._by]
-        while True:
-            launcher = self._launchers[way].get(dims) or self._launcher(way, dims)
-            outputs, coming = self._passed(way, grads)
-            try:
-                launcher(*self._launches.arguments(values, outputs), *made, *coming)
-            except KernelUnsupportedError:
-                # A kernel that now reads another global may need another way than it did.
-                if way == len(_WAYS) - 1:
-                    raise
-                way = self._way = way + 1
-            else:
-                return made
-
-    def _passed(self, way: int, grads: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return what is passed for the outputs, and for their gradients."""
-        unused, kept, _ = _WAYS[way]
-        given = [grad.contiguous() for grad in grads]
-        outputs = given if unused else [self._zeros(grad) for grad in grads]
-        return outputs, [given[k] if kept else copied(grads[k]) for k in self._moving]
-
-    def _launcher(self, way: int, dims: tuple[int, ...]) -> Any:
-        unused, kept, fresh = _WAYS[way]
-        outputs, kernel = self._launches.plan.outputs, self._launches.kernel
-        more = (self._coming if kept else (), outputs if unused else (), self._fresh if fresh else ())
-        derivative = kernel.adjoint(self._names, *more)
-        return _kept(self._launchers[way], dims, derivative.forall(tuple(dims), checked=False))
-
-
-def _kept(known: dict[Any, Any], key: Any, made: Any) -> Any:
-    """Keep something that was made, and not too many of its kind."""
-    if len(known) >= _MOST:
-        known.clear()
-    known[key] = made
-    return made
-
-
-def copied(grad: Any) -> Any:
-    """Return a contiguous copy of a gradient, which the adjoint changes."""
-    import torch
-
-    return grad.clone(memory_format=torch.contiguous_format)
+        return super().run(values, grads)
 
 
 @functools.cache

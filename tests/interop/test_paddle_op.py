@@ -209,3 +209,59 @@ def test_an_output_may_come_before_inputs():
     x, w = (paddle.to_tensor([2.0, 3.0], stop_gradient=False) for _ in range(2))
     op(x, w).sum().backward()
     assert (x.grad.numpy() == [4, 9]).all() and (w.grad.numpy() == [8, 18]).all()
+
+
+@nb.kernel
+def weighted(x, w, y):
+    i = nb.tid()
+    y[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
+def chosen(x, w, y):
+    i = nb.tid()
+    y[i] = x[i] if i > 0 else w[i]
+
+
+@nb.kernel
+def where_positive(x, w, y):
+    i = nb.tid()
+    if x[i] > 2.0:
+        y[i] += x[i] * w[i]
+
+
+def numbers(count):
+    return paddle.arange(1, count + 1, dtype="float64")
+
+
+CALLS = {
+    "plain": (weighted, lambda x, w: x * w**2, lambda: (numbers(4), numbers(4) + 1)),
+    "longer": (weighted, lambda x, w: x * w[:4] ** 2, lambda: (numbers(4), numbers(7))),
+    "strided": (weighted, lambda x, w: x * w**2, lambda: (numbers(8)[::2], numbers(4))),
+    "conditional": (chosen, lambda x, w: paddle.concat([w[:1], x[1:]]), lambda: (numbers(4), numbers(4) + 1)),
+    "not covered": (
+        where_positive,
+        lambda x, w: (x > 2).astype("float64") * x * w,
+        lambda: (numbers(4), numbers(4) + 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("case", CALLS)
+def test_results_and_gradients_in_memory_that_held_something(case, wanted, monkeypatch):
+    empty_like = paddle.empty_like
+    monkeypatch.setattr(paddle, "empty_like", lambda x: paddle.full_like(empty_like(x), float("nan")))
+    kernel, same, make = CALLS[case]
+    op = nb.paddle_op(kernel, outputs="y")
+    for _ in range(3):
+        found = []
+        for function in (op, same):
+            tensors = [tensor.detach() for tensor in make()]
+            for tensor, want in zip(tensors, wanted, strict=True):
+                tensor.stop_gradient = not want
+            result = function(*tensors)
+            (result * numbers(4)).sum().backward()
+            found.append([result, *[tensor.grad for tensor in tensors]])
+        for ours, theirs, want in zip(*found, (True, *wanted), strict=True):
+            assert np.array_equal(ours.numpy(), theirs.numpy()) if want else ours is None
