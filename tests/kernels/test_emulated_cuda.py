@@ -75,10 +75,7 @@ def test_kernels(device, case):
     on_both(device, kernel, dim, values)
 
 
-STACKED = {"squares_in_a_loop", "prefix_products", "in_place_nested", "local_memory"}
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c[0].name not in STACKED], ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_adjoints(device, case):
     kernel, dim, *values = case
     adjoints_on_both(device, kernel, dim, values)
