@@ -24,9 +24,11 @@ from numbridge.kernels.stack_layout import ENTRY, GROUP
 __all__ = ["STACK"]
 
 _ROW = ENTRY * GROUP  # bytes from one entry of a thread to its next
-# The words of a stack: the address of its next entry, that of its first, and the one behind its last.
-_TOP, _BOTTOM, _END = 0, 8, 16
+# The words of a stack: the address of its next entry, that of its first, and the one behind its last. They are reached by a
+# pointer and never by an address, so that they may lie in registers.
+_TOP, _BOTTOM, _END = 0, 1, 2
 _WORD = ir.IntType(64)
+_Words = types.CPointer(types.int64)
 
 
 @intrinsic
@@ -34,9 +36,10 @@ def new(typing_context: Any) -> Any:
     """Return a stack without memory, which ends with the function that calls this."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(_WORD, 3)), _WORD)
+        words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, 3))
+        return builder.bitcast(words, _WORD.as_pointer())
 
-    return types.int64(), generate
+    return _Words(), generate
 
 
 @intrinsic
@@ -50,13 +53,24 @@ def _address(typing_context: Any, array: Any) -> Any:
 
 
 @intrinsic
-def _load(typing_context: Any, address: Any, offset: Any) -> Any:
-    """Return the word some bytes behind an address."""
+def _word(typing_context: Any, stack: Any, number: Any) -> Any:
+    """Return a word of a stack."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(builder.add(*arguments), _WORD.as_pointer()))
+        return builder.load(builder.gep(arguments[0], [arguments[1]], inbounds=True))
 
-    return types.int64(types.int64, types.int64), generate
+    return types.int64(_Words, types.int64), generate
+
+
+@intrinsic
+def _set_word(typing_context: Any, stack: Any, number: Any, value: Any) -> Any:
+    """Change a word of a stack."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], builder.gep(arguments[0], [arguments[1]], inbounds=True))
+        return context.get_dummy_value()
+
+    return types.void(_Words, types.int64, types.int64), generate
 
 
 @intrinsic
@@ -142,19 +156,19 @@ def place(stack: Any, memory: Any, places: Any, number: Any, count: Any) -> None
     group = thread // GROUP
     at = group * count + number
     bottom = _address(memory) + ENTRY * (places[at] + thread - group * GROUP)
-    _put(stack + _TOP, bottom)
-    _put(stack + _BOTTOM, bottom)
-    _put(stack + _END, bottom + ENTRY * (places[at + 1] - places[at]))
+    _set_word(stack, _TOP, bottom)
+    _set_word(stack, _BOTTOM, bottom)
+    _set_word(stack, _END, bottom + ENTRY * (places[at + 1] - places[at]))
 
 
 @cuda.jit(device=True)
 def _grow(stack: Any, entries: Any) -> Any:
     """Raise a stack, and return the address of the first new entry."""
-    top = _load(stack, _TOP)
+    top = _word(stack, _TOP)
     raised = top + entries * _ROW
-    if raised > _load(stack, _END):
+    if raised > _word(stack, _END):
         _end_kernel()
-    _put(stack + _TOP, raised)
+    _set_word(stack, _TOP, raised)
     return top
 
 
@@ -167,15 +181,15 @@ def push(stack: Any, value: Any) -> None:
 @cuda.jit(device=True)
 def pop(stack: Any, like: Any) -> Any:
     """Take a number of the type of `like` from a stack."""
-    top = _load(stack, _TOP) - _ROW
-    _put(stack + _TOP, top)
+    top = _word(stack, _TOP) - _ROW
+    _set_word(stack, _TOP, top)
     return _take(top, like)
 
 
 @cuda.jit(device=True)
 def height(stack: Any) -> Any:
     """Return how high a stack is."""
-    return _load(stack, _TOP) - _load(stack, _BOTTOM)
+    return _word(stack, _TOP) - _word(stack, _BOTTOM)
 
 
 @cuda.jit(device=True)
@@ -187,11 +201,11 @@ def remember(log: Any, array: Any, index: Any) -> None:
 @cuda.jit(device=True)
 def undo(log: Any, array: Any, mark: Any) -> None:
     """Bring back everything that was remembered since a stack was as high as `mark`."""
-    top, end = _load(log, _TOP), _load(log, _BOTTOM) + mark
+    top, end = _word(log, _TOP), _word(log, _BOTTOM) + mark
     while top > end:
         top -= 2 * _ROW
         _bring_back(top, array)
-    _put(log + _TOP, top)
+    _set_word(log, _TOP, top)
 
 
 @cuda.jit(device=True)
