@@ -62,7 +62,9 @@ class _Measuring(ForwardSweep):
     def __init__(self, program: Program, wanted: Collection[str]) -> None:
         super().__init__(program, wanted, MOST_SLOTS, bounded=True)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
-        self.needs.values, self._stored = self.needs.deciding([*self._remembered, *raises])
+        pushing = self._remembered
+        self.needs.values, self._stored = self.needs.deciding([*pushing, *raises])
+        self.needs.replayed = {*pushing, *self._stored}
 
     def run(self, name: str) -> Measured:
         """Write everything."""
