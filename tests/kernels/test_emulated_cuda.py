@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 
@@ -18,7 +17,6 @@ from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.adjoint.rules import RULES
-from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.launch import launch
 from ptx_emulator.execution import BadAccessError
 
@@ -86,9 +84,7 @@ def test_random_programs(device, number):
     choices = random.Random(1000 + number)
     kernel, values = declared(Writer(choices.randrange).program()), arguments(number)
     on_both(device, kernel, 2, values)
-    with contextlib.suppress(KernelUnsupportedError):
-        # A loop whose overwritten elements would have to be remembered has no adjoint on CUDA.
-        adjoints_on_both(device, kernel, 2, values)
+    adjoints_on_both(device, kernel, 2, values)
 
 
 # The shapes of launches

@@ -631,7 +631,7 @@ def _ret(body: Any, it: Instruction) -> None:
 @_handles("trap")
 def _trap(body: Any, it: Instruction) -> None:
     # Noted as an access that no memory allows; the launch fails with it.
-    body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 0, i64 0, i64 {it.line}, i64 0)")
+    body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 1, i64 0, i64 {it.line}, i64 0)")
     body.end("ret void")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import numpy as np
@@ -13,9 +12,6 @@ from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
 from numbridge.kernels.adjoint.measuring import measure
 from numbridge.kernels.adjoint.reverse import reverse
-from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.intrinsics import tid
-from numbridge.kernels.kernel import kernel
 
 
 def copied(values):
