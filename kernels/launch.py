@@ -444,7 +444,7 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
 
 
 def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
-    from numbridge.kernels.adjoint.derive import launch_adjoint
+    from numbridge.kernels.adjoint.direct import launch_adjoint
 
     if not possible:
         raise NumbridgeValueError(

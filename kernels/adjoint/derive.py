@@ -20,7 +20,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
-from numbridge.kernels.arguments import bound_types, check_array, check_count, check_writable
+from numbridge.kernels.arguments import bound_types, check_array, check_writable
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived", "launch_adjoint"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -597,40 +597,3 @@ def derived(
         found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused)
     made: Derivative = found
     return made
-
-
-def launch_adjoint(
-    kernel: Kernel,
-    dim: Any,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    adj_inputs: Sequence[Any],
-    adj_outputs: Sequence[Any],
-) -> None:
-    """Run a kernel's adjoint, given adjoints side by side with the arguments; None where no gradient is wanted."""
-    arguments = [*inputs, *outputs]
-    adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
-    check_count(kernel, arguments)
-    names = [parameter.name for parameter in kernel.parameters]
-    given = [(name, adjoint) for name, adjoint in zip(names, adjoints, strict=True) if adjoint is not None]
-    if not given:
-        raise NumbridgeValueError(
-            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs"
-        )
-    written = kernel.source.written()
-    if not any(name in written for name, _ in given):
-        raise NumbridgeValueError(
-            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint of what it writes "
-            f"({', '.join(name for name in names if name in written) or 'nothing'}), so every gradient would be zero; give it in "
-            "adj_outputs"
-        )
-    derivative = kernel.adjoint([name for name, _ in given])
-    derivative.forall(dim)(*arguments, *(adjoint for _, adjoint in given))
-
-
-def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    if adjoints and len(adjoints) != len(arguments):
-        raise NumbridgeValueError(
-            f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
-        )
-    return list(adjoints) or [None] * len(arguments)

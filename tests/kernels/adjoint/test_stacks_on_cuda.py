@@ -6,7 +6,9 @@ They run on emulated devices, and must give what the CPU's give. What the text c
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
+import random
 
 import ml_dtypes
 import numpy as np
@@ -14,11 +16,14 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
+from adjoint_as_python import floats_of, program_of, run_adjoint
 from adjoint_cases import CASES, in_place_nested, name_of, prefix_products, squares_in_a_loop
+from adjoint_programs import Writer, arguments, declared
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.adjoint import stacks_on_cuda
+from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.adjoint.stack_kernels import measuring, with_memory
 from numbridge.kernels.errors import DeviceError, KernelUnsupportedError
 from numbridge.kernels.intrinsics import tid
@@ -175,12 +180,12 @@ def as_often_as_it_says(y, x, counts):
 
 
 def test_what_decides_is_measured_on_a_copy(device):
-    random = np.random.default_rng(2)
-    y, x, counts = random.uniform(0.5, 1.5, (40, 3)), random.uniform(0.5, 1.5, 40), random.integers(0, 4, (40, 3))
+    rng = np.random.default_rng(2)
+    y, x, counts = rng.uniform(0.5, 1.5, (40, 3)), rng.uniform(0.5, 1.5, 40), rng.integers(0, 4, (40, 3))
     adjoint = as_often_as_it_says.adjoint(["y", "x"])
     assert on_both(device, as_often_as_it_says, 40, [y, x, counts])
     assert on_both(device, as_often_as_it_says, 40, [y, x, np.asfortranarray(counts)[::-1]])
-    assert on_both(device, until_small, 40, [x, random.uniform(0.1, 0.9, 40)])
+    assert on_both(device, until_small, 40, [x, rng.uniform(0.1, 0.9, 40)])
     (plan,) = (known[0] for key, known in adjoint._plans.items() if key[2] == "cuda")
     assert plan.measured.changes == {"counts"}
 
@@ -194,8 +199,8 @@ def turned(v: nb.array1d[nb.vec3], m, n):
 
 
 def test_vectors_that_decide(device):
-    random = np.random.default_rng(4)
-    values, m, by_v, by_m = (random.normal(size=s).astype(np.float32) for s in ((7, 3), 7, (7, 3), 7))
+    rng = np.random.default_rng(4)
+    values, m, by_v, by_m = (rng.normal(size=s).astype(np.float32) for s in ((7, 3), 7, (7, 3), 7))
     made = []
     for place in (lambda v: v, device.on_device):
         inputs, by = copied([values, m]), copied([by_v, by_m])
@@ -206,6 +211,54 @@ def test_vectors_that_decide(device):
         made.append(by)
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*made, strict=True))
     assert not np.array_equal(made[1][0], by_v)
+
+
+def test_second_derivatives(device):
+    tangent = squares_in_a_loop.tangent(["y"])
+    adjoint = tangent.adjoint(["y", "_nb_tan_y"])
+    rng = np.random.default_rng(2)
+    given = [rng.uniform(0.2, 0.9, 5) for _ in range(4)]
+    made = []
+    for place in (lambda v: v, device.on_device):
+        y, moved, by_y, by_moved = arrays = copied(given)
+        adjoint.forall(5)(place(y), 3, *map(place, (moved, by_y, by_moved)))
+        assert np.array_equal(y, given[0]) and np.array_equal(moved, given[1])
+        made.append(arrays)
+    assert all(np.allclose(a, b, rtol=1e-12) for a, b in zip(*made, strict=True))
+    assert not np.allclose(made[1][2:], given[2:])
+
+
+def with_stacks(count):
+    """Yield random programs whose adjoints have stacks, with arguments."""
+    found = 0
+    for number in itertools.count():
+        choices = random.Random(number)
+        made, values = declared(Writer(choices.randrange).program()), arguments(number)
+        wanted = floats_of(made, values)
+        if reverse(program_of(made, values), wanted, "adjoint", bounded=True).stacks:
+            found += 1
+            yield made, values
+        if found == count:
+            return
+
+
+def test_random_programs(device):
+    for made, values in with_stacks(12):
+        names = [p.name for p in made.parameters]
+        given = {k: g for k, g in zip(names, random_like(values), strict=True) if g is not None and g.dtype.kind == "f"}
+        given["a"] = np.zeros(())
+        here, there = ({k: v.copy() for k, v in given.items()} for _ in range(2))
+        inputs = copied(values)
+        run_adjoint(made, (2,), copied(values), here)
+        launch(
+            made,
+            2,
+            [device.on_device(v) if isinstance(v, np.ndarray) else v for v in inputs],
+            adj_inputs=[device.on_device(there[name]) if name in there else None for name in names],
+            adjoint=True,
+        )
+        assert all(np.allclose(here[k], there[k], rtol=1e-9, atol=1e-9, equal_nan=True) for k in given), made
+        assert all(np.array_equal(a, b) for a, b in zip(inputs, values, strict=True))
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
