@@ -167,6 +167,7 @@ def compile_ptx(
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_field"] = field
+    names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row
     names["_nb_moved"] = cuda_intrinsics.moved
     names |= numba_elements.component_atomics(cuda_intrinsics)

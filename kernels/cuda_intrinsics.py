@@ -14,7 +14,7 @@ from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic, overload
 
-__all__ = ["ATOMICS", "element_pointer", "moved", "nonnegative", "row"]
+__all__ = ["ATOMICS", "decided", "element_pointer", "moved", "nonnegative", "row"]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
@@ -32,6 +32,12 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.int64(types.int64), generate
+
+
+@cuda.jit(device=True)
+def decided(condition: Any) -> Any:
+    """Return a condition, whose value Numba does not look for here."""
+    return condition
 
 
 @intrinsic

@@ -47,6 +47,23 @@ def test_float64_and_atomics():
     assert re.search(r"atom(\.\w+)*\.add\.f64", ptx_of(case[0], case[2:], np.float64))
 
 
+@kernel
+def decided_before(x, y):
+    i = tid()
+    u = 0.5
+    if u + 0.7 > 0.2 and 1 < 3:
+        y[i] = x[i] * y[i] * y[i]
+    else:
+        y[i] = x[i] * y[i]
+    y[i] = y[i] * y[i]
+
+
+def test_branches_that_are_never_taken():
+    x = np.ones(3)
+    ptx = decided_before.adjoint(["x", "y"]).ptx(x, x, x, x, capability=(9, 0))
+    assert "setp.ge" in ptx and ptx.count("setp") <= 2
+
+
 @pytest.fixture
 def driver():
     with fake_cuda() as fake:
