@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -72,3 +73,16 @@ def test_random_programs():
         with_stacks += found is not None
         changing += found is not None and bool(found[2].changes)
     assert with_stacks > 100 and changing > 10, (with_stacks, changing)
+
+
+def test_the_text_is_the_same_every_time():
+    case = next(c for c in CASES if c[0].name == "in_place_nested")
+    first, again = (measured_and_taken(case[0], case[1], copied(case[2:]))[2] for _ in range(2))
+    assert first == again and first.stacks == 2 and first.compares_floats and first.changes == {"y"}
+    assert re.search(r"adjoint_cases.py:\d+:\d+\n.*y\[i, m\] = .*\n +\^", first.place)
+
+
+def test_what_decides_on_nothing_is_left_out():
+    case = next(c for c in CASES if c[0].name == "squares_in_a_loop")
+    counting = measured_and_taken(case[0], case[1], copied(case[2:]))[2]
+    assert not counting.changes and not counting.compares_floats and "y[" not in counting.text

@@ -139,6 +139,13 @@ def test_threads_of_different_heights_and_several_ids(device, monkeypatch, dim, 
     assert on_both(device, triangle, dim, values)
 
 
+def test_blocks_that_are_no_whole_groups(device):
+    values = [np.random.default_rng(2).uniform(0.1, 0.9, 100), np.array([0.4, 0.3, 0.2])]
+    geometry = geometry_of(triangle, 100, 33, max_blocks=2)
+    assert geometry.cuda_grid[0] * geometry.cuda_block[0] == 66
+    assert on_both(device, triangle, 100, values, triangle.adjoint(["y", "x"]).over(geometry))
+
+
 @kernel
 def planes(y, n):
     i, j, k = tid()
@@ -213,6 +220,39 @@ def test_vectors_that_decide(device):
     assert not np.array_equal(made[1][0], by_v)
 
 
+COUNTED = np.dtype([("x", np.float64), ("n", np.int64)])
+
+
+@kernel
+def counted(p, a):
+    i = tid()
+    k = 0
+    while k < p[i].n:
+        p[i].x = p[i].x * a[i] + p[i].x * p[i].x
+        k += 1
+        if k == 2:
+            p[i].n = p[i].n + 1
+
+
+def test_records_that_decide(device):
+    rng = np.random.default_rng(4)
+    p, by_p = np.zeros(40, COUNTED), np.zeros(40, COUNTED)
+    p["x"], p["n"], by_p["x"] = rng.uniform(0.1, 0.9, 40), rng.integers(0, 5, 40), 1.0
+    a, by_a = rng.uniform(0.1, 0.5, (2, 40))
+    made = []
+
+    def records(values):
+        return nb.asarray(device.on_device(values.view(np.uint64).reshape(-1, 2)), dtype=COUNTED)
+
+    for place, of in ((lambda v: v, lambda v: v), (device.on_device, records)):
+        inputs, by = copied([p, a]), copied([by_p, by_a])
+        launch(counted, 40, [of(inputs[0]), place(inputs[1])], adj_inputs=[of(by[0]), place(by[1])], adjoint=True)
+        assert np.array_equal(inputs[0], p)
+        made.append(by)
+    assert np.allclose(made[0][0]["x"], made[1][0]["x"], rtol=1e-12) and np.allclose(made[0][1], made[1][1], rtol=1e-12)
+    assert not np.allclose(made[1][1], by_a)
+
+
 def test_second_derivatives(device):
     tangent = squares_in_a_loop.tangent(["y"])
     adjoint = tangent.adjoint(["y", "_nb_tan_y"])
@@ -243,7 +283,7 @@ def with_stacks(count):
 
 
 def test_random_programs(device):
-    for made, values in with_stacks(12):
+    for made, values in with_stacks(8):
         names = [p.name for p in made.parameters]
         given = {k: g for k, g in zip(names, random_like(values), strict=True) if g is not None and g.dtype.kind == "f"}
         given["a"] = np.zeros(())
