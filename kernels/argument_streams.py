@@ -13,7 +13,7 @@ from numbridge.kernels import cuda_driver
 from numbridge.kernels.machine import capsule_pointer, machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.readers import Description, reader_of, stream_of
+from numbridge.kernels.readers import Description, ask_stream, reader_of, stream_of
 
 __all__ = ["argument_stream", "launch_streams"]
 
@@ -31,7 +31,8 @@ def argument_stream(argument: Any, ordinal: int) -> int:
     if ctypes.c_int64.from_address(address + dl.RECORD_FLAGS).value & dl.RECORD_HAS_STREAM:
         return ctypes.c_int64.from_address(address + dl.RECORD_STREAM).value
     owner = machine().owner(record)
-    return stream_of(argument if owner is None else owner, ordinal)
+    function = reader_of(argument if owner is None else owner).stream
+    return ask_stream(function, ordinal) if function else cuda_driver.devices().current_stream(ordinal)
 
 
 def launch_streams(arguments: Sequence[Any], found: Sequence[Description]) -> tuple[int, list[int]]:
