@@ -13,12 +13,13 @@ from numbridge import strided
 from numbridge.element_views import packed, scalar_shape, unpacked
 from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
+from numbridge.kernels.element_arguments import element_flags, inner_strides
 from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import Scalar, scalar_of
 from numbridge.kernels.watching import is_watched, watchers
-from numbridge.memory import adopt, allocate, element_flags, element_of, inner_strides, native, row_of, wrap
+from numbridge.memory import adopt, allocate, element_of, native, row_of, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

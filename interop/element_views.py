@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels.element_arguments import has_components
+from numbridge.kernels.element_arguments import has_components, inner_strides
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import BufferAccessError, ConversionError
-from numbridge.memory import element_of, inner_strides, packed_record, row_of, wrap
+from numbridge.memory import element_of, packed_record, row_of, wrap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

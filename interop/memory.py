@@ -17,6 +17,7 @@ import numpy as np
 from numbridge import bridge, strided
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.element_arguments import element_flags, inner_strides
 from numbridge.kernels.elements import ElementType, by_number, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.machine import Machine, machine
@@ -33,9 +34,7 @@ __all__ = [
     "adopt",
     "allocate",
     "array_class",
-    "element_flags",
     "element_of",
-    "inner_strides",
     "native",
     "packed_record",
     "row_of",
@@ -158,13 +157,6 @@ def element_of(array: Array) -> ElementType | None:
     return by_number(native().word(array) >> nb.WORD_ELEMENT & 0xFFFF)
 
 
-def element_flags(element: ElementType | None) -> int:
-    """Return the flags of a record whose last dimensions are those of an element."""
-    if element is None:
-        return 0
-    return element.number << dl.RECORD_ELEMENT | len(element.extents) << dl.RECORD_INNER
-
-
 def packed_record(record: Any, element: ElementType | None, flags: int = 0) -> Any:
     """Return a record of a record's memory whose last dimensions are those of an element, or all scalars for None.
 
@@ -182,11 +174,6 @@ def packed_record(record: Any, element: ElementType | None, flags: int = 0) -> A
     steps = tuple([step // size for step in strides])
     place = (address, tag, device, ordinal)
     return native().new_record(record, *place, shape, steps, flags | element_flags(element))
-
-
-def inner_strides(element: ElementType) -> tuple[int, ...]:
-    """Return the bytes from one component to the next along each dimension of an element."""
-    return tuple(step * element.scalar.itemsize for step in strided.contiguous(element.extents))
 
 
 def allocate(

@@ -6,6 +6,7 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import re
 import threading
@@ -18,9 +19,10 @@ from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
+from numba.cuda.cudadrv import nvvm
 from numba.cuda.extending import lower_cast
 
-from numbridge.kernels import cuda_intrinsics, cuda_ufuncs, numba_elements
+from numbridge.kernels import cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.errors import KernelError
@@ -95,6 +97,17 @@ def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
             dispatcher.get_current_device = original
 
 
+@contextlib.contextmanager
+def _without_fusing() -> Iterator[None]:
+    """Let NVVM leave products and sums apart: numba.cuda has no option for that. `_for_capability` is around this."""
+    original = nvvm.compile_ir
+    nvvm.compile_ir = functools.partial(original, fma=False)
+    try:
+        yield
+    finally:
+        nvvm.compile_ir = original
+
+
 def compile_ptx(
     text: str,
     filename: str,
@@ -106,6 +119,7 @@ def compile_ptx(
     origin: Callable[[int], str | None],
     dims: int,
     fastmath: bool = False,
+    fused: bool = True,
 ) -> tuple[str, str, tuple[str, ...]]:
     """Compile the generated source of a variant to PTX.
 
@@ -127,6 +141,8 @@ def compile_ptx(
         How many dimensions (int64) follow the parameters.
     fastmath : bool
         Whether the compiler may reassociate floating-point arithmetic.
+    fused : bool
+        Whether it may make one operation of a product and a sum, which then is rounded once.
 
     Returns
     -------
@@ -151,13 +167,15 @@ def compile_ptx(
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
     names["_nb_field"] = field
+    names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row
     names["_nb_moved"] = cuda_intrinsics.moved
     names |= numba_elements.component_atomics(cuda_intrinsics)
+    names |= cuda_stack.STACK
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        with _for_capability(capability):
+        with _for_capability(capability), contextlib.nullcontext() if fused else _without_fusing():
             ptx, _ = cuda.compile_ptx(names[GRID], signature, cc=capability, fastmath=fastmath)
     # The last two for `row += 1` on a read-only row, and for what numba.cuda does not print.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError) as error:
@@ -227,13 +245,23 @@ def compile_cubin(
     origin: Callable[[int], str | None],
     dims: int,
     fastmath: bool = False,
+    fused: bool = True,
 ) -> Compiled:
     """Compile the generated source of a variant to a cubin; parameters and errors as in `compile_ptx` and `link`.
 
     The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX among the facts.
     """
     ptx, symbol, wide = compile_ptx(
-        text, filename, namespace, parameters, capability, entry=entry, origin=origin, dims=dims, fastmath=fastmath
+        text,
+        filename,
+        namespace,
+        parameters,
+        capability,
+        entry=entry,
+        origin=origin,
+        dims=dims,
+        fastmath=fastmath,
+        fused=fused,
     )
     facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx)}
     return Compiled((link(ptx, capability, entry),), {"kernel": symbol}, (), facts)

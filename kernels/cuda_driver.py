@@ -295,14 +295,19 @@ class CudaDevices:
     @contextlib.contextmanager
     def _within(self, ordinal: int) -> Iterator[None]:
         """Make a device's context current; one thread at a time."""
+        with _lock, self._current(ordinal):
+            yield
+
+    @contextlib.contextmanager
+    def _current(self, ordinal: int) -> Iterator[None]:
+        """Make a device's context current in this thread."""
         self.prepare(ordinal)
-        with _lock:
-            popped = ctypes.c_void_p()
-            self._checked("cuCtxPushCurrent_v2", int(self._contexts[ordinal]))
-            try:
-                yield
-            finally:
-                self._checked("cuCtxPopCurrent_v2", ctypes.addressof(popped))
+        popped = ctypes.c_void_p()
+        self._checked("cuCtxPushCurrent_v2", int(self._contexts[ordinal]))
+        try:
+            yield
+        finally:
+            self._checked("cuCtxPopCurrent_v2", ctypes.addressof(popped))
 
     def allocate(self, ordinal: int, size: int, stream: int) -> int:
         """Return the address of `size` bytes of new device memory, which may be used by what comes next on a stream."""
@@ -315,6 +320,33 @@ class CudaDevices:
         """Give back memory of `allocate` when a stream has done what it was given."""
         with self._within(ordinal):
             self._checked("cuMemFreeAsync", address, stream)
+
+    def clear(self, ordinal: int, address: int, size: int, stream: int) -> None:
+        """Fill device memory with zeros; queued."""
+        with self._within(ordinal):
+            self._checked("cuMemsetD8Async", address, 0, size, stream)
+
+    def copy(self, ordinal: int, target: int, source: int, size: int, stream: int) -> None:
+        """Copy within device memory; queued."""
+        with self._within(ordinal):
+            self._checked("cuMemcpyDtoDAsync_v2", target, source, size, stream)
+
+    def copy_in(self, ordinal: int, target: int, source: np.ndarray[Any, Any], stream: int) -> None:
+        """Copy a contiguous array to device memory; queued, but the array may be changed when this returns."""
+        with self._within(ordinal):
+            self._checked("cuMemcpyHtoDAsync_v2", target, source.ctypes.data, source.nbytes, stream)
+
+    def copy_out(self, ordinal: int, target: np.ndarray[Any, Any], source: int, stream: int) -> None:
+        """Copy device memory to a contiguous array, and wait until the stream has done that, and whatever came before."""
+        # Other threads launch meanwhile.
+        with self._current(ordinal):
+            self._checked("cuMemcpyDtoHAsync_v2", target.ctypes.data, source, target.nbytes, stream)
+            self._checked("cuStreamSynchronize", stream)
+
+    def is_capturing(self, ordinal: int, stream: int) -> bool:
+        """Tell whether a graph captures a stream."""
+        with self._within(ordinal):
+            return self._is_capturing(stream)
 
     def _checked(self, function: str, *arguments: int) -> None:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))

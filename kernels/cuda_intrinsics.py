@@ -14,7 +14,7 @@ from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic, overload
 
-__all__ = ["ATOMICS", "moved", "nonnegative", "row"]
+__all__ = ["ATOMICS", "decided", "element_pointer", "moved", "nonnegative", "row"]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
@@ -32,6 +32,12 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.int64(types.int64), generate
+
+
+@cuda.jit(device=True)
+def decided(condition: Any) -> Any:
+    """Return a condition, whose value Numba does not look for here."""
+    return condition
 
 
 @intrinsic
@@ -114,7 +120,7 @@ def atomic_exch(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     _check("exch", typing_context, array, index, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _element(context, builder, signature, arguments)
+        pointer = element_pointer(context, builder, signature.args, arguments)
         return _as_bits(builder, pointer, lambda place, bits: builder.atomic_rmw("xchg", place, bits, "monotonic"))(
             arguments[2]
         )
@@ -128,7 +134,7 @@ def atomic_cas(typing_context: Any, array: Any, index: Any, compare: Any, value:
     _check("cas", typing_context, array, index, compare, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _element(context, builder, signature, arguments)
+        pointer = element_pointer(context, builder, signature.args, arguments)
         expected, new = arguments[2:]
         if isinstance(array.dtype, types.Float):
             return _store_while_equal(builder, pointer, expected, new)
@@ -150,10 +156,12 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
             raise TypingError(f"atomic_{name} cannot store {value} into elements of {array.dtype}; convert it first")
 
 
-def _element(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Return the address of the element that an atomic operation works on."""
-    array_type, index_type = signature.args[:2]
+def element_pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    """Return the address of an element, given an array and an index, and their types."""
+    array_type, index_type = kinds[:2]
     view = context.make_array(array_type)(context, builder, arguments[0])
+    if not array_type.ndim:
+        return view.data
     parts, kinds = [arguments[1]], [index_type]
     if isinstance(index_type, types.BaseTuple):
         parts, kinds = cgutils.unpack_tuple(builder, arguments[1], len(index_type)), list(index_type)

@@ -20,9 +20,12 @@ from numbridge.kernels.readers import Description, array_text
 __all__ = [
     "check_elements",
     "check_value",
+    "element_flags",
     "full_shape",
+    "full_strides",
     "has_components",
     "inner_dimensions",
+    "inner_strides",
     "outer_rank",
     "record_dtype",
 ]
@@ -46,6 +49,23 @@ def record_dtype(annotation: Any, found: Description | None = None) -> np.dtype[
 def full_shape(found: Description) -> tuple[int, ...]:
     """Return a value's shape with the dimensions of its elements."""
     return found.shape if found.element is None else (*found.shape, *found.element.extents)
+
+
+def full_strides(found: Description) -> tuple[int, ...]:
+    """Return an array's strides in bytes with those of its elements."""
+    return found.strides if found.element is None else (*found.strides, *inner_strides(found.element))
+
+
+def inner_strides(element: ElementType) -> tuple[int, ...]:
+    """Return the bytes from one component to the next along each dimension of an element."""
+    return np.empty(element.extents, element.scalar.numpy).strides
+
+
+def element_flags(element: ElementType | None) -> int:
+    """Return the flags of a record whose last dimensions are those of an element."""
+    if element is None:
+        return 0
+    return element.number << dl.RECORD_ELEMENT | len(element.extents) << dl.RECORD_INNER
 
 
 def check_elements(where: str, annotation: ArrayAnnotation, got: str, found: Description) -> None:

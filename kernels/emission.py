@@ -49,6 +49,9 @@ class Emitted:
         threads return is added; see `range_source`.
     private : Private or None
         For derivatives: another function of the text, for threads that share no elements with others.
+    repeatable : bool
+        Whether the same arithmetic must give the same bits here as in another kernel, so that neither may be reassociated or
+        fused; on CUDA.
     parts : tuple of (FunctionSource, ast.FunctionDef)
         The functions of the text in its order, as they were rewritten; none for derivatives.
     sites : tuple of (FunctionSource, ast.AST, str)
@@ -65,6 +68,7 @@ class Emitted:
     asks_for_block: bool = False
     sums: tuple[tuple[str, str], ...] = ()
     private: Private | None = None
+    repeatable: bool = False
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from numbridge.kernels.rewriting import CUDA_MODULE
 
-__all__ = ["GRID", "Form", "block_shape", "grid_shape", "grid_source"]
+__all__ = ["GRID", "Form", "block_shape", "fewer_blocks", "grid_shape", "grid_source"]
 
 Form = Literal["masked", "plain"]
 GRID = "_nb_grid"
@@ -64,11 +64,16 @@ def block_shape(along: Sequence[int], block_dim: int, *, first_along_x: bool) ->
 def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> tuple[int, int, int]:
     """Return the grid that covers extents along x, y and z, with at most `max_blocks` blocks if that is not 0."""
     grid = [min(-(-extent // size), limit) for extent, size, limit in zip(along, block, _GRID_LIMITS, strict=True)]
-    if max_blocks:
-        for axis in (2, 1, 0):
-            others = math.prod(grid) // max(grid[axis], 1)
-            grid[axis] = min(grid[axis], max(max_blocks // max(others, 1), 1))
-    return grid[0], grid[1], grid[2]
+    return fewer_blocks(grid, max_blocks) if max_blocks else (grid[0], grid[1], grid[2])
+
+
+def fewer_blocks(grid: Sequence[int], most: int) -> tuple[int, int, int]:
+    """Return a grid of at most `most` blocks, shorter along some axes; each block then runs more of a masked kernel's ids."""
+    made = [*grid]
+    for axis in (2, 1, 0):
+        others = math.prod(made) // max(made[axis], 1)
+        made[axis] = min(made[axis], max(most // max(others, 1), 1))
+    return made[0], made[1], made[2]
 
 
 def grid_source(

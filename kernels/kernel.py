@@ -171,17 +171,17 @@ class Kernel(Sourced):
         plain : bool
             For ``kernel[blocks, threads]`` rather than `launch`.
         """
-        from numbridge.kernels import variant
-
-        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
-        return str(code.compiled.facts["ptx"])
+        return str(self._cuda_code(arguments, capability, plain=plain).facts["ptx"])
 
     def cubin(self, *arguments: Any, capability: tuple[int, int] | None = None, plain: bool = False) -> bytes:
         """Return the machine code that arguments of these types run on CUDA; parameters as in `ptx`."""
+        code: bytes = self._cuda_code(arguments, capability, plain=plain).objects[0]
+        return code
+
+    def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:
         from numbridge.kernels import variant
 
-        code = variant.compile_for(self, arguments, capability, "plain" if plain else "masked")
-        return code.compiled.objects[0]
+        return variant.compile_for(self, arguments, capability, "plain" if plain else "masked").compiled
 
     def explain(self, *arguments: Any) -> Any:
         """Return what the kernel becomes for these arguments: types, float64 arithmetic that remains, generated source."""

@@ -30,7 +30,7 @@ from numbridge.kernels.source import Program
 from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
-__all__ = ["Explanation", "Geometry", "Launch", "configure", "explain", "forall", "launch", "launcher"]
+__all__ = ["Explanation", "Geometry", "Launch", "configure", "explain", "forall", "geometry_of", "launch", "launcher"]
 
 _MAX_ATTEMPTS = 16
 _MAX_LAUNCHERS = 256
@@ -259,6 +259,18 @@ def forall(
         ``launcher(*arguments)``. It checks its arguments and returns None: on the CPU when the kernel has run, without the
         GIL; on CUDA when it is queued.
     """
+    return launcher(kernel, geometry_of(kernel, dim, block_dim, max_blocks, stream, device))
+
+
+def geometry_of(
+    kernel: Kernel,
+    dim: Any,
+    block_dim: int = 256,
+    max_blocks: int = 0,
+    stream: int | None = None,
+    device: Device | None = None,
+) -> Geometry:
+    """Return what a launch comes to; parameters as for `forall`."""
     dims = dimensions(kernel, dim)
     if max_blocks < 0:
         raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
@@ -269,7 +281,7 @@ def forall(
     along = extents(dims if kernel.source.index_rank else (math.prod(dims),), first_along_x=along_first)
     cuda_block = block_shape(along, block_dim, first_along_x=along_first)
     cuda_grid = grid_shape(along, cuda_block, max_blocks)
-    return launcher(kernel, Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream))
+    return Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream)
 
 
 def remembered(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
@@ -432,7 +444,7 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
 
 
 def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
-    from numbridge.kernels.adjoint.derive import launch_adjoint
+    from numbridge.kernels.adjoint.direct import launch_adjoint
 
     if not possible:
         raise NumbridgeValueError(

@@ -107,7 +107,7 @@ _CPU_SOURCES = (
     *("float_math", "generated_code", "native_code", "printing"),
     *_ELEMENTS,
 )
-_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_ufuncs", *_ELEMENTS)
+_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "stack_layout", *_ELEMENTS)
 
 
 @functools.cache

@@ -399,8 +399,9 @@ def _cuda_code(
         batched=batched,
         levels=levels,
     )
-    text = _generated_source(kernel, parameters, emitted, around, f"compute capability {capability}, {form}")
-    fastmath = bool(kernel.options.get("fastmath"))
+    where = f"compute capability {capability}, {form}{', without fused operations' if emitted.repeatable else ''}"
+    text = _generated_source(kernel, parameters, emitted, around, where)
+    fastmath = bool(kernel.options.get("fastmath")) and not emitted.repeatable
     dims = max(rank, 1) if form == "masked" else 0
     key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
     source_file = _source_file(emitted.entry, key, text)
@@ -418,6 +419,7 @@ def _cuda_code(
             origin=_origins(emitted, text),
             dims=dims + (levels * (1 + len(batched))),
             fastmath=fastmath,
+            fused=not emitted.repeatable,
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)

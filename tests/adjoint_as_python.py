@@ -26,11 +26,21 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarTy
 from numbridge.kernels.rewriting import rewrite
 
 
-def _remember(log: list[Any], array: Any, index: Any) -> None:
-    log.append((index, array[index]))
+class Stack(list[Any]):
+    """A stack that knows how high it was at most."""
+
+    highest = 0
+
+    def push(self, value: Any) -> None:
+        self.append(value)
+        self.highest = max(self.highest, len(self))
 
 
-def _undo(log: list[Any], array: Any, mark: int) -> None:
+def _remember(log: Stack, array: Any, index: Any) -> None:
+    log.push((index, array[index]))
+
+
+def _undo(log: Stack, array: Any, mark: int) -> None:
     while len(log) > mark:
         index, value = log.pop()
         array[index] = value
@@ -54,10 +64,13 @@ RUNTIME: dict[str, Any] = {
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
     "_nb_add": _atomic_add,
-    "_nb_stack_new": list,
+    "_nb_stack_new": Stack,
+    # The memory of stacks is a list of them here, and what they need a list of numbers.
+    "_nb_stack_place": lambda stack, memory, places, number, count: memory.append(stack),
+    "_nb_stack_measured": lambda needs, number, count, entries: needs.append(entries),
     "_nb_stack_height": len,
     "_nb_stack_free": lambda stack: None,
-    "_nb_stack_push": lambda stack, value: stack.append(value),
+    "_nb_stack_push": lambda stack, value: stack.push(value),
     "_nb_stack_pop": lambda stack, like: stack.pop(),
     "_nb_stack_remember": _remember,
     "_nb_stack_undo": _undo,

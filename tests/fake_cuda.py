@@ -61,6 +61,9 @@ class FakeDriver:
             "cuEventRecord": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer)(self._record),
             "cuStreamWaitEvent": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, _Unsigned)(self._wait),
             "cuMemcpyDtoDAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
+            "cuMemcpyHtoDAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
+            "cuMemcpyDtoHAsync_v2": ctypes.CFUNCTYPE(_Int, _Pointer, _Pointer, ctypes.c_size_t, _Pointer)(self._copy),
+            "cuStreamSynchronize": ctypes.CFUNCTYPE(_Int, _Pointer)(self._synchronize_stream),
             "cuMemAllocAsync": ctypes.CFUNCTYPE(_Int, ctypes.POINTER(_Pointer), ctypes.c_size_t, _Pointer)(
                 self._allocate
             ),
@@ -205,6 +208,10 @@ class FakeDriver:
         self.calls.append(("fill", target, value, size, stream or 0))
         self._does(stream or 0, "fill", target, value, size)
         return self.fail.get("fill", 0)
+
+    def _synchronize_stream(self, stream: int | None) -> int:
+        self.calls.append(("synchronize_stream", stream or 0))
+        return self.fail.get("synchronize_stream", 0)
 
     def _does(self, stream: int, *what: Any) -> int:
         """Do work, or put it into the capture of a stream, if there is one; return a CUresult."""

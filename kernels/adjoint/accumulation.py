@@ -23,14 +23,14 @@ class Accumulation(ForwardSweep):
 
     Parameters
     ----------
-    program, wanted, slots, stacks
+    program, wanted, slots, bounded
         As for `ForwardSweep`.
     apart : bool
         Whether no two adjoints share memory.
     """
 
-    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, stacks: bool) -> None:
-        super().__init__(program, wanted, slots, stacks)
+    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool) -> None:
+        super().__init__(program, wanted, slots, bounded)
         self.active = self.activity.values
         self._started: set[Value] = set()
         self._held: dict[Value, str] = {}

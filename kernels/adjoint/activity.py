@@ -296,9 +296,27 @@ class Needs:
         every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
         loads = [op for op in self._ops if isinstance(op, Load) and op.result in every]
         self.read = {op.array for op in loads if op.array.kind == "parameter"}
-        for op in self._ops:
-            if isinstance(op, Store) and any(self._reaches(op, load) for load in loads if load.array is op.array):
-                self.replayed.add(op)
+        self.replayed |= self._stores_before(loads)
+
+    def _stores_before(self, loads: Iterable[Load]) -> set[Op]:
+        """Return the stores of which some loads may read what was stored."""
+        by_array: dict[Array, list[Load]] = {}
+        for load in loads:
+            by_array.setdefault(load.array, []).append(load)
+        stores = [op for op in self._ops if isinstance(op, Store)]
+        return {op for op in stores if any(self._reaches(op, load) for load in by_array.get(op.array, ()))}
+
+    def deciding(self, ops: Iterable[Op]) -> tuple[set[Value], set[Op]]:
+        """Return what decides how often some operations run: values, and the stores that these read from."""
+        seeds = {value for op in ops for value in self._controls(op, None)}
+        stores: set[Op] = set()
+        while True:
+            values = self._closed(seeds, None)
+            more = self._stores_before(op for op in self._ops if isinstance(op, Load) and op.result in values)
+            if more <= stores:
+                return values, stores
+            stores |= more
+            seeds |= {value for op in more for value in (*operands(op), *self._controls(op, None))}
 
     def _live(self) -> set[Op]:
         live: set[Op] = set()

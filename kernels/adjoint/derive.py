@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
-from numbridge.kernels.arguments import bound_types, check_array, check_count, check_writable
+from numbridge.kernels.arguments import bound_types, check_array, check_writable
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
@@ -32,7 +33,7 @@ from numbridge.kernels.errors import (
     NumbridgeValueError,
 )
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.launch import Geometry, launcher, remembered
+from numbridge.kernels.launch import Geometry, geometry_of, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived", "launch_adjoint"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -66,6 +67,8 @@ class Plan:
         Arrays that the kernel changes and that the derivative needs as they were before it.
     writes : frozenset of str
         Array parameters that the derivative writes.
+    measured : Measured or None
+        On CUDA, what counts the entries on its stacks, if it has any.
     """
 
     text: str
@@ -79,6 +82,7 @@ class Plan:
     reads: frozenset[str]
     snapshot: frozenset[str]
     writes: frozenset[str]
+    measured: Measured | None = None
 
 
 class Derivative(Kernel):
@@ -168,7 +172,7 @@ class Derivative(Kernel):
         )
 
         def generate() -> Compiled:
-            return Compiled((), {}, (), {"plan": dataclasses.asdict(self._generate(parameters, weak, target)[0])})
+            return Compiled((), {}, (), {"plan": vars(self._generate(parameters, weak, target)[0])})
 
         compiled, _ = compiled_or_stored(key, generate)
         return Plan(**compiled.facts["plan"])
@@ -210,15 +214,20 @@ class Derivative(Kernel):
             return self._generate_tangent(parameters, weak, target)
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
         from numbridge.kernels.adjoint.emit import for_cuda
+        from numbridge.kernels.adjoint.measuring import measure
         from numbridge.kernels.adjoint.reverse import reverse
 
         program, rewritten = self._base_program(parameters, weak)
-        limits: dict[str, Any] = {"slots": CUDA_SLOTS, "stacks": False} if target == "cuda" else {}
+        limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}
         how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
         text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
+        measured = None
+        if made.stacks and target == "cuda":
+            counting = measure(program, self.wanted, f"{program.name}_stacks")
+            measured = dataclasses.replace(counting, text=for_cuda(counting.text))
         plan = Plan(
             text,
             made.name,
@@ -231,6 +240,7 @@ class Derivative(Kernel):
             made.reads,
             made.snapshot,
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
+            measured,
         )
         return plan, program.namespace
 
@@ -289,8 +299,22 @@ class Derivative(Kernel):
         return tuple(made)
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
-        """Return the text to compile, for types of the base's parameters."""
+        """Return the text to compile, for types of the base's parameters.
+
+        Raises
+        ------
+        StackMemoryError
+            If a launch must give it memory.
+        """
         plan = self.plan(parameters, weak, target)
+        if plan.measured is not None:
+            raise without_stacks(self.name, plan.measured)
+        return self.emitted_as_planned(plan, parameters, weak, target)
+
+    def emitted_as_planned(
+        self, plan: Plan, parameters: tuple[ParameterType, ...], weak: str, target: Target
+    ) -> Emitted:
+        """Return the text of a plan, to compile where it may need memory for stacks."""
         namespace = _Later(lambda: self._generate(parameters, weak, target)[1])
         return Emitted(
             plan.text,
@@ -305,43 +329,56 @@ class Derivative(Kernel):
             private=None if plan.private is None else Private(*plan.private),
         )
 
+    def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:
+        from numbridge.kernels.adjoint.stack_kernels import compiled_with_memory
+
+        try:
+            return super()._cuda_code(arguments, capability, plain=plain)
+        except StackMemoryError:
+            return compiled_with_memory(self, arguments, capability, plain=plain)
+
     def forall(self, dim: int | tuple[int, ...], *, checked: bool = True) -> Callable[..., None]:
         """Return a function of the derivative's arguments that checks them and runs it over `dim` threads.
 
         Without `checked` it takes the caller's word that adjoints have their arguments' shapes, and that no array that is
         written shares memory with another.
         """
-        run: Callable[..., None] = remembered(self, dim)
+        where = functools.partial(geometry_of, self, dim)
+        run = self._launching(remembered(self, dim), where)
         if not checked:
-            return self._widening(run)
-        return self._checked(run, remembered(self._together(), dim) if self.mode == "adjoint" else run)
+            return run
+        together = self._together()
+        return self._checked(run, together._launching(remembered(together, dim), where))
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
-        run = launcher(self, geometry)
-        together = launcher(self._together(), geometry) if self.mode == "adjoint" else run
-        return self._checked(run, together, geometry.stream)
+        return self._checked(*(self.unchecked_over(geometry, apart=apart) for apart in (True, False)))
 
     def unchecked_over(self, geometry: Geometry, *, apart: bool) -> Callable[..., None]:
         """Return the same without checks, as for `forall`; the caller says whether no two adjoints share memory."""
         kernel = self if apart else self._together()
-        return self._widening(launcher(kernel, geometry), geometry.stream)
+        return kernel._launching(launcher(kernel, geometry), lambda: geometry, geometry.stream)
 
-    def _widening(self, run: Callable[..., None], stream: int | None = None) -> Callable[..., None]:
-        """Return a launcher that takes adjoints of 16-bit floats, too."""
+    def _launching(
+        self, run: Callable[..., None], where: Callable[[], Geometry], stream: int | None = None
+    ) -> Callable[..., None]:
+        """Return a launcher that takes adjoints of 16-bit floats, too, and gives memory to what needs it."""
+        if self.mode != "adjoint":
+            return run
         names = [parameter.name for parameter in self.parameters]
-        return widening(self.name, names, run, self._changed, stream) if self.mode == "adjoint" else run
+        return widening(self.name, names, run, functools.partial(self._with_stacks, run, where), self._changed, stream)
+
+    def _with_stacks(self, run: Callable[..., None], where: Callable[[], Geometry], *arguments: Any) -> None:
+        from numbridge.kernels.adjoint.stacks_on_cuda import launch_with_stacks
+
+        launch_with_stacks(self, run, where, arguments)
 
     def _changed(self, arguments: Sequence[Any]) -> frozenset[str]:
         """Return the arrays that this writes, for some arguments."""
         types, _ = variants_of(self).types(arguments, [describe(argument) for argument in arguments])
         return frozenset(p.name for p in types if isinstance(p, ArrayType) and p.written)
 
-    def _checked(
-        self, run: Callable[..., None], together: Callable[..., None], stream: int | None = None
-    ) -> Callable[..., None]:
-        run, together = self._widening(run, stream), self._widening(together, stream)
-
+    def _checked(self, run: Callable[..., None], together: Callable[..., None]) -> Callable[..., None]:
         def checked(*arguments: Any) -> None:
             found = [describe(argument) for argument in arguments]
             (run if self.check(arguments, found) else together)(*arguments)
@@ -349,7 +386,9 @@ class Derivative(Kernel):
         return checked
 
     def _together(self) -> Derivative:
-        """Return the adjoint for adjoints that share memory."""
+        """Return the adjoint for adjoints that share memory; a tangent is right for all."""
+        if self.mode != "adjoint":
+            return self
         key = "together"
         if key not in self.derivatives:
             self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, self.unused, apart=False)
@@ -448,7 +487,7 @@ class _DerivativeVariants(Variants):
         """Return the types of the base's arguments, then those of adjoints or tangents; raises if one does not fit."""
         kernel = self.kernel
         count = len(kernel.base.parameters)
-        types, weak = self._base_types(kernel.base, arguments[:count], found[:count])
+        types, weak = self.base_types(kernel.base, arguments[:count], found[:count])
         check_floats(kernel, types)
         plan = kernel.plan(types, weak)
         contiguous = all(d.has(nb.CONTIGUOUS) for d in found if d.is_array)
@@ -466,12 +505,13 @@ class _DerivativeVariants(Variants):
             made.append(primal)
         return tuple(made), weak
 
-    def _base_types(
+    def base_types(
         self, base: Kernel, arguments: Sequence[Any], found: Sequence[Description]
     ) -> tuple[tuple[ParameterType, ...], str]:
+        """Return the types of a kernel's arguments, none of which it may write; raises if one does not fit."""
         if isinstance(base, Derivative):
             inner = len(base.base.parameters)
-            types, weak = self._base_types(base.base, arguments[:inner], found[:inner])
+            types, weak = self.base_types(base.base, arguments[:inner], found[:inner])
             by_name = {p.name: p for p in types}
             rest = zip(base.parameters[inner:], arguments[inner:], found[inner:], strict=True)
             return (*types, *(self._derivative_type(p, by_name, a, d) for p, a, d in rest)), weak
@@ -577,40 +617,3 @@ def derived(
         found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh)
     made: Derivative = found
     return made
-
-
-def launch_adjoint(
-    kernel: Kernel,
-    dim: Any,
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
-    adj_inputs: Sequence[Any],
-    adj_outputs: Sequence[Any],
-) -> None:
-    """Run a kernel's adjoint, given adjoints side by side with the arguments; None where no gradient is wanted."""
-    arguments = [*inputs, *outputs]
-    adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
-    check_count(kernel, arguments)
-    names = [parameter.name for parameter in kernel.parameters]
-    given = [(name, adjoint) for name, adjoint in zip(names, adjoints, strict=True) if adjoint is not None]
-    if not given:
-        raise NumbridgeValueError(
-            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs"
-        )
-    written = kernel.source.written()
-    if not any(name in written for name, _ in given):
-        raise NumbridgeValueError(
-            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint of what it writes "
-            f"({', '.join(name for name in names if name in written) or 'nothing'}), so every gradient would be zero; give it in "
-            "adj_outputs"
-        )
-    derivative = kernel.adjoint([name for name, _ in given])
-    derivative.forall(dim)(*arguments, *(adjoint for _, adjoint in given))
-
-
-def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    if adjoints and len(adjoints) != len(arguments):
-        raise NumbridgeValueError(
-            f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
-        )
-    return list(adjoints) or [None] * len(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -41,6 +42,9 @@ __all__ = [
     "operation",
     "program_text",
 ]
+
+
+_BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
 
 
 class Values(Protocol):
@@ -150,7 +154,11 @@ def field_views(lines: Lines, fields: Sequence[Array], prefix: str = "") -> None
 
 
 def for_cuda(text: str) -> str:
-    """Return generated text with numba.cuda's local arrays in place of the CPU's; a name that is replaced is reserved."""
+    """Return generated text with numba.cuda's local arrays in place of the CPU's; a name that is replaced is reserved.
+
+    Numba must not see which branches are never taken: it would drop them, and then not know the variables that they define.
+    """
+    text = _BRANCH.sub(r"\1_nb_decided(\2):", text)
     return text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.activity import Activity, Needs, refused
+from numbridge.kernels.adjoint.activity import Activity, Needs
 from numbridge.kernels.adjoint.checkpoint import Checkpoints, constant_trips, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
@@ -54,29 +54,18 @@ class ForwardSweep:
         The floating parameters whose adjoints are passed.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
-    stacks : bool
-        Whether the target has stacks that grow.
+    bounded : bool
+        Whether the function is given the memory of its stacks (see `measuring`), instead of stacks that grow.
     """
 
-    def __init__(self, program: Program, wanted: Collection[str], slots: int, stacks: bool) -> None:
-        self.program = program
+    def __init__(self, program: Program, wanted: Collection[str], slots: int, bounded: bool) -> None:
+        self.program, self.bounded = program, bounded
         self.activity = Activity(program, wanted)
         self.needs = Needs(self.activity)
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self._postponed: dict[If, Values] = {}
         self._plans = self._plan(slots)
-        if not stacks:
-            self._refuse_stacks()
-
-    def _refuse_stacks(self) -> None:
-        for op in walk(self.program.body):
-            if op in self.needs.replayed and self._in_loop(op):
-                raise refused(
-                    op,
-                    "the adjoint on CUDA would have to remember every element that this loop overwrites, which it cannot yet; "
-                    "launch on CPU arrays, or store into another array than the loop reads",
-                )
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
         loops = self.needs.loops
@@ -93,10 +82,15 @@ class ForwardSweep:
         return any(isinstance(outer, Loop) for outer in self.needs.ancestors(op))
 
     @property
+    def _remembered(self) -> list[Store]:
+        """The stores that are undone from a stack: those within a loop."""
+        stores = [op for op in walk(self.program.body) if isinstance(op, Store)]
+        return [op for op in stores if op in self.needs.replayed and self._in_loop(op)]
+
+    @property
     def _logged(self) -> list[Array]:
-        """The arrays whose stores are undone from a stack: those stored into within a loop."""
-        stores = [op for op in walk(self.program.body) if op in self.needs.replayed and self._in_loop(op)]
-        return list(dict.fromkeys(op.array for op in stores if isinstance(op, Store)))
+        """The arrays whose stores are undone from a stack."""
+        return list(dict.fromkeys(op.array for op in self._remembered))
 
     def _logged_in(self, op: Loop) -> list[Array]:
         stores = [inner for inner in walk(op.body) if inner in self.needs.replayed]
@@ -108,7 +102,8 @@ class ForwardSweep:
         return stacked + [log_name(array) for array in self._logged]
 
     def _release(self) -> None:
-        for stack in self._stacks:
+        """Write what ends the stacks, wherever the function ends."""
+        for stack in () if self.bounded else self._stacks:
             self.lines.add(f"_nb_stack_free({stack})")
 
     def _forward(self, region: Region, values: Values, *, save: bool) -> None:
@@ -180,7 +175,7 @@ class ForwardSweep:
         return not any(isinstance(o, Raise) or o in self.needs.replayed for o in inner)
 
     def _forward_loop(self, op: Loop, values: Values, *, save: bool) -> None:
-        plan = self._plans.get(op) if save else None
+        plan = self._plan_of(op, save=save)
         keeps = plan is not None and self._keeps(op)
         if not keeps and not self._has_work(op, values, save=False):
             return
@@ -202,6 +197,10 @@ class ForwardSweep:
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
+
+    def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
+        """Return how a loop's trips are kept, if they are kept now."""
+        return self._plans.get(op) if save else None
 
     @contextmanager
     def _copy(self, op: Loop) -> Iterator[None]:

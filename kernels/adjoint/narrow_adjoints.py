@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import scalars
+from numbridge.kernels.adjoint.measured import StackMemoryError
 from numbridge.kernels.adjoint.overlap import on_memory, share_memory
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.arguments import check_writable
@@ -43,10 +44,11 @@ def widening(
     name: str,
     names: Sequence[str],
     run: Callable[..., None],
+    general: Callable[..., None],
     writes: Callable[[Sequence[Any]], frozenset[str]],
     stream: int | None = None,
 ) -> Callable[..., None]:
-    """Return a function that launches an adjoint, whether its adjoints are of 16-bit floats or of float32.
+    """Return a function that launches an adjoint, whether its adjoints are of 16-bit floats or of what they are added up in.
 
     Parameters
     ----------
@@ -55,21 +57,23 @@ def widening(
     names : sequence of str
         Its parameters.
     run : callable
-        Launches it with adjoints of float32.
+        Launches it with adjoints of float32, if it needs no memory for stacks.
+    general : callable
+        Does so whatever it needs.
     writes : callable
         Returns which of the parameters are written, for such arguments.
     stream : int, optional
         The CUDA stream that `run` was told to launch on.
     """
-    seen = False
+    is_plain = True
 
     def widened(*arguments: Any) -> None:
-        nonlocal seen
-        if not seen:
+        nonlocal is_plain
+        if is_plain:
             try:
                 run(*arguments)
-            except NarrowAdjointError:
-                seen = True
+            except (NarrowAdjointError, StackMemoryError):
+                is_plain = False
             else:
                 return
         found = {k: describe(arguments[k]) for k, given in enumerate(names) if given.startswith(ADJOINT)}
@@ -86,7 +90,7 @@ def widening(
             for k in narrow:
                 if names[k] in written:
                     check_writable(f"{name}, argument {names[k]!r}", arguments[k], narrow[k])
-            run(*wide)
+            general(*wide)
             back([k for k in narrow if names[k] in written])
 
     return widened

@@ -35,6 +35,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.loop_reversal import LoopReversal
+from numbridge.kernels.adjoint.measured import MEMORY, PLACES
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import AnyPartial, Partial
 from numbridge.kernels.adjoint.thread_sharing import nearness
@@ -73,6 +74,8 @@ class Reversed:
     near : (int, tuple of str) or None
         If each thread only touches rows of those shared adjoints that are at most so many away from its own index along
         the first dimension: how many, and the arrays. None if that is not known.
+    stacks : int
+        How many stacks it has.
     may_raise, has_loop : bool
         As in `Emitted`.
     """
@@ -88,6 +91,7 @@ class Reversed:
     untouched: frozenset[str]
     shared: bool
     near: tuple[int, tuple[str, ...]] | None
+    stacks: int
     may_raise: bool
     has_loop: bool
 
@@ -101,7 +105,7 @@ def reverse(
     kept: Collection[str] = (),
     fresh: Collection[str] = (),
     slots: int = MOST_SLOTS,
-    stacks: bool = True,
+    bounded: bool = False,
 ) -> Reversed:
     """Return the adjoint of a program.
 
@@ -122,23 +126,23 @@ def reverse(
         and no other thread's; elements that no thread has keep what they hold.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
-    stacks : bool
-        Whether the target has stacks that grow, for loops that store into arrays.
+    bounded : bool
+        Whether the function is given the memory of its stacks, as last parameters, instead of stacks that grow.
 
     Raises
     ------
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    made = _Reverse(program, wanted, apart, slots, stacks)
+    made = _Reverse(program, wanted, apart, slots, bounded)
     made.keep(kept)
     made.freshen(fresh)
     return made.run(name)
 
 
 class _Reverse(LoopReversal):
-    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, stacks: bool) -> None:
-        super().__init__(program, wanted, apart, slots, stacks)
+    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool) -> None:
+        super().__init__(program, wanted, apart, slots, bounded)
         parameters = {parameter.name: parameter for parameter in program.parameters}
         self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
@@ -159,6 +163,7 @@ class _Reverse(LoopReversal):
         arrays = tuple(p.name for p in self._wanted if isinstance(p.item, Array))
         head = [v.name for v in self.program.hidden] + [p.name for p in self.program.parameters]
         head += [f"{ADJOINT}{array}" for array in arrays]
+        head += [MEMORY, PLACES] if self.bounded and self._stacks else []
         text = [
             f"# The adjoint of {self.program.name}",
             "@_nb_device",
@@ -184,6 +189,7 @@ class _Reverse(LoopReversal):
             untouched=frozenset(set(arrays) - changed),
             shared=bool(self._shared),
             near=nearness(self.program, self._shared) if self._apart else None,
+            stacks=len(self._stacks),
             may_raise=any(isinstance(op, Raise) for op in ops) or bool(self._stacks),
             has_loop=any(isinstance(op, Loop) for op in ops),
         )
@@ -198,8 +204,10 @@ class _Reverse(LoopReversal):
                 local_array(lines, ADJOINT + array.name, array, self.construct.zero(array.dtype).name)
         for plan in self._plans.values():
             plan.declare(lines, [self._kind(c.phi) for c in plan.needs.saved])
-        for stack in self._stacks:
+        for number, stack in enumerate(self._stacks):
             lines.add(f"{stack} = _nb_stack_new()")
+            if self.bounded:
+                lines.add(f"_nb_stack_place({stack}, {MEMORY}, {PLACES}, {number}, {len(self._stacks)})")
         return lines
 
     def _kind(self, value: Value) -> str:

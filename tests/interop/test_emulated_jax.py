@@ -15,7 +15,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
 from numbridge.jax_ffi.signature import NamedDims
-from numbridge.kernels import cuda_driver
+from numbridge.kernels import cuda_driver, scalars
 
 
 @pytest.fixture
@@ -148,3 +148,24 @@ def test_a_batch_of_matrices_with_vectors_and_numbers_by_reference(device):
     out, total = in_a_batch(device, turned, [m, s, v], results, options=options)
     assert np.allclose(out, np.einsum("bnij,j->bni", m, v[0]) * s[:, None, None], rtol=1e-5)
     assert np.allclose(total[:, 0], 5 * s)
+
+
+@nb.kernel
+def powers(x: nb.array1d[float], y: nb.array1d[float], n: int):
+    i = nb.tid()
+    y[i] = x[i]
+    for _ in range(n):
+        y[i] = y[i] * y[i]
+
+
+def test_an_adjoint_that_would_need_memory_is_refused_when_it_is_compiled_for_a_call(device):
+    adjoint = powers.adjoint(["x", "y"])
+    types = adjoint.typed(
+        targets.types_of(powers, [(scalars.by_name("float32"), 1)] * 2 + [(scalars.by_name("int32"), None)], "float32"),
+        "float32",
+    )
+    with pytest.raises(
+        nb.NumbridgeError, match=r"compiled program of JAX.*\n.*test_emulated_jax.py:\d+:\d+\n.*y\[i\]\n +\^"
+    ):
+        targets.enter_cuda(adjoint, types, "float32")
+    targets.enter_cuda(powers, types[:3], "float32")

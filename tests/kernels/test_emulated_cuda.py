@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 
@@ -18,7 +17,6 @@ from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.adjoint.rules import RULES
-from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.launch import launch
 from ptx_emulator.execution import BadAccessError
 
@@ -75,10 +73,7 @@ def test_kernels(device, case):
     on_both(device, kernel, dim, values)
 
 
-STACKED = {"squares_in_a_loop", "prefix_products", "in_place_nested", "local_memory"}
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c[0].name not in STACKED], ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_adjoints(device, case):
     kernel, dim, *values = case
     adjoints_on_both(device, kernel, dim, values)
@@ -89,9 +84,7 @@ def test_random_programs(device, number):
     choices = random.Random(1000 + number)
     kernel, values = declared(Writer(choices.randrange).program()), arguments(number)
     on_both(device, kernel, 2, values)
-    with contextlib.suppress(KernelUnsupportedError):
-        # A loop whose overwritten elements would have to be remembered has no adjoint on CUDA.
-        adjoints_on_both(device, kernel, 2, values)
+    adjoints_on_both(device, kernel, 2, values)
 
 
 # The shapes of launches

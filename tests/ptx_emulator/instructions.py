@@ -628,6 +628,13 @@ def _ret(body: Any, it: Instruction) -> None:
     body.end("ret void")
 
 
+@_handles("trap")
+def _trap(body: Any, it: Instruction) -> None:
+    # Noted as an access that no memory allows; the launch fails with it.
+    body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 1, i64 0, i64 {it.line}, i64 0)")
+    body.end("ret void")
+
+
 @_handles("membar", "fence", "nanosleep", modifiers="sc acq_rel acquire release sys gpu cta gl cluster")
 def _nothing(body: Any, it: Instruction) -> None:
     """Threads of a block run one after another, or meet at barriers of the operating system, which order memory."""

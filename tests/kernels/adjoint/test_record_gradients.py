@@ -365,11 +365,7 @@ def test_the_adjoint_reads_as_text():
     assert "= _nb_field(p, 0)  # p.x" in text and "_nb_adj_p_x_1 = _nb_field(_nb_adj_p, 0)" in text
 
 
-# Loops that store and read back need a stack, which CUDA has not.
-STACKED = (in_place_in_a_loop, by_functions)
-MODES = [
-    (case, mode) for case in CASES for mode in ("adjoint", "tangent") if mode == "tangent" or case[0] not in STACKED
-]
+MODES = [(case, mode) for case in CASES for mode in ("adjoint", "tangent")]
 
 
 @pytest.mark.parametrize(("case", "mode"), MODES, ids=lambda part: part if isinstance(part, str) else part[0].name)

@@ -1,0 +1,135 @@
+"""How high the stacks of an adjoint become: the text of a function that counts it, thread by thread.
+
+Where stacks cannot grow, an adjoint is given their memory, and how much that must be depends on what its threads do. The
+function here is what is left of the adjoint's forward sweep when only that is asked for: loops and branches around what is
+put on stacks, and whatever decides how often they run. Stores are among it where a decision reads what they stored; then
+the function must be given copies of these arrays, as it brings nothing back.
+
+A loop that is reversed while an outer one is has its entries on top of those of the outer trips that are still to come, so
+the height is followed as the trips go by: each begins where the reversal of the one before it would have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
+from numbridge.kernels.adjoint.element_program import places
+from numbridge.kernels.adjoint.emit import Lines, field_views, local_array, operation
+from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, log_name, scalar_places
+from numbridge.kernels.adjoint.ir import Load, Loop, Program, Raise, Store, is_float, walk
+from numbridge.kernels.adjoint.measured import NEEDS, Measured
+
+__all__ = ["measure"]
+
+_ENTRIES = 2  # for each element that is remembered: its address and its contents
+
+
+def measure(program: Program, wanted: Collection[str], name: str) -> Measured:
+    """Return what counts the entries on the stacks of a program's adjoint, which must have some.
+
+    Parameters
+    ----------
+    program : Program
+        What is reversed.
+    wanted : collection of str
+        The floating parameters whose adjoints are passed.
+    name : str
+        What to call the function.
+    """
+    return _Measuring(program, wanted).run(name)
+
+
+class _Trips(Checkpoints):
+    """Follows the height of the stack of trips through the trips of one loop."""
+
+    entries = 0
+
+    def start(self, lines: Lines) -> None:
+        """Prepare for the loop: its trips begin at the height that there is."""
+
+    def keep(self, lines: Lines) -> None:
+        """Count what a trip puts on the stack at its start; it is gone again when loops in the trip are reversed."""
+        lines.add(f"{self.name('mark')} = _nb_height")
+        lines.add(f"_nb_need0 = max(_nb_need0, _nb_height + {self.entries})")
+
+    def end_trip(self, lines: Lines) -> None:
+        """Forget what loops in the trip have put there."""
+        lines.add(f"_nb_height = {self.name('mark')} + {self.entries}")
+
+
+class _Measuring(ForwardSweep):
+    def __init__(self, program: Program, wanted: Collection[str]) -> None:
+        super().__init__(program, wanted, MOST_SLOTS, bounded=True)
+        raises = [op for op in walk(program.body) if isinstance(op, Raise)]
+        pushing = self._remembered
+        self.needs.values, self._stored = self.needs.deciding([*pushing, *raises])
+        self.needs.replayed = {*pushing, *self._stored}
+
+    def run(self, name: str) -> Measured:
+        """Write everything."""
+        self._forward(self.program.body, self.needs.values, save=True)
+        self._release()
+        head = [v.name for v in self.program.hidden] + [p.name for p in self.program.parameters]
+        source, node = self._remembered[0].place
+        return Measured(
+            "\n".join(
+                [
+                    f"# What the stacks of the adjoint of {self.program.name} take",
+                    "@_nb_device",
+                    f"def {name}({', '.join([*head, NEEDS])}):",
+                    *self._declarations().lines,
+                    *self.lines.lines,
+                ]
+            ),
+            name,
+            len(self._stacks),
+            frozenset(op.array.parameter for op in self._stores() if op.array.kind == "parameter"),
+            any(is_float(value) for value in self.needs.values),
+            source.excerpt(node),
+        )
+
+    def _stores(self) -> list[Store]:
+        return [op for op in walk(self.program.body) if isinstance(op, Store) and op in self._stored]
+
+    def _declarations(self) -> Lines:
+        lines = Lines()
+        field_views(lines, self.program.fields)
+        loads = [op for op in walk(self.program.body) if isinstance(op, Load) and op.result in self.needs.values]
+        used = {op.array for op in loads} | {op.array for op in self._stores()}
+        for array in self.program.locals:
+            if array in used:
+                local_array(lines, array.name, array)
+        for number in range(len(self._stacks)):
+            lines.add(f"_nb_need{number} = 0")
+        lines.add("_nb_height = 0")
+        return lines
+
+    def _plan(self, most: int) -> dict[Loop, Checkpoints]:
+        made: dict[Loop, Checkpoints] = {}
+        for number, (op, needs) in enumerate(self.needs.loops.items(), 1):
+            if needs.stacked:
+                made[op] = trips = _Trips(op, needs, number, most, exact=False)
+                trips.entries = sum(len(places(c.phi)) for c in needs.saved) + len(self._logged_in(op))
+        return made
+
+    def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
+        return self._plans.get(op)
+
+    def _keeps(self, op: Loop) -> bool:
+        return op in self._plans
+
+    def _keep(self, plan: Checkpoints) -> None:
+        plan.keep(self.lines)
+
+    def _forward_store(self, op: Store, *, save: bool) -> None:
+        # Outside of loops what is overwritten lies in a variable.
+        if not save:
+            number = self._stacks.index(log_name(op.array))
+            self.lines.add(f"_nb_need{number} += {_ENTRIES * len(scalar_places(op.array, op.array.name, op.index))}")
+        if op in self._stored:
+            self.lines.add(operation(op))
+
+    def _release(self) -> None:
+        for number in range(len(self._stacks)):
+            self.lines.add(f"_nb_stack_measured({NEEDS}, {number}, {len(self._stacks)}, _nb_need{number})")
