@@ -18,6 +18,7 @@ import numpy as np
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
+from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
@@ -42,6 +43,7 @@ def jax_kernel(
     has_side_effect: bool = False,
     block_dim: int | None = None,
     sharding_rule: str | None = None,
+    fuse: bool | None = None,
 ) -> JaxKernel:
     """Return a kernel as a function of JAX arrays, for `jax.jit` and the other transformations.
 
@@ -119,10 +121,23 @@ def jax_kernel(
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
-    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward))
+    chosen = _fusion(what, fuse, has_side_effect=bool(has_side_effect))
+    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
+
+
+def _fusion(what: str, given: Any, *, has_side_effect: bool) -> bool | None:
+    """Return whether to fuse, checked."""
+    if given is not None and not isinstance(given, bool):
+        raise NumbridgeTypeError(f"{what}: fuse is {given!r}; it must be True, False or None")
+    if given and has_side_effect:
+        raise NumbridgeValueError(
+            f"{what}: fuse=True makes it operations of XLA, which drops those whose results nobody uses; leave out fuse or "
+            "has_side_effect"
+        )
+    return given
 
 
 def _block_of(what: str, given: Any) -> int:
@@ -155,19 +170,24 @@ class JaxKernel:
         functools.update_wrapper(self, kernel.function)
 
     def __call__(
-        self, *arguments: Any, launch_dims: Any = None, output_dims: Any = None, vmap_method: str | None = None
+        self,
+        *arguments: Any,
+        launch_dims: Any = None,
+        output_dims: Any = None,
+        vmap_method: str | None = None,
+        fuse: bool | None = None,
     ) -> tuple[Any, ...]:
         """Run the kernel; each option given here replaces that of `jax_kernel` for this call."""
         key: Any = tuple(map(type, arguments))
-        if launch_dims is not None or output_dims is not None or vmap_method is not None:
-            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method)
+        if launch_dims is not None or output_dims is not None or vmap_method is not None or fuse is not None:
+            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method, fuse)
         for dependency in self._dependencies:
             if not dependency.holds():
                 self._forget()
                 break
         call = self._calls.get(key)
         if call is None:
-            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method)
+            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method, fuse)
         result: tuple[Any, ...] = call(*arguments)
         return result
 
@@ -180,7 +200,9 @@ class JaxKernel:
         with self._lock:
             self._dependencies, self._calls, self._plans = (), {}, {}
 
-    def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
+    def _remember(
+        self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None, fuse: bool | None
+    ) -> Any:
         import jax
 
         options = self._options
@@ -190,6 +212,9 @@ class JaxKernel:
             options = replace(options, output_dims=frozen_dims(output))
         if method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
+        if fuse is not None:
+            chosen = _fusion(self._signature.what, fuse, has_side_effect=options.has_side_effect)
+            options = replace(options, fuse=chosen)
         self._signature.check_count(arguments)
         if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
             call: Callable[..., tuple[Any, ...]] = functools.partial(self._traced, options)
@@ -222,6 +247,7 @@ class JaxKernel:
             launch_dims=options.launch_dims,
             output_dims=options.output_dims,
             vmap_method=options.vmap_method,
+            fuse=options.fuse,
         )
 
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
@@ -237,6 +263,8 @@ class JaxKernel:
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)
+            if options.fuse:
+                check_pointwise(call)
             with self._lock:
                 if len(self._plans) >= _MAX_CALLS:
                     self._plans.clear()
