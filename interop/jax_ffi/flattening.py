@@ -19,7 +19,20 @@ import numpy as np
 from numbridge.jax_ffi.pointwise import KEPT, READ, SCALAR, UNSET, ZERO, Pointwise, Step
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST
-from numbridge.kernels.adjoint.ir import Array, Compute, Custom, If, Load, Op, Program, Raise, Region, Shape, Store, Value
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Compute,
+    Custom,
+    If,
+    Load,
+    Op,
+    Program,
+    Raise,
+    Region,
+    Shape,
+    Store,
+    Value,
+)
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.rewriting import Rewritten
 
@@ -30,15 +43,24 @@ _SIGNED = ("int8", "int16", "int32", "int64")
 _DTYPES = frozenset(("bool", *_SIGNED, "uint8", "uint16", "uint32", "uint64", *_FLOATS))
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _ARITHMETIC = frozenset(("add", "sub", "mul"))
+_WIDENED = frozenset((*_ARITHMETIC, "pos"))
 # What is the same function of floating-point numbers in both, to the last bit.
 _ROUNDED = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "rint": "rint", "abs": "abs"}
 _BITWISE: dict[Any, str] = {
-    **{operator.and_: "and", operator.or_: "or", operator.xor: "xor", operator.invert: "invert"},
-    **{np.bitwise_and: "and", np.bitwise_or: "or", np.bitwise_xor: "xor", np.invert: "invert"},
+    operator.and_: "and",
+    operator.or_: "or",
+    operator.xor: "xor",
+    np.bitwise_and: "and",
+    np.bitwise_or: "or",
+    np.bitwise_xor: "xor",
 }
 _TESTS: dict[Any, str] = {
-    **{math.isnan: "isnan", math.isinf: "isinf", math.isfinite: "isfinite"},
-    **{np.isnan: "isnan", np.isinf: "isinf", np.isfinite: "isfinite"},
+    math.isnan: "isnan",
+    math.isinf: "isinf",
+    math.isfinite: "isfinite",
+    np.isnan: "isnan",
+    np.isinf: "isinf",
+    np.isfinite: "isfinite",
 }
 # What XLA computes too, but with another last digit.
 _INEXACT = frozenset(
@@ -98,7 +120,9 @@ class _Reader:
         indices = [value for value in self._program.hidden if value.name.startswith("_nb_i")]
         for number, value in enumerate(indices):
             self._values[id(value)] = self._step("index", (), "int64", (number,))
-        written = {p.name: p.item for p in self._program.parameters if self._roles[p.name] in (KEPT, ZERO, UNSET)}
+        written: dict[str, Any] = {
+            p.name: p.item for p in self._program.parameters if self._roles[p.name] in (KEPT, ZERO, UNSET)
+        }
         for parameter in self._program.parameters:
             if self._roles[parameter.name] == SCALAR:
                 self._values[id(parameter.item)] = self._scalar(parameter.item)
@@ -165,10 +189,9 @@ class _Reader:
         if operation in ("add", "sub") and not self._products.isdisjoint(floats):
             # XLA's compiler makes one operation of a product and a sum, which rounds once.
             self._exact = False
-        if dtype in _FLOATS and operation == "mul":
-            self._products.add(made)
-        elif dtype in _FLOATS and operation not in ("div", "sqrt") and not self._products.isdisjoint(floats):
-            self._products.add(made)
+        if dtype in _FLOATS and operation not in ("div", "sqrt"):
+            if operation == "mul" or not self._products.isdisjoint(floats):
+                self._products.add(made)
         return made
 
     def _dtype(self, kind: Any, what: str) -> str:
@@ -334,8 +357,9 @@ class _Reader:
             base = self._converted(given[0], dtype)
             return self._computed("mul", (base, base), dtype)
         wanted = [self._dtype(kind, "an operand") for kind in found[1]]
-        if key == "div" and dtype in _FLOATS:
-            wanted = [dtype, dtype]  # Numba divides integers as float64
+        if dtype in _FLOATS or (dtype != "bool" and (key in _WIDENED or primitive in _BITWISE)):
+            # Numba converts to the result's type before it computes, but for what it says is given.
+            wanted = [dtype] * len(given)
         arguments = tuple(self._converted(k, to) for k, to in zip(given, wanted, strict=True))
         made = self._applied(key, primitive, arguments, dtype)
         if made is None:
@@ -358,14 +382,16 @@ class _Reader:
         if key in _ARITHMETIC and alike and dtype != "bool":
             is_size = key == "mul" and self._is_one(arguments[0])
             return arguments[1] if is_size else self._computed(key, arguments, dtype)
-        if key == "neg" and alike and dtype != "bool":
-            return self._computed("neg", arguments, dtype)
+        if (key == "neg" or primitive is operator.invert) and "bool" not in kinds:
+            # Numba widens what it has negated or inverted: of an unsigned number, that is not the same of the wider one.
+            made = self._computed("neg" if key == "neg" else "not", arguments, self._steps[arguments[0]].dtype)
+            return self._converted(made, dtype)
         if key in ("min", "max") and alike:
             # As Python: the first unless the second is better.
             first, second = arguments
             return self._select(self._compared("lt" if key == "min" else "gt", second, first), second, first)
         if key == "integer" and alike and primitive in _BITWISE and not is_float:
-            return self._bitwise(_BITWISE[primitive], arguments, dtype)
+            return self._computed(_BITWISE[primitive], arguments, dtype)
         if key == "test":
             return self._test(primitive, arguments, dtype)
         return self._of_floats(key, arguments, dtype) if is_float and alike else self._absolute(key, arguments, dtype)
@@ -395,11 +421,6 @@ class _Reader:
         """Tell whether a step is the integer one, by which the size of an array of one dimension is its extent."""
         step = self._steps[number]
         return step.operation == "constant" and step.facts[0] == 1 and step.dtype not in _FLOATS
-
-    def _bitwise(self, name: str, arguments: tuple[int, ...], dtype: str) -> int | None:
-        if name == "invert":
-            return None if dtype == "bool" else self._computed("not", arguments, dtype)
-        return self._computed(name, arguments, dtype)
 
     def _test(self, primitive: Any, arguments: tuple[int, ...], dtype: str) -> int | None:
         (value,) = arguments

@@ -21,7 +21,7 @@ from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row,
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
-from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
@@ -121,23 +121,11 @@ def jax_kernel(
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
-    chosen = _fusion(what, fuse, has_side_effect=bool(has_side_effect))
+    chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
-
-
-def _fusion(what: str, given: Any, *, has_side_effect: bool) -> bool | None:
-    """Return whether to fuse, checked."""
-    if given is not None and not isinstance(given, bool):
-        raise NumbridgeTypeError(f"{what}: fuse is {given!r}; it must be True, False or None")
-    if given and has_side_effect:
-        raise NumbridgeValueError(
-            f"{what}: fuse=True makes it operations of XLA, which drops those whose results nobody uses; leave out fuse or "
-            "has_side_effect"
-        )
-    return given
 
 
 def _block_of(what: str, given: Any) -> int:
@@ -213,7 +201,7 @@ class JaxKernel:
         if method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
         if fuse is not None:
-            chosen = _fusion(self._signature.what, fuse, has_side_effect=options.has_side_effect)
+            chosen = check_fuse(self._signature.what, fuse, has_side_effect=options.has_side_effect)
             options = replace(options, fuse=chosen)
         self._signature.check_count(arguments)
         if any(isinstance(argument, jax.core.Tracer) for argument in arguments):

@@ -84,6 +84,11 @@ class Pointwise:
     ranks: dict[str, int]
     exact: bool
 
+    @property
+    def operations(self) -> int:
+        """How many operations there are for each element."""
+        return sum(bool(step.operands) for step in self.steps)
+
     def why_not(self, call: Call) -> str:
         """Return why a call of the kernel does not run as this list, or nothing."""
         for name, rank in self.ranks.items():

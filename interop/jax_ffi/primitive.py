@@ -81,6 +81,14 @@ def _runner(call: Call) -> Any:
     return jax.jit(numbridge_launch)
 
 
+def _run_alone(*operands: Any, call: Call, body: Any) -> Any:
+    import jax
+
+    # How a call runs is decided where it is lowered, also when the user wants to see everything else step by step.
+    with jax.disable_jit(False):
+        return _alone(call)(*operands)
+
+
 @functools.lru_cache(maxsize=_BODIES)
 def _alone(call: Call) -> Any:
     """Return the jitted function that is one call."""
@@ -155,7 +163,7 @@ def _primitive() -> Any:
 
     made = Primitive("numbridge_launch")
     made.multiple_results = True
-    made.def_impl(lambda *operands, call, body: _alone(call)(*operands))
+    made.def_impl(_run_alone)
     made.def_effectful_abstract_eval(lambda *avals, call, body: (_varying(avals, body.out_avals), body.effects))
     mlir.register_lowering(made, mlir.lower_fun(functools.partial(_lowered, on_cpu=False), multiple_results=True))
     on_cpu = mlir.lower_fun(functools.partial(_lowered, on_cpu=True), multiple_results=True)

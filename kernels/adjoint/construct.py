@@ -129,7 +129,9 @@ class Construct:
         if value.type == kind:
             return value
         if value.constant is not None and inference.is_float_type(kind):
-            return self.constant(float(value.constant), kind)
+            # The number as it is in its own type: float32(0.1) is another one in float64 than 0.1.
+            exact = inference.is_float_type(value.type) and getattr(np, str(value.type))(value.constant)
+            return self.constant(float(exact or value.constant), kind)
         made = self.value("p" if self.prefix else _base(value), kind)
         name = self.type_name(kind)
         primitive = bool if name == "bool" else self.namespace[name]
