@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.jax_ffi.pointwise import KEPT, READ, SCALAR, UNSET, ZERO, Pointwise, Step
+from numbridge.jax_ffi.pointwise import KEPT, READ, SCALAR, UNSET, ZERO, Pointwise, Step, is_denormal
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.ir import (
@@ -175,6 +175,8 @@ class _Reader:
     def _constant_step(self, value: Any, dtype: str) -> int:
         made = self._step("constant", (), dtype, (value,))
         self._uniform.add(made)
+        if dtype in _FLOATS and is_denormal(np.dtype(dtype).type(value)):
+            self._exact = False
         return made
 
     def _computed(self, operation: str, operands: tuple[int, ...], dtype: str) -> int:
@@ -183,21 +185,26 @@ class _Reader:
         floats = [k for k in operands if self._steps[k].dtype in _FLOATS]
         if self._uniform.issuperset(operands):
             self._uniform.add(made)
-            if floats and operation != "select":
-                # What does not vary a compiler may compute beforehand, and there the smallest numbers are not zero.
+            if floats and operation != "select" and not self._widens(operation, operands, dtype):
+                # What does not vary a compiler may compute beforehand, and there denormal numbers are not zero.
                 self._exact = False
         if operation in ("add", "sub") and not self._products.isdisjoint(floats):
             # XLA's compiler makes one operation of a product and a sum, which rounds once.
             self._exact = False
-        if dtype in _FLOATS and operation not in ("div", "sqrt"):
-            if operation == "mul" or not self._products.isdisjoint(floats):
-                self._products.add(made)
+        is_product = operation == "mul" or not self._products.isdisjoint(floats)
+        if dtype in _FLOATS and is_product and operation not in ("div", "sqrt"):
+            self._products.add(made)
         return made
 
     def _dtype(self, kind: Any, what: str) -> str:
         if str(kind) not in _DTYPES:
             raise self._refused(f"{what} is {kind}, and only truth values, integers, float32 and float64 can be fused")
         return str(kind)
+
+    def _widens(self, operation: str, operands: tuple[int, ...], dtype: str) -> bool:
+        """Tell whether a given number becomes a float64, which has the same value unless the number is denormal."""
+        given = self._steps[operands[0]].operation in ("scalar", "constant")
+        return given and operation == "convert" and dtype == "float64"
 
     def _scalar(self, item: Any) -> int:
         made = self._step("scalar", (), self._dtype(item.type, item.name), (item.name,))

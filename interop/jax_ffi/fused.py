@@ -1,4 +1,4 @@
-"""Pointwise calls as operations of XLA, which it fuses with what is around them: a call of the handler may cost more than its work.
+"""Pointwise calls as operations of XLA, which it fuses with what is around them: calling the handler may cost more than its work.
 
 XLA rewrites arithmetic on floating-point numbers: ``x / 3`` becomes a product, ``(x / y) / z`` becomes ``x / (y * z)``, and
 ``x + 0.0`` is dropped. Barriers around each such operation prevent that, and are gone before operations are fused. What remains
@@ -17,12 +17,12 @@ import numpy as np
 
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import SCALAR_ROOM, Call
-from numbridge.jax_ffi.pointwise import Pointwise, Step, pointwise_of, shape_of
+from numbridge.jax_ffi.pointwise import Pointwise, Step, is_exact, pointwise_of, shape_of
 
 __all__ = ["MOST_OPERATIONS", "fused"]
 
 # XLA runs a program for the CPU on the calling thread if it has fewer operations than this, one for each element; custom calls do
-# not count. More go to another thread, which takes some 20 us, as long as 100 calls of the handler. So what is fused without being
+# not count. More go to another thread, which takes some 20 us, as long as 100 calls of the handler: what is fused without being
 # asked for is no reason for that. Measured with jaxlib 0.10.2, where one call of the handler costs 0.1 us more than XLA's own.
 MOST_OPERATIONS = 1000
 _CALLS = 1024
@@ -44,7 +44,7 @@ def fused(call: Call, *, on_cpu: bool) -> Callable[..., list[Any]] | None:
     if chosen is False or call.options.has_side_effect or not (on_cpu or chosen):
         return None
     found = pointwise_of(call) if chosen or _is_small(call, 1) else None
-    if found is None or not (chosen or (found.exact and _is_small(call, found.operations))):
+    if found is None or not (chosen or (is_exact(found, call) and _is_small(call, found.operations))):
         return None
     return _jitted(call, on_cpu)
 

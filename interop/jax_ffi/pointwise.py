@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key, is_current, root_of
 from numbridge.jax_ffi.plan import Call
@@ -27,7 +29,7 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType
 if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
 
-__all__ = ["Pointwise", "Step", "check_pointwise", "pointwise_of", "shape_of"]
+__all__ = ["Pointwise", "Step", "check_pointwise", "is_denormal", "is_exact", "pointwise_of", "shape_of"]
 
 # What a parameter is to a thread: an array that is only read, a number, or an array that is written, whose element is at first
 # that of an operand (kept), zero, or nothing that may be looked at (unset).
@@ -74,7 +76,8 @@ class Pointwise:
     ranks : dict
         For each written parameter, how many dimensions the launch must have.
     exact : bool
-        Whether XLA on the CPU surely computes what the compiled kernel computes, to the last bit.
+        Whether XLA on the CPU surely computes what the compiled kernel computes, to the last bit, from numbers that are no
+        constants of the program, or not denormal.
     """
 
     steps: tuple[Step, ...]
@@ -109,6 +112,21 @@ def shape_of(call: Call, name: str) -> tuple[Any, ...]:
     """Return the shape of an array parameter, without batch axes."""
     slot = next(s for s, kind in zip(call.slots, call.types, strict=True) if kind.name == name)
     return call.results[slot.index][0] if slot.kind == nb.RESULT else call.shapes[slot.index]
+
+
+def is_denormal(value: np.floating[Any]) -> bool:
+    """Tell whether a number is so small that the CPU takes it for zero while XLA runs, and compilers do not."""
+    return bool(0 < abs(value) < np.finfo(value.dtype).tiny)
+
+
+def is_exact(found: Pointwise, call: Call) -> bool:
+    """Tell whether XLA surely computes the same for the constants of a call, too."""
+    constants = (
+        np.frombuffer(slot.value, kind.scalar.numpy, 1)[0]
+        for slot, kind in zip(call.slots, call.types, strict=True)
+        if slot.kind == nb.STATIC and kind.scalar.is_float
+    )
+    return found.exact and not any(map(is_denormal, constants))
 
 
 def pointwise_of(call: Call) -> Pointwise | None:
