@@ -79,16 +79,21 @@ def jax_kernel(
         gathered. The launch dimensions are the first output's axes, or are named at the end: ``"i k -> i; i"``. The kernel must
         compute the same from shards, and use neither its thread index nor an extent along a cut axis for anything but selecting
         elements.
+    fuse : bool, optional
+        Whether calls become operations of XLA, which fuses them with what is around them, and not a call of the compiled handler.
+        That is possible where the kernel is pointwise: each thread reads and writes its own element of arrays with the shape of
+        the launch, or reads elements at constant places. By default small calls for the CPU are fused whose results are the same
+        bits; True fuses whatever is pointwise, on every platform, and refuses what is not; False never does.
 
     Returns
     -------
     JaxKernel
-        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays.
 
     Raises
     ------
     NumbridgeError
-        If outputs and in-out arguments contradict each other.
+        If outputs and in-out arguments contradict each other, or `fuse` and `has_side_effect` do.
 
     Notes
     -----
@@ -100,6 +105,10 @@ def jax_kernel(
 
     Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
     only to select elements, as elementwise kernels do. What else the kernel reads is gathered first.
+
+    What is fused with ``fuse=True`` rounds as XLA does: a product and a sum may be one operation, and the last digit of ``exp`` may
+    differ. By default such kernels are not fused. XLA may still join a product and a sum of which only one is the kernel's, as it
+    does with its own. Adjoints run as compiled code.
 
     Examples
     --------

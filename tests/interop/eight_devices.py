@@ -36,6 +36,12 @@ def double(x: nb.array[float], out: nb.array[float]):
 
 
 @nb.kernel
+def difference(x: nb.array2d[float], y: nb.array2d[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] - y[i, j] / 3.0 + i
+
+
+@nb.kernel
 def add2(a: nb.array2d[float], b: nb.array2d[float], s: float, out: nb.array2d[float]):
     i, j = nb.tid()
     out[i, j] = a[i, j] + s * b[i, j]
@@ -236,6 +242,27 @@ def check_explicit_axes():
         x = jax.device_put(values(16), P("x"))
         out = jax.jit(lambda x: jax_kernel(double)(x + 1)[0])(x)
         np.testing.assert_allclose(out, 2 * (values(16) + 1), rtol=1e-6)
+
+
+def check_fused_calls_are_cut_by_xla():
+    whole, x, y = values(16, 6), put(values(16, 6), "x"), put(values(16, 6), "x")
+    run = nb.jax_kernel(difference)
+    f = jax.jit(lambda x, y: run(x, y)[0])
+    # A slice of the numbers of the shards, from which thread indices are counted.
+    assert "numbridge_fused" in f.lower(x, y).as_text() and moved(f, x, y) in ([], ["dynamic-slice"])
+    wanted = whole - whole / 3.0 + np.arange(16, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(f(x, y), wanted, rtol=1e-6)
+    for check in (True, False):
+        mapped = jax.shard_map(f, mesh=GRID, in_specs=(P("x"), P("x")), out_specs=P("x"), check_vma=check)
+        rows = np.tile(np.arange(4, dtype=np.float32), 4)[:, None]
+        np.testing.assert_allclose(jax.jit(mapped)(x, y), whole - whole / 3.0 + rows, rtol=1e-6)
+    partly = jax.shard_map(
+        lambda x: nb.jax_kernel(double)(x)[0], mesh=GRID, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    np.testing.assert_array_equal(jax.jit(partly)(put(whole[:, 0], "x")), 2 * whole[:, 0])
+    np.testing.assert_array_equal(jax.pmap(nb.jax_kernel(double))(whole[:8])[0], 2 * whole[:8])
+    slope = jax.jit(jax.grad(lambda x: nb.jax_kernel(difference, enable_backward=True)(x, x)[0].sum()))
+    np.testing.assert_allclose(slope(x), np.full((16, 6), 2 / 3), rtol=1e-6)
 
 
 def check_callables_are_cut():

@@ -242,7 +242,10 @@ def test_numbers_alone_are_computed_by_the_handler():
     # So would it convert, where what is denormal in float32 is none.
     x = jnp.zeros(3, jnp.int32)
     for a, want in ((1e-40, False), (1e-37, True)):
-        g = lambda x, a=a: nb.jax_kernel(widened)(x, a)
+
+        def g(x, a=a):
+            return nb.jax_kernel(widened)(x, a)
+
         assert is_fused(g, x) == want and jax.jit(g)(x)[0].tolist() == [1 if want else 2] * 3
         assert is_fused(nb.jax_kernel(widened), x, a)
         assert_same_bits(nb.jax_kernel(widened)(x, a), nb.jax_kernel(widened, fuse=False)(x, a))
