@@ -106,9 +106,9 @@ def jax_kernel(
     Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
     only to select elements, as elementwise kernels do. What else the kernel reads is gathered first.
 
-    What is fused with ``fuse=True`` rounds as XLA does: a product and a sum may be one operation, and the last digit of ``exp`` may
-    differ. By default such kernels are not fused. XLA may still join a product and a sum of which only one is the kernel's, as it
-    does with its own. Adjoints run as compiled code.
+    What is fused with ``fuse=True`` rounds as XLA does: a product and a sum may be one operation, and the last digit of ``exp``
+    may differ. By default such kernels are not fused. XLA may still join a product and a sum of which only one is the kernel's,
+    as it does with its own. Adjoints run as compiled code.
 
     Examples
     --------
