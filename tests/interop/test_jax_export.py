@@ -28,7 +28,7 @@ KERNEL = """
         out[i] = a * x[i] + y[i]
 """
 MAKE = """
-    f = jax_kernel(saxpy)
+    f = nb.jax_kernel(saxpy)
     shape = jax.export.symbolic_shape("n")
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     checks = [jax.export.DisabledSafetyCheck.custom_call("numbridge_launch")]
@@ -63,7 +63,7 @@ def test_a_program_runs_in_a_new_process(run_python, tmp_path, monkeypatch):
 
 GRADIENT = """
     def loss(x, y):
-        return (jax_kernel(saxpy, enable_backward=True)(x, jnp.float32(2), y)[0] ** 2).sum()
+        return (nb.jax_kernel(saxpy, enable_backward=True)(x, jnp.float32(2), y)[0] ** 2).sum()
 
     shape = jax.export.symbolic_shape("n")
     x = jax.ShapeDtypeStruct(shape, jnp.float32)

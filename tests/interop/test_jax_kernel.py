@@ -615,7 +615,7 @@ def test_the_warm_path_needs_no_numba(run_python, tmp_path):
             i = nb.tid()
             out[i] = 3.0 * x[i]
 
-        f = jax.jit(jax.vmap(jax_kernel(triple)))
+        f = jax.jit(jax.vmap(nb.jax_kernel(triple, fuse=False)))
         print(f(jnp.ones((2, 3)))[0].tolist(), "numba" in sys.modules)
     """
     path = tmp_path / "warm.py"
