@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,33 +62,35 @@ def _numba_saxpy() -> Callable[..., object]:
     return run  # type: ignore[no-any-return]
 
 
-def calls_in_one_jit(times: int) -> Work:
-    """Return additions of 16 numbers in one program of XLA's, each a call."""
+def calls_in_one_jit(times: int, *, fuse: bool | None = None) -> Work:
+    """Return additions of 16 numbers in one program of XLA's, each a call; without `fuse` each one runs the compiled handler."""
+    # Without fusion each add of XLA's is an operation of its own, as a call of the handler is; with it, all of them are one loop.
+    peers = {"XLA add, not fused": "fusion"} if fuse is False else {"XLA add, not fused": "fusion", "XLA add": ""}
     return Work(
-        f"{times} calls in one jit, 16 elements",
-        # Without fusion each add is an operation of its own, as ours are; with it, all of them would be one loop.
-        functools.partial(_jitted, 16, times, "XLA add, not fused", "fusion"),
+        f"{times} calls {'of the handler ' if fuse is False else ''}in one jit, 16 elements",
+        functools.partial(_jitted, 16, times, fuse, peers),
         ("jax",),
     )
 
 
 def one_call_in_a_jit() -> Work:
     """Return one addition of a million numbers, as a program of XLA's."""
-    return Work("add of 1M elements in a jit", functools.partial(_jitted, 1 << 20, 1, "XLA", ""), ("jax",))
+    return Work("add of 1M elements in a jit", functools.partial(_jitted, 1 << 20, 1, None, {"XLA": ""}), ("jax",))
 
 
-def _jitted(size: int, times: int, xla: str, without: str) -> Contestants:
+def _jitted(size: int, times: int, fuse: bool | None, peers: Mapping[str, str]) -> Contestants:
+    """Return programs of `times` additions; `peers` are XLA's own, each with the pass that is left out."""
     import jax
 
     cpu = jax.local_devices(backend="cpu")[0]
     x = jax.device_put(np.ones(size, np.float32), cpu)
-    ours = nb.jax_kernel(add)
+    ours = nb.jax_kernel(add, fuse=fuse)
     calls: dict[str, Callable[..., Any]] = {"numbridge": lambda a, b: ours(a, b)[0]}
     if (warp := warp_kernels()) is not None:
         theirs = warp.jax_add()
         calls["Warp jax_kernel"] = lambda a, b: theirs(a, b)[0]
-    calls[xla] = lambda a, b: a + b
-    return {name: repeated(call, times, x, without=without if name == xla else "") for name, call in calls.items()}
+    calls |= dict.fromkeys(peers, lambda a, b: a + b)
+    return {name: repeated(call, times, x, without=peers.get(name, "")) for name, call in calls.items()}
 
 
 def repeated(call: Callable[..., Any], times: int, x: Any, without: str = "") -> Callable[[], object]:

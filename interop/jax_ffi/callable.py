@@ -26,7 +26,7 @@ from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
 from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
-from numbridge.jax_ffi.signature import Dims, Signature, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -69,6 +69,7 @@ def jax_callable(
     enable_backward: bool = False,
     graph_cache_max: int | None = DEFAULT_GRAPH_CACHE_MAX,
     has_side_effect: bool = False,
+    fuse: bool | None = None,
 ) -> JaxCallable:
     """Return a Python function that launches kernels as a function of JAX arrays.
 
@@ -96,6 +97,8 @@ def jax_callable(
         buffers. 32 by default; None keeps all; 0 makes no graphs.
     has_side_effect : bool
         Whether to run the kernels even if nobody uses their outputs.
+    fuse : bool, optional
+        In `GraphMode.JAX`, whether the launches of pointwise kernels become operations of XLA, as for `jax_kernel`.
 
     Returns
     -------
@@ -140,7 +143,13 @@ def jax_callable(
     if graph_mode is GraphMode.NONE:
         # Their Arrays would be of bytes, which nothing views as records on every device.
         refuse_records(f"{what} in GraphMode.NONE", _parameters(func, what))
-    options = Options(None, frozen_dims(output_dims), method, 256, bool(has_side_effect), None, bool(enable_backward))
+    chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
+    if chosen and graph_mode is not GraphMode.JAX:
+        raise NumbridgeValueError(
+            f"{what}: fuse=True is for GraphMode.JAX, and graph_mode is {graph_mode}, which runs compiled kernels; leave one out"
+        )
+    dims = frozen_dims(output_dims)
+    options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
         return _Replayed(func, found, options, graph_cache_max)
     return (_Called if graph_mode is GraphMode.NONE else JaxCallable)(func, found, options)

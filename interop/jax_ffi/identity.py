@@ -16,7 +16,7 @@ from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = ["Key", "check_current", "identity_of", "root_of", "spelled", "steps_from"]
+__all__ = ["Key", "check_current", "identity_of", "is_current", "root_of", "spelled", "steps_from"]
 
 Key = tuple[int, int]
 _FORMAT = "numbridge kernel 1"
@@ -46,12 +46,17 @@ def check_current(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: s
     KernelError
         If its key is no longer `key`.
     """
-    variants_of(root_of(kernel)).refresh()
-    if _identity(kernel, parameters, weak) != key:
+    if not is_current(kernel, parameters, weak, key):
         raise KernelError(
             f"derivative of kernel {kernel.name!r}: something that it reads from outside itself has changed since JAX traced it, "
             "so the derivative would be that of another function; trace it again (jax.clear_caches()), or pass it as an argument"
         )
+
+
+def is_current(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, key: Key) -> bool:
+    """Tell whether a kernel still is what `key` stands for: nothing that it reads from outside itself has changed."""
+    variants_of(root_of(kernel)).refresh()
+    return _identity(kernel, parameters, weak) == key
 
 
 def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:

@@ -18,9 +18,10 @@ import numpy as np
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
+from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
-from numbridge.jax_ffi.signature import Signature, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
@@ -43,6 +44,7 @@ def jax_kernel(
     has_side_effect: bool = False,
     block_dim: int | None = None,
     sharding_rule: str | None = None,
+    fuse: bool | None = None,
 ) -> JaxKernel:
     """Return a kernel as a function of JAX arrays, for `jax.jit` and the other transformations.
 
@@ -78,16 +80,21 @@ def jax_kernel(
         gathered. The launch dimensions are the first output's axes, or are named at the end: ``"i k -> i; i"``. The kernel must
         compute the same from shards, and use neither its thread index nor an extent along a cut axis for anything but selecting
         elements.
+    fuse : bool, optional
+        Whether calls become operations of XLA, which fuses them with what is around them, and not a call of the compiled handler.
+        That is possible where the kernel is pointwise: each thread reads and writes its own element of arrays with the shape of
+        the launch, or reads elements at constant places. By default small calls for the CPU are fused whose results are the same
+        bits; True fuses whatever is pointwise, on every platform, and refuses what is not; False never does.
 
     Returns
     -------
     JaxKernel
-        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays.
 
     Raises
     ------
     NumbridgeError
-        If outputs and in-out arguments contradict each other.
+        If outputs and in-out arguments contradict each other, or `fuse` and `has_side_effect` do.
 
     Notes
     -----
@@ -99,6 +106,10 @@ def jax_kernel(
 
     Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
     only to select elements, as elementwise kernels do. What else the kernel reads is gathered first.
+
+    What is fused with ``fuse=True`` rounds as XLA does: a product and a sum may be one operation, and the last digit of ``exp``
+    may differ. By default such kernels are not fused. XLA may still join a product and a sum of which only one is the kernel's,
+    as it does with its own. Adjoints run as compiled code.
 
     Examples
     --------
@@ -120,7 +131,8 @@ def jax_kernel(
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
-    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward))
+    chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
+    options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
     return _made(kernel, found, options)
 
 
@@ -161,19 +173,24 @@ class JaxKernel(Remade):
         functools.update_wrapper(self, kernel.function)
 
     def __call__(
-        self, *arguments: Any, launch_dims: Any = None, output_dims: Any = None, vmap_method: str | None = None
+        self,
+        *arguments: Any,
+        launch_dims: Any = None,
+        output_dims: Any = None,
+        vmap_method: str | None = None,
+        fuse: bool | None = None,
     ) -> tuple[Any, ...]:
         """Run the kernel; each option given here replaces that of `jax_kernel` for this call."""
         key: Any = tuple(map(type, arguments))
-        if launch_dims is not None or output_dims is not None or vmap_method is not None:
-            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method)
+        if launch_dims is not None or output_dims is not None or vmap_method is not None or fuse is not None:
+            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method, fuse)
         for dependency in self._dependencies:
             if not dependency.holds():
                 self._forget()
                 break
         call = self._calls.get(key)
         if call is None:
-            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method)
+            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method, fuse)
         result: tuple[Any, ...] = call(*arguments)
         return result
 
@@ -186,7 +203,9 @@ class JaxKernel(Remade):
         with self._lock:
             self._dependencies, self._calls, self._plans = (), {}, {}
 
-    def _remember(self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None) -> Any:
+    def _remember(
+        self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None, fuse: bool | None
+    ) -> Any:
         import jax
 
         options = self._options
@@ -196,6 +215,9 @@ class JaxKernel(Remade):
             options = replace(options, output_dims=frozen_dims(output))
         if method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
+        if fuse is not None:
+            chosen = check_fuse(self._signature.what, fuse, has_side_effect=options.has_side_effect)
+            options = replace(options, fuse=chosen)
         self._signature.check_count(arguments)
         if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
             call: Callable[..., tuple[Any, ...]] = functools.partial(self._traced, options)
@@ -228,6 +250,7 @@ class JaxKernel(Remade):
             launch_dims=options.launch_dims,
             output_dims=options.output_dims,
             vmap_method=options.vmap_method,
+            fuse=options.fuse,
         )
 
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
@@ -243,6 +266,8 @@ class JaxKernel(Remade):
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)
+            if options.fuse:
+                check_pointwise(call)
             with self._lock:
                 if len(self._plans) >= _MAX_CALLS:
                     self._plans.clear()

@@ -92,6 +92,7 @@ class Options:
     has_side_effect: bool
     sharding_rule: str | None = None
     enable_backward: bool = False
+    fuse: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The JAX primitives that stand for one call of a kernel, and for one derivative of a call: shapes, lowering, and `jax.vmap`.
 
-A call carries a *body*, the JAX program that it is lowered to (a custom call of the handler). Transformations act on the call and
-make a new body; the rules for derivatives are in `differentiation`. Only public names of JAX are used.
+A call carries a *body*, the JAX program that it is lowered to: a custom call of the handler. Transformations act on the call and
+make a new body; the rules for derivatives are in `differentiation`. Where a call is lowered, `fused` may have operations of XLA
+for it instead. Only public names of JAX are used.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
+from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
@@ -79,6 +81,22 @@ def _runner(call: Call) -> Any:
     return jax.jit(numbridge_launch)
 
 
+def _run_alone(*operands: Any, call: Call, body: Any) -> Any:
+    import jax
+
+    # How a call runs is decided where it is lowered, also when the user wants to see everything else step by step.
+    with jax.disable_jit(False):
+        return _alone(call)(*operands)
+
+
+@functools.lru_cache(maxsize=_BODIES)
+def _alone(call: Call) -> Any:
+    """Return the jitted function that is one call."""
+    import jax
+
+    return jax.jit(lambda *operands: _bind(call, operands))
+
+
 @functools.lru_cache(maxsize=_BODIES)
 def _outline(form: Form) -> Any:
     """Return a function with the results of a derivative, which needs no kernel and never runs."""
@@ -98,7 +116,7 @@ def _form_runner(form: Form) -> Any:
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
         values = [x if kind is None else x.astype(kind) for x, kind in zip(operands, call.casts, strict=True)]
-        results = _runner(call)(*values)
+        results = _bind(call, values)
         return [results[k].astype(dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
     return jax.jit(numbridge_derivative)
@@ -145,9 +163,11 @@ def _primitive() -> Any:
 
     made = Primitive("numbridge_launch")
     made.multiple_results = True
-    made.def_impl(lambda *operands, call, body: _runner(call)(*operands))
+    made.def_impl(_run_alone)
     made.def_effectful_abstract_eval(lambda *avals, call, body: (_varying(avals, body.out_avals), body.effects))
-    mlir.register_lowering(made, mlir.lower_fun(_lowered, multiple_results=True))
+    mlir.register_lowering(made, mlir.lower_fun(functools.partial(_lowered, on_cpu=False), multiple_results=True))
+    on_cpu = mlir.lower_fun(functools.partial(_lowered, on_cpu=True), multiple_results=True)
+    mlir.register_lowering(made, on_cpu, platform="cpu")
     batching.primitive_batchers[made] = _batch
     ad.primitive_jvps[made] = _jvp
     ad.primitive_transposes[made] = _no_transpose
@@ -193,10 +213,10 @@ def _axes_of(aval: Any) -> frozenset[Any]:
     return found
 
 
-def _lowered(*operands: Any, call: Call, body: Any) -> Any:
+def _lowered(*operands: Any, call: Call, body: Any, on_cpu: bool) -> Any:
     from jax.extend.core import jaxpr_as_fun
 
-    return jaxpr_as_fun(body)(*operands)
+    return (fused(call, on_cpu=on_cpu) or jaxpr_as_fun(body))(*operands)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from numbridge.array import Array
 from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
+from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
 from numbridge.kernels.arguments import check_count
@@ -235,6 +236,8 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
         )
     chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=geometry.block[0])
     call = plan_call(kernel, found, chosen, described)
+    if chosen.fuse:
+        check_pointwise(call)
     operands = [value for value in values if not isinstance(value, Number)]
     for (_, target), new in zip(targets, bind_call(*_without_old_contents(call, operands)), strict=True):
         target.store(new)

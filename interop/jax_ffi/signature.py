@@ -15,7 +15,17 @@ from numbridge.kernels.annotations import ScalarAnnotation
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 
-__all__ = ["VMAP_METHODS", "Dims", "NamedDims", "Signature", "as_dims", "check_vmap_method", "frozen_dims", "signature"]
+__all__ = [
+    "VMAP_METHODS",
+    "Dims",
+    "NamedDims",
+    "Signature",
+    "as_dims",
+    "check_fuse",
+    "check_vmap_method",
+    "frozen_dims",
+    "signature",
+]
 
 VMAP_METHODS = ("broadcast_all", "expand_dims", "sequential", "sequential_unrolled", "legacy_vectorized")
 Dims = tuple[Any, ...]
@@ -169,6 +179,18 @@ def check_vmap_method(what: str, method: Any) -> str:
     if method not in VMAP_METHODS:
         raise NumbridgeValueError(f"{what}: vmap_method is {method!r}; it must be one of {', '.join(VMAP_METHODS)}")
     return str(method)
+
+
+def check_fuse(what: str, given: Any, *, has_side_effect: bool) -> bool | None:
+    """Return whether calls become operations of XLA, checked."""
+    if given is not None and not isinstance(given, bool):
+        raise NumbridgeTypeError(f"{what}: fuse is {given!r}; it must be True, False or None")
+    if given and has_side_effect:
+        raise NumbridgeValueError(
+            f"{what}: fuse=True makes it operations of XLA, which drops those whose results nobody uses; leave out fuse or "
+            "has_side_effect"
+        )
+    return given
 
 
 def as_dims(dims: Any, what: str) -> Dims:

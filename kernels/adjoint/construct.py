@@ -129,7 +129,7 @@ class Construct:
         if value.type == kind:
             return value
         if value.constant is not None and inference.is_float_type(kind):
-            return self.constant(float(value.constant), kind)
+            return self.constant(_rounded(value), kind)
         made = self.value("p" if self.prefix else _base(value), kind)
         name = self.type_name(kind)
         primitive = bool if name == "bool" else self.namespace[name]
@@ -166,6 +166,14 @@ class Construct:
         made = self.value("p" if self.prefix else "value", then.type)
         self.add(Compute(made, Function("select", "{1} if {0} else {2}", None), [condition, then, orelse]))
         return made
+
+
+def _rounded(value: Value) -> float:
+    """Return a constant as it is in its own type: float32(0.1) is another number in float64 than 0.1."""
+    if not inference.is_float_type(value.type):
+        return float(value.constant)
+    with np.errstate(over="ignore", under="ignore"):
+        return float(getattr(np, str(value.type))(value.constant))
 
 
 def _base(value: Value) -> str:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "generator_fingerprint"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -163,7 +163,7 @@ class Derivative(Kernel):
         key = digest(
             "derivative",
             machine_fingerprint(),
-            _generator(),
+            generator_fingerprint(),
             emitted.text,
             emitted.fingerprint,
             repr([*self.steps()]),
@@ -583,8 +583,8 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
 
 
 @functools.cache
-def _generator() -> str:
-    """Return what the generated text depends on besides the kernel: the generator's own source."""
+def generator_fingerprint() -> str:
+    """Return what a program, and text generated from it, depend on besides the kernel: the generator's own source."""
     folder = Path(__file__).parent
     files = [*sorted(folder.glob("*.py")), folder.parent / "emission.py", folder.parent / "rewriting.py"]
     return digest(*(path.read_bytes() for path in files))

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import numbridge as nb
+from compiled_calls import jax_callable, jax_kernel
 from numbridge.jax_ffi.targets import PLAN_TARGET, TARGET
 
 COLLECTIVES = ("all-gather", "all-to-all", "all-reduce", "collective-permute", "dynamic-slice")
@@ -32,6 +33,12 @@ COLLECTIVES = ("all-gather", "all-to-all", "all-reduce", "collective-permute", "
 def double(x: nb.array[float], out: nb.array[float]):
     i = nb.tid()
     out[i] = 2.0 * x[i]
+
+
+@nb.kernel
+def difference(x: nb.array2d[float], y: nb.array2d[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] - y[i, j] / 3.0 + i
 
 
 @nb.kernel
@@ -103,7 +110,7 @@ def moved(f, *arguments):
 
 
 def check_elementwise_launches_follow_their_arguments():
-    f = jax.jit(lambda x: nb.jax_kernel(double)(x)[0])
+    f = jax.jit(lambda x: jax_kernel(double)(x)[0])
     x = values(40)
     for spec in ((("x", "y"),), ("x",), ("y",), ()):
         given = put(x, *spec)
@@ -114,7 +121,7 @@ def check_elementwise_launches_follow_their_arguments():
 
 
 def check_two_dimensions_and_a_traced_number():
-    f = jax.jit(lambda a, b, s: nb.jax_kernel(add2)(a, b, s)[0])
+    f = jax.jit(lambda a, b, s: jax_kernel(add2)(a, b, s)[0])
     a, b = values(8, 6), values(8, 6)
     for spec in (("x", "y"), ("x",), (None, "y"), (("x", "y"),)):
         given = (put(a, *spec), put(b, *spec), put(np.float32(3)))
@@ -123,14 +130,14 @@ def check_two_dimensions_and_a_traced_number():
 
 
 def check_arguments_that_are_cut_differently():
-    f = jax.jit(lambda a, b: nb.jax_kernel(add2)(a, b, 1.0)[0])
+    f = jax.jit(lambda a, b: jax_kernel(add2)(a, b, 1.0)[0])
     a, b = values(8, 8), values(8, 8)
     for one, two in ((("x",), (None, "x")), (("x", "y"), ()), ((), ("y", "x"))):
         np.testing.assert_allclose(f(put(a, *one), put(b, *two)), a + b, rtol=1e-6)
 
 
 def check_a_matrix_product_is_cut_along_rows_and_columns():
-    f = jax.jit(lambda a, b: nb.jax_kernel(matmul)(a, b, launch_dims=(8, 4))[0])
+    f = jax.jit(lambda a, b: jax_kernel(matmul)(a, b, launch_dims=(8, 4))[0])
     a, b = values(8, 8), values(8, 4)
     for one, two, free in (
         (("x",), (), True),
@@ -144,7 +151,7 @@ def check_a_matrix_product_is_cut_along_rows_and_columns():
 
 
 def check_a_table_is_whole_everywhere():
-    f = jax.jit(lambda t, i: nb.jax_kernel(lookup, launch_dims=16)(t, i)[0])
+    f = jax.jit(lambda t, i: jax_kernel(lookup, launch_dims=16)(t, i)[0])
     table, indices = values(64), np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)
     for one, two, free in (((), ("x",), True), (("x",), ("x",), False), (("x",), (), False)):
         given = put(table, *one), put(indices, *two)
@@ -155,12 +162,12 @@ def check_a_table_is_whole_everywhere():
 def check_kernels_that_look_around_see_everything():
     x = values(16)
     for kernel, want in ((differences, np.append(0, np.diff(x))), (numbered, x + np.arange(16))):
-        f = jax.jit(lambda x, kernel=kernel: nb.jax_kernel(kernel)(x)[0])
+        f = jax.jit(lambda x, kernel=kernel: jax_kernel(kernel)(x)[0])
         np.testing.assert_allclose(f(put(x, "x")), want, rtol=1e-5, atol=1e-6)
 
 
 def check_atomics_along_rows():
-    f = jax.jit(lambda m, s: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(m, s)[0])
+    f = jax.jit(lambda m, s: jax_kernel(row_sums, in_out_argnames=["sums"])(m, s)[0])
     m = values(8, 6)
     for spec, free in ((("x",), True), ((None, "y"), False)):
         given = put(m, *spec), put(np.ones(8, np.float32), *spec[:1])
@@ -170,8 +177,8 @@ def check_atomics_along_rows():
 
 def check_a_rule_of_the_users():
     m = values(8, 6)
-    plain = jax.jit(lambda m: nb.jax_kernel(column_of_rows, launch_dims=8)(m)[0])
-    ruled = jax.jit(lambda m: nb.jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i")(m)[0])
+    plain = jax.jit(lambda m: jax_kernel(column_of_rows, launch_dims=8)(m)[0])
+    ruled = jax.jit(lambda m: jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i")(m)[0])
     for f, free in ((plain, False), (ruled, True)):
         np.testing.assert_allclose(f(put(m, "x")), m.sum(1), rtol=1e-5)
         assert (moved(f, put(m, "x")) == []) == free
@@ -179,20 +186,20 @@ def check_a_rule_of_the_users():
 
 
 def check_batches_are_cut():
-    f = jax.jit(jax.vmap(partial(nb.jax_kernel(lookup), launch_dims=5), in_axes=(None, 0)))
+    f = jax.jit(jax.vmap(partial(jax_kernel(lookup), launch_dims=5), in_axes=(None, 0)))
     table, indices = values(64), np.random.default_rng(0).integers(0, 64, (16, 5)).astype(np.int32)
     given = put(table), put(indices, ("x", "y"))
     (out,) = f(*given)
     np.testing.assert_array_equal(out, table[indices])
     assert moved(f, *given) == []
-    g = jax.jit(jax.vmap(jax.vmap(nb.jax_kernel(differences))))
+    g = jax.jit(jax.vmap(jax.vmap(jax_kernel(differences))))
     x = values(4, 2, 9)
     np.testing.assert_allclose(g(put(x, "x", "y"))[0][..., 1:], np.diff(x), rtol=1e-5, atol=1e-6)
     assert moved(g, put(x, "x", "y")) == []
 
 
 def check_donated_shards_are_used_in_place():
-    f = jax.jit(nb.jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
+    f = jax.jit(jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
     # Memory that JAX shares with NumPy cannot be donated, so these zeros are made where they lie.
     zeros = jax.jit(lambda: jnp.zeros(8), out_shardings=NamedSharding(GRID, P("x")))
     m, sums = put(values(8, 6), "x"), zeros()
@@ -207,7 +214,7 @@ def check_donated_shards_are_used_in_place():
 
 def check_shard_map():
     a, b = values(8, 8), values(8, 4)
-    one = nb.jax_kernel(matmul, launch_dims=(2, 4))
+    one = jax_kernel(matmul, launch_dims=(2, 4))
     for check in (True, False):
         f = jax.jit(
             jax.shard_map(
@@ -219,22 +226,43 @@ def check_shard_map():
     if not jax.config.jax_use_shardy_partitioner:
         return  # the old partitioner ends the process on any custom call where only some axes are manual
     partly = jax.shard_map(
-        lambda x: nb.jax_kernel(double)(x)[0], mesh=GRID, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+        lambda x: jax_kernel(double)(x)[0], mesh=GRID, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
     )
     np.testing.assert_array_equal(jax.jit(partly)(put(a[:, 0], "x")), 2 * a[:, 0])
 
 
 def check_pmap():
     x = values(8, 5)
-    np.testing.assert_array_equal(jax.pmap(nb.jax_kernel(double))(x)[0], 2 * x)
+    np.testing.assert_array_equal(jax.pmap(jax_kernel(double))(x)[0], 2 * x)
 
 
 def check_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         x = jax.device_put(values(16), P("x"))
-        out = jax.jit(lambda x: nb.jax_kernel(double)(x + 1)[0])(x)
+        out = jax.jit(lambda x: jax_kernel(double)(x + 1)[0])(x)
         np.testing.assert_allclose(out, 2 * (values(16) + 1), rtol=1e-6)
+
+
+def check_fused_calls_are_cut_by_xla():
+    whole, x, y = values(16, 6), put(values(16, 6), "x"), put(values(16, 6), "x")
+    run = nb.jax_kernel(difference)
+    f = jax.jit(lambda x, y: run(x, y)[0])
+    # A slice of the numbers of the shards, from which thread indices are counted.
+    assert "numbridge_fused" in f.lower(x, y).as_text() and moved(f, x, y) in ([], ["dynamic-slice"])
+    wanted = whole - whole / 3.0 + np.arange(16, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(f(x, y), wanted, rtol=1e-6)
+    for check in (True, False):
+        mapped = jax.shard_map(f, mesh=GRID, in_specs=(P("x"), P("x")), out_specs=P("x"), check_vma=check)
+        rows = np.tile(np.arange(4, dtype=np.float32), 4)[:, None]
+        np.testing.assert_allclose(jax.jit(mapped)(x, y), whole - whole / 3.0 + rows, rtol=1e-6)
+    partly = jax.shard_map(
+        lambda x: nb.jax_kernel(double)(x)[0], mesh=GRID, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    np.testing.assert_array_equal(jax.jit(partly)(put(whole[:, 0], "x")), 2 * whole[:, 0])
+    np.testing.assert_array_equal(jax.pmap(nb.jax_kernel(double))(whole[:8])[0], 2 * whole[:8])
+    slope = jax.jit(jax.grad(lambda x: nb.jax_kernel(difference, enable_backward=True)(x, x)[0].sum()))
+    np.testing.assert_allclose(slope(x), np.full((16, 6), 2 / 3), rtol=1e-6)
 
 
 def check_callables_are_cut():
@@ -243,7 +271,7 @@ def check_callables_are_cut():
         nb.launch(double, x.shape, [x], [half])
         nb.launch(double, x.shape, [half], [out])
 
-    f = jax.jit(nb.jax_callable(function))
+    f = jax.jit(jax_callable(function))
     np.testing.assert_array_equal(f(put(values(16), "x"))[0], 4 * values(16))
     assert moved(f, put(values(16), "x")) == []
 
@@ -256,7 +284,7 @@ def check_plans_are_for_one_device_each():
         nb.launch(double, x.shape, [x], [once])
         nb.launch(double, x.shape, [once], [out])
 
-    f = nb.jax_callable(function, graph_mode=nb.GraphMode.NUMBRIDGE)
+    f = jax_callable(function, graph_mode=nb.GraphMode.NUMBRIDGE)
     mesh = Mesh(np.array(jax.devices()), ("i",))
     x = values(16)
     cut = put(x, "i", mesh=mesh)
@@ -271,7 +299,7 @@ def check_plans_are_for_one_device_each():
 
 
 def check_gradients_follow_their_arguments():
-    one = nb.jax_kernel(add2, enable_backward=True)
+    one = jax_kernel(add2, enable_backward=True)
     a, b = values(8, 6), values(8, 6)
     f = jax.jit(jax.grad(lambda a, b, s: (one(a, b, s)[0] ** 2).sum(), (0, 1)))
     g = jax.jit(lambda a, b, s: jax.vjp(lambda a, b: one(a, b, s)[0], a, b)[1](a))
@@ -288,7 +316,7 @@ def check_gradients_follow_their_arguments():
 
 
 def check_gradients_of_what_is_whole_are_summed():
-    one = nb.jax_kernel(matmul, launch_dims=(8, 4), enable_backward=True)
+    one = jax_kernel(matmul, launch_dims=(8, 4), enable_backward=True)
     a, b, c = values(8, 8), values(8, 4), values(8, 4)
     f = jax.jit(lambda a, b, c: jax.vjp(lambda a, b: one(a, b)[0], a, b)[1](c))
     for one_spec, two, three in (
@@ -301,11 +329,11 @@ def check_gradients_of_what_is_whole_are_summed():
         np.testing.assert_allclose(by_a, c @ b.T, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(by_b, a.T @ c, rtol=1e-4, atol=1e-5)
         assert moved(f, *given) == ["all-reduce"]
-    g = jax.jit(jax.grad(lambda t, i: nb.jax_kernel(lookup, launch_dims=16, enable_backward=True)(t, i)[0].sum()))
+    g = jax.jit(jax.grad(lambda t, i: jax_kernel(lookup, launch_dims=16, enable_backward=True)(t, i)[0].sum()))
     table, indices = values(64), np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)
     np.testing.assert_array_equal(g(put(table), put(indices, "x")), np.bincount(indices, minlength=64))
     assert moved(g, put(table), put(indices, "x")) == ["all-reduce"]
-    h = jax.jit(jax.grad(lambda s, a, b: nb.jax_kernel(add2, enable_backward=True)(a, b, s)[0].sum()))
+    h = jax.jit(jax.grad(lambda s, a, b: jax_kernel(add2, enable_backward=True)(a, b, s)[0].sum()))
     x = values(8, 6)
     for spec in (("x", "y"), (), (None, "y")):
         np.testing.assert_allclose(h(np.float32(2), put(x, *spec), put(x, *spec)), x.sum(), rtol=1e-5)
@@ -313,17 +341,17 @@ def check_gradients_of_what_is_whole_are_summed():
 
 def check_gradients_by_a_rule_and_of_batches():
     m = values(8, 6)
-    ruled = nb.jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i", enable_backward=True)
+    ruled = jax_kernel(column_of_rows, launch_dims=8, sharding_rule="i k -> i", enable_backward=True)
     f = jax.jit(jax.grad(lambda m: (ruled(m)[0] ** 2).sum()))
     np.testing.assert_allclose(f(put(m, "x")), np.broadcast_to(2 * m.sum(1)[:, None], m.shape), rtol=1e-5)
     assert moved(f, put(m, "x")) == []
     table, indices = values(64), np.random.default_rng(0).integers(0, 64, (16, 5)).astype(np.int32)
-    one = partial(nb.jax_kernel(lookup, enable_backward=True), launch_dims=5)
+    one = partial(jax_kernel(lookup, enable_backward=True), launch_dims=5)
     g = jax.jit(jax.grad(lambda t, i: jax.vmap(one, in_axes=(None, 0))(t, i)[0].sum()))
     np.testing.assert_array_equal(
         g(put(table), put(indices, ("x", "y"))), np.bincount(indices.ravel(), minlength=64).astype(np.float32)
     )
-    h = jax.jit(jax.vmap(jax.grad(lambda x: (nb.jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum())))
+    h = jax.jit(jax.vmap(jax.grad(lambda x: (jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum())))
     x = values(8, 9)
     wanted = jax.vmap(jax.grad(lambda x: (jnp.diff(x) ** 2).sum()))(x)
     np.testing.assert_allclose(h(put(x, ("x", "y"))), wanted, rtol=1e-4, atol=1e-5)
@@ -332,14 +360,14 @@ def check_gradients_by_a_rule_and_of_batches():
 
 def check_kernels_that_look_around_have_whole_gradients():
     x = values(16)
-    f = jax.jit(jax.grad(lambda x: (nb.jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum()))
+    f = jax.jit(jax.grad(lambda x: (jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum()))
     wanted = jax.grad(lambda x: (jnp.diff(x) ** 2).sum())(x)
     np.testing.assert_allclose(f(put(x, "x")), wanted, rtol=1e-4, atol=1e-5)
 
 
 def check_gradients_in_shard_map():
     a, b = values(8, 8), values(8, 4)
-    one = nb.jax_kernel(matmul, launch_dims=(2, 4), enable_backward=True)
+    one = jax_kernel(matmul, launch_dims=(2, 4), enable_backward=True)
 
     def total(a, b):
         local = jax.shard_map(
@@ -360,20 +388,20 @@ def check_gradients_in_shard_map():
 
 
 def check_side_effects_of_each_shard():
-    one = nb.jax_kernel(double, has_side_effect=True)
+    one = jax_kernel(double, has_side_effect=True)
     f = jax.jit(jax.shard_map(lambda x: one(x)[0], mesh=LINE, in_specs=P("x"), out_specs=P("x")))
     np.testing.assert_array_equal(f(put(values(16), "x", mesh=LINE)), 2 * values(16))
 
 
 def check_exports():
     checks = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
-    made = jax.export.export(jax.jit(nb.jax_kernel(double)), disabled_checks=checks)(jnp.zeros(16))
+    made = jax.export.export(jax.jit(jax_kernel(double)), disabled_checks=checks)(jnp.zeros(16))
     np.testing.assert_array_equal(made.call(values(16))[0], 2 * values(16))
 
 
 def check_rules_that_do_not_fit_are_refused():
     def call(rule, kernel=add2, **options):
-        f = nb.jax_kernel(kernel, sharding_rule=rule, **options)
+        f = jax_kernel(kernel, sharding_rule=rule, **options)
         jax.jit(lambda a: f(a, a, 1.0)).lower(jnp.zeros((8, 6)))
 
     wrong = {

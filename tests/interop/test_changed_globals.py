@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from compiled_calls import jax_kernel
 
 CHANGED = r"'factor'.*has changed since the kernel ran"
 factor = 2.0
@@ -99,7 +100,7 @@ def test_derivatives_inside_jax() -> None:
         i = nb.tid()
         y[i] = x[i] * x[i] * factor * nb.static(numbers[0])
 
-    f = nb.jax_kernel(scaled, enable_backward=True)
+    f = jax_kernel(scaled, enable_backward=True)
     x = jnp.ones(1)
     _, pull = jax.vjp(lambda x: f(x)[0], x)
     change(5.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from compiled_calls import jax_callable
 
 a10 = jnp.arange(10, dtype=jnp.float32)
 modes = pytest.mark.parametrize("mode", list(nb.GraphMode))
@@ -58,7 +59,7 @@ def chained(a: nb.array[float], out: nb.array[float]):
 @modes
 @jitted
 def test_several_kernels(mode, wrap):
-    f = nb.jax_callable(two, num_outputs=2, graph_mode=mode)
+    f = jax_callable(two, num_outputs=2, graph_mode=mode)
     b = a10.reshape(5, 2)
 
     def run(a, b):
@@ -66,7 +67,7 @@ def test_several_kernels(mode, wrap):
 
     c, d = wrap(run)(a10, b)
     assert isinstance(c, jax.Array) and (c == 2 * a10).all() and (d == 2 * b).all()
-    c, d = wrap(functools.partial(nb.jax_callable(two, 2, mode, output_dims={"c": 10, "d": (5, 2)})))(
+    c, d = wrap(functools.partial(jax_callable(two, 2, mode, output_dims={"c": 10, "d": (5, 2)})))(
         a10, b, jnp.float32(3)
     )
     assert (c == 3 * a10).all() and (d == 3 * b).all()
@@ -75,7 +76,7 @@ def test_several_kernels(mode, wrap):
 @modes
 @jitted
 def test_temporaries(mode, wrap):
-    (out,) = wrap(nb.jax_callable(chained, graph_mode=mode))(a10)
+    (out,) = wrap(jax_callable(chained, graph_mode=mode))(a10)
     assert (out == (6 * a10 + 1) / 2).all()
 
 
@@ -87,7 +88,7 @@ def test_in_out_arguments(mode, wrap):
         nb.launch(accumulate, x.shape, [x], [state])
         nb.launch(scale, state.shape, [state, 10.0], [out])
 
-    f = nb.jax_callable(function, num_outputs=2, graph_mode=mode, in_out_argnames=["state"], output_dims=3)
+    f = jax_callable(function, num_outputs=2, graph_mode=mode, in_out_argnames=["state"], output_dims=3)
     start = jnp.ones(3)
     state, out = wrap(f)(a10, start)
     assert state.tolist() == [47, 2, 2] and out.tolist() == [470, 20, 20] and start.tolist() == [1, 1, 1]
@@ -106,7 +107,7 @@ def test_views_fills_and_copies(mode, wrap):
         out[0].zero_()
         nb.copy(out[0], held, dest_offset=1, src_offset=2, count=3)
 
-    (out,) = wrap(nb.jax_callable(function, graph_mode=mode, output_dims=(3, 5)))(a10)
+    (out,) = wrap(jax_callable(function, graph_mode=mode, output_dims=(3, 5)))(a10)
     want = np.array([[0, 4, 6, 8, 0], [7] * 5, [3, 3, 14, 16, 18]], np.float32)
     np.testing.assert_array_equal(out, want)
 
@@ -119,7 +120,7 @@ def test_what_is_not_written_is_zero(mode, wrap):
         nb.launch(accumulate, x.shape, [x], [nb.empty(1)])
 
     for _ in range(3):
-        out, spare = wrap(nb.jax_callable(function, 2, mode, output_dims={"out": 10, "spare": (2, 2)}))(a10)
+        out, spare = wrap(jax_callable(function, 2, mode, output_dims={"out": 10, "spare": (2, 2)}))(a10)
         assert out.tolist() == [0, 1, 2] + [0] * 7 and spare.tolist() == [[0, 0], [0, 0]] and spare.dtype == jnp.int32
         jnp.full(10, 7.0).block_until_ready()
 
@@ -127,7 +128,7 @@ def test_what_is_not_written_is_zero(mode, wrap):
 @modes
 @pytest.mark.parametrize("method", ["broadcast_all", "expand_dims", "sequential"])
 def test_vmap(mode, method):
-    f = nb.jax_callable(two, 2, mode, vmap_method=method, output_dims={"c": 10, "d": (5, 2)})
+    f = jax_callable(two, 2, mode, vmap_method=method, output_dims={"c": 10, "d": (5, 2)})
     a, b, s = jnp.stack([a10, a10 + 1, a10 * 2]), a10.reshape(5, 2), jnp.arange(3.0)
     c, d = jax.jit(jax.vmap(f, in_axes=(0, None, 0)))(a, b, s)
     np.testing.assert_allclose(c, a * s[:, None])
@@ -145,7 +146,7 @@ def test_numbers(mode):
         seen.append((k, s, flag))
         nb.launch(scale, x.shape, [x, s * k], [out])
 
-    f = nb.jax_callable(function, graph_mode=mode)
+    f = jax_callable(function, graph_mode=mode)
     assert (f(a10, 3, 0.5, True)[0] == 1.5 * a10).all()
     assert seen[-1] == (3, 0.5, True) and type(seen[-1][0]) is int and type(seen[-1][2]) is bool
     assert (f(a10, np.int32(4), np.float32(0.25), False)[0] == a10).all()
@@ -162,11 +163,11 @@ def test_the_function_is_traced_once_for_each_shape():
         seen.append(x.shape)
         nb.launch(scale, x.shape, [x, 1.0], [out])
 
-    f = nb.jax_callable(function)
+    f = jax_callable(function)
     for x in (a10, a10, a10[:3], a10):
         f(x)
     assert seen == [(10,), (3,)]
-    g = jax.jit(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE))
+    g = jax.jit(jax_callable(function, graph_mode=nb.GraphMode.NONE))
     seen.clear()
     for _ in range(3):
         jax.block_until_ready(g(a10))
@@ -174,7 +175,7 @@ def test_the_function_is_traced_once_for_each_shape():
 
 
 def test_a_traced_function_has_no_python_left_in_it():
-    text = jax.jit(nb.jax_callable(chained)).lower(a10).as_text()
+    text = jax.jit(jax_callable(chained)).lower(a10).as_text()
     assert text.count("custom_call @numbridge_launch") == 4 and "callback" not in text and "numbridge_call" not in text
 
 
@@ -182,14 +183,14 @@ def test_values_may_be_looked_at_in_mode_none_alone():
     def function(x: nb.array[float], out: nb.array[float]):
         nb.launch(scale, x.shape, [x, float(x.numpy().max())], [out])
 
-    assert (jax.jit(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE))(a10)[0] == 9 * a10).all()
+    assert (jax.jit(jax_callable(function, graph_mode=nb.GraphMode.NONE))(a10)[0] == 9 * a10).all()
     with pytest.raises(
         nb.BufferAccessError, match=r"<traced array 'x': float32\[10\]> has no memory: .*GraphMode\.NONE"
     ):
-        nb.jax_callable(function)(a10)
+        jax_callable(function)(a10)
     for look in (np.asarray, float, torch.from_dlpack, lambda x: x.item(), bool):
         with pytest.raises((nb.BufferAccessError, TypeError), match=r"has no memory"):
-            nb.jax_callable(_two_arguments(lambda x, out, look=look: look(x)))(a10)
+            jax_callable(_two_arguments(lambda x, out, look=look: look(x)))(a10)
 
 
 def test_arrays_from_outside_are_constants():
@@ -205,7 +206,7 @@ def test_arrays_from_outside_are_constants():
         def function(x: nb.array[float], out: nb.array[float], constant=constant):
             nb.launch(add, 10, [x, constant], [out])
 
-        assert (jax.jit(nb.jax_callable(_two_arguments(function)))(a10)[0] == 2 * a10).all()
+        assert (jax.jit(jax_callable(_two_arguments(function)))(a10)[0] == 2 * a10).all()
 
 
 def _two_arguments(function):
@@ -269,12 +270,12 @@ def test_what_a_traced_function_may_not_do(case):
     function, message = WRONG[case]
     function.__annotations__.update(x=nb.array(dtype=float), out=nb.array(dtype=float))
     with pytest.raises(nb.NumbridgeError, match=message):
-        nb.jax_callable(function)(a10)
+        jax_callable(function)(a10)
 
 
 @pytest.mark.parametrize("mode", [nb.GraphMode.NONE, nb.GraphMode.JAX])
 def test_arguments_are_checked(mode):
-    f = nb.jax_callable(two, 2, mode)
+    f = jax_callable(two, 2, mode)
     for arguments, message in (
         ((a10, a10, 1.0), r"function 'two' under JAX, argument 'b': wanted array2d\[float32\]"),
         ((a10.astype(int), a10.reshape(5, 2), 1.0), r"argument 'a': wanted array1d\[float32\], got int32\[10\]"),
@@ -295,13 +296,13 @@ def test_errors_of_a_called_function_are_errors_of_xla():
         raise RuntimeError("what went wrong")
 
     with pytest.raises(failures, match=r"RuntimeError: what went wrong"):
-        jax.block_until_ready(nb.jax_callable(function, graph_mode=nb.GraphMode.NONE)(a10))
+        jax.block_until_ready(jax_callable(function, graph_mode=nb.GraphMode.NONE)(a10))
 
     def returns(x: nb.array[float], out: nb.array[float]):
         return x
 
     with pytest.raises(failures, match=r"function 'returns' returned array\("):
-        jax.block_until_ready(nb.jax_callable(returns, graph_mode=nb.GraphMode.NONE)(a10))
+        jax.block_until_ready(jax_callable(returns, graph_mode=nb.GraphMode.NONE)(a10))
 
 
 @pytest.mark.parametrize(
@@ -315,25 +316,25 @@ def test_errors_of_a_called_function_are_errors_of_xla():
 )
 def test_contradictions_are_refused_when_a_function_is_wrapped(options, message):
     with pytest.raises(nb.NumbridgeError, match=message):
-        nb.jax_callable(two, **options)
+        jax_callable(two, **options)
 
 
 def test_only_functions_of_positions_are_wrapped():
     with pytest.raises(nb.NumbridgeTypeError, match=r"jax_callable: wanted a function, got 3"):
-        nb.jax_callable(3)
+        jax_callable(3)
     with pytest.raises(nb.NumbridgeTypeError, match=r"parameter 'rest' cannot be passed by position"):
-        nb.jax_callable(lambda *rest: None)
+        jax_callable(lambda *rest: None)
 
 
 def test_scan_and_jit_inside():
-    f = nb.jax_callable(chained)
+    f = jax_callable(chained)
     x, _ = jax.lax.scan(lambda c, _: (f(c)[0], None), a10, None, length=2)
     once = (6 * a10 + 1) / 2
     np.testing.assert_allclose(x, (6 * once + 1) / 2)
 
 
 def test_eager_calls_do_not_grow(growth):
-    f = nb.jax_callable(chained)
+    f = jax_callable(chained)
     assert growth(lambda: f(a10), 3000) < 1 << 20
 
 
@@ -369,7 +370,7 @@ def network_jax(x, w, a, state):
 
 @pytest.mark.parametrize("mode", [nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE])
 def test_derivatives(mode):
-    f = nb.jax_callable(network, 2, mode, in_out_argnames=["state"], output_dims=1, enable_backward=True)
+    f = jax_callable(network, 2, mode, in_out_argnames=["state"], output_dims=1, enable_backward=True)
     random = np.random.default_rng(0)
     given = [jnp.asarray(random.uniform(0.2, 0.9, shape), jnp.float32) for shape in ((8,), (3, 8), (), (8,))]
 
@@ -390,6 +391,6 @@ def test_derivatives(mode):
 
 
 def test_derivatives_are_asked_for():
-    f = nb.jax_callable(network, 2, in_out_argnames=["state"], output_dims=1)
+    f = jax_callable(network, 2, in_out_argnames=["state"], output_dims=1)
     with pytest.raises(nb.KernelUnsupportedError, match="wrapped without derivatives; pass enable_backward=True"):
         jax.grad(lambda x: f(x, jnp.ones((3, 8)), 0.5, x)[1].sum())(jnp.ones(8))

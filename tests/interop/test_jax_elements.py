@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from compiled_calls import jax_callable, jax_kernel
 
 N = 5
 
@@ -38,7 +39,7 @@ def grid_of_vectors(a: nb.array2d[nb.vec3], out: nb.array2d[nb.vec3]):
 @pytest.mark.parametrize("dims", [None, N, (N,), {"out": (N, 3), "size": N}, {"out": [N], "size": (N,)}])
 def test_output_dims_in_either_convention(dims):
     m, v = values(N, 3, 3), values(N, 3)
-    run = nb.jax_kernel(turned, num_outputs=2, output_dims=dims)
+    run = jax_kernel(turned, num_outputs=2, output_dims=dims)
     for f in (run, jax.jit(run)):
         for got, wanted in zip(f(m, v), turned_in_jax(m, v), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
@@ -47,7 +48,7 @@ def test_output_dims_in_either_convention(dims):
 def test_two_dimensions_of_vectors():
     a = values(4, 3, 3)
     for dims in (None, (4, 3, 3), [4, 3, 3]):
-        (out,) = nb.jax_kernel(grid_of_vectors, output_dims=dims)(a)
+        (out,) = jax_kernel(grid_of_vectors, output_dims=dims)(a)
         np.testing.assert_array_equal(out, 2 * a)
 
 
@@ -58,13 +59,13 @@ def test_rank_of_the_annotation_decides_what_a_shape_has():
         out[i, j] = nb.vec3(1.0)
 
     for dims in ((2, 3), (2, 3, 3)):
-        (out,) = nb.jax_kernel(ones, launch_dims=(2, 3), output_dims=dims)()
+        (out,) = jax_kernel(ones, launch_dims=(2, 3), output_dims=dims)()
         assert out.shape == (2, 3, 3) and (out == 1).all()
 
 
 def test_gradients_and_hessians():
     m, v, w = values(N, 3, 3), values(N, 3), values(N, 3)
-    run = nb.jax_kernel(turned, num_outputs=2, enable_backward=True)
+    run = jax_kernel(turned, num_outputs=2, enable_backward=True)
 
     def loss(f):
         return lambda m, v: (f(m, v)[0] * w).sum() + (f(m, v)[1] ** 2).sum()
@@ -85,7 +86,7 @@ def test_gradients_and_hessians():
 @pytest.mark.parametrize("method", ["broadcast_all", "expand_dims", "sequential", "sequential_unrolled"])
 def test_vmap(method):
     m, v = values(2, 4, N, 3, 3), values(4, N, 3)
-    run = nb.jax_kernel(turned, num_outputs=2, vmap_method=method, enable_backward=True)
+    run = jax_kernel(turned, num_outputs=2, vmap_method=method, enable_backward=True)
     f = jax.vmap(jax.vmap(run), in_axes=(0, None))
     wanted = jax.vmap(jax.vmap(turned_in_jax), in_axes=(0, None))(m, v)
     for got, value in zip(jax.jit(f)(m, v), wanted, strict=True):
@@ -103,7 +104,7 @@ def pushed(x: nb.array1d[nb.vec3], s: float, v: nb.array1d[nb.vec3]):
 
 def test_in_out_arguments_and_traced_numbers():
     x, v = values(N, 3), values(N, 3) + 1
-    run = nb.jax_kernel(pushed, in_out_argnames=["v"], enable_backward=True)
+    run = jax_kernel(pushed, in_out_argnames=["v"], enable_backward=True)
     (got,) = jax.jit(run)(x, jnp.float32(2.0), v)
     np.testing.assert_allclose(got, v + 2 * x, rtol=1e-6)
     by_s = jax.grad(lambda s: run(x, s, v)[0].sum())(jnp.float32(2.0))
@@ -112,7 +113,7 @@ def test_in_out_arguments_and_traced_numbers():
 
 def test_export_with_a_symbolic_length():
     (n,) = jax.export.symbolic_shape("n")
-    run = jax.jit(nb.jax_kernel(turned, num_outputs=2))
+    run = jax.jit(jax_kernel(turned, num_outputs=2))
     shapes = [jax.ShapeDtypeStruct((n, 3, 3), jnp.float32), jax.ShapeDtypeStruct((n, 3), jnp.float32)]
     check = jax.export.DisabledSafetyCheck.custom_call("numbridge_launch")
     exported = jax.export.export(run, disabled_checks=[check])(*shapes)
@@ -134,14 +135,14 @@ def doubled_and_turned(
 @pytest.mark.parametrize("mode", list(nb.GraphMode))
 def test_functions_that_launch_kernels(mode):
     m, v = values(N, 3, 3), values(N, 3)
-    f = nb.jax_callable(doubled_and_turned, num_outputs=2, graph_mode=mode, output_dims={"out": (N, 3), "size": N})
+    f = jax_callable(doubled_and_turned, num_outputs=2, graph_mode=mode, output_dims={"out": (N, 3), "size": N})
     for got, wanted in zip(jax.jit(f)(m, v), turned_in_jax(m, 2 * v + 1), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_through_functions_that_launch_kernels():
     m, v = values(N, 3, 3), values(N, 3)
-    f = nb.jax_callable(doubled_and_turned, num_outputs=2, enable_backward=True, output_dims=N)
+    f = jax_callable(doubled_and_turned, num_outputs=2, enable_backward=True, output_dims=N)
     got = jax.grad(lambda v: f(m, v)[0].sum())(v)
     wanted = jax.grad(lambda v: turned_in_jax(m, 2 * v + 1)[0].sum())(v)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
@@ -156,7 +157,7 @@ def views(v: nb.array2d[nb.vec3], out: nb.array2d[nb.vec3]):
 
 def test_views_keep_elements_whole():
     v = values(4, 3, 3)
-    (out,) = jax.jit(nb.jax_callable(views))(v)
+    (out,) = jax.jit(jax_callable(views))(v)
     np.testing.assert_allclose(out, (2 * v).at[1].add(v[1]), rtol=1e-6)
 
 
@@ -174,22 +175,22 @@ def through_anything(v: nb.array[nb.vec3], out: nb.array[nb.vec3]):
     ("call", "text"),
     [
         (
-            lambda: nb.jax_kernel(turned, 2)(values(N, 3, 3), values(N, 4)),
+            lambda: jax_kernel(turned, 2)(values(N, 3, 3), values(N, 4)),
             r"argument 'v'.*\(\.\.\., 3\), got shape \(5, 4\)",
         ),
         (
-            lambda: nb.jax_kernel(turned, 2)(values(N, 3, 3), values(2, N, 3)),
+            lambda: jax_kernel(turned, 2)(values(N, 3, 3), values(2, N, 3)),
             "of 1 dimension.* beside the last 1 of vec3",
         ),
         (
-            lambda: nb.jax_kernel(turned, 2)(values(N, 3, 3), jnp.ones((N, 3), int)),
+            lambda: jax_kernel(turned, 2)(values(N, 3, 3), jnp.ones((N, 3), int)),
             r"argument 'v'.*use x.astype\('float32'\)",
         ),
         (
-            lambda: nb.jax_kernel(turned, 2, output_dims=(2, N))(values(N, 3, 3), values(N, 3)),
+            lambda: jax_kernel(turned, 2, output_dims=(2, N))(values(N, 3, 3), values(N, 3)),
             "output 'out'.*pass output_dims",
         ),
-        (lambda: nb.jax_callable(through_anything)(values(N, 3)), r"'x': got .*annotate it as nb.array\[nb.vec3\]"),
+        (lambda: jax_callable(through_anything)(values(N, 3)), r"'x': got .*annotate it as nb.array\[nb.vec3\]"),
     ],
 )
 def test_refusals(call, text):

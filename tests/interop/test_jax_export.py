@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from compiled_calls import jax_kernel
 from numbridge.jax_ffi.targets import TARGET
 
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
@@ -114,14 +115,14 @@ def exported(f, *shapes):
 
 
 def test_symbolic_dims():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     made = exported(lambda x: f(x)[0], "n, m")
     for shape in ((2, 3), (5, 1), (300, 400)):
         np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 3.0))
 
 
 def test_dims_that_are_worked_out():
-    f = nb.jax_kernel(pairs)
+    f = jax_kernel(pairs)
 
     def run(x):
         (n,) = x.shape
@@ -133,26 +134,26 @@ def test_dims_that_are_worked_out():
 
 
 def test_symbolic_batches():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     made = exported(lambda x: jax.vmap(f)(x)[0], "b, n, 4")
     np.testing.assert_array_equal(made.call(jnp.ones((3, 2, 4))), jnp.full((3, 2, 4), 3.0))
 
 
 def test_symbolic_dims_of_a_wrong_rank_are_refused():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     with pytest.raises(nb.NumbridgeError, match=r"launch_dims \(n,\) has 1 dimension\(s\), and the kernel asks for 2"):
         exported(lambda x: f(x, launch_dims=x.shape[:1])[0], "n, m")
 
 
 def test_gradients_with_symbolic_dims():
-    f = nb.jax_kernel(triple, enable_backward=True)
+    f = jax_kernel(triple, enable_backward=True)
     made = exported(jax.vmap(jax.grad(lambda x: (f(x)[0] ** 2).sum())), "b, n, m")
     for shape in ((2, 3, 4), (1, 1, 5)):
         np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 18.0))
 
 
 def test_an_exported_function_has_its_gradient_with_it():
-    f = nb.jax_kernel(triple, enable_backward=True)
+    f = jax_kernel(triple, enable_backward=True)
     made = exported(lambda x: (f(x)[0] ** 2).sum(), "n, m")
     loaded = jax.export.deserialize(made.serialize(vjp_order=1))
     np.testing.assert_array_equal(jax.grad(loaded.call)(jnp.ones((2, 3))), jnp.full((2, 3), 18.0))

@@ -10,6 +10,7 @@ from jax.test_util import check_grads
 
 import numbridge as nb
 from adjoint_cases import CASES, name_of
+from compiled_calls import jax_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def as_function(kernel, dim, values):
     ranks = {name: value.ndim for name, value in zip(names, values, strict=True) if isinstance(value, np.ndarray)}
     written = kernel.source.written(ranks)
     order = [name for name in names if name in written]
-    f = nb.jax_kernel(kernel, len(order), launch_dims=dim, in_out_argnames=order, enable_backward=True)
+    f = jax_kernel(kernel, len(order), launch_dims=dim, in_out_argnames=order, enable_backward=True)
     floats = [k for k, value in enumerate(values) if np.asarray(value).dtype.kind == "f"]
 
     def run(*given):
@@ -63,7 +64,7 @@ def blend_jax(x, w, a, n):
     return s, x * x * a
 
 
-f = nb.jax_kernel(blend, 2, enable_backward=True)
+f = jax_kernel(blend, 2, enable_backward=True)
 x0, w0 = np.linspace(0.2, 0.9, 5), np.linspace(-0.5, 0.7, 5)
 
 
@@ -203,7 +204,7 @@ def test_integer_arguments_get_float0():
         y[i] = x[index[i]] * x[index[i]] * n
         k[i] = index[i]
 
-    g = nb.jax_kernel(gather, 2, launch_dims=4, enable_backward=True)
+    g = jax_kernel(gather, 2, launch_dims=4, enable_backward=True)
     x, index = jnp.arange(1.0, 4.0), jnp.array([0, 2, 2, 1])
     (_, k), pull = jax.vjp(g, x, index, 3)
     by_x, by_index, by_n = pull((jnp.ones(4), np.zeros(4, jax.dtypes.float0)))
@@ -236,7 +237,7 @@ def relax(
 
 
 def test_in_out_arguments_of_several_dtypes():
-    g = nb.jax_kernel(
+    g = jax_kernel(
         relax, 3, launch_dims=3, in_out_argnames=["state", "seen"], output_dims={"total": 1}, enable_backward=True
     )
     state, source, seen = jnp.array([0.2, 0.5, 0.9]), jnp.array([1.0, 0.3, -0.4]), jnp.zeros(3, jnp.int32)
@@ -275,7 +276,7 @@ IN_OUT_BATCHES = {
 @pytest.mark.parametrize("method", ["broadcast_all", "sequential"])
 @pytest.mark.parametrize("batch", IN_OUT_BATCHES)
 def test_batches_of_in_out_arguments(method, batch):
-    g = nb.jax_kernel(
+    g = jax_kernel(
         relax, 3, method, 3, in_out_argnames=["state", "seen"], output_dims={"total": 1}, enable_backward=True
     )
     *shapes, axes = IN_OUT_BATCHES[batch]
@@ -307,7 +308,7 @@ def scatter(x: nb.array[nb.float32], out: nb.array2d[nb.float32]):
 
 
 def test_outputs_start_as_zeros_and_may_stay_so():
-    g = nb.jax_kernel(scatter, launch_dims=4, output_dims=(4, 3), enable_backward=True)
+    g = jax_kernel(scatter, launch_dims=4, output_dims=(4, 3), enable_backward=True)
     x = jnp.arange(1, 5, dtype=jnp.float32)
     jacobian = jax.jacrev(lambda x: g(x)[0])(x)
     wanted = np.zeros((4, 3, 4), np.float32)
@@ -329,7 +330,7 @@ def test_an_argument_that_is_its_own_cotangent():
     for got, wanted in zip(jax.jit(run)(x0), right(x0), strict=True):
         np.testing.assert_allclose(got, wanted)
     x = jnp.array([0.2, 0.5, 0.9])
-    g = nb.jax_kernel(
+    g = jax_kernel(
         relax, 3, launch_dims=3, in_out_argnames=["state", "seen"], output_dims={"total": 1}, enable_backward=True
     )
     pulled = jax.jit(lambda x: jax.vjp(lambda s, c: g(s, c, jnp.zeros(3, jnp.int32))[0], x, x)[1](x))(x)
@@ -354,7 +355,7 @@ def test_no_threads_and_empty_batches():
 def test_outside_of_a_program():
     with jax.disable_jit():
         np.testing.assert_allclose(jax.grad(loss(f))(x0, w0, 0.8), jax.grad(loss(blend_jax))(x0, w0, 0.8))
-    seen = nb.jax_kernel(blend, 2, enable_backward=True, has_side_effect=True)
+    seen = jax_kernel(blend, 2, enable_backward=True, has_side_effect=True)
     np.testing.assert_allclose(
         jax.jit(jax.vmap(jax.hessian(loss(seen)), (0, None, None)))(x0[None], w0, 0.8)[0],
         jax.hessian(loss(blend_jax))(x0, w0, 0.8),
@@ -380,7 +381,7 @@ def test_refusals_at_trace_time():
         i = nb.tid()
         nb.atomic_max(y, 0, x[i])
 
-    g = nb.jax_kernel(exchanged, launch_dims=4, output_dims=1, enable_backward=True)
+    g = jax_kernel(exchanged, launch_dims=4, output_dims=1, enable_backward=True)
     x = jnp.ones(4, jnp.float32)
     with pytest.raises(nb.KernelUnsupportedError, match=r"atomic_max[\s\S]*nb\.atomic_max\(y, 0, x\[i\]\)|atomic"):
         jax.jit(jax.grad(lambda x: g(x)[0].sum())).trace(x)
@@ -393,7 +394,7 @@ def test_refusals_at_trace_time():
         y[i] = x[i]
 
     with pytest.raises(nb.KernelError, match="declared with enable_backward=False"):
-        jax.grad(lambda x: nb.jax_kernel(off, enable_backward=True)(x)[0].sum())(x)
+        jax.grad(lambda x: jax_kernel(off, enable_backward=True)(x)[0].sum())(x)
 
     @nb.kernel
     def turned(z: nb.array[nb.complex64], y: nb.array[nb.float32]):
@@ -401,4 +402,4 @@ def test_refusals_at_trace_time():
         y[i] = z[i].real
 
     with pytest.raises(nb.KernelError, match="complex numbers have no derivative here"):
-        jax.grad(lambda r: nb.jax_kernel(turned, enable_backward=True)(r + 1j * r)[0].sum())(x)
+        jax.grad(lambda r: jax_kernel(turned, enable_backward=True)(r + 1j * r)[0].sum())(x)

@@ -13,6 +13,7 @@ import pytest
 
 import numbridge as nb
 from call_frames import ORDINAL, STREAM, Elsewhere, Framed
+from compiled_calls import jax_callable
 from fake_cuda import CONTEXTS, fake_cuda
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
@@ -69,7 +70,7 @@ def groups_of(f, *arguments):
 
 
 def replayed(func, **options):
-    return nb.jax_callable(func, graph_mode=MODE, **options)
+    return jax_callable(func, graph_mode=MODE, **options)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_random_programs(seed):
     """The same as launches that are calls of their own."""
     function, given = random_program(seed), (a10, jnp.ones(10, jnp.float32))
     options = {"num_outputs": 2, "in_out_argnames": ["s"]}
-    wanted = nb.jax_callable(function, **options)(*given)
+    wanted = jax_callable(function, **options)(*given)
     for got, expected in zip(jax.jit(replayed(function, **options))(*given), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from compiled_calls import jax_kernel
 
 a16 = jnp.arange(16, dtype=jnp.float32)
 
@@ -88,7 +89,7 @@ def some(x: nb.array[float], out: nb.array[float]):
 
 
 def test_one_input_and_one_output():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     for run in (f, jax.jit(f), jax.jit(jax.jit(f))):
         (out,) = run(a16)
         assert isinstance(out, jax.Array) and out.dtype == jnp.float32
@@ -96,21 +97,21 @@ def test_one_input_and_one_output():
 
 
 def test_several_outputs():
-    f = nb.jax_kernel(sincos, num_outputs=2)
+    f = jax_kernel(sincos, num_outputs=2)
     s, c = jax.jit(f)(a16)
     np.testing.assert_allclose(s, np.sin(a16), rtol=1e-6)
     np.testing.assert_allclose(c, np.cos(a16), rtol=1e-6)
 
 
 def test_no_inputs():
-    f = nb.jax_kernel(count)
+    f = jax_kernel(count)
     assert f(launch_dims=4)[0].tolist() == [0, 1, 2, 3]
     assert jax.jit(lambda: f(launch_dims=(3,)))()[0].tolist() == [0, 1, 2]
-    assert nb.jax_kernel(count, launch_dims=2)()[0].tolist() == [0, 1]
+    assert jax_kernel(count, launch_dims=2)()[0].tolist() == [0, 1]
 
 
 def test_launch_dims_of_each_call():
-    f = nb.jax_kernel(matmul)
+    f = jax_kernel(matmul)
 
     @jax.jit
     def run(a, b):
@@ -120,11 +121,11 @@ def test_launch_dims_of_each_call():
     one, two = run(a, b)
     np.testing.assert_allclose(one, a @ b)
     np.testing.assert_allclose(two, (a @ b).T)
-    np.testing.assert_allclose(nb.jax_kernel(matmul, launch_dims=(3, 4))(a, b)[0], a @ b)
+    np.testing.assert_allclose(jax_kernel(matmul, launch_dims=(3, 4))(a, b)[0], a @ b)
 
 
 def test_output_dims():
-    f = nb.jax_kernel(head_and_tail, num_outputs=2)
+    f = jax_kernel(head_and_tail, num_outputs=2)
     b, c = f(a16)
     assert b.shape == c.shape == (16,)
     b, c = f(a16, output_dims=20)
@@ -133,11 +134,11 @@ def test_output_dims():
     assert b.shape == (16,) and c.tolist() == [15]
     b, c = f(a16, launch_dims=3, output_dims={"c": 2, "b": [5]})
     assert b.tolist() == [0, 1, 2, 0, 0] and c.tolist() == [15, 0]
-    assert nb.jax_kernel(head_and_tail, 2, output_dims={"b": 16, "c": 1})(a16)[1].shape == (1,)
+    assert jax_kernel(head_and_tail, 2, output_dims={"b": 16, "c": 1})(a16)[1].shape == (1,)
 
 
 def test_what_is_not_stored_is_zero():
-    f = nb.jax_kernel(some)
+    f = jax_kernel(some)
     x = jnp.array([-1.0, 2, -3, 4] * 100)
     for run in (f, jax.jit(f)):
         for _ in range(5):
@@ -146,12 +147,12 @@ def test_what_is_not_stored_is_zero():
 
 
 def test_an_empty_launch():
-    assert nb.jax_kernel(triple)(jnp.zeros(0))[0].shape == (0,)
-    assert nb.jax_kernel(triple)(a16, launch_dims=0, output_dims=3)[0].tolist() == [0, 0, 0]
+    assert jax_kernel(triple)(jnp.zeros(0))[0].shape == (0,)
+    assert jax_kernel(triple)(a16, launch_dims=0, output_dims=3)[0].tolist() == [0, 0, 0]
 
 
 def test_in_out_arguments():
-    f = nb.jax_kernel(row_sums, in_out_argnames=["sums"])
+    f = jax_kernel(row_sums, in_out_argnames=["sums"])
     m, start = jnp.arange(12.0).reshape(3, 4), jnp.ones(3)
     for run in (f, jax.jit(f)):
         (sums,) = run(m, start)
@@ -159,7 +160,7 @@ def test_in_out_arguments():
 
 
 def test_a_donated_argument_is_used_in_place():
-    f = jax.jit(nb.jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
+    f = jax.jit(jax_kernel(row_sums, in_out_argnames=["sums"]), donate_argnums=1)
     m, start = jnp.ones((300, 4)), jnp.zeros(300)
     where = start.unsafe_buffer_pointer()
     (sums,) = f(m, start)
@@ -175,14 +176,14 @@ def mixed(x: nb.array[float], state: nb.array[float], k: int, out: nb.array[floa
 
 
 def test_in_out_arguments_come_first_among_the_outputs():
-    f = nb.jax_kernel(mixed, num_outputs=3, in_out_argnames=["state"])
+    f = jax_kernel(mixed, num_outputs=3, in_out_argnames=["state"])
     state, out, last = jax.jit(f)(a16, a16, jnp.int32(3))
     assert (state == 2 * a16).all() and (out == 6 * a16).all() and (last == 3).all()
     assert [x.dtype for x in f(a16, a16, 3)] == [jnp.float32, jnp.float32, jnp.int32]
 
 
 def test_numbers():
-    f = nb.jax_kernel(scale)
+    f = jax_kernel(scale)
     want = (2.5 * a16).tolist()
     assert f(a16, 2.5)[0].tolist() == want
     assert f(a16, np.float64(2.5))[0].tolist() == want
@@ -195,7 +196,7 @@ def test_numbers():
 
 
 def test_a_static_number_is_an_attribute_and_compiles_no_kernel():
-    f = nb.jax_kernel(scale)
+    f = jax_kernel(scale)
     programs = [jax.jit(lambda x, s=s: f(x, s)).lower(a16) for s in (2.0, 3.0)]
     texts = [program.as_text() for program in programs]
     words = [re.search(r"words = dense<([^>]*)>", text).group(1) for text in texts]
@@ -204,7 +205,7 @@ def test_a_static_number_is_an_attribute_and_compiles_no_kernel():
 
 
 def test_a_new_number_in_an_eager_call_compiles_nothing(caplog):
-    f = nb.jax_kernel(scale)
+    f = jax_kernel(scale)
     f(a16, 1.0)
     with jax.log_compiles():
         for k in range(20):
@@ -215,7 +216,7 @@ def test_a_new_number_in_an_eager_call_compiles_nothing(caplog):
 
 
 def test_unannotated_parameters_take_what_comes():
-    f = nb.jax_kernel(scale_any)
+    f = jax_kernel(scale_any)
     assert f(a16, 2.0)[0].dtype == jnp.float32
     assert f(jnp.arange(3), 2)[0].tolist() == [0, 2, 4]
     assert f(jnp.arange(3), 2)[0].dtype == jnp.int32
@@ -231,7 +232,7 @@ def wide():
 
 
 def test_a_python_float_follows_the_arrays(wide):
-    f, third = nb.jax_kernel(scale_any), 1 / 3
+    f, third = jax_kernel(scale_any), 1 / 3
     for run in (f, jax.jit(f, static_argnums=1), jax.jit(f)):
         for dtype in (jnp.float64, jnp.float32, jnp.float64):
             (out,) = run(jnp.ones(3, dtype), third)
@@ -261,7 +262,7 @@ def test_dtypes(wide, dtype):
         out[i] = x[i]
 
     x = jnp.arange(5).astype(dtype)
-    (out,) = jax.jit(nb.jax_kernel(copy))(x)
+    (out,) = jax.jit(jax_kernel(copy))(x)
     assert out.dtype == dtype and (out == x).all()
 
 
@@ -272,16 +273,16 @@ def test_transposed_arrays_arrive_in_c_order():
         out[i, j] = x[i, j] + 10 * j
 
     x = jnp.arange(6.0).reshape(2, 3)
-    (out,) = jax.jit(lambda x: nb.jax_kernel(flat)((x * 2).T))(x)
+    (out,) = jax.jit(lambda x: jax_kernel(flat)((x * 2).T))(x)
     assert (out == (2 * x).T + 10 * jnp.arange(2)).all()
 
 
 def test_arrays_of_numpy():
-    assert (nb.jax_kernel(triple)(np.arange(4, dtype=np.float32))[0] == 3 * jnp.arange(4)).all()
+    assert (jax_kernel(triple)(np.arange(4, dtype=np.float32))[0] == 3 * jnp.arange(4)).all()
 
 
 def test_large_launches_run_on_all_threads():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     x = jnp.arange(1 << 20, dtype=jnp.float32)
     assert (f(x)[0] == 3 * x).all()
     batch = x.reshape(1 << 10, 1 << 10)
@@ -296,7 +297,7 @@ def test_a_raising_kernel_is_an_error():
         assert x[i] > 0
         out[i] = x[i]
 
-    f = jax.jit(nb.jax_kernel(positive))
+    f = jax.jit(jax_kernel(positive))
     f(a16 + 1)
     with pytest.raises(
         (jax.errors.JaxRuntimeError, ValueError), match=r"kernel 'positive' under JAX raised an exception"
@@ -305,8 +306,8 @@ def test_a_raising_kernel_is_an_error():
 
 
 def test_side_effects():
-    f = nb.jax_kernel(triple)
-    g = nb.jax_kernel(triple, has_side_effect=True)
+    f = jax_kernel(triple)
+    g = jax_kernel(triple, has_side_effect=True)
 
     def unused(h):
         return jax.jit(lambda x: (h(x), x + 1)[1]).lower(a16).compile().as_text()
@@ -316,7 +317,7 @@ def test_side_effects():
 
 
 def test_globals_are_those_of_the_trace_and_an_eager_call_sees_new_ones():
-    f = nb.jax_kernel(uses_factor)
+    f = jax_kernel(uses_factor)
     jitted = jax.jit(f)
     try:
         assert f(a16)[0][1] == 2 and jitted(a16)[0][1] == 2
@@ -337,7 +338,7 @@ def uses_factor(x: nb.array[float], out: nb.array[float]):
 
 
 def test_control_flow():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     assert (jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: f(y)[0], x))(a16) == 27 * a16).all()
     assert (jax.lax.scan(lambda c, _: (f(c)[0], None), a16, None, length=2)[0] == 9 * a16).all()
     assert (jax.jit(lambda p, x: jax.lax.cond(p, lambda y: f(y)[0], lambda y: y, x))(True, a16) == 3 * a16).all()
@@ -348,7 +349,7 @@ def test_control_flow():
 
 
 def test_there_is_no_derivative_unless_it_was_asked_for():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     with pytest.raises(
         nb.KernelUnsupportedError, match="'triple' under JAX was wrapped without derivatives; pass enable_backward=True"
     ):
@@ -389,123 +390,123 @@ def writes_input(x: nb.array[float], out: nb.array[float]):
 
 CALLS = {
     "dtype": (
-        lambda x: nb.jax_kernel(triple)(x.astype(int)),
+        lambda x: jax_kernel(triple)(x.astype(int)),
         r"argument 'x': wanted array1d\[float32\], got int32\[16\]; use x.as",
     ),
     "rank": (
-        lambda x: nb.jax_kernel(triple)(x.reshape(4, 4)),
+        lambda x: jax_kernel(triple)(x.reshape(4, 4)),
         r"argument 'x': wanted array1d\[float32\], of 1 .*float32\[4, 4\]",
     ),
     "count": (
-        lambda x: nb.jax_kernel(triple)(x, x),
+        lambda x: jax_kernel(triple)(x, x),
         r"takes 1 argument\(s\) \(x\), got 2; the outputs \(out\) are returned, not passed \(num_outputs=1\)(\n|$)",
     ),
     "count of outputs": (
-        lambda x: nb.jax_kernel(two_results)(x + 0),
+        lambda x: jax_kernel(two_results)(x + 0),
         r"takes 2 .*\(x, up\), got 1; .*\(num_outputs=1\); to have up returned too, pass num_outputs=2(\n|$)",
     ),
     "64 bits": (
-        lambda x: nb.jax_kernel(reads_double)(x + 0),
+        lambda x: jax_kernel(reads_double)(x + 0),
         r"'x': wanted array1d\[float64\], got float32.*'jax_enable_x64', True\) before, and use x.astype\('float64'\)",
     ),
     "tensor": (
-        lambda x: nb.jax_kernel(triple)(nb.ones(16)),
+        lambda x: jax_kernel(triple)(nb.ones(16)),
         r"'x': wanted a JAX array or a number, got Array; .*or share its memory by nb.convert\(x, 'jax'\)",
     ),
-    "scalar": (lambda x: nb.jax_kernel(scale)(x, x), r"argument 's': wanted a scalar float32, got float32\[16\]"),
-    "array": (lambda x: nb.jax_kernel(triple)(2.0), r"argument 'x': wanted array1d\[float32\], got .*; pass an array"),
+    "scalar": (lambda x: jax_kernel(scale)(x, x), r"argument 's': wanted a scalar float32, got float32\[16\]"),
+    "array": (lambda x: jax_kernel(triple)(2.0), r"argument 'x': wanted array1d\[float32\], got .*; pass an array"),
     "lossy": (
-        lambda x: nb.jax_kernel(reads_scalar)(x, x[0]),
+        lambda x: jax_kernel(reads_scalar)(x, x[0]),
         r"argument 'k': wanted int8, got float32\[\], which would lose",
     ),
     "lossy number": (
-        lambda x: nb.jax_kernel(reads_scalar)(x, 1.5),
+        lambda x: jax_kernel(reads_scalar)(x, 1.5),
         r"argument 'k': wanted int8, got a float.*would lose",
     ),
     "too large": (
-        lambda x: nb.jax_kernel(reads_scalar)(x, 300),
+        lambda x: jax_kernel(reads_scalar)(x, 300),
         r"argument 'k': 300 does not fit into int8 \(-128 to 127\)",
     ),
     "object": (
-        lambda x: nb.jax_kernel(triple)([1.0]),
+        lambda x: jax_kernel(triple)([1.0]),
         r"argument 'x': wanted a JAX array or a number, got list; .*asarray",
     ),
     "no dims": (
-        lambda x: nb.jax_kernel(count)(),
+        lambda x: jax_kernel(count)(),
         r"kernel 'count' under JAX: no launch dimensions: .*pass launch_dims",
     ),
     "dims rank": (
-        lambda x: nb.jax_kernel(triple)(x, launch_dims=(4, 4)),
+        lambda x: jax_kernel(triple)(x, launch_dims=(4, 4)),
         r"dim of kernel 'triple': \(4, 4\) has 2 dimension",
     ),
     "inferred rank": (
-        lambda x: nb.jax_kernel(untyped)(x.reshape(4, 4), x),
+        lambda x: jax_kernel(untyped)(x.reshape(4, 4), x),
         r"argument 'a': its shape \(4, 4\) .*pass launch_dims",
     ),
-    "negative dims": (lambda x: nb.jax_kernel(triple)(x, launch_dims=-1), r"launch_dims: -1 has a negative extent"),
+    "negative dims": (lambda x: jax_kernel(triple)(x, launch_dims=-1), r"launch_dims: -1 has a negative extent"),
     "odd dims": (
-        lambda x: nb.jax_kernel(triple)(x, launch_dims="4"),
+        lambda x: jax_kernel(triple)(x, launch_dims="4"),
         r"launch_dims: wanted an int or a tuple of ints, got '4'",
     ),
     "too many threads": (
-        lambda x: nb.jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)),
+        lambda x: jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)),
         r"argument 'a': wanted array2d",
     ),
     "grid": (
-        lambda x: nb.jax_kernel(count)(launch_dims=1 << 64, output_dims=1),
+        lambda x: jax_kernel(count)(launch_dims=1 << 64, output_dims=1),
         r"are more threads than 64 bits can count",
     ),
     "output rank": (
-        lambda x: nb.jax_kernel(triple)(x, output_dims=(4, 4)),
+        lambda x: jax_kernel(triple)(x, output_dims=(4, 4)),
         r"output 'out': it is annotated as array1d\[float32\]",
     ),
     "output name": (
-        lambda x: nb.jax_kernel(triple)(x, output_dims={"y": 4}),
+        lambda x: jax_kernel(triple)(x, output_dims={"y": 4}),
         r"output_dims names 'y', and the outputs are out",
     ),
     "output missing": (
-        lambda x: nb.jax_kernel(sincos, 2)(x, output_dims={"sin_out": 4}),
+        lambda x: jax_kernel(sincos, 2)(x, output_dims={"sin_out": 4}),
         r"has no entry for 'cos_out'",
     ),
     "output in-out": (
-        lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), x[:4], output_dims={"sums": 4}),
+        lambda x: jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), x[:4], output_dims={"sums": 4}),
         r"output_dims names 'sums', an in-out argument",
     ),
     "output dtype": (
-        lambda x: nb.jax_kernel(untyped)(x, x.astype(int)),
+        lambda x: jax_kernel(untyped)(x, x.astype(int)),
         r"output 'out': its dtype cannot be inferred, because the array arguments have 2 different dtypes; annotate it",
     ),
     "written": (
-        lambda x: nb.jax_kernel(writes_input)(x + 0),
+        lambda x: jax_kernel(writes_input)(x + 0),
         r"argument 'x': the kernel writes to it, .*in_out_argnames",
     ),
-    "never written": (lambda x: nb.jax_kernel(triple, 2)(), r"no launch dimensions"),
-    "read output": (lambda x: nb.jax_kernel(scale, 3)(launch_dims=4), r"output 's': an output must be an array"),
-    "never": (lambda x: nb.jax_kernel(triple, 2)(launch_dims=4), r"output 'x': the kernel never writes to it"),
+    "never written": (lambda x: jax_kernel(triple, 2)(), r"no launch dimensions"),
+    "read output": (lambda x: jax_kernel(scale, 3)(launch_dims=4), r"output 's': an output must be an array"),
+    "never": (lambda x: jax_kernel(triple, 2)(launch_dims=4), r"output 'x': the kernel never writes to it"),
     "method": (
-        lambda x: nb.jax_kernel(triple)(x, vmap_method="all"),
+        lambda x: jax_kernel(triple)(x, vmap_method="all"),
         r"vmap_method is 'all'; it must be one of broadcast_all",
     ),
-    "key": (lambda x: nb.jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
+    "key": (lambda x: jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
     "records": (
-        lambda x: nb.jax_kernel(untyped)(np.zeros(4, [("a", "f4"), ("b", "i4")]), x),
+        lambda x: jax_kernel(untyped)(np.zeros(4, [("a", "f4"), ("b", "i4")]), x),
         r"argument 'a': JAX has no records .*pass records.view\(np.uint8\)",
     ),
     "byte order": (
-        lambda x: nb.jax_kernel(triple)(np.zeros(4, ">f4")),
+        lambda x: jax_kernel(triple)(np.zeros(4, ">f4")),
         r"argument 'x': JAX has no dtype '>f4'; convert",
     ),
-    "text": (lambda x: nb.jax_kernel(untyped)(x, "four"), r"argument 'b': wanted a JAX array or a number, got str"),
+    "text": (lambda x: jax_kernel(untyped)(x, "four"), r"argument 'b': wanted a JAX array or a number, got str"),
     "unhashable": (
-        lambda x: nb.jax_kernel(triple)(x, launch_dims=np.arange(3)),
+        lambda x: jax_kernel(triple)(x, launch_dims=np.arange(3)),
         r"dimensions are ints, or tuples of ints, that are known when JAX traces the call, .* got array",
     ),
     "in-out number": (
-        lambda x: nb.jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), 1.0),
+        lambda x: jax_kernel(row_sums, in_out_argnames=["sums"])(x.reshape(4, 4), 1.0),
         r"argument 'sums': an in-out argument must be an array",
     ),
     "wide": (
-        lambda x: nb.jax_kernel(wide_output)(x + 0),
+        lambda x: jax_kernel(wide_output)(x + 0),
         r"output 'out': JAX would narrow float64; set jax.config.update\('jax_enable_x64', True\)",
     ),
 }
@@ -554,28 +555,28 @@ def test_what_is_wrong_is_said_when_it_is_traced(case):
 )
 def test_contradictions_are_refused_when_a_kernel_is_wrapped(options, message):
     with pytest.raises(nb.NumbridgeError, match=message):
-        nb.jax_kernel(mixed, **options)
+        jax_kernel(mixed, **options)
 
 
 def test_only_kernels_are_wrapped():
     with pytest.raises(nb.NumbridgeTypeError, match=r"jax_kernel: wanted a kernel, got .*decorate"):
-        nb.jax_kernel(lambda x: x)
+        jax_kernel(lambda x: x)
 
 
 def test_a_function_of_jax_looks_like_its_kernel():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     assert f.__name__ == "triple" and f.kernel is triple
     assert repr(f) == "<JAX function of <kernel triple(x: array1d[float32], out: array1d[float32])>>"
 
 
 def test_eager_calls_do_not_grow(growth):
-    f, g = nb.jax_kernel(triple), nb.jax_kernel(scale)
+    f, g = jax_kernel(triple), jax_kernel(scale)
     numbers = iter(range(100_000))
     assert growth(lambda: (f(a16), g(a16, float(next(numbers)))), 10_000) < 2 << 20
 
 
 def test_calls_with_ever_new_dims_do_not_grow():
-    f = nb.jax_kernel(triple)
+    f = jax_kernel(triple)
     for n in range(300):
         f(a16, launch_dims=n % 17, output_dims=16 + n)
     assert len(f._calls) <= 256
@@ -592,14 +593,14 @@ def test_blocks_are_those_that_are_asked_for():
         out[i, 1] = cuda.gridDim.x
         out[i, 2] = cuda.blockIdx.x
 
-    (out,) = nb.jax_kernel(blocks, launch_dims=10, output_dims=(10, 3), block_dim=4)()
+    (out,) = jax_kernel(blocks, launch_dims=10, output_dims=(10, 3), block_dim=4)()
     assert out.tolist() == [[4, 3, k // 4] for k in range(10)]
-    (out,) = nb.jax_kernel(blocks, launch_dims=10, output_dims=(10, 3))()
+    (out,) = jax_kernel(blocks, launch_dims=10, output_dims=(10, 3))()
     assert out.tolist() == [[256, 1, 0]] * 10
 
 
 def test_partial_application():
-    f = functools.partial(nb.jax_kernel(triple), launch_dims=2, output_dims=2)
+    f = functools.partial(jax_kernel(triple), launch_dims=2, output_dims=2)
     assert jax.jit(f)(a16)[0].tolist() == [0, 3]
 
 
@@ -614,7 +615,7 @@ def test_the_warm_path_needs_no_numba(run_python, tmp_path):
             i = nb.tid()
             out[i] = 3.0 * x[i]
 
-        f = jax.jit(jax.vmap(nb.jax_kernel(triple)))
+        f = jax.jit(jax.vmap(nb.jax_kernel(triple, fuse=False)))
         print(f(jnp.ones((2, 3)))[0].tolist(), "numba" in sys.modules)
     """
     path = tmp_path / "warm.py"
@@ -632,7 +633,7 @@ def shift_into(x: nb.array[float], state: nb.array[float]):
 
 def test_what_is_read_and_changed_at_once_is_copied_first():
     """The same array as an input and as an in-out argument: the kernel must not see its own writes through the input."""
-    f = nb.jax_kernel(shift_into, in_out_argnames=["state"])
+    f = jax_kernel(shift_into, in_out_argnames=["state"])
     x = jnp.arange(1000.0)
     want = jnp.roll(x, -1)
     assert (jax.jit(lambda x: f(x, x)[0])(x) == want).all()
@@ -653,7 +654,7 @@ def test_calls_run_without_the_gil():
             total = total * nb.float32(0.5) + x[i]
         out[i] = total
 
-    f = jax.jit(nb.jax_kernel(slow))
+    f = jax.jit(jax_kernel(slow))
     jax.block_until_ready(f(jnp.ones(20)))
     counted, done = [0], threading.Event()
 

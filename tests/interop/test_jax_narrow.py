@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from compiled_calls import jax_callable, jax_kernel
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.plan import Operand, Options, plan_call
 from numbridge.jax_ffi.signature import signature
@@ -49,7 +50,7 @@ def close(got, wanted, dtype, factor=4):
 
 @HALVES
 def test_gradients_and_tangents(dtype):
-    f = nb.jax_kernel(curved, enable_backward=True)
+    f = jax_kernel(curved, enable_backward=True)
     x, w, s = values(7).astype(dtype), values(1).astype(dtype), jnp.float32(1.5)
     c = values(7) - 0.5
     ours = jax.jit(lambda x, w, s: (f(x, w, s)[0].astype(jnp.float32) * c).sum())
@@ -67,7 +68,7 @@ def test_gradients_and_tangents(dtype):
 
 @HALVES
 def test_batches(dtype):
-    f = nb.jax_kernel(curved, enable_backward=True)
+    f = jax_kernel(curved, enable_backward=True)
     x, w = values(3, 7).astype(dtype), values(1).astype(dtype)
     got = jax.jit(jax.grad(lambda x, w: jax.vmap(lambda x: f(x, w, 2.0)[0])(x).astype(jnp.float32).sum(), (0, 1)))(x, w)
     single = x.astype(jnp.float32), w.astype(jnp.float32)
@@ -78,7 +79,7 @@ def test_batches(dtype):
 def test_many_small_parts_add_up(dtype):
     """In 16 bits, the sum would stop growing long before."""
     n, part = 4096, 1e-3
-    f = nb.jax_kernel(spread, launch_dims=n, enable_backward=True)
+    f = jax_kernel(spread, launch_dims=n, enable_backward=True)
     _, pull = jax.vjp(lambda x: f(x)[0], jnp.full(1, 0.5, dtype))
     (got,) = pull(jnp.full(n, part, dtype))
     assert got.dtype == dtype
@@ -93,7 +94,7 @@ def test_in_a_callable(dtype, mode):
         nb.launch(curved, x.shape, [x, w, 1.0], [once])
         nb.launch(curved, x.shape, [once, w, 1.0], [y])
 
-    f = nb.jax_callable(function, graph_mode=mode, enable_backward=True)
+    f = jax_callable(function, graph_mode=mode, enable_backward=True)
     x, w = values(7).astype(dtype), values(1).astype(dtype)
     got = jax.jit(jax.grad(lambda x, w: f(x, w)[0].astype(jnp.float32).sum(), (0, 1)))(x, w)
     single = x.astype(jnp.float32), w.astype(jnp.float32)

@@ -23,7 +23,7 @@ STRESS = """
         i, j = nb.tid()
         nb.atomic_add(total, i, m[i, j])
 
-    f, g = nb.jax_kernel(axpy, enable_backward=True), nb.jax_kernel(sums, in_out_argnames=["total"])
+    f, g = nb.jax_kernel(axpy, enable_backward=True, fuse=False), nb.jax_kernel(sums, in_out_argnames=["total"])
     failures = []
 
     def work(number):

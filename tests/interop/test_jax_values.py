@@ -11,6 +11,7 @@ import pytest
 
 import numbridge as nb
 from call_frames import Elsewhere, Made
+from compiled_calls import jax_callable, jax_kernel
 from fake_cuda import fake_cuda
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
@@ -56,7 +57,7 @@ def close(got, wanted):
     "given", [(M_VALUE, 2.0, T_VALUE), (M, 2.0, T_VALUE), (M_VALUE, jnp.float32(2), T), (M, 2.0, T)]
 )
 def test_static_and_traced_values(given):
-    f = nb.jax_kernel(moved)
+    f = jax_kernel(moved)
     wanted = moved_in_jax(X, M, 2.0, T)
     close(f(X, *given)[0], wanted)
     close(jax.jit(lambda x: f(x, *given)[0])(X), wanted)
@@ -72,7 +73,7 @@ def test_static_and_traced_values(given):
 
 
 def test_another_value_compiles_nothing_when_it_is_no_part_of_a_program():
-    f = nb.jax_kernel(moved)
+    f = jax_kernel(moved)
     f(X, M_VALUE, 1.0, T_VALUE)
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", None)
@@ -80,13 +81,13 @@ def test_another_value_compiles_nothing_when_it_is_no_part_of_a_program():
 
 
 def test_a_static_value_is_an_attribute():
-    text = jax.jit(lambda x: nb.jax_kernel(moved)(x, M_VALUE, 2.0, T_VALUE)[0]).lower(X).as_text()
+    text = jax.jit(lambda x: jax_kernel(moved)(x, M_VALUE, 2.0, T_VALUE)[0]).lower(X).as_text()
     (call,) = (line for line in text.splitlines() if "numbridge_launch" in line)
     assert "(tensor<5x3xf32>) -> tensor<5x3xf32>" in call
 
 
 def test_derivatives_by_values():
-    f = nb.jax_kernel(moved, enable_backward=True)
+    f = jax_kernel(moved, enable_backward=True)
     w = values(N, 3) + 1
 
     def loss(function):
@@ -107,7 +108,7 @@ def test_derivatives_by_values():
 
 @pytest.mark.parametrize("method", ["broadcast_all", "expand_dims", "sequential"])
 def test_batches_of_values(method):
-    f = nb.jax_kernel(moved, vmap_method=method)
+    f = jax_kernel(moved, vmap_method=method)
     m, t = values(4, 3, 3), values(4, 3)
     got = jax.jit(jax.vmap(lambda m, t: f(X, m, 2.0, t)[0]))(m, t)
     close(got, jax.vmap(lambda m, t: moved_in_jax(X, m, 2.0, t))(m, t))
@@ -120,7 +121,7 @@ def test_values_in_a_callable(mode):
         nb.launch(moved, x.shape, [x, m, 1.0, t], [once])
         nb.launch(moved, x.shape, [once, m, 2.0, nb.vec3(1.0)], [out])
 
-    f = nb.jax_callable(function, graph_mode=mode)
+    f = jax_callable(function, graph_mode=mode)
     wanted = moved_in_jax(moved_in_jax(X, M, 1.0, T), M, 2.0, jnp.ones(3))
     close(f(X, M_VALUE, T_VALUE)[0], wanted)
     close(f(X, M, T)[0], wanted)
@@ -138,7 +139,7 @@ def test_values_in_a_callable(mode):
     ],
 )
 def test_values_that_do_not_fit(arguments, text):
-    f = nb.jax_kernel(moved)
+    f = jax_kernel(moved)
     for run in (lambda: f(X, *arguments), lambda: jax.jit(lambda x: f(x, *arguments))(X)):
         with pytest.raises(nb.NumbridgeError, match=text):
             run()
@@ -170,18 +171,18 @@ def check_advanced(got, given, dt):
 
 
 def test_records_are_bytes():
-    given, f = particles(N), nb.jax_kernel(advance)
+    given, f = particles(N), jax_kernel(advance)
     for wrap in (lambda g: g, jax.jit):
         (out,) = wrap(f)(as_bytes(given), 0.5)
         assert out.shape == (N, PARTICLE.itemsize) and out.dtype == jnp.uint8
         check_advanced(as_records(out), given, 0.5)
-    (out,) = jax.jit(nb.jax_kernel(advance, output_dims=N))(as_bytes(given), jnp.float32(0.5))
+    (out,) = jax.jit(jax_kernel(advance, output_dims=N))(as_bytes(given), jnp.float32(0.5))
     check_advanced(as_records(out), given, 0.5)
 
 
 def test_batches_of_records():
     given = particles(3, N)
-    (out,) = jax.jit(jax.vmap(nb.jax_kernel(advance), (0, None)))(as_bytes(given), 0.5)
+    (out,) = jax.jit(jax.vmap(jax_kernel(advance), (0, None)))(as_bytes(given), 0.5)
     check_advanced(as_records(out), given, 0.5)
 
 
@@ -194,14 +195,14 @@ def test_records_in_a_callable(mode):
         nb.launch(advance, p.shape, [once, 0.0], [out])
 
     given = particles(N)
-    (out,) = jax.jit(nb.jax_callable(function, graph_mode=mode))(as_bytes(given))
+    (out,) = jax.jit(jax_callable(function, graph_mode=mode))(as_bytes(given))
     given["x"] += 0.5 * given["v"][:, 0]
     given["id"] += 1
     check_advanced(as_records(out), given, 0.0)
 
 
 def test_records_that_do_not_fit():
-    f = nb.jax_kernel(advance)
+    f = jax_kernel(advance)
     with pytest.raises(
         nb.NumbridgeTypeError, match=r"argument 'p': wanted array1d\[.*\(\.\.\., 24\), got shape \(5, 16\)"
     ):
@@ -213,7 +214,7 @@ def test_records_that_do_not_fit():
         pass
 
     with pytest.raises(nb.KernelUnsupportedError, match=r"GraphMode.NONE: parameter 'p' has records of"):
-        nb.jax_callable(function, graph_mode=nb.GraphMode.NONE)
+        jax_callable(function, graph_mode=nb.GraphMode.NONE)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -281,8 +282,8 @@ def test_derivatives_do_not_end_at_records():
         i = nb.tid()
         y[i] = p[i].x * x[i]
 
-    made = nb.jax_kernel(make, output_dims=N, enable_backward=True)
-    scaled = nb.jax_kernel(scale, output_dims=N, enable_backward=True)
+    made = jax_kernel(make, output_dims=N, enable_backward=True)
+    scaled = jax_kernel(scale, output_dims=N, enable_backward=True)
     x = jnp.arange(N, dtype=jnp.float32) + 1
     with pytest.raises(nb.KernelUnsupportedError, match=r"result 'p': it has records.*stop_gradient"):
         jax.grad(lambda x: scaled(x, made(x)[0])[0].sum())(x)

@@ -15,6 +15,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
+from compiled_calls import jax_kernel
 from numbridge import static
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.static_expressions import StaticExpression
@@ -262,7 +263,7 @@ def test_inside_jax_the_value_is_that_of_the_tracing() -> None:
         i = nb.tid()
         out[i] = x[i] * nb.static(settings.factor) * nb.static(values[0])
 
-    f = nb.jax_kernel(scale, enable_backward=True)
+    f = jax_kernel(scale, enable_backward=True)
     x = jnp.ones(3)
     assert f(x)[0].tolist() == [0.5] * 3
     assert jax.jit(f)(x)[0].tolist() == [0.5] * 3

@@ -270,6 +270,18 @@ def test_powers_at_zero_are_finite():
 
 
 @kernel
+def rounded_constant(x, y):
+    i = tid()
+    y[i] = np.float32(0.1) * x[i]
+
+
+def test_a_constant_keeps_its_own_rounding():
+    adjoints = {"x": np.zeros(1), "y": np.ones(1)}
+    run_adjoint(rounded_constant, (1,), [np.ones(1), np.zeros(1)], adjoints)
+    assert adjoints["x"][0] == float(np.float32(0.1))
+
+
+@kernel
 def guarded(x, y):
     i = tid()
     if x[i] > 0.0:
