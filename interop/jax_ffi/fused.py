@@ -29,6 +29,7 @@ _CALLS = 1024
 _FLOATS = ("float32", "float64")
 
 
+@functools.lru_cache(maxsize=_CALLS)
 def fused(call: Call, *, on_cpu: bool) -> Callable[..., list[Any]] | None:
     """Return a function of a call's operands that computes its results with operations of XLA; None if the handler is to run.
 
@@ -46,7 +47,7 @@ def fused(call: Call, *, on_cpu: bool) -> Callable[..., list[Any]] | None:
     found = pointwise_of(call) if chosen or _is_small(call, 1) else None
     if found is None or not (chosen or (is_exact(found, call) and _is_small(call, found.operations))):
         return None
-    return _jitted(call, on_cpu)
+    return _jitted(call, found, barriers=on_cpu)
 
 
 def _is_small(call: Call, operations: int) -> bool:
@@ -55,12 +56,8 @@ def _is_small(call: Call, operations: int) -> bool:
     return all(isinstance(extent, int) for extent in extents) and math.prod(extents) * operations < MOST_OPERATIONS
 
 
-@functools.lru_cache(maxsize=_CALLS)
-def _jitted(call: Call, barriers: bool) -> Callable[..., list[Any]]:
+def _jitted(call: Call, found: Pointwise, *, barriers: bool) -> Callable[..., list[Any]]:
     import jax
-
-    found = pointwise_of(call)
-    assert found is not None
 
     def numbridge_fused(*operands: Any) -> list[Any]:
         # Numba computes in 64 bits where JAX may be set to 32.

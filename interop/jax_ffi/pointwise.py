@@ -150,7 +150,8 @@ def check_pointwise(call: Call) -> None:
     if _has_symbols(call):
         raise KernelUnsupportedError(f"{what}, because its shapes are symbolic dimensions; {hint}")
     try:
-        found = _flat(call.kernel, call.types, call.weak, _roles(call))
+        with _reading:
+            found = _flat(call.kernel, call.types, call.weak, _roles(call))
     except KernelUnsupportedError as error:
         raise KernelUnsupportedError(f"{what}; {hint}: {error}") from None
     reason = found.why_not(call)
