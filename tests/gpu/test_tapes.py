@@ -52,7 +52,7 @@ def test_adam_moves_points_on_the_gpu():
     points = torch.rand((100, 2), device="cuda", requires_grad=True)
     shared, norms, loss = nb.from_torch(points), nb.zeros(100, device="cuda"), nb.zeros(1, device="cuda")
     optimiser, first = torch.optim.Adam([points], lr=0.05), 0.0
-    for step in range(100):
+    for _ in range(100):
         optimiser.zero_grad()
         loss.zero_()
         with nb.Tape() as tape:
