@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,11 @@ class _Memory:
     """Memory of an emulated device's, for as long as this is held."""
 
     def __init__(self, emulation: Emulation, size: int) -> None:
-        self._emulation, self.ptr = emulation, emulation.allocate(max(size, 1))
+        self.ptr = emulation.allocate(max(size, 1))
+        weakref.finalize(self, emulation.free, self.ptr)
 
     def memset_async(self, value: int, size: int) -> None:
         ctypes.memset(self.ptr, value, size)
-
-    def __del__(self) -> None:
-        self._emulation.free(self.ptr)
 
 
 class _Array(np.ndarray):
@@ -45,6 +44,13 @@ class _Array(np.ndarray):
 
     def __array_finalize__(self, other: Any) -> None:
         self.pointer = getattr(other, "pointer", None)
+
+    @property
+    def data(self) -> Any:
+        address = self.ctypes.data
+        return SimpleNamespace(
+            ptr=address, copy_from_device_async=lambda source, size: ctypes.memmove(address, source.ptr, size)
+        )
 
     def set(self, values: np.ndarray) -> None:
         self[...] = values
@@ -75,7 +81,8 @@ def emulated_devices() -> Iterator[Emulation]:
             ndarray=_Array,
             asarray=np.asarray,
             asnumpy=lambda array: np.array(array, order="C", subok=False),
-            ascontiguousarray=np.ascontiguousarray,
+            ascontiguousarray=lambda array: np.array(array, order="C", subok=True),
+            empty=lambda shape, dtype: np.empty(shape, dtype).view(_Array),
         )
         real, cupy_memory.cupy = cupy_memory.cupy, lambda: made
         try:
