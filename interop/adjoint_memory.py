@@ -2,7 +2,8 @@
 
 Arrays that may share memory belong to one region; a region's adjoint is one block, in which the adjoint of an array lies
 where the array lies in the region. So views, slices and other frameworks' tensors over the same memory share adjoints as
-they share memory. Nothing is allocated before an adjoint is asked for.
+they share memory. Nothing is allocated before an adjoint is asked for. An adjoint lies where its array does: in the CPU's
+memory it is a NumPy array, on a CUDA device an `Array`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from numbridge import device_adjoints
+from numbridge.kernels import scalars
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import float_fields
 from numbridge.kernels.errors import BufferAccessError
@@ -21,9 +25,12 @@ from numbridge.kernels.readers import Description
 from numbridge.places import Place
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numbridge.array import Array
 
-__all__ = ["AdjointMemory", "Region", "add", "float_parts"]
+__all__ = ["Adjoint", "AdjointMemory", "Region", "add", "clear", "is_zero"]
+
+Adjoint: TypeAlias = "NDArray[Any] | Array"
+_HOST = -1
 
 
 class Region:
@@ -33,19 +40,26 @@ class Region:
     ----------
     low, high : int
         First address, and the one after the last.
+    ordinal : int
+        Of the CUDA device whose memory it is; -1 for the CPU's.
     reached : bool
         Whether a gradient has been put here.
     """
 
-    def __init__(self, low: int, high: int, dtype: np.dtype[Any]) -> None:
-        self.low, self.high, self.dtype = low, high, dtype
+    def __init__(self, low: int, high: int, dtype: np.dtype[Any], ordinal: int = _HOST) -> None:
+        self.low, self.high, self.dtype, self.ordinal = low, high, dtype, ordinal
         self.reached = False
-        self._block: NDArray[Any] | None = None
+        self._block: Any = None
 
-    def adjoint(self, found: Description) -> NDArray[Any]:
+    def adjoint(self, found: Description) -> Adjoint:
         """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
+        size = -(-(self.high - self.low) // self.dtype.itemsize)
+        if self.ordinal != _HOST:
+            if self._block is None:
+                self._block = device_adjoints.zeros(size, scalars.scalar_of(self.dtype), self.ordinal)
+            return device_adjoints.like(self._block, found.data - self.low, found)
         if self._block is None:
-            self._block = np.zeros(-(-(self.high - self.low) // self.dtype.itemsize), self.dtype)
+            self._block = np.zeros(size, self.dtype)
         is_record = self.dtype.fields is not None
         shape, strides = found.shape if is_record else full_shape(found), found.strides
         if 0 in shape:
@@ -61,12 +75,13 @@ class AdjointMemory:
     Raises
     ------
     BufferAccessError
-        If arrays of different dtypes may share memory.
+        If arrays of different dtypes, or of the CPU and a CUDA device, may share memory.
     """
 
     def __init__(self, arrays: Iterable[Description]) -> None:
         self._regions: list[Region] = []
-        for low, high, dtype in sorted(((*a.extent, _dtype(a)) for a in arrays), key=lambda part: part[:2]):
+        spans = ((*a.extent, _dtype(a), _ordinal(a)) for a in arrays)
+        for low, high, dtype, ordinal in sorted(spans, key=lambda part: part[:2]):
             last = self._regions[-1] if self._regions else None
             if last is not None and low < last.high:
                 if last.dtype != dtype:
@@ -74,19 +89,25 @@ class AdjointMemory:
                         f"arrays of {last.dtype} and {dtype} share memory, through which no gradient can be carried; use "
                         "arrays of one dtype"
                     )
+                if last.ordinal != ordinal:
+                    raise BufferAccessError(
+                        "arrays on the CPU and on a CUDA device share memory, through which no gradient can be carried; use "
+                        "arrays on one device"
+                    )
                 last.high = max(last.high, high)
             elif last is None or high > low or last.low != low:
-                self._regions.append(Region(low, high, dtype))
+                self._regions.append(Region(low, high, dtype, ordinal))
         self._starts = [region.low for region in self._regions]
         self._at: dict[Place, Region] = {}
-        self._adjoints: dict[Place, NDArray[Any]] = {}
+        self._adjoints: dict[Place, Adjoint] = {}
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
         low, high = found.extent
         place = bisect.bisect_right(self._starts, low) - 1
         region = self._regions[place] if place >= 0 else None
-        inside = region is not None and high <= region.high and region.dtype == _dtype(found)
+        same = region is not None and region.dtype == _dtype(found) and region.ordinal == _ordinal(found)
+        inside = region is not None and same and high <= region.high
         return region if inside else None
 
     def at(self, place: Place) -> Region:
@@ -98,7 +119,7 @@ class AdjointMemory:
             self._at[place] = region
         return region
 
-    def adjoint(self, place: Place) -> NDArray[Any]:
+    def adjoint(self, place: Place) -> Adjoint:
         """Return the adjoint of a place, of an array that this was made for; the same one every time."""
         adjoint = self._adjoints.get(place)
         if adjoint is None:
@@ -106,17 +127,38 @@ class AdjointMemory:
         return adjoint
 
 
-def float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yield what of a gradient is floating-point numbers, on its memory: all of it, or those fields of its records."""
     if values.dtype.fields is None:
         return iter((values,))
     return (functools.reduce(lambda part, name: part[name], path, values) for path in float_fields(values.dtype))
 
 
-def add(gradient: NDArray[Any], more: NDArray[Any]) -> None:
+def add(gradient: Adjoint, more: Adjoint) -> None:
     """Add to a gradient; the fields of records that have none stay as they are."""
-    for part, other in zip(float_parts(gradient), float_parts(more), strict=True):
+    if not isinstance(gradient, np.ndarray):
+        device_adjoints.add(gradient, more)  # type: ignore[arg-type]
+        return
+    for part, other in zip(_float_parts(gradient), _float_parts(more), strict=True):  # type: ignore[arg-type]
         np.add(part, other, out=part)
+
+
+def clear(gradient: Adjoint) -> None:
+    """Set a gradient to zero."""
+    if isinstance(gradient, np.ndarray):
+        gradient[...] = 0
+    else:
+        device_adjoints.clear(gradient)
+
+
+def is_zero(gradient: Adjoint) -> bool:
+    """Tell whether a gradient is zero; waits for the device that it is on."""
+    values = gradient if isinstance(gradient, np.ndarray) else gradient.numpy()
+    return not any(part.any() for part in _float_parts(values))
+
+
+def _ordinal(found: Description) -> int:
+    return found.device_id if found.is_on_cuda else _HOST
 
 
 def _dtype(found: Description) -> np.dtype[Any]:

@@ -115,7 +115,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tu
 
 def _carried(values: Any, row: Scalar) -> Any:
     """Return host values as CuPy takes them: converted to a dtype, then as bits where CuPy lacks the dtype."""
-    made = np.ascontiguousarray(np.asarray(values).astype(row.numpy, copy=False))
+    made = np.asarray(values).astype(row.numpy, order="C", copy=False)
     return made if row.numpy.isbuiltin == 1 else made.view(_CARRIERS[row.itemsize])
 
 

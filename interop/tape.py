@@ -16,16 +16,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from numbridge.adjoint_memory import AdjointMemory, add
+from numbridge import device_adjoints
+from numbridge.adjoint_memory import AdjointMemory, add, clear
 from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
-from numbridge.contents import as_values, filled
+from numbridge.contents import as_values, copied, filled
 from numbridge.convert import asarray
-from numbridge.element_views import packed, unpacked
+from numbridge.element_views import packed, scalar_shape, unpacked
 from numbridge.gradients import is_required
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
+from numbridge.kernels.devices import CPU, Device
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
@@ -458,7 +460,7 @@ class Tape:
             reverse_function(event, memory)
             self._contents.look_again()
         elif isinstance(event, FillEvent):
-            memory.adjoint(event.places[0])[...] = 0
+            clear(memory.adjoint(event.places[0]))
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
 
@@ -483,7 +485,7 @@ class Tape:
         for array, description, region in reached:
             gradient = array.grad
             if gradient is not None:
-                add(gradient.numpy(), region.adjoint(description))
+                add(gradient if description.is_on_cuda else gradient.numpy(), region.adjoint(description))
 
     @property
     def gradients(self) -> Gradients:
@@ -588,8 +590,12 @@ def _one_element(loss: Any) -> tuple[int, ...]:
 
 
 def _cotangent(array: Any, value: Any) -> Any:
-    found = describe(array)
-    values, wanted = np.asarray(as_values(value)), full_shape(found)
+    found, wanted = describe(array), full_shape(describe(array))
+    if found.is_on_cuda:
+        values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
+        values = values if found.element is None or element_of(values) is not None else packed(values, found.element)
+    else:
+        values = np.asarray(as_values(value))
     if found.element is not None and found.element.fields is not None:
         wanted = found.shape
         if values.dtype != found.element.fields:
@@ -597,7 +603,7 @@ def _cotangent(array: Any, value: Any) -> Any:
                 f"backward: the gradient has dtype {values.dtype}, and its array has records of {found.element.name}; give "
                 "one of the same dtype"
             )
-    if values.shape != wanted:
+    if (values.shape if isinstance(values, np.ndarray) else scalar_shape(values)) != wanted:
         raise NumbridgeValueError(
             f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
         )
@@ -609,7 +615,9 @@ def _copy(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.fields is not None:
         return array.copy()
     whole = asarray(array)
-    made, element = filled(unpacked(whole).numpy(), row_of(whole)), element_of(whole)
+    if whole.device.is_cuda:
+        return device_adjoints.copy_of(whole)
+    made, element = filled(unpacked(whole).numpy(), row_of(whole), CPU), element_of(whole)
     return made if element is None else packed(made, element)
 
 

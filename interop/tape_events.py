@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from numbridge.adjoint_memory import AdjointMemory, add, float_parts
+from numbridge.adjoint_memory import Adjoint, AdjointMemory, add, clear, is_zero
 from numbridge.array import Array
 from numbridge.convert import asarray
 from numbridge.element_views import packed
@@ -15,8 +15,6 @@ from numbridge.kernels.readers import Description
 from numbridge.places import Place
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from numbridge.tape_launches import Recipe
 
 __all__ = [
@@ -102,8 +100,10 @@ class FunctionEvent(Event):
     given: list[Array] = field(default_factory=list)
 
 
-def gradient_like(gradient: NDArray[Any], found: Description) -> Array:
+def gradient_like(gradient: Adjoint, found: Description) -> Array:
     """Return a gradient as an array of the elements that another has, on the same memory."""
+    if isinstance(gradient, Array):
+        return gradient
     element = found.element
     if element is None:
         return asarray(gradient)
@@ -115,7 +115,7 @@ def gradient_like(gradient: NDArray[Any], found: Description) -> Array:
 def check_opaque(event: OpaqueEvent, memory: AdjointMemory) -> None:
     """Refuse that a gradient comes to what no gradient can pass."""
     for place in event.places:
-        if memory.at(place).reached and any(part.any() for part in float_parts(memory.adjoint(place))):
+        if memory.at(place).reached and not is_zero(memory.adjoint(place)):
             raise NumbridgeError(
                 f"backward: a gradient comes to an array that was written by {event.why}; gradients go on through launches that "
                 "are recorded and can be differentiated, copies, fill_, zero_, assign and record_func"
@@ -128,7 +128,7 @@ def reverse_copy(event: CopyEvent, memory: AdjointMemory) -> None:
     if memory.at(made).reached:
         adjoint = memory.adjoint(made)
         add(memory.adjoint(source), adjoint)
-        adjoint[...] = 0
+        clear(adjoint)
         memory.at(source).reached = True
 
 

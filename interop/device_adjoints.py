@@ -1,0 +1,84 @@
+"""Adjoints in CUDA memory: made, filled, copied and added up on the device, by kernels, in the order of its streams.
+
+What `adjoint_memory` does with NumPy in the CPU's memory. Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from numbridge.kernels import watching
+from numbridge.kernels.devices import Device
+from numbridge.kernels.element_arguments import element_flags, full_shape, full_strides
+from numbridge.kernels.intrinsics import tid
+from numbridge.kernels.kernel import Kernel, kernel
+from numbridge.kernels.launch import forall
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.readers import Description
+from numbridge.memory import allocate, element_of, native, row_of, wrap
+
+if TYPE_CHECKING:
+    from numbridge.array import Array
+    from numbridge.kernels.scalars import Scalar
+
+__all__ = ["add", "assign", "clear", "copy_of", "like", "zeros"]
+
+_RANK = 4
+
+
+# Arrays of fewer axes have axes of one element in front.
+def _added(target, more):  # type: ignore[no-untyped-def]  # any array is meant
+    i, j, k, n = tid()
+    target[i, j, k, n] = target[i, j, k, n] + more[i, j, k, n]
+
+
+def _assigned(target, source):  # type: ignore[no-untyped-def]
+    i, j, k, n = tid()
+    target[i, j, k, n] = source[i, j, k, n]
+
+
+@functools.cache
+def _kernel(function: Any) -> Kernel:
+    return kernel(function)
+
+
+def zeros(size: int, row: Scalar, ordinal: int) -> Array:
+    """Return `size` zeros in the memory of a device."""
+    return allocate((size,), row, Device("cuda", ordinal), zeroed=True)
+
+
+def like(block: Array, offset: int, found: Description) -> Array:
+    """Return part of a block, `offset` bytes from its beginning, with the shape, strides and elements of an array."""
+    row = row_of(block)
+    steps = tuple(stride // row.itemsize for stride in full_strides(found))
+    place = (block.ptr + offset, row.tag, dl.CUDA, found.device_id)
+    return wrap(native().new_record(block._record, *place, full_shape(found), steps, element_flags(found.element)))
+
+
+def add(target: Array, more: Array) -> None:
+    """Add one array to another of its shape and dtype."""
+    _run(_added, target, more)
+
+
+def assign(target: Array, source: Array) -> None:
+    """Copy one array into another of its shape and dtype."""
+    _run(_assigned, target, source)
+
+
+def clear(target: Array) -> None:
+    """Fill an array with zeros."""
+    assign(target, allocate(target.shape, element_of(target) or row_of(target), target.device, zeroed=True))
+
+
+def copy_of(array: Array) -> Array:
+    """Return a contiguous copy of an array."""
+    made = allocate(array.shape, element_of(array) or row_of(array), array.device, zeroed=False)
+    assign(made, array)
+    return made
+
+
+def _run(function: Any, target: Array, source: Array) -> None:
+    first, second = (array[(None,) * (_RANK - array.ndim)] for array in (target, source))
+    with watching.unrecorded():
+        forall(_kernel(function), first.shape)(first, second)
