@@ -1,6 +1,7 @@
 """On which CUDA stream an array's memory is used, and how work of two streams on it is ordered: by events, without waiting.
 
-Memory of a framework's tensor is used on that framework's current stream; any other on numbridge's, which is CuPy's.
+Memory of a framework's tensor is used on that framework's current stream, memory whose producer named a stream on that one, and
+any other on numbridge's, which is CuPy's; views of an array are used where it is.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels import cuda_driver, readers
-from numbridge.memory import native
+from numbridge.kernels import cuda_driver
+from numbridge.kernels.argument_streams import argument_stream
 
 if TYPE_CHECKING:
     from numbridge.array import Array
@@ -19,12 +20,8 @@ __all__ = ["hand_over", "in_order", "producer_stream"]
 
 
 def producer_stream(array: Array) -> int:
-    """Return the handle of the stream on which an array's memory is used: its framework's, else the current one."""
-    ordinal = array.device.ordinal
-    owner = native().owner(array._record)
-    if owner is None:
-        return cuda_driver.devices().current_stream(ordinal)
-    return readers.stream_of(owner, ordinal)
+    """Return the handle of the stream on which an array's memory is used: that of launches on it."""
+    return argument_stream(array, array.device.ordinal)
 
 
 def hand_over(array: Array, stream: Any) -> None:

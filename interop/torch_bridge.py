@@ -68,6 +68,7 @@ def reader(kind: type) -> Reader | None:
             *(nb.ADAPTER, 0, "DLPack", nb.GUARDED),
             guard=_guard,
             lost_gradient=_lost_gradient(),
+            stream=_stream_function(),
             adapter=_through_python,
             inspect=_inspect,
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from numbridge.kernels import cuda_driver
-from numbridge.kernels.machine import capsule_pointer, machine
+from numbridge.kernels.machine import capsule_pointer
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, ask_stream, reader_of, stream_of
@@ -28,11 +28,12 @@ def argument_stream(argument: Any, ordinal: int) -> int:
     elif reader.kind != nb.CAPSULE:
         return stream_of(argument, ordinal)
     address = int(capsule_pointer(record, _RECORD) or 0)
-    if ctypes.c_int64.from_address(address + dl.RECORD_FLAGS).value & dl.RECORD_HAS_STREAM:
-        return ctypes.c_int64.from_address(address + dl.RECORD_STREAM).value
-    owner = machine().owner(record)
-    function = reader_of(argument if owner is None else owner).stream
-    return ask_stream(function, ordinal) if function else cuda_driver.devices().current_stream(ordinal)
+    flags, stream = (ctypes.c_int64.from_address(address + at).value for at in (dl.RECORD_FLAGS, dl.RECORD_STREAM))
+    if flags & dl.RECORD_HAS_STREAM:
+        return stream
+    if flags & dl.RECORD_ASKS_STREAM:
+        return ask_stream(ctypes.c_int64.from_address(stream + nb.ENTRY_STREAM).value, ordinal)
+    return cuda_driver.devices().current_stream(ordinal)
 
 
 def launch_streams(arguments: Sequence[Any], found: Sequence[Description]) -> tuple[int, list[int]]:

@@ -38,6 +38,8 @@ _LISTS = frozenset({list, tuple})
 _AXES = 3
 # The most threads of a block, on every device: CUDA C++ Programming Guide, "Compute Capabilities".
 _MAX_BLOCK = 1024
+# What a launch asks of `geometry_of` that says nothing of how and where it runs: block_dim, max_blocks, stream, device.
+_UNASKED = (256, 0, None, None)
 _missed = object()
 
 
@@ -382,12 +384,14 @@ def launch(
         returns.
     adjoint : bool
         Run the kernel's adjoint instead, from adjoints of what it writes to those of what it reads. The arguments must
-        hold what they held before the kernel ran; they end as they were.
+        hold what they held before the kernel ran; they end as they were. `device`, `stream`, `max_blocks` and
+        `block_dim` are as for the kernel itself: one that asks for its block needs the `block_dim` that it was launched with.
     record_tape : bool
         Whether a `Tape` that is recording records this launch. Without it, no gradient passes through what it writes; a
-        tape that would have to carry one there raises.
+        tape that would have to carry one there raises; so it does for an adjoint, which is never recorded.
     record_cmd : bool
-        Return a `Launch` that can be launched again, instead of launching now.
+        Return a `Launch` that can be launched again, instead of launching now. Not with `adjoint`:
+        ``kernel.adjoint([...]).forall(dim)`` is a function that can be called again.
     max_blocks : int
         On CUDA, the largest grid, whose threads then take several ids each; 0 for no limit. The CPU has no blocks to count.
     block_dim : int
@@ -407,25 +411,26 @@ def launch(
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
     if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
         _check_lists(kernel, inputs=inputs, outputs=outputs)
+    where = None if device is None else get_device(device)
+    handle = None if stream is None else _stream_handle(kernel, stream)
+    arguments: Sequence[Any] = (*inputs, *outputs)
     if adjoint or adj_inputs or adj_outputs:
-        _launch_adjoint(kernel, dim, (inputs, outputs, adj_inputs, adj_outputs), adjoint and not record_cmd)
-        return None
-    if device is not None or stream is not None or max_blocks:
-        where = None if device is None else get_device(device)
-        handle = None if stream is None else _stream_handle(kernel, stream)
+        if not adjoint or record_cmd:
+            raise _not_together(kernel, adjoint=adjoint)
+        how = (block_dim, max_blocks, handle, where)
+        known, arguments = _adjoint(kernel, dim, how, (inputs, outputs, adj_inputs, adj_outputs))
+    elif record_cmd:
+        return Launch(kernel, dim, arguments, block_dim, max_blocks, handle, where)
+    elif where is not None or handle is not None or max_blocks:
         known = forall(kernel, dim, block_dim, max_blocks, handle, where)
-        if record_cmd:
-            return Launch(kernel, dim, [*inputs, *outputs], block_dim, max_blocks, handle, where)
-        known(*inputs, *outputs)
-        return None
-    if record_cmd:
-        return Launch(kernel, dim, [*inputs, *outputs], block_dim)
-    known = remembered(kernel, dim, block_dim)
-    if record_tape:
-        known(*inputs, *outputs)
+    else:
+        known = remembered(kernel, dim, block_dim)
+    # What an adjoint writes has no gradient, which a tape must know whatever `record_tape` is.
+    if record_tape or adjoint:
+        known(*arguments)
     else:
         with watching.unrecorded():
-            known(*inputs, *outputs)
+            known(*arguments)
     return None
 
 
@@ -443,14 +448,23 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
             )
 
 
-def _launch_adjoint(kernel: Kernel, dim: Any, arguments: tuple[Sequence[Any], ...], possible: bool) -> None:
-    from numbridge.kernels.adjoint.direct import launch_adjoint
+def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
+    """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
+    from numbridge.kernels.adjoint.direct import adjoint_of
 
-    if not possible:
-        raise NumbridgeValueError(
-            f"launch of kernel {kernel.name!r}: adj_inputs and adj_outputs go with adjoint=True, and not with record_cmd"
-        )
-    launch_adjoint(kernel, dim, *arguments)
+    derivative, arguments = adjoint_of(kernel, *lists)
+    plain = how == _UNASKED
+    return derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how)), arguments
+
+
+def _not_together(kernel: Kernel, *, adjoint: bool) -> NumbridgeValueError:
+    where = f"launch of kernel {kernel.name!r}"
+    if not adjoint:
+        return NumbridgeValueError(f"{where}: adj_inputs and adj_outputs go with adjoint=True, and adjoint is False")
+    return NumbridgeValueError(
+        f"{where}: record_cmd=True records launches of the kernel, and not of its adjoint; to launch that again and again, keep "
+        "kernel.adjoint([names of parameters]).forall(dim), a function of the arguments and then their adjoints"
+    )
 
 
 class Launch:

@@ -354,6 +354,58 @@ def cuda_array(
     return machine().new_record(None, address, scalar_of(dtype).tag, device, ordinal, shape, strides, flags, *extra)
 
 
+class ExchangeTable:
+    """A DLPack exchange table of C callbacks, for a tensor class that knows its stream."""
+
+    def __init__(self, stream: int, fails: int = 0, *, reads: bool = True) -> None:
+        read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+        self.asked: list[tuple[int, int]] = []
+
+        def read_tensor(obj, out):
+            if not reads:
+                return -1
+            extent = (ctypes.c_int64 * 1)(obj.extent)
+            obj.kept = extent
+            ctypes.c_int64.from_address(out + dl.DATA).value = obj.address
+            ctypes.c_int32.from_address(out + dl.DEVICE_TYPE).value = dl.CUDA
+            ctypes.c_int32.from_address(out + dl.DEVICE_ID).value = obj.ordinal
+            ctypes.c_int32.from_address(out + dl.NDIM).value = 1
+            ctypes.c_uint32.from_address(out + dl.DTYPE).value = scalar_of(np.float32).tag
+            ctypes.c_int64.from_address(out + dl.SHAPE).value = ctypes.addressof(extent)
+            ctypes.c_int64.from_address(out + dl.STRIDES).value = 0
+            ctypes.c_int64.from_address(out + dl.BYTE_OFFSET).value = 0
+            return 0
+
+        def ask_stream(kind, ordinal, out):
+            self.asked.append((kind, ordinal))
+            out[0] = stream
+            return fails
+
+        self.functions = read(read_tensor), ask(ask_stream)
+        table = np.zeros(dl.EXCHANGE_SIZE // 8, np.int64)
+        table[0] = dl.MAJOR_VERSION | 3 << 32
+        table[dl.EXCHANGE_READ // 8] = ctypes.cast(self.functions[0], ctypes.c_void_p).value
+        table[dl.EXCHANGE_STREAM // 8] = ctypes.cast(self.functions[1], ctypes.c_void_p).value
+        self.table = table
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        self.capsule = new(("PyCapsule_New", ctypes.pythonapi))(table.ctypes.data, b"dlpack_exchange_api", None)
+
+
+def tensor_class(table: ExchangeTable) -> type:
+    """Return a framework's class of one-dimensional float32 tensors, which are read by an exchange table."""
+
+    class Tensor:
+        __dlpack_c_exchange_api__ = table.capsule
+        # The reader table keeps the class, and with it the callbacks, for good.
+        functions = table
+
+        def __init__(self, extent, ordinal=0, address=0x7000_0000):
+            self.extent, self.ordinal, self.address = extent, ordinal, address
+
+    return Tensor
+
+
 def parameter_kinds(arrays: list[int], scalars: list[Any], dims: int) -> list[Any]:
     """Return the C types of a kernel's parameters: arrays by rank, then scalars, then dimensions."""
     kinds: list[Any] = []

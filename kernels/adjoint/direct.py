@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 
-__all__ = ["launch_adjoint"]
+if TYPE_CHECKING:
+    from numbridge.kernels.adjoint.derive import Derivative
+
+__all__ = ["adjoint_of"]
 
 
-def launch_adjoint(
+def adjoint_of(
     kernel: Kernel,
-    dim: Any,
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     adj_inputs: Sequence[Any],
     adj_outputs: Sequence[Any],
-) -> None:
-    """Run a kernel's adjoint, given adjoints side by side with the arguments; None where no gradient is wanted."""
+) -> tuple[Derivative, list[Any]]:
+    """Return a kernel's adjoint and its arguments, given adjoints side by side with the kernel's; None is no gradient."""
     arguments = [*inputs, *outputs]
     adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
     check_count(kernel, arguments)
@@ -37,8 +39,7 @@ def launch_adjoint(
             f"({', '.join(name for name in names if name in written) or 'nothing'}), so every gradient would be zero; give it in "
             "adj_outputs"
         )
-    derivative = kernel.adjoint([name for name, _ in given])
-    derivative.forall(dim)(*arguments, *(adjoint for _, adjoint in given))
+    return kernel.adjoint([name for name, _ in given]), [*arguments, *(adjoint for _, adjoint in given)]
 
 
 def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from numbridge.kernels import cuda_driver, scalars
+from numbridge.kernels.argument_streams import argument_stream
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import forall
 from numbridge.kernels.machine import machine
-from numbridge.kernels.readers import Description, stream_of
+from numbridge.kernels.readers import Description
 
 __all__ = ["WideCopy", "wide_copy"]
 
@@ -96,7 +97,7 @@ def wide_copy(where: str, argument: Any, found: Description, stream: int | None)
     if found.ndim >= len(_CONVERT):
         raise KernelUnsupportedError(f"{where}: on CUDA it may have up to 4 dimensions; pass an array of float32")
     devices, ordinal = cuda_driver.devices(), found.device_id
-    queue = stream_of(argument, ordinal) if stream is None else stream
+    queue = argument_stream(argument, ordinal) if stream is None else stream
     address = devices.allocate(ordinal, 4 * max(math.prod(found.shape), 1), queue)
     # Launches are ordered with what is queued on this stream, wherever the adjoint itself is used.
     place = (scalars.by_name("float32").tag, found.device_type, ordinal, found.shape, None, 0, queue)

@@ -35,13 +35,14 @@ CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 # The record: DLTensor, then flags (as in DLManagedTensorVersioned), the Python object that owns the memory (a strong
 # reference or NULL), the managed tensor that was consumed to get it (or NULL) with its kind, the CUDA stream on which its
-# producer works, if RECORD_HAS_STREAM is set, and what holds the memory itself where its owner may be given other memory (a
-# strong reference or NULL).
+# producer works, if RECORD_HAS_STREAM is set (if RECORD_ASKS_STREAM is: the reader table's entry of the producer's type, whose
+# framework knows the stream), and what holds the memory itself where its owner may be given other memory (a strong reference
+# or NULL).
 RECORD_FLAGS, RECORD_OWNER, RECORD_MANAGED, RECORD_MANAGED_KIND, RECORD_STREAM, RECORD_KEPT = 48, 56, 64, 72, 80, 88
 RECORD_SHAPE = 96
 MANAGED_NONE, MANAGED_LEGACY, MANAGED_VERSIONED, MANAGED_MALLOC = 0, 1, 2, 3
 # Bits of RECORD_FLAGS beyond DLPack's own: memory that its framework promises never to change.
-RECORD_IMMUTABLE, RECORD_HAS_STREAM, RECORD_VALUE = 1 << 8, 1 << 9, 1 << 10
+RECORD_IMMUTABLE, RECORD_HAS_STREAM, RECORD_VALUE, RECORD_ASKS_STREAM = 1 << 8, 1 << 9, 1 << 10, 1 << 11
 # Where in RECORD_FLAGS the number of an element type stands, and how many of the last dimensions are its own. With
 # RECORD_VALUE the record is one element, to be passed by value. The DLTensor itself always counts scalars.
 RECORD_ELEMENT, RECORD_INNER = 16, 32

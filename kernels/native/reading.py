@@ -167,12 +167,8 @@ def read_record(record, out):
         bits |= nb.IMMUTABLE
     if flags & dl.RECORD_HAS_STREAM:
         store_i64(out, nb.READ_STREAM, load_i64(record, dl.RECORD_STREAM))
-    owner = load_i64(record, dl.RECORD_OWNER)
-    if owner != 0 and load_i32(record, dl.DEVICE_TYPE) == dl.CUDA:
-        # Memory of a framework's tensor is used on the framework's stream, under whatever name.
-        entry = entry_of(load_i64(owner, py.OBJECT_TYPE))
-        if entry != 0:
-            store_i64(out, nb.READ_STREAM_ENTRY, entry)
+    if flags & dl.RECORD_ASKS_STREAM:
+        store_i64(out, nb.READ_STREAM_ENTRY, load_i64(record, dl.RECORD_STREAM))
     read_dltensor(record, out, bits)
     if flags >> dl.RECORD_ELEMENT != 0:
         as_elements(out, flags)

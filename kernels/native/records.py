@@ -35,6 +35,7 @@ from numbridge.kernels.native.reading import (
     capsule_pointer,
     clear_error,
     decrease,
+    entry_of,
     exchange_read,
     increase,
     intp,
@@ -207,6 +208,40 @@ def keep(record, reading, obj):
 
 
 @native
+def is_in_cuda_memory(record):
+    """Tell whether a record's memory is used on streams."""
+    device = load_i32(record, dl.DEVICE_TYPE)
+    return device == dl.CUDA or device == dl.CUDA_MANAGED
+
+
+@native
+def set_stream(record, flag, value):
+    """Let a record of CUDA memory know the stream that it is used on: RECORD_HAS_STREAM and a handle, or who is asked."""
+    store_i64(record, dl.RECORD_STREAM, value)
+    store_i64(record, dl.RECORD_FLAGS, load_i64(record, dl.RECORD_FLAGS) | flag)
+
+
+@native
+def follow(record, entry):
+    """Let a record that knows no stream be used on that of a framework, if the type with this table entry is one's."""
+    known = load_i64(record, dl.RECORD_FLAGS) & (dl.RECORD_HAS_STREAM | dl.RECORD_ASKS_STREAM)
+    if known == 0 and entry != 0 and is_in_cuda_memory(record) and load_i64(entry, nb.ENTRY_STREAM) != 0:
+        set_stream(record, dl.RECORD_ASKS_STREAM, entry)
+
+
+@native
+def inherit_stream(record, owner):
+    """Let a record be used on the stream of what its memory is taken from: another record, or an object of a framework."""
+    source = record_at(owner)
+    if source == 0:
+        follow(record, entry_of(load_i64(owner, py.OBJECT_TYPE)))
+    elif is_in_cuda_memory(record):
+        known = load_i64(source, dl.RECORD_FLAGS) & (dl.RECORD_HAS_STREAM | dl.RECORD_ASKS_STREAM)
+        if known != 0:
+            set_stream(record, known, load_i64(source, dl.RECORD_STREAM))
+
+
+@native
 def record_of(reading, obj):
     """Return a new record of what was read from `obj`, or 0."""
     word = load_i64(reading, nb.READ_WORD)
@@ -241,6 +276,10 @@ def record_of(reading, obj):
         free_bytes(record)
         return 0
     keep(record, reading, obj)
+    if load_i64(reading, nb.READ_STREAM) != nb.NO_STREAM:
+        set_stream(record, dl.RECORD_HAS_STREAM, load_i64(reading, nb.READ_STREAM))
+    else:
+        follow(record, load_i64(reading, nb.READ_STREAM_ENTRY))
     return record
 
 
@@ -256,6 +295,8 @@ def captured(obj):
         # An element by value is no array, and its memory no one else's to write; a NumPy array that comes so has records.
         has_records = load_i64(load_i64(reading, nb.READ_ENTRY), nb.ENTRY_KIND) == nb.NUMPY
         if word != 0 and word >> nb.WORD_CLASS & nb.CLASS_MASK != nb.CLASS_ELEMENT and not has_records:
+            # A tensor that DLPack lends is used on its framework's stream, too.
+            follow(record_at(capsule), load_i64(reading, nb.READ_STREAM_ENTRY))
             return capsule
         decrease(capsule)
         return 0
@@ -415,7 +456,8 @@ def fill_shape(record, shape, ndim):
 def new_record(self, arguments, count):
     """``new_record(owner, data, tag, device_type, device_id, shape, strides, flags[, stream])``.
 
-    Strides are in elements, or None. A `stream` is the one on which the memory's producer works.
+    Strides are in elements, or None. A `stream` is the one on which the memory's producer works; without it, memory is used on
+    the stream of the owner: a record, whose view this is, or an object of a framework.
     """
     shape, strides = load_i64(arguments, 40), load_i64(arguments, 48)
     ndim = tuple_size(shape)
@@ -438,11 +480,11 @@ def new_record(self, arguments, count):
     if strides != none():
         for k in range(ndim):
             store_i64(record, dl.RECORD_SHAPE + 8 * (ndim + k), to_int(tuple_item(strides, k)))
-    flags = to_int(load_i64(arguments, 56))
+    store_i64(record, dl.RECORD_FLAGS, to_int(load_i64(arguments, 56)))
     if count > STREAM_ARGUMENT:
-        store_i64(record, dl.RECORD_STREAM, to_address(load_i64(arguments, 8 * STREAM_ARGUMENT)))
-        flags |= dl.RECORD_HAS_STREAM
-    store_i64(record, dl.RECORD_FLAGS, flags)
+        set_stream(record, dl.RECORD_HAS_STREAM, to_address(load_i64(arguments, 8 * STREAM_ARGUMENT)))
+    else:
+        inherit_stream(record, load_i64(arguments, 0))
     if error_occurred() != 0:
         give_up(record)
         return 0

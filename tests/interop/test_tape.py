@@ -305,11 +305,24 @@ def test_launches_without_a_derivative():
         nb.NumbridgeError, match="written by kernel 'undifferentiated', declared with enable_backward=False"
     ):
         tape.backward(grads={z: np.ones(3)})
+
+
+@pytest.mark.parametrize("how", [{}, {"device": "cpu"}, {"max_blocks": 1}, {"block_dim": 32}], ids=repr)
+def test_launches_that_are_not_to_be_recorded(how):
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
     with nb.Tape() as tape:
-        nb.launch(square, 3, [x], [y], record_tape=False)
+        nb.launch(square, 3, [x], [y], record_tape=False, **how)
         nb.launch(square, 3, [y], [z])
     with pytest.raises(nb.NumbridgeError, match="launched with record_tape=False"):
         tape.backward(grads={z: np.ones(3)})
+    by_x = fresh()
+    with nb.Tape() as tape:
+        given = {"adj_inputs": [by_x], "adj_outputs": [np.ones(3)], "adjoint": True}
+        nb.launch(square, 3, [x], [y], **given, record_tape=False, **how)
+        nb.launch(square, 3, [by_x], [z])
+    with pytest.raises(nb.NumbridgeError, match="the adjoint of square, which is not differentiated again"):
+        tape.backward(grads={z: np.ones(3)})
+    assert by_x.list() == [2, 4, 6]
 
 
 def test_errors():

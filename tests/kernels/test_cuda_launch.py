@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numba import cuda
 
 import numbridge as nb
-from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
+from fake_cuda import CONTEXTS, ExchangeTable, cuda_array, fake_cuda, parameter_kinds, tensor_class
 from numbridge.kernels import cuda as compiler
 from numbridge.kernels.errors import (
     BufferAccessError,
@@ -293,57 +293,9 @@ def test_streams_of_other_libraries(driver):
         nb.launch(write1, 10, [cuda_array((10,))], stream="x")
 
 
-class _Table:
-    """A DLPack exchange table of C callbacks, for a tensor class that knows its stream."""
-
-    def __init__(self, stream: int, fails: int = 0) -> None:
-        read = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
-        self.asked: list[tuple[int, int]] = []
-
-        def read_tensor(obj, out):
-            extent = (ctypes.c_int64 * 1)(obj.extent)
-            obj.kept = extent
-            ctypes.c_int64.from_address(out + dl.DATA).value = obj.address
-            ctypes.c_int32.from_address(out + dl.DEVICE_TYPE).value = dl.CUDA
-            ctypes.c_int32.from_address(out + dl.DEVICE_ID).value = obj.ordinal
-            ctypes.c_int32.from_address(out + dl.NDIM).value = 1
-            ctypes.c_uint32.from_address(out + dl.DTYPE).value = tag_of("float32")
-            ctypes.c_int64.from_address(out + dl.SHAPE).value = ctypes.addressof(extent)
-            ctypes.c_int64.from_address(out + dl.STRIDES).value = 0
-            ctypes.c_int64.from_address(out + dl.BYTE_OFFSET).value = 0
-            return 0
-
-        def ask_stream(kind, ordinal, out):
-            self.asked.append((kind, ordinal))
-            out[0] = stream
-            return fails
-
-        self.functions = read(read_tensor), ask(ask_stream)
-        table = np.zeros(dl.EXCHANGE_SIZE // 8, np.int64)
-        table[0] = dl.MAJOR_VERSION | 3 << 32
-        table[dl.EXCHANGE_READ // 8] = ctypes.cast(self.functions[0], ctypes.c_void_p).value
-        table[dl.EXCHANGE_STREAM // 8] = ctypes.cast(self.functions[1], ctypes.c_void_p).value
-        self.table = table
-        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        self.capsule = new(("PyCapsule_New", ctypes.pythonapi))(table.ctypes.data, b"dlpack_exchange_api", None)
-
-
-def _tensor_class(table):
-    class Tensor:
-        __dlpack_c_exchange_api__ = table.capsule
-        # The reader table keeps the class, and with it the callbacks, for good.
-        functions = table
-
-        def __init__(self, extent, ordinal=0, address=X):
-            self.extent, self.ordinal, self.address = extent, ordinal, address
-
-    return Tensor
-
-
 def test_a_framework_is_asked_for_its_stream_once_per_launch(driver):
-    table = _Table(0x4242)
-    tensor = _tensor_class(table)
+    table = ExchangeTable(0x4242)
+    tensor = tensor_class(table)
     driver.parameters = 15
     nb.launch(read_only, 10, [tensor(10), tensor(10, address=Y)])
     del table.asked[:]
@@ -354,14 +306,14 @@ def test_a_framework_is_asked_for_its_stream_once_per_launch(driver):
 
 
 def test_frameworks_with_different_streams_in_one_launch(driver):
-    first, second = _tensor_class(_Table(0x51)), _tensor_class(_Table(0x52))
+    first, second = tensor_class(ExchangeTable(0x51)), tensor_class(ExchangeTable(0x52))
     nb.launch(read_only, 10, [first(10), second(10)])
     assert [c[0] for c in driver.calls if c[0] not in ("push", "pop")] == ["record", "wait", "launch", "record", "wait"]
     assert driver.launches[-1].stream == 0x51
 
 
 def test_a_framework_that_does_not_know_its_stream_is_an_error(driver):
-    tensor = _tensor_class(_Table(0, fails=-1))
+    tensor = tensor_class(ExchangeTable(0, fails=-1))
     with pytest.raises(DeviceError, match="400"):
         nb.launch(write1, 10, [tensor(10)])
     assert driver.launches == []

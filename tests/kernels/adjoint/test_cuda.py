@@ -170,13 +170,22 @@ def test_adjoints_of_16_bits_follow_the_stream_that_is_named(driver):
     assert not [call for call in driver.calls if call[0] == "wait"]
 
 
-def test_memory_in_between_is_ordered_with_the_streams_of_the_arrays(driver):
+def test_memory_in_between_is_of_the_stream_of_its_adjoint(driver):
+    x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4, stream=0x77)
+    launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    calls = [c for c in driver.calls if c[0] in ("allocate", "record", "wait", "launch", "free")]
+    assert [c[0] for c in calls] == [*("allocate", "launch") * 2, *["launch"] * 3, *["free"] * 2]
+    assert {c[-1] for c in calls} == {0x77}
+
+
+def test_memory_in_between_is_ordered_with_the_current_stream(driver):
+    function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(lambda ordinal: 0x99)
+    driver.follow(ctypes.cast(function, ctypes.c_void_p).value)
     x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4, stream=0x77)
     launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
     calls = [(c[0], c[1] if c[0] == "wait" else c[-1]) for c in driver.calls if c[0] in ("wait", "launch")]
-    for (_, here), (launched, stream), (_, there) in zip(calls[::3], calls[1::3], calls[2::3], strict=True):
-        assert launched == "launch" and here == stream and {here, there} == {0, 0x77}
-    assert [call for call in told(driver) if call[0] == "free"] == [("free", 0)] * 2
+    assert calls == [("wait", 0x99), ("launch", 0x99), ("wait", 0x77)] * 5
+    assert {call[-1] for call in driver.calls if call[0] in ("allocate", "free")} == {0x77}
 
 
 def test_memory_in_between_is_given_back_when_a_launch_fails(driver):

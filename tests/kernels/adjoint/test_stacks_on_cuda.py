@@ -390,9 +390,10 @@ def test_memory_is_what_was_measured(counting):
         *("allocate", "fill", "launch", "copy", "synchronize_stream"),
         *("allocate", "allocate", "copy", "launch", "free", "free", "free"),
     ]
-    # 8 groups of 32 threads have 2 stacks each: the block is of 256 threads.
+    # One group of 32 threads has 2 stacks, of 3 and 10 entries for each thread.
     sizes = [call[2] for call in calls if call[0] == "allocate"]
-    assert sizes[0] == 8 * 8 * 2 and {call[1] for call in calls if call[0] == "free"} == {needs, memory, places}
+    assert sizes == [8 * 2, 8 * 32 * 13, 8 * 3]
+    assert {call[1] for call in calls if call[0] == "free"} == {needs, memory, places}
     assert {call[-1] for call in calls} == {0}
 
 
