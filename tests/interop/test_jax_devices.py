@@ -25,7 +25,9 @@ NAMES = [
 def printed(request: pytest.FixtureRequest) -> str:
     """What the checks print with one of JAX's partitioners."""
     command = [sys.executable, str(PROGRAM), request.param]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    beside = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": beside}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     return f"{done.stdout}\n{done.stderr}"
 
 
