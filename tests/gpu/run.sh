@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that need a GPU, then the benchmarks, on a machine with a CUDA GPU, its own Python with torch, JAX, CuPy,
 # numba-cuda and pytest, and no network. Nothing is installed: the packages are laid out in a temporary folder.
-# Results go to docs/benchmarks/<gpu>.json, and to $OUT if that is set. Takes less than 8 minutes.
+# Results go to docs/benchmarks/<gpu>.json, and to $OUT if that is set. Takes less than 10 minutes.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python="${PYTHON:-python3}"
@@ -16,7 +16,7 @@ out="${OUT:-$site/out}"
 mkdir -p "$out"
 
 "$python" -m numbridge info | tee "$out/info.txt"
-timeout 240 "$python" -m pytest -c tests/gpu/pytest.ini --rootdir . -q tests/gpu 2>&1 | tee "$out/tests.txt"
+timeout 300 "$python" -m pytest -c tests/gpu/pytest.ini --rootdir . -q tests/gpu 2>&1 | tee "$out/tests.txt"
 tests=${PIPESTATUS[0]}
 NUMBRIDGE_GPU_TESTS="$(tail -1 "$out/tests.txt")"
 export NUMBRIDGE_GPU_TESTS
