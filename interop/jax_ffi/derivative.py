@@ -22,10 +22,12 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import check_current
 from numbridge.jax_ffi.plan import Call, Slot, buffer_scalar, by_reference
-from numbridge.jax_ffi.signature import Dims
+from numbridge.jax_ffi.signature import Dims, is_symbolic
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
+from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar, scalar_of
@@ -173,12 +175,35 @@ class _Planner:
             chosen = self._push()
         else:
             wanted = [self._parameter(k) for k in self.form.wanted]
-            names = [p.name for p in self.kernel.parameters if p.name in wanted or p.name in self.written]
             inner = self.kernel
-            self.kernel = derived(inner, "adjoint", tuple(names))
-            self._type()
+            self._reverse(inner, wanted)
             chosen = self._pull(inner, wanted)
         return self._call(), chosen
+
+    def _reverse(self, inner: Kernel, wanted: Sequence[str]) -> None:
+        """Take the adjoint, which reads cotangents and stores gradients if it can, and otherwise changes and adds to them."""
+        names = tuple(p.name for p in inner.parameters if p.name in wanted or p.name in self.written)
+        kept = tuple(name for name in names if name in self.cotangents and name not in wanted)
+        fresh = tuple(name for name in names if name in wanted and self._is_own(name))
+        ways = list(dict.fromkeys([(kept, fresh), (kept, ()), ((), ())]))
+        for way in ways:
+            self.kernel = derived(inner, "adjoint", names, kept=way[0], fresh=way[1])
+            try:
+                self._type()
+            except KernelUnsupportedError:
+                if way == ways[-1]:
+                    raise
+            else:
+                return
+
+    def _is_own(self, name: str) -> bool:
+        """Tell whether each thread of the call loads its element of an array that is no result, and no other."""
+        call = self.call
+        # A rule of the user's may cut up the launch and leave the array whole.
+        if self.form.directions or call.options.sharding_rule is not None or any(map(is_symbolic, call.dims)):
+            return False
+        own = self.base[name].kind != nb.RESULT and name in indexing_of(call.kernel).loaded
+        return own and self._shape(name) == call.dims
 
     def _type(self) -> None:
         """Find the types of all parameters, which makes the derivative's text."""
@@ -294,4 +319,5 @@ class _Planner:
         cotangent = self.cotangents.get(name)
         if cotangent is not None and name not in wanted and isinstance(kind, ArrayType) and not kind.written:
             return Slot(nb.OPERAND, cotangent)
-        return self._result(kind, -1 if cotangent is None else cotangent)
+        assert isinstance(self.kernel, Derivative)
+        return self._result(kind, -1 if cotangent is None else cotangent, fill=name not in self.kernel.fresh)

@@ -83,15 +83,18 @@ def spelled(kernel: Kernel) -> str:
     """Return what a call site says of its kernel: the name of the user's kernel, then a line for each derivation."""
     if not isinstance(kernel, Derivative):
         return kernel.name
-    return f"{spelled(kernel.base)}\n{kernel.mode} {' '.join(kernel.wanted)}"
+    lists = [kernel.wanted, kernel.kept, kernel.fresh] if kernel.kept or kernel.fresh else [kernel.wanted]
+    return f"{spelled(kernel.base)}\n{kernel.mode} {' | '.join(map(' '.join, lists))}"
 
 
 def steps_from(kernel: Kernel, lines: Sequence[str]) -> Kernel | None:
     """Return what is derived from a user's kernel by the lines of `spelled`, or None if there is no such thing."""
     for line in lines:
-        mode, *wanted = line.split(" ")
+        mode, _, rest = line.partition(" ")
+        # Those that are kept or fresh are named only where there are some.
+        wanted, kept, fresh = (tuple(part.split()) for part in (*rest.split("|"), "", "")[:3])
         names = [parameter.name for parameter in kernel.parameters]
-        if mode not in ("adjoint", "tangent") or not set(wanted) <= set(names):
+        if mode not in ("adjoint", "tangent") or not set(wanted) <= set(names) or not {*kept, *fresh} <= set(wanted):
             return None
-        kernel = derived(kernel, mode, tuple(wanted))
+        kernel = derived(kernel, mode, wanted, kept=kept, fresh=fresh)
     return kernel
