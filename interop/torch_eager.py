@@ -8,6 +8,7 @@ Everything else (transforms, modes, tracing, autocast, second derivatives) goes 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["Launches", "named", "quick_way", "transformed_check"]
 
 
 _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
+
+
+_shape = operator.attrgetter("shape")
 
 
 class Launches(operator_launches.Launches):
@@ -94,7 +98,9 @@ class _Adjoint(operator_launches.Adjoint):
 
         super().__init__(launches, wanted, coming)
         self._by_all, self._first = wanted == launches.plan.inputs, launches.first
-        self._like, self._contiguous = torch.zeros_like, torch.Tensor.contiguous
+        # By way, where all gradients are of whole tensors
+        self._likes, self._contiguous = (torch.empty_like, torch.zeros_like), torch.Tensor.contiguous
+        self._whole = len(wanted) if all(self.is_fresh) else -1
         self._is_contiguous = torch.Tensor.is_contiguous
         self._plain = launches.plain and coming == launches.plan.outputs
 
@@ -106,10 +112,10 @@ class _Adjoint(operator_launches.Adjoint):
             launcher = self.launchers[self.way].get(shape)
             if launcher is not None:
                 by = values if self._by_all else [values[k] for k in self.by]
-                if self.way == 0:
-                    made = self.memory(0, shape, by)
+                if all(map(self._is_contiguous, by)) and (self.way or [*map(_shape, by)].count(shape) == self._whole):
+                    made = [*map(self._likes[self.way], by)]
                 else:
-                    made = [*map(self._like if all(map(self._is_contiguous, by)) else self.launches.zeros, by)]
+                    made = self.memory(self.way, shape, by)
                 given = [*map(self._contiguous, grads)]
                 try:
                     launcher(*values, *given, *made, *given)
