@@ -53,13 +53,10 @@ class Region:
 
     def adjoint(self, found: Description) -> Adjoint:
         """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
-        size = -(-(self.high - self.low) // self.dtype.itemsize)
-        if self.ordinal != _HOST:
-            if self._block is None:
-                self._block = device_adjoints.zeros(size, scalars.scalar_of(self.dtype), self.ordinal)
-            return device_adjoints.like(self._block, found.data - self.low, found)
         if self._block is None:
-            self._block = np.zeros(size, self.dtype)
+            self._block = self._zeros(-(-(self.high - self.low) // self.dtype.itemsize))
+        if self.ordinal != _HOST:
+            return device_adjoints.like(self._block, found.data - self.low, found)
         is_record = self.dtype.fields is not None
         shape, strides = found.shape if is_record else full_shape(found), found.strides
         if 0 in shape:
@@ -67,6 +64,11 @@ class Region:
         if found.element is not None and not is_record:
             strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
+
+    def _zeros(self, size: int) -> Adjoint:
+        if self.ordinal == _HOST:
+            return np.zeros(size, self.dtype)
+        return device_adjoints.zeros(size, scalars.scalar_of(self.dtype), self.ordinal)
 
 
 class AdjointMemory:
@@ -106,9 +108,9 @@ class AdjointMemory:
         low, high = found.extent
         place = bisect.bisect_right(self._starts, low) - 1
         region = self._regions[place] if place >= 0 else None
-        same = region is not None and region.dtype == _dtype(found) and region.ordinal == _ordinal(found)
-        inside = region is not None and same and high <= region.high
-        return region if inside else None
+        if region is None or high > region.high:
+            return None
+        return region if (region.dtype, region.ordinal) == (_dtype(found), _ordinal(found)) else None
 
     def at(self, place: Place) -> Region:
         """Return the region of a place, of an array that this was made for."""
@@ -148,7 +150,9 @@ def clear(gradient: Adjoint) -> None:
     if isinstance(gradient, np.ndarray):
         gradient[...] = 0
     else:
-        device_adjoints.clear(gradient)
+        from numbridge import cupy_memory
+
+        cupy_memory.assign(gradient, ..., 0)
 
 
 def is_zero(gradient: Adjoint) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from numbridge import cupy_memory, gradients, stream_order, strided
 from numbridge.capsules import copied_for, legacy_capsule, marked_copy
-from numbridge.contents import as_source, as_values, at_address, copied, filled, moved, shared
+from numbridge.contents import as_source, as_values, at_address, copied, moved, shared
 from numbridge.element_views import as_records, packed, regrouped, scalar_shape, unpacked
 from numbridge.exchange import ExchangeTable
 from numbridge.gradients import GradientState
@@ -418,10 +418,7 @@ class Array:
         target = get_device(device)
         if self.device == target and not copy:
             return self
-        if self.device.is_cuda:
-            made = moved(self, row_of(self), target)
-        else:
-            made = filled(unpacked(self).numpy(), row_of(self), target)
+        made = moved(self, row_of(self), target)
         element = element_of(self)
         if element is not None:
             made = packed(made, element)

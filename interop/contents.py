@@ -135,7 +135,7 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
                 f"data holds records of {element_of(source)!r}, which cannot become {scalar_of(dtype).name}; take a field"
             )
         row, place = row_of(source) if dtype is None else scalar_of(dtype), get_device(device)
-        made = moved(source, row, place) if source.device.is_cuda else filled(unpacked(source).numpy(), row, place)
+        made = moved(source, row, place)
         held = element_of(source)
         made = made if held is None or dtype is not None else packed(made, held)
         for watcher in watchers() if is_watched() else ():
@@ -150,7 +150,9 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
 
 
 def moved(source: Array, row: Scalar, place: Device) -> Array:
-    """Return a contiguous copy of a CUDA array's scalars with a dtype, on any device."""
+    """Return a contiguous copy of an array's scalars with a dtype, on any device."""
+    if not source.device.is_cuda:
+        return filled(unpacked(source).numpy(), row, place)
     from numbridge import cupy_memory
 
     if place.is_cpu:

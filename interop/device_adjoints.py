@@ -1,4 +1,4 @@
-"""Adjoints in CUDA memory: made, filled, copied and added up on the device, by kernels, in the order of its streams.
+"""Adjoints in CUDA memory: made, and added up by a kernel, which knows every dtype, in the order of the device's streams.
 
 What `adjoint_memory` does with NumPy in the CPU's memory. Nothing here waits for a device.
 """
@@ -6,7 +6,7 @@ What `adjoint_memory` does with NumPy in the CPU's memory. Nothing here waits fo
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from numbridge.kernels import watching
 from numbridge.kernels.devices import Device
@@ -16,13 +16,13 @@ from numbridge.kernels.kernel import Kernel, kernel
 from numbridge.kernels.launch import forall
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description
-from numbridge.memory import allocate, element_of, native, row_of, wrap
+from numbridge.memory import allocate, native, row_of, wrap
 
 if TYPE_CHECKING:
     from numbridge.array import Array
     from numbridge.kernels.scalars import Scalar
 
-__all__ = ["add", "assign", "clear", "copy_of", "like", "zeros"]
+__all__ = ["add", "like", "zeros"]
 
 _RANK = 4
 
@@ -33,14 +33,9 @@ def _added(target, more):  # type: ignore[no-untyped-def]  # any array is meant
     target[i, j, k, n] = target[i, j, k, n] + more[i, j, k, n]
 
 
-def _assigned(target, source):  # type: ignore[no-untyped-def]
-    i, j, k, n = tid()
-    target[i, j, k, n] = source[i, j, k, n]
-
-
 @functools.cache
-def _kernel(function: Any) -> Kernel:
-    return kernel(function)
+def _adder() -> Kernel:
+    return kernel(_added)
 
 
 def zeros(size: int, row: Scalar, ordinal: int) -> Array:
@@ -58,27 +53,6 @@ def like(block: Array, offset: int, found: Description) -> Array:
 
 def add(target: Array, more: Array) -> None:
     """Add one array to another of its shape and dtype."""
-    _run(_added, target, more)
-
-
-def assign(target: Array, source: Array) -> None:
-    """Copy one array into another of its shape and dtype."""
-    _run(_assigned, target, source)
-
-
-def clear(target: Array) -> None:
-    """Fill an array with zeros."""
-    assign(target, allocate(target.shape, element_of(target) or row_of(target), target.device, zeroed=True))
-
-
-def copy_of(array: Array) -> Array:
-    """Return a contiguous copy of an array."""
-    made = allocate(array.shape, element_of(array) or row_of(array), array.device, zeroed=False)
-    assign(made, array)
-    return made
-
-
-def _run(function: Any, target: Array, source: Array) -> None:
-    first, second = (array[(None,) * (_RANK - array.ndim)] for array in (target, source))
+    first, second = (array[(None,) * (_RANK - array.ndim)] for array in (target, more))
     with watching.unrecorded():
-        forall(_kernel(function), first.shape)(first, second)
+        forall(_adder(), first.shape)(first, second)

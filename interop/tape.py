@@ -16,18 +16,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from numbridge import device_adjoints
 from numbridge.adjoint_memory import AdjointMemory, add, clear
 from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
-from numbridge.contents import as_values, copied, filled
+from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
-from numbridge.element_views import packed, scalar_shape, unpacked
+from numbridge.element_views import packed
 from numbridge.gradients import is_required
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
-from numbridge.kernels.devices import CPU, Device
+from numbridge.kernels.devices import Device
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
@@ -593,7 +592,6 @@ def _cotangent(array: Any, value: Any) -> Any:
     found, wanted = describe(array), full_shape(describe(array))
     if found.is_on_cuda:
         values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
-        values = values if found.element is None or element_of(values) is not None else packed(values, found.element)
     else:
         values = np.asarray(as_values(value))
     if found.element is not None and found.element.fields is not None:
@@ -603,11 +601,11 @@ def _cotangent(array: Any, value: Any) -> Any:
                 f"backward: the gradient has dtype {values.dtype}, and its array has records of {found.element.name}; give "
                 "one of the same dtype"
             )
-    if (values.shape if isinstance(values, np.ndarray) else scalar_shape(values)) != wanted:
+    if values.shape != wanted:
         raise NumbridgeValueError(
             f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
         )
-    return values
+    return packed(values, found.element) if found.is_on_cuda and found.element is not None else values
 
 
 def _copy(array: Any) -> Any:
@@ -615,9 +613,7 @@ def _copy(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.dtype.fields is not None:
         return array.copy()
     whole = asarray(array)
-    if whole.device.is_cuda:
-        return device_adjoints.copy_of(whole)
-    made, element = filled(unpacked(whole).numpy(), row_of(whole), CPU), element_of(whole)
+    made, element = moved(whole, row_of(whole), whole.device), element_of(whole)
     return made if element is None else packed(made, element)
 
 

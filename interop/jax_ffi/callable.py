@@ -170,9 +170,9 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
 class JaxCallable(Remade):
     """A Python function that launches kernels, as a JAX function; made by `jax_callable`."""
 
-    def __init__(self, func: Callable[..., None], found: Signature, options: Options) -> None:
+    def __init__(self, func: Callable[..., None], found: Signature, options: Options, *more: Any) -> None:
         self._func, self._signature, self._options = func, found, options
-        self.made_by(type(self), func, found, options)
+        self.made_by(type(self), func, found, options, *more)
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, func)
@@ -284,9 +284,8 @@ class _Replayed(JaxCallable):
     def __init__(
         self, func: Callable[..., None], found: Signature, options: Options, graph_cache_max: int | None
     ) -> None:
-        super().__init__(func, found, options)
+        super().__init__(func, found, options, graph_cache_max)
         self._graphs = GraphCache(graph_cache_max)
-        self.made_by(_Replayed, func, found, options, graph_cache_max)
 
     @property
     def graph_cache_max(self) -> int | None:

@@ -117,8 +117,7 @@ class _Reader:
 
     def read(self) -> Pointwise:
         """Return the list."""
-        indices = [value for value in self._program.hidden if value.name.startswith("_nb_i")]
-        for number, value in enumerate(indices):
+        for number, value in enumerate(self._program.indices):
             self._values[id(value)] = self._step("index", (), "int64", (number,))
         written: dict[str, Any] = {
             p.name: p.item for p in self._program.parameters if self._roles[p.name] in (KEPT, ZERO, UNSET)

@@ -64,14 +64,13 @@ class Accumulation(ForwardSweep):
     def freshen(self, names: Collection[str]) -> None:
         """Store the adjoints of some arrays, whatever they hold, or refuse to."""
         ops = list(walk(self.program.body))
-        indices = {value for value in self.program.hidden if value.name.startswith("_nb_i")}
+        indices, ends = set(self.program.indices), [op for op in ops if isinstance(op, Raise)]
         for name in names:
             array = self.program.array(name)
             uses = [op for op in ops if isinstance(op, Load | Store | Atomic) and op.array is array]
             loads = [op for op in uses if isinstance(op, Load) and op in self.program.body and set(op.index) == indices]
             parts = self.program.parts(array)
             whole = uses and loads == uses and parts == [array] and len(indices) == array.ndim and array in self._own
-            ends = [op for op in ops if isinstance(op, Raise)]
             if not whole or ends:
                 what = f"threads do not all store their own element of the adjoint of {array.called!r}; pass zeros to add to"
                 raise refused((ends or uses)[0], what) if ends or uses else KernelUnsupportedError(what)
@@ -138,12 +137,9 @@ class Accumulation(ForwardSweep):
         self._added.add(array)
         name = ADJOINT + array.name
         private = array in self._own or array.kind == "local"
-        if array in self._fresh:
-            del self._fresh[array]
-            self.lines.add(f"{element(name, index)} = {text}")
-            return
-        if private and self._pending.get(array) == list(index):
-            del self._pending[array]
+        if array in self._fresh or (private and self._pending.get(array) == list(index)):
+            self._fresh.pop(array, None)
+            self._pending.pop(array, None)
             self.lines.add(f"{element(name, index)} = {text}")
             return
         self._flush(array)

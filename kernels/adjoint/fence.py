@@ -40,7 +40,7 @@ def check_races(program: Program) -> None:
         If there is such a read; the message shows where.
     """
     definers = {value: op for op in walk(program.body) for value in defined_by(op)}
-    threads = [value for value in program.hidden if value.name.startswith("_nb_i")]
+    threads = program.indices
     placed = list(_placed(program.body, ()))
     stores = [(op, guards) for op, guards in placed if isinstance(op, Store)]
     for load, guards in placed:

@@ -314,6 +314,11 @@ class Program:
     namespace: dict[str, Any]
     names: Names
 
+    @property
+    def indices(self) -> list[Value]:
+        """The thread indices that it asks for."""
+        return [value for value in self.hidden if value.name.startswith("_nb_i")]
+
     def array(self, name: str) -> Array:
         """Return the array parameter of a name."""
         return next(p.item for p in self.parameters if p.name == name and isinstance(p.item, Array))

@@ -39,7 +39,8 @@ class StackKernel(Derivative):
     """
 
     def __init__(self, adjoint: Derivative, given: tuple[str, ...]) -> None:
-        super().__init__(adjoint.base, adjoint.mode, adjoint.wanted, adjoint.kept, adjoint.unused, apart=adjoint.apart)
+        how = (adjoint.kept, adjoint.unused, adjoint.fresh)
+        super().__init__(adjoint.base, adjoint.mode, adjoint.wanted, *how, apart=adjoint.apart)
         self.original, self.given = adjoint, given
         self.measures = given == (NEEDS,)
         first = adjoint.base.parameters if self.measures else adjoint.parameters

@@ -15,7 +15,7 @@ def own_arrays(program: Program) -> set[Array]:
 
     Every access has each thread index, as it is, at one and the same place of the index.
     """
-    indices = [value for value in program.hidden if value.name.startswith("_nb_i")]
+    indices = program.indices
     places: dict[Array, set[tuple[int, ...] | None]] = {}
     for op in walk(program.body):
         if isinstance(op, Load | Store | Atomic):
