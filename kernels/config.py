@@ -22,6 +22,8 @@ class Config:
         to the default.
     fastmath : bool
         The default of `nb.kernel`, for kernels declared afterwards.
+    simd : bool or None
+        Likewise; by default None.
     enable_backward, check_bounds : bool
         Likewise. With ``NUMBRIDGE_CHECK_BOUNDS=1`` in the environment, `check_bounds` starts as True.
 
@@ -41,21 +43,24 @@ class Config:
     True
     """
 
-    __slots__ = ("_kernel_cache_dir", "check_bounds", "enable_backward", "fastmath")
+    __slots__ = ("_kernel_cache_dir", "check_bounds", "enable_backward", "fastmath", "simd")
 
     fastmath: bool
     enable_backward: bool
     check_bounds: bool
+    simd: bool | None
 
     def __init__(self) -> None:
         self._kernel_cache_dir: str | None = None
-        self.fastmath, self.enable_backward = False, True
+        self.fastmath, self.enable_backward, self.simd = False, True, None
         self.check_bounds = os.environ.get("NUMBRIDGE_CHECK_BOUNDS", "0") not in ("", "0")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a setting, if it exists and the value is of its type."""
         if name in ("fastmath", "enable_backward", "check_bounds") and type(value) is not bool:
             raise NumbridgeTypeError(f"config.{name}: wanted True or False, got {value!r}")
+        if name == "simd" and value is not None and type(value) is not bool:
+            raise NumbridgeTypeError(f"config.simd: wanted True, False or None, got {value!r}")
         object.__setattr__(self, name, value)
 
     @property
@@ -75,7 +80,7 @@ class Config:
 
     def __repr__(self) -> str:
         """Return the settings as they are."""
-        names = ("kernel_cache_dir", "fastmath", "enable_backward", "check_bounds")
+        names = ("kernel_cache_dir", "fastmath", "enable_backward", "check_bounds", "simd")
         return f"config({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 

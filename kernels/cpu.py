@@ -23,6 +23,7 @@ from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
+from numbridge.kernels.lane_code import in_lanes
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64
@@ -31,7 +32,7 @@ from numbridge.kernels.native.printing import show
 from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
-from numbridge.kernels.range_source import RUN
+from numbridge.kernels.range_source import LANES, RUN, LaneSource
 from numbridge.kernels.record_fields import field
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 
@@ -86,6 +87,7 @@ def compile_run(
     origin: Callable[[int], str | None],
     fastmath: bool,
     generated: bool = False,
+    lanes: LaneSource | None = None,
 ) -> Compiled:
     """Compile the generated source of a variant to object code.
 
@@ -108,12 +110,41 @@ def compile_run(
     generated : bool
         Whether every name in the text has one type. It is compiled without Numba's analysis then, which is slow where
         functions are long.
+    lanes : LaneSource, optional
+        What to make bodies of that run several threads at once, if that is possible and worth it.
 
     Raises
     ------
     KernelError
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
+    together: dict[str, tuple[Typed, int]] = {}
+    if lanes is not None:
+        names = _names({**lanes.namespace, **namespace}, parameters, fastmath=fastmath)
+        together = _together(lanes, parameters, names, fastmath=fastmath)
+    if lanes is not None and together:
+        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {entry}{LANES}(") + "\n\n\n"
+        widths = {name: width for name, (_, width) in together.items()}
+        heads = (f"# {name}{LANES} is {name} for {width} threads at once.\n" for name, width in widths.items())
+        text = lanes.around(f"{''.join(heads)}{shown}", widths)
+    else:
+        names = _names(namespace, parameters, fastmath=fastmath)
+    tree = calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together))
+    exec(compile(tree, filename, "exec"), names)
+    names |= {f"{name}{LANES}": function.call for name, (function, _) in together.items()}
+    found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
+    try:
+        compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
+    except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
+        raise not_compiled(error, entry, parameters, filename, origin) from error
+    _check_writes(names, entry)
+    check_components(_overloads(names), entry, origin)
+    wide = _wide_lines(names, text, {line for function in found for line in function.wide})
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "text": text})
+
+
+def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
+    """Return the globals of a text, with all that generated text may refer to."""
     names = substituted(namespace)
     names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
@@ -136,29 +167,39 @@ def compile_run(
     names |= numba_elements.component_atomics(cpu_intrinsics)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
-    tree = calls_chosen(ast.parse(text), names, fastmath=fastmath)
-    exec(compile(tree, filename, "exec"), names)
-    found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
-    try:
-        compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
-    except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
-        raise not_compiled(error, entry, parameters, filename, origin) from error
-    _check_writes(names, entry)
-    check_components(_overloads(names), entry, origin)
-    wide = _wide_lines(names, text, {line for function in found for line in function.wide})
-    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
+    return names
+
+
+def _together(
+    lanes: LaneSource, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
+) -> dict[str, tuple[Typed, int]]:
+    """Return what runs several threads at once in the place of each body, and how many; nothing unless all bodies can."""
+    tree = calls_chosen(ast.parse(lanes.text), names, fastmath=fastmath, lanes=True)
+    found = {}
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            kinds = _kinds(function, parameters)
+            made = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always)
+            if made is None:
+                return {}
+            found[function.name] = made
+    return found
+
+
+def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> list[Any]:
+    """Return the Numba types of a generated function's parameters."""
+    kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
+    return [kinds.get(argument.arg, types.int64) for argument in function.args.args]
 
 
 def _typed(
     module: ast.Module, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
 ) -> list[Typed]:
     """Put functions that need no analysis in the place of those that Numba would compile, and return them."""
-    kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
     found = []
     for tree in module.body:
         if isinstance(tree, ast.FunctionDef):
-            arguments = [kinds.get(argument.arg, types.int64) for argument in tree.args.args]
-            function = typed(tree, arguments, names, fastmath=fastmath and tree.name != RUN)
+            function = typed(tree, _kinds(tree, parameters), names, fastmath=fastmath and tree.name != RUN)
             if function is not None:
                 found.append(function)
                 names[tree.name] = function.call

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels.float_math import FUNCTIONS, evaluate
 
-__all__ = ["calls_chosen", "substituted"]
+__all__ = ["calls_chosen", "is_library_call", "substituted"]
 
 _NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS if name[0] == "a"}
 
@@ -107,6 +107,27 @@ def substituted(namespace: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
+    """Tell whether a call of numbers goes to a library, which takes one number at a time."""
+    if isinstance(function, type):
+        return False
+    if function in _replacements().values():
+        return any(types.unliteral(kind) != types.float32 for kind in kinds)
+    module = getattr(function, "__module__", None)
+    return (module == "math" or isinstance(function, np.ufunc)) and function.__name__ not in _INSTRUCTIONS
+
+
+# What takes a few instructions, which LLVM vectorises.
+_INSTRUCTIONS = frozenset(
+    (
+        *("sqrt", "fabs", "absolute", "abs", "floor", "ceil", "trunc", "rint", "copysign", "isnan", "isinf", "isfinite"),
+        *("minimum", "maximum", "fmin", "fmax", "square", "negative", "positive", "sign", "reciprocal", "radians", "degrees"),
+        *("add", "subtract", "multiply", "divide", "true_divide", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
+        *("logical_and", "logical_or", "logical_not", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+    )
+)
+
+
 _POWER, _LIBRARY = "_nb_power", "_nb_library_"
 _FEW = 4  # loops of so few trips are unrolled
 
@@ -176,18 +197,19 @@ class _Chooser(ast.NodeTransformer):
     """Makes the calls of one function those of a library, but where the loop around them is vectorised."""
 
     def __init__(
-        self, names: Mapping[str, Any], functions: Collection[str], *, vectorised: bool, fastmath: bool
+        self, names: Mapping[str, Any], functions: Collection[str], *, vectorised: bool, fastmath: bool, lanes: bool
     ) -> None:
         self.names = names
         self.functions = functions
         self.vectorised = vectorised
         self.fastmath = fastmath
+        self.lanes = lanes
         self.scalar_calls: set[str] = set()
 
     def visit(self, node: ast.AST) -> Any:
         if not _is_loop(node):
             return super().visit(node)
-        outside, self.vectorised = self.vectorised, _is_independent(node, fastmath=self.fastmath)
+        outside, self.vectorised = self.vectorised, self.lanes or _is_independent(node, fastmath=self.fastmath)
         made = self.generic_visit(node)
         self.vectorised = outside
         return made
@@ -214,7 +236,9 @@ class _Chooser(ast.NodeTransformer):
         return node
 
 
-def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool) -> ast.Module:
+def calls_chosen(
+    tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, lanes: bool = False
+) -> ast.Module:
     """Return a text in which each call is of the function that is faster there.
 
     `float_math` is arithmetic, which LLVM vectorises: several times as fast as a library's functions. Where nothing is
@@ -229,6 +253,8 @@ def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool) 
         Its globals, of `substituted`.
     fastmath : bool
         Whether LLVM may reassociate floating-point arithmetic.
+    lanes : bool
+        Whether threads run together, which vectorises everything; a thread alone must compute the same.
     """
     functions = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
     bodies = {function.name: function for function in functions if not function.name.startswith("_nb_")}
@@ -237,8 +263,8 @@ def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool) 
     looping = any(_has_loop(function) for function in bodies.values())
     scalar = entries if looping else set()
     for name, function in reversed(bodies.items()):
-        vectorised = name not in scalar and not _has_loop(function)
-        chooser = _Chooser(names, bodies, vectorised=vectorised, fastmath=fastmath)
+        vectorised = lanes or (name not in scalar and not _has_loop(function))
+        chooser = _Chooser(names, bodies, vectorised=vectorised, fastmath=fastmath, lanes=lanes)
         chooser.visit(function)
         scalar |= chooser.scalar_calls
     return tree

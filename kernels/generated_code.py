@@ -27,7 +27,7 @@ from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-__all__ = ["Expression", "Frame", "Step", "Text", "Typed", "UnknownError", "typed"]
+__all__ = ["Expression", "Frame", "Step", "Text", "Typed", "UnknownError", "assigned_once", "as_typed", "looping", "typed"]
 
 _BINARY: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -83,6 +83,7 @@ class Frame:
     values: dict[str, Any]
     places: dict[str, Any]
     leave: list[Any] = field(default_factory=list)
+    lane: Any = None
 
     def cast(self, value: Any, kind: Any, wanted: Any) -> Any:
         """Convert a value."""
@@ -122,12 +123,16 @@ def typed(tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any],
     fastmath : bool
         Whether LLVM may reassociate floating-point arithmetic.
     """
-    text = Text(tree, kinds, names, fastmath)
+    return as_typed(Text(tree, kinds, names, fastmath))
+
+
+def as_typed(text: Text) -> Typed | None:
+    """Return a function's text as something to call, or None if there is something in it that is not known here."""
     try:
         text.read()
     except (UnknownError, NumbaError):
         return None
-    return Typed(tree.name, _intrinsic(text), frozenset(text.wide))
+    return Typed(text.tree.name, _intrinsic(text), frozenset(text.wide))
 
 
 def _intrinsic(text: Text) -> Any:
@@ -162,7 +167,7 @@ class Text:
         self.wide: set[int] = set()
         self._globals = names
         self._types: dict[str, Any] = {a.arg: kind for a, kind in zip(tree.args.args, kinds, strict=True)}
-        self._constant = _assigned_once(tree, [*self._types])
+        self._constant = assigned_once(tree, [*self._types])
         self._context = cpu_target.typing_context
         self._context.refresh()
         self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
@@ -186,10 +191,7 @@ class Text:
         frame = Frame(context, builder, dict(zip(parameters, values, strict=True)), {})
         # What needs memory of its own asks for it in the first block.
         for name, kind in self._types.items():
-            if name not in self._constant:
-                frame.places[name] = builder.alloca(context.get_value_type(kind), name=name)
-                if name in frame.values:
-                    builder.store(frame.values[name], frame.places[name])
+            self._make_place(frame, name, kind)
         body = builder.append_basic_block("body")
         builder.branch(body)
         builder.position_at_end(body)
@@ -202,6 +204,13 @@ class Text:
             for visitor in (FastFloatBinOpVisitor, FastFloatCallVisitor):
                 visitor(self.fastmath.flags).visit_Function(function)
         return function
+
+    def _make_place(self, frame: Frame, name: str, kind: Any) -> None:
+        """Give a name that is assigned more than once memory of its own."""
+        if name not in self._constant:
+            frame.places[name] = frame.builder.alloca(frame.context.get_value_type(kind), name=name)
+            if name in frame.values:
+                frame.builder.store(frame.values[name], frame.places[name])
 
     # Statements
 
@@ -309,7 +318,7 @@ class Text:
         steps = self._loop_body(node.body)
 
         def build(frame: Frame) -> None:
-            with _looping(frame) as (inside, after):
+            with looping(frame) as (inside, after):
                 frame.builder.cbranch(condition(frame), inside, after)
                 frame.builder.position_at_end(inside)
                 for step in steps:
@@ -337,7 +346,7 @@ class Text:
             builder = frame.builder
             first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
             before = builder.block
-            with _looping(frame) as (inside, after):
+            with looping(frame) as (inside, after):
                 counter = builder.phi(word)
                 counter.add_incoming(first, before)
                 builder.cbranch(builder.icmp_signed("<" if step > 0 else ">", counter, last), inside, after)
@@ -544,7 +553,7 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 
 
 @contextmanager
-def _looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
+def looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks."""
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
@@ -557,7 +566,7 @@ def _looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
     builder.position_at_end(after)
 
 
-def _assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]:
+def assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]:
     """Return the names that are assigned in one place, and used only after it, within the same block."""
     stores = dict.fromkeys(parameters, 1)
     fine: dict[str, bool] = {}

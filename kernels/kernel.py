@@ -292,6 +292,7 @@ def kernel(
     fastmath: bool | None = None,
     enable_backward: bool | None = None,
     check_bounds: bool | None = None,
+    simd: bool | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 
 
@@ -303,6 +304,7 @@ def kernel(
     fastmath: bool | None = None,
     enable_backward: bool | None = None,
     check_bounds: bool | None = None,
+    simd: bool | None = None,
 ) -> Any:
     """Declare a kernel: ``@nb.kernel``, or ``nb.kernel(f)`` on an existing ``@cuda.jit`` function.
 
@@ -321,6 +323,10 @@ def kernel(
         Whether an index that an array has not ends a launch on the CPU with an error that shows it, instead of reading or
         writing other memory. Slower, and for debugging. By default as `nb.config` says, which is not to. On CUDA, and in
         derivatives, nothing is checked.
+    simd : bool, optional
+        On the CPU, whether neighbouring threads of a kernel with loops, and of its derivatives, run their trips together in
+        the lanes of SIMD instructions. By default they do where that is faster; True is wherever it is possible, False is never.
+        The results are the same to the last bit, but for what threads add up together.
 
     Returns
     -------
@@ -336,6 +342,7 @@ def kernel(
         "fastmath": config.fastmath if fastmath is None else fastmath,
         "enable_backward": config.enable_backward if enable_backward is None else enable_backward,
         "check_bounds": config.check_bounds if check_bounds is None else check_bounds,
+        "simd": config.simd if simd is None else simd,
     }
     if function is None:
         return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))

@@ -8,14 +8,17 @@ compiles nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["RUN", "Private", "range_source"]
+__all__ = ["LANES", "RUN", "LaneSource", "Private", "range_source"]
 
 RUN = "_nb_run"
+LANES = "_lanes"
+"""What the name of a body ends with that runs several threads at once."""
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
 
 
@@ -35,6 +38,31 @@ class Private:
     arrays: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LaneSource:
+    """What to make bodies of that run several neighbouring threads at once.
+
+    Attributes
+    ----------
+    text : str
+        Generated text of the bodies, for one thread.
+    namespace : mapping
+        Its globals.
+    index : str
+        The parameter that is one more for the next thread.
+    around : callable
+        Takes text to stand before the loop, and how many threads each body runs; returns all of the variant's source.
+    always : bool
+        Whether to run several threads at once where nothing is gained.
+    """
+
+    text: str
+    namespace: Mapping[str, Any]
+    index: str
+    around: Callable[[str, Mapping[str, int]], str]
+    always: bool
+
+
 def range_source(
     entry: str,
     names: Sequence[str],
@@ -44,6 +72,7 @@ def range_source(
     may_raise: bool,
     sums: Sequence[tuple[str, str]] = (),
     private: Private | None = None,
+    lanes: Mapping[str, int] | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
 
@@ -64,6 +93,8 @@ def range_source(
         a number: the body returns a tuple of numbers, one for each pair, whose sums over all threads are added there.
     private : Private, optional
         Another body for threads that share no elements with others at work.
+    lanes : mapping of str to int, optional
+        Bodies of which there is another that runs so many neighbouring threads at once.
     """
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
@@ -76,10 +107,10 @@ def range_source(
     before = ""
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
-        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums))
+        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums), lanes)
     else:
         bodies = dict.fromkeys((entry, private.entry))
-        before = "".join(_function(body, passed, rank, hidden, len(sums), len(bodies) == 1) for body in bodies)
+        before = "".join(_function(body, passed, rank, hidden, len(sums), lanes, either=len(bodies) == 1) for body in bodies)
         loop = _parts(entry, private, passed, rank, hidden, len(sums))
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
@@ -95,13 +126,22 @@ def _summed(name: str, place: str) -> str:
     return f"_nb_components({name}), ({place},)" if place else f"{name}, ()"
 
 
-def _function(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int, either: bool) -> str:
+def _function(
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    sums: int,
+    lanes: Mapping[str, int] | None,
+    *,
+    either: bool,
+) -> str:
     """Return the loop as a function of its own, which returns the sums."""
     names = [*names, "_nb_private"] if either else names
     parameters = ", ".join([*_sizes(rank, hidden), *names, "_nb_first", "_nb_last"])
     totals = "".join(f"_nb_sum{k}, " for k in range(sums)).strip()
     lines = ["@_nb_device", f"def _nb_loop_{entry}({parameters}):", *(f"    _nb_sum{k} = 0.0" for k in range(sums))]
-    return "\n".join([*lines, *_loop(entry, names, rank, hidden, sums), f"    return ({totals})", "\n\n"])
+    return "\n".join([*lines, *_loop(entry, names, rank, hidden, sums, lanes), f"    return ({totals})", "\n\n"])
 
 
 def _sizes(rank: int, hidden: Sequence[str]) -> list[str]:
@@ -136,18 +176,40 @@ def _parts(
     return lines
 
 
-def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int) -> list[str]:
-    def call(last: str) -> list[str]:
+def _loop(
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    sums: int,
+    lanes: Mapping[str, int] | None = None,
+) -> list[str]:
+    def call(last: str, entry: str = entry, result: str = "_nb_result") -> list[str]:
         passed = [
             f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
             for name in hidden
         ]
         text = f"{entry}({', '.join([*passed, *names])})"
-        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, _nb_result[{k}])" for k in range(sums)]
-        return [f"_nb_result = {text}", *added] if sums else [text]
+        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(sums)]
+        return [f"{result} = {text}", *added] if sums else [text]
+
+    def run(first: str, last: str) -> list[str]:
+        """Return the lines that run the threads of a part of a row."""
+        width = (lanes or {}).get(entry)
+        one = [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in call("_nb_k"))]
+        if width is None:
+            return one
+        together = call("_nb_lane", f"{entry}{LANES}", "_nb_results")
+        return [
+            f"_nb_whole = {first} + ({last} - {first}) // {width} * {width}",
+            f"for _nb_lane in range({first}, _nb_whole, {width}):",
+            *(f"    {line}" for line in together),
+            one[0].replace(f"range({first}, ", "range(_nb_whole, "),
+            *one[1:],
+        ]
 
     if rank < 2:
-        return ["    for _nb_k in range(_nb_first, _nb_last):", *(f"        {line}" for line in call("_nb_k"))]
+        return [f"    {line}" for line in run("_nb_first", "_nb_last")]
     lines = ["    _nb_rest = _nb_first"]
     for k in range(rank - 1, 0, -1):
         lines += [f"    _nb_i{k} = _nb_rest % _nb_n{k}", f"    _nb_rest //= _nb_n{k}"]
@@ -155,8 +217,7 @@ def _loop(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], su
     inner, bound = f"_nb_i{rank - 1}", f"_nb_n{rank - 1}"
     lines += [
         f"        _nb_end = min({bound}, {inner} + _nb_last - _nb_first)",
-        f"        for _nb_k in range({inner}, _nb_end):",
-        *(f"            {line}" for line in call("_nb_k")),
+        *(f"        {line}" for line in run(inner, "_nb_end")),
         f"        _nb_first += _nb_end - {inner}",
         f"        {inner} = 0",
     ]

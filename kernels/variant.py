@@ -12,6 +12,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from numbridge.kernels.object_cache import (
     machine_fingerprint,
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
-from numbridge.kernels.range_source import range_source
+from numbridge.kernels.range_source import LaneSource, range_source
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
@@ -323,24 +324,38 @@ def variants_of(kernel: Kernel) -> Variants:
 
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel's emitted text, from disk or from Numba."""
-    loop = range_source(
-        emitted.entry,
-        [p.name for p in parameters],
-        kernel.source.index_rank,
-        emitted.hidden,
-        may_raise=emitted.may_raise,
-        sums=emitted.sums,
-        private=emitted.private,
-    )
-    text = _generated_source(kernel, parameters, emitted, loop, "the CPU")
+    rank, simd = kernel.source.index_rank, kernel.options.get("simd")
+
+    def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
+        loop = range_source(
+            emitted.entry,
+            [p.name for p in parameters],
+            rank,
+            emitted.hidden,
+            may_raise=emitted.may_raise,
+            sums=emitted.sums,
+            private=emitted.private,
+            lanes=lanes,
+        )
+        return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
+
+    text = source()
     fastmath = bool(kernel.options.get("fastmath"))
-    key = _key("variant", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    together = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
+    how = "alone" if not together else "always together" if simd else "together"
+    fingerprint = f"{machine_fingerprint()} {how}"
+    if together and not emitted.generated:
+        from numbridge.kernels.adjoint.derive import generator_fingerprint
+
+        fingerprint += generator_fingerprint()
+    key = _key("variant", fingerprint, text, emitted, parameters, fastmath=fastmath)
     symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
 
     def compile() -> Compiled:
         from numbridge.kernels.cpu import compile_run
 
-        return compile_run(
+        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak) if together else None
+        compiled = compile_run(
             symbol,
             text,
             source_file,
@@ -350,12 +365,26 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             origin=_origins(emitted, text),
             fastmath=fastmath,
             generated=emitted.generated,
+            lanes=None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd)),
         )
+        Path(source_file).write_text(compiled.facts.pop("text"))
+        return compiled
 
     compiled, from_cache = compiled_or_stored(key, compile)
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+
+
+def _bodies_for_lanes(
+    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str
+) -> tuple[str, Mapping[str, Any]] | None:
+    """Return what one thread does as generated text with its globals, or None if there is no such text."""
+    if emitted.generated:
+        return emitted.text, emitted.namespace
+    from numbridge.kernels.adjoint.lane_source import lane_source
+
+    return lane_source(kernel.source, parameters, weak)
 
 
 def _origins(emitted: Emitted, text: str) -> Callable[[int], str | None]:

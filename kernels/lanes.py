@@ -1,0 +1,440 @@
+"""Which statements of a kernel's body differ between neighbouring threads, so that several threads can run at once.
+
+A thread with a loop is a chain of operations that wait for each other. The same trips of neighbouring threads are
+independent, and their data often lie side by side: run together, one *lane* each, they are what SIMD instructions are for.
+Control that is the same for all lanes runs once, and what differs between them runs in short loops over the lanes, of which
+LLVM makes vectors. Threads are not ordered among themselves, so their statements may interleave; every thread's own keep
+their order. This module reads generated text, in which every name has one type and control flow is a handful of statements;
+`lane_code` builds the code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Group", "Lanes", "NoLanesError", "local_array_name", "read_lanes"]
+
+_LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
+_MOST_STATEMENTS = 400
+# A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
+_FEW_TRIPS = 16
+_WIDE, _NARROW = 16, 8
+
+
+class NoLanesError(Exception):
+    """The text cannot run in lanes, or would gain nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Statements that run for one lane after another."""
+
+    body: tuple[ast.stmt, ...]
+
+
+@dataclass(eq=False)
+class Lanes:
+    """What is known of a function's text.
+
+    Attributes
+    ----------
+    tree : ast.FunctionDef
+        The function.
+    index : str
+        The parameter that is one more for every lane.
+    arrays : frozenset of str
+        Names of arrays that all threads share.
+    private : frozenset of str
+        Names of arrays of which every thread has its own.
+    touched : frozenset of str
+        Shared arrays that the function may write to.
+    computes : callable
+        Tells of a function, as the text calls it, whether it only computes.
+    varying : set of str
+        Names that may have another value in every lane.
+    agreed : set of int
+        The ids of branches that lanes take together where they agree.
+    kept : set of str
+        Varying names that live longer than one group.
+    """
+
+    tree: ast.FunctionDef
+    index: str
+    arrays: frozenset[str]
+    private: frozenset[str]
+    touched: frozenset[str]
+    computes: Callable[[ast.expr], bool]
+    varying: set[str] = field(default_factory=set)
+    agreed: set[int] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+
+    def varies(self, node: ast.AST) -> bool:
+        """Tell whether something may be another value in every lane, or do something for each."""
+        return any(self._differs(inner) for inner in ast.walk(node))
+
+    def _differs(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Name(name):
+                return name in self.varying
+            case ast.Subscript(ctx=ast.Store()):
+                return True
+            case ast.Subscript(ast.Name(name)):
+                return name in self.touched or name in self.private
+            case ast.Call():
+                return self.has_effect(node)
+        return False
+
+    def has_effect(self, call: ast.Call) -> bool:
+        """Tell whether a call may do more than compute: it gets an array, or nobody here knows what it does."""
+        match call.func:
+            case ast.Name(name) if name in (_LOCAL_ARRAY, _FIELD):
+                return False
+        given = {node.id for argument in call.args for node in [argument] if isinstance(node, ast.Name)}
+        return bool(given & (self.arrays | self.private)) or not self.computes(call.func)
+
+    def changes_memory(self, node: ast.stmt) -> bool:
+        """Tell whether a statement, or one in it, may write to an array."""
+        return any(
+            isinstance(inner.ctx, ast.Store) if isinstance(inner, ast.Subscript) else self.has_effect(inner)
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Subscript | ast.Call)
+        )
+
+    def is_split(self, node: ast.stmt) -> bool:
+        """Tell whether a compound statement runs once, around loops over lanes."""
+        match node:
+            case ast.If():
+                return id(node) in self.agreed or not self.varies(node.test)
+            case ast.For():
+                return not self.varies(node.iter) and not self._leaves(node.body)
+            case ast.While():
+                return not self.varies(node.test) and not self._leaves(node.body)
+        return False
+
+    def _leaves(self, body: Sequence[ast.stmt]) -> bool:
+        """Tell whether some lanes may leave a loop before others."""
+        return any(isinstance(s, ast.If) and isinstance(s.body[0], ast.Break) and self.varies(s.test) for s in body)
+
+    def parts(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt | Group]:
+        """Yield a block in parts: statements that run once, and what runs for one lane after another."""
+        waiting: list[ast.stmt] = []
+        for node in body:
+            shared = not self.varies(node)
+            if shared and _defines_another(node, waiting):
+                yield node
+                continue
+            once = shared or isinstance(node, ast.Return) or self.is_split(node)
+            # A write to memory beside other work could keep LLVM from making vectors of that.
+            alone = once or self.changes_memory(node)
+            if waiting and alone:
+                yield Group(tuple(waiting))
+                waiting = []
+            if once:
+                yield node
+            elif alone:
+                yield Group((node,))
+            else:
+                waiting.append(node)
+        if waiting:
+            yield Group(tuple(waiting))
+
+    def width(self, is_float: Callable[[str], bool], is_serial: Callable[[ast.Call], bool], *, fastmath: bool) -> int:
+        """Return how many threads run at once, or 0 if each by itself is as fast.
+
+        Parameters
+        ----------
+        is_float : callable
+            Tells whether a name is a floating-point number, or made of such.
+        is_serial : callable
+            Tells whether a call is of a function that takes one number at a time.
+        fastmath : bool
+            Whether LLVM may add up in any order.
+        """
+        return _Gain(self, is_float, is_serial, fastmath).width()
+
+
+def read_lanes(
+    tree: ast.FunctionDef,
+    index: str,
+    arrays: frozenset[str],
+    once: frozenset[str] | set[str],
+    computes: Callable[[ast.expr], bool],
+) -> Lanes:
+    """Return what is known of a function's text.
+
+    Parameters
+    ----------
+    tree : ast.FunctionDef
+        The function; assignments of what nobody reads are taken out of it.
+    index : str
+        The parameter that is one more for every lane.
+    arrays : frozenset of str
+        The parameters that are arrays.
+    once : set of str
+        Names that are assigned in one place and used after it, in the same block.
+    computes : callable
+        Tells of a function, as the text calls it, whether it only computes.
+
+    Raises
+    ------
+    NoLanesError
+        If the text is long.
+    """
+    nodes = list(ast.walk(tree))
+    if sum(isinstance(node, ast.stmt) for node in nodes) > _MOST_STATEMENTS:
+        raise NoLanesError
+    arrays |= {name for node in nodes if (name := _assigned_call(node, _FIELD)) is not None}
+    private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
+    lanes = Lanes(tree, index, arrays, private, _touched(nodes, arrays), computes, {index})
+    while _without_unread(lanes, tree.body, set(_loads(tree))):
+        pass
+    _Spread(lanes).run()
+    _Kept(lanes, once).run()
+    return lanes
+
+
+def local_array_name(node: ast.AST) -> str | None:
+    """Return the name of the array of a thread's own that a statement makes, or None."""
+    return _assigned_call(node, _LOCAL_ARRAY)
+
+
+def _assigned_call(node: ast.AST, function: str) -> str | None:
+    match node:
+        case ast.Assign(targets=[ast.Name(name)], value=ast.Call(ast.Name(called))) if called == function:
+            return name
+    return None
+
+
+def _touched(nodes: Sequence[ast.AST], arrays: frozenset[str]) -> frozenset[str]:
+    """Return the arrays that may be written to: those that are stored to, or handed to somebody else."""
+    found: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.Subscript(ast.Name(name), ctx=ast.Store()):
+                found.add(name)
+            case ast.Call(called, given) if not (isinstance(called, ast.Name) and called.id == _FIELD):
+                found |= {a.id for a in given if isinstance(a, ast.Name)}
+    return arrays & found
+
+
+def _loads(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Name(name, ctx=ast.Load()) | ast.AugAssign(ast.Name(name)):
+                yield name
+
+
+def _stores(node: ast.AST) -> Iterator[str]:
+    return (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
+
+
+def _mentions(node: ast.AST) -> Iterator[str]:
+    return (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
+
+
+def _defines_another(node: ast.stmt, waiting: Sequence[ast.stmt]) -> bool:
+    """Tell whether a statement assigns a name that no statement before it mentions, so that it may run before them."""
+    match node:
+        case ast.Assign(targets=[ast.Name(name)]):
+            return not any(name in _mentions(other) for other in waiting)
+    return False
+
+
+def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> bool:
+    """Take out assignments of what nobody reads, such as loops' variables after them; return whether there were any."""
+    found = False
+    for node in list(body):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)]) if name not in read and not lanes.changes_memory(node):
+                body.remove(node)
+                found = True
+            case ast.For() | ast.While() | ast.If():
+                found |= _without_unread(lanes, node.body, read)
+                found |= isinstance(node, ast.If) and _without_unread(lanes, node.orelse, read)
+    if not body:
+        body.append(ast.Pass())
+    return found
+
+
+@dataclass
+class _Spread:
+    """Finds what varies: the index, what is computed from it, and what is assigned where only some lanes come by."""
+
+    lanes: Lanes
+    changed: bool = True
+
+    def run(self) -> None:
+        for node in ast.walk(self.lanes.tree):
+            if isinstance(node, ast.If) and any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(node)):
+                self.lanes.agreed.add(id(node))
+        while self.changed:
+            self.changed = False
+            self._block(self.lanes.tree.body, apart=False)
+
+    def _add(self, names: Iterator[str]) -> None:
+        new = set(names) - self.lanes.varying - self.lanes.private
+        self.lanes.varying |= new
+        self.changed |= bool(new)
+
+    def _block(self, body: Sequence[ast.stmt], *, apart: bool) -> None:
+        """Go through a block; `apart` says that not all lanes may come by."""
+        for node in body:
+            self._statement(node, apart=apart)
+
+    def _statement(self, node: ast.stmt, *, apart: bool) -> None:
+        lanes = self.lanes
+        match node:
+            case ast.Assign(targets=[ast.Name()]) | ast.AugAssign(ast.Name()):
+                if apart or lanes.varies(node.value):
+                    self._add(_stores(node))
+            case ast.If():
+                self._if(node, apart=apart)
+            case ast.For() | ast.While():
+                apart = apart or not lanes.is_split(node)
+                if apart and isinstance(node, ast.For):
+                    self._add(_stores(node.target))
+                self._block(node.body, apart=apart)
+
+    def _if(self, node: ast.If, *, apart: bool) -> None:
+        lanes = self.lanes
+        if apart or not lanes.varies(node.test):
+            lanes.agreed.discard(id(node))
+        elif id(node) in lanes.agreed:
+            # What is known nowhere else need not vary: all lanes come by together, or each by itself from end to end.
+            inside = [id(inner) for inner in ast.walk(node)]
+            elsewhere = {n.id for n in ast.walk(lanes.tree) if isinstance(n, ast.Name) and id(n) not in inside}
+            self._add(name for name in _stores(node) if name in elsewhere)
+        else:
+            apart = True
+        self._block(node.body, apart=apart)
+        self._block(node.orelse, apart=apart)
+
+
+@dataclass
+class _Kept:
+    """Finds the varying names that live longer than one group."""
+
+    lanes: Lanes
+    once: frozenset[str] | set[str]
+    places: dict[str, set[int]] = field(default_factory=dict)
+    groups: int = 0
+
+    def run(self) -> None:
+        self._block(self.lanes.tree.body, in_loop=False)
+        self.lanes.kept |= {name for name, places in self.places.items() if len(places) > 1}
+        self.lanes.kept &= self.lanes.varying - {self.lanes.index}
+
+    def _group(self, nodes: Sequence[ast.AST]) -> None:
+        self.groups += 1
+        for node in nodes:
+            for name in _mentions(node):
+                self.places.setdefault(name, set()).add(self.groups)
+
+    def _block(self, body: Sequence[ast.stmt], *, in_loop: bool) -> None:
+        lanes = self.lanes
+        for part in lanes.parts(body):
+            match part:
+                case Group():
+                    self._group(part.body)
+                    if in_loop:
+                        lanes.kept |= set(carried(part.body)) - self.once
+                case ast.Return():
+                    self._group([part])
+                case ast.If():
+                    self._group([part.test])
+                    self._block(part.body, in_loop=in_loop)
+                    self._block(part.orelse, in_loop=in_loop)
+                case ast.For() | ast.While():
+                    self._block(part.body, in_loop=True)
+
+
+def carried(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield the names that statements assign, and of which they may read before what they held until then."""
+    stored = {name for node in body for name in _stores(node)}
+    fresh: set[str] = set()
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                yield from (stored & set(_loads(value))) - fresh
+                fresh.add(name)
+            case _:
+                yield from (stored & {*_loads(node), *_stores(node)}) - fresh
+
+
+@dataclass
+class _Gain:
+    """Tells what lanes gain: chains that are broken, and memory that is read side by side."""
+
+    lanes: Lanes
+    is_float: Callable[[str], bool]
+    is_serial: Callable[[ast.Call], bool]
+    fastmath: bool
+    steps: dict[str, int | None] = field(default_factory=dict)
+
+    def width(self) -> int:
+        self._read_steps()
+        loops = [node for node in self._loops(self.lanes.tree.body) if _is_long(node)]
+        wide = bool(loops)
+        for node in loops:
+            chained = any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
+            beside = all(self._is_beside(inner) for inner in ast.walk(node) if isinstance(inner, ast.Subscript))
+            # LLVM makes vectors of the trips of a loop that is no chain, if its own memory lies side by side.
+            if not beside and (self.fastmath or not chained):
+                return 0
+            if any(self.is_serial(inner) for inner in ast.walk(node) if isinstance(inner, ast.Call)):
+                return 0
+            wide = wide and beside
+        return (_WIDE if wide else _NARROW) if loops else 0
+
+    def _loops(self, body: Sequence[ast.stmt]) -> Iterator[Any]:
+        """Yield the innermost loops that lanes run together, and in which they do different things."""
+        lanes = self.lanes
+        for part in lanes.parts(body):
+            if isinstance(part, ast.If):
+                yield from self._loops(part.body)
+                yield from self._loops(part.orelse)
+            elif isinstance(part, ast.For | ast.While) and lanes.varies(part):
+                inner = list(self._loops(part.body))
+                yield from inner or [part]
+
+    def _read_steps(self) -> None:
+        """Find how much greater every name is in the next lane."""
+        for node in ast.walk(self.lanes.tree):
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=value):
+                    known = name in self.steps
+                    self.steps[name] = None if known else self._step(value)
+
+    def _step(self, node: ast.expr) -> int | None:
+        """Return how much greater an expression is in the next lane; None is unknown."""
+        if not self.lanes.varies(node):
+            return 0
+        match node:
+            case ast.Name(name):
+                return 1 if name == self.lanes.index else self.steps.get(name)
+            case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+                parts = self._step(left), self._step(right)
+                if parts[0] is None or parts[1] is None:
+                    return None
+                return parts[0] + parts[1] if isinstance(op, ast.Add) else parts[0] - parts[1]
+            case ast.Call(ast.Name(name), [argument]) if name.startswith("_nb_int"):
+                return self._step(argument)
+        return None
+
+    def _is_beside(self, node: ast.Subscript) -> bool:
+        """Tell whether lanes find an element side by side, or the same one."""
+        if not (isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays):
+            return True
+        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        steps = [self._step(part) for part in index]
+        return all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1))
+
+
+def _is_long(node: ast.stmt) -> bool:
+    match node:
+        case ast.For(iter=ast.Call(args=bounds)) if all(isinstance(b, ast.Constant) for b in bounds):
+            return len(range(*(b.value for b in bounds))) > _FEW_TRIPS  # type: ignore[attr-defined]
+    return True
