@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isfunction
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -96,7 +97,7 @@ def compile_run(
     symbol : str
         What the native function is called in the process.
     text, filename : str
-        The generated source, and the file in which it lies.
+        The generated source, and the file in which it lies, for a person to read.
     namespace : mapping
         What the source refers to.
     parameters : sequence of ParameterType
@@ -127,6 +128,7 @@ def compile_run(
         widths = {name: width for name, (_, width) in together.items()}
         heads = (f"# {name}{LANES} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
+        Path(filename).write_text(text)
     else:
         names = _names(namespace, parameters, fastmath=fastmath)
     tree = calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together))
@@ -140,7 +142,7 @@ def compile_run(
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
-    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "text": text})
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
 
 
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:

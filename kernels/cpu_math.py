@@ -120,10 +120,45 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
 # What takes a few instructions, which LLVM vectorises.
 _INSTRUCTIONS = frozenset(
     (
-        *("sqrt", "fabs", "absolute", "abs", "floor", "ceil", "trunc", "rint", "copysign", "isnan", "isinf", "isfinite"),
-        *("minimum", "maximum", "fmin", "fmax", "square", "negative", "positive", "sign", "reciprocal", "radians", "degrees"),
+        *(
+            "sqrt",
+            "fabs",
+            "absolute",
+            "abs",
+            "floor",
+            "ceil",
+            "trunc",
+            "rint",
+            "copysign",
+            "isnan",
+            "isinf",
+            "isfinite",
+        ),
+        *(
+            "minimum",
+            "maximum",
+            "fmin",
+            "fmax",
+            "square",
+            "negative",
+            "positive",
+            "sign",
+            "reciprocal",
+            "radians",
+            "degrees",
+        ),
         *("add", "subtract", "multiply", "divide", "true_divide", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
-        *("logical_and", "logical_or", "logical_not", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+        *(
+            "logical_and",
+            "logical_or",
+            "logical_not",
+            "greater",
+            "greater_equal",
+            "less",
+            "less_equal",
+            "equal",
+            "not_equal",
+        ),
     )
 )
 
@@ -236,9 +271,7 @@ class _Chooser(ast.NodeTransformer):
         return node
 
 
-def calls_chosen(
-    tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, lanes: bool = False
-) -> ast.Module:
+def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, lanes: bool = False) -> ast.Module:
     """Return a text in which each call is of the function that is faster there.
 
     `float_math` is arithmetic, which LLVM vectorises: several times as fast as a library's functions. Where nothing is

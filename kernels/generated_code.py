@@ -27,7 +27,18 @@ from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-__all__ = ["Expression", "Frame", "Step", "Text", "Typed", "UnknownError", "assigned_once", "as_typed", "looping", "typed"]
+__all__ = [
+    "Expression",
+    "Frame",
+    "Step",
+    "Text",
+    "Typed",
+    "UnknownError",
+    "as_typed",
+    "assigned_once",
+    "looping",
+    "typed",
+]
 
 _BINARY: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -220,9 +231,14 @@ class Text:
     def _statement(self, node: ast.stmt) -> list[Step]:
         match node:
             case ast.Assign(targets=[ast.Name(name)]):
-                if isinstance(node.value, ast.Name) and node.value.id in self._nonnegative and name in self._constant:
+                value = self._expression(node.value)
+                if (
+                    name in self._constant
+                    and types.unliteral(value.type) == types.int64
+                    and self._counts_up(node.value)
+                ):
                     self._nonnegative.add(name)
-                return [self._assign(name, self._expression(node.value))]
+                return [self._assign(name, value)]
             case ast.Assign(targets=[ast.Subscript() as target]):
                 return [self._store(target, self._expression(node.value))]
             case ast.AugAssign(ast.Name(name)):
@@ -246,6 +262,19 @@ class Text:
                 self.result = self._returned.type
                 return []
         raise UnknownError
+
+    def _counts_up(self, node: ast.expr) -> bool:
+        """Tell whether an integer is never negative: a thread's index, a loop's counter, an extent, or made of such."""
+        match node:
+            case ast.Name(name):
+                return name in self._nonnegative
+            case ast.Constant(int() as number):
+                return number >= 0
+            case ast.Subscript(ast.Attribute(_, "shape")):
+                return True
+            case ast.BinOp(left, ast.Add() | ast.Mult() | ast.FloorDiv() | ast.Mod(), right):
+                return self._counts_up(left) and self._counts_up(right)
+        return False
 
     def _assign(self, name: str, value: Expression) -> Step:
         kind = self._declared(name, value.type)
@@ -553,8 +582,11 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 
 
 @contextmanager
-def looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
-    """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks."""
+def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks.
+
+    A loop that is `rolled` may become vectors, but not a sequence of its trips.
+    """
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
     builder.branch(head)
@@ -562,8 +594,19 @@ def looping(frame: Frame) -> Iterator[tuple[Any, Any]]:
     frame.leave.append(after)
     yield inside, after
     frame.leave.pop()
-    builder.branch(head)
+    again = builder.branch(head)
+    if rolled:
+        _keep_rolled(builder.module, again)
     builder.position_at_end(after)
+
+
+def _keep_rolled(module: Any, again: Any) -> None:
+    """Keep LLVM from writing the trips of a loop out before it has tried to make vectors of them."""
+    asked = module.add_metadata(["llvm.loop.unroll.disable"])
+    # What names a loop names itself first.
+    loop = ir.MDValue(module, (), str(len(module.metadata)))
+    loop.operands = (loop, asked)
+    again.set_metadata("llvm.loop", loop)
 
 
 def assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]:

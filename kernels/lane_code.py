@@ -25,7 +25,7 @@ __all__ = ["LaneText", "in_lanes"]
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
-_LEAST = 8
+_LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either")
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", "_nb_cuda")
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
@@ -124,7 +124,9 @@ class LaneText(Text):
     def _name(self, name: str) -> Expression:
         kind = self._types.get(name)
         if name == self._along:
-            return Expression(kind, lambda frame: frame.builder.add(frame.values[name], frame.lane, flags=("nsw", "nuw")))
+            return Expression(
+                kind, lambda frame: frame.builder.add(frame.values[name], frame.lane, flags=("nsw", "nuw"))
+            )
         if name in self._private:
             return Expression(kind, lambda frame: self._private[name].view(frame, frame.places[name], self.width))
         if name in self._lanes.kept:
@@ -212,7 +214,9 @@ class LaneText(Text):
             add(frame)
             frame.values[total] = frame.builder.load(frame.places[total])
 
-        once = ast.Expr(ast.Call(ast.Name(called, ast.Load()), [*before, array, index, ast.Name(total, ast.Load())], []))
+        once = ast.Expr(
+            ast.Call(ast.Name(called, ast.Load()), [*before, array, index, ast.Name(total, ast.Load())], [])
+        )
         return [build, *super()._statement(ast.fix_missing_locations(ast.copy_location(once, node)))]
 
     def _alone(self, body: Sequence[ast.stmt]) -> list[Step]:
@@ -228,7 +232,7 @@ class LaneText(Text):
         def build(frame: Frame) -> None:
             builder = frame.builder
             before = builder.block
-            with looping(frame) as (inside, after):
+            with looping(frame, rolled=self.width > _LEAST) as (inside, after):
                 lane = builder.phi(word)
                 lane.add_incoming(word(0), before)
                 builder.cbranch(builder.icmp_unsigned("<", lane, word(self.width)), inside, after)

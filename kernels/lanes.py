@@ -377,17 +377,24 @@ class _Gain:
     def width(self) -> int:
         self._read_steps()
         loops = [node for node in self._loops(self.lanes.tree.body) if _is_long(node)]
-        wide = bool(loops)
-        for node in loops:
-            chained = any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
-            beside = all(self._is_beside(inner) for inner in ast.walk(node) if isinstance(inner, ast.Subscript))
-            # LLVM makes vectors of the trips of a loop that is no chain, if its own memory lies side by side.
-            if not beside and (self.fastmath or not chained):
-                return 0
-            if any(self.is_serial(inner) for inner in ast.walk(node) if isinstance(inner, ast.Call)):
-                return 0
-            wide = wide and beside
-        return (_WIDE if wide else _NARROW) if loops else 0
+        gained = [self._of_loop(node) for node in loops]
+        return min(gained, default=0)
+
+    def _of_loop(self, node: Any) -> int:
+        inner = list(ast.walk(node))
+        if any(self.is_serial(call) for call in inner if isinstance(call, ast.Call)):
+            return 0
+        chained = any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
+        elements = [part for part in inner if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
+        apart = [part for part in elements if not self._is_beside(part)]
+        if apart:
+            # One after another, numbers are read from memory that lies apart, but never written to it.
+            reads = all(isinstance(part.ctx, ast.Load) for part in apart)
+            return _NARROW if chained and reads and not self.fastmath else 0
+        return _WIDE if chained or any(self.lanes.varies(part) for part in elements) else 0
+
+    def _is_shared_memory(self, node: ast.Subscript) -> bool:
+        return isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays
 
     def _loops(self, body: Sequence[ast.stmt]) -> Iterator[Any]:
         """Yield the innermost loops that lanes run together, and in which they do different things."""
@@ -426,15 +433,16 @@ class _Gain:
 
     def _is_beside(self, node: ast.Subscript) -> bool:
         """Tell whether lanes find an element side by side, or the same one."""
-        if not (isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays):
-            return True
         index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         steps = [self._step(part) for part in index]
         return all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1))
 
 
 def _is_long(node: ast.stmt) -> bool:
-    match node:
-        case ast.For(iter=ast.Call(args=bounds)) if all(isinstance(b, ast.Constant) for b in bounds):
-            return len(range(*(b.value for b in bounds))) > _FEW_TRIPS  # type: ignore[attr-defined]
-    return True
+    """Tell whether a loop may have more than a few trips."""
+    if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
+        return True
+    try:
+        return len(range(*(ast.literal_eval(bound) for bound in node.iter.args))) > _FEW_TRIPS
+    except ValueError:
+        return True

@@ -110,7 +110,9 @@ def range_source(
         loop = _loop(entry, [*passed, *told], rank, hidden, len(sums), lanes)
     else:
         bodies = dict.fromkeys((entry, private.entry))
-        before = "".join(_function(body, passed, rank, hidden, len(sums), lanes, either=len(bodies) == 1) for body in bodies)
+        before = "".join(
+            _function(body, passed, rank, hidden, len(sums), lanes, either=len(bodies) == 1) for body in bodies
+        )
         loop = _parts(entry, private, passed, rank, hidden, len(sums))
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),

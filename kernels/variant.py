@@ -12,7 +12,6 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -355,7 +354,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         from numbridge.kernels.cpu import compile_run
 
         bodies = _bodies_for_lanes(kernel, emitted, parameters, weak) if together else None
-        compiled = compile_run(
+        return compile_run(
             symbol,
             text,
             source_file,
@@ -367,8 +366,6 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             generated=emitted.generated,
             lanes=None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd)),
         )
-        Path(source_file).write_text(compiled.facts.pop("text"))
-        return compiled
 
     compiled, from_cache = compiled_or_stored(key, compile)
     address = load(compiled)[symbol]
