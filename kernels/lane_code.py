@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from numba import types
 
 from numbridge.kernels.cpu_math import is_library_call
 from numbridge.kernels.generated_code import Expression, Frame, Step, Text, Typed, UnknownError, as_typed, looping
-from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, read_lanes
+from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, needed_for, read_lanes
 from numbridge.kernels.numba_elements import NumbaElement
 
 __all__ = ["LaneText", "in_lanes"]
@@ -181,7 +182,7 @@ class LaneText(Text):
             if isinstance(part, Group):
                 if any(isinstance(inner, ast.For | ast.While) for node in part.body for inner in ast.walk(node)):
                     raise NoLanesError  # every lane has a loop of its own, in which nothing is gained
-                steps += self._added_up(part.body[0]) or [self._for_each_lane(self._alone(part.body))]
+                steps += self._added_up(part.body[0]) or [self._group(part.body)]
             else:
                 steps += once(part)
         return steps
@@ -218,6 +219,38 @@ class LaneText(Text):
             ast.Call(ast.Name(called, ast.Load()), [*before, array, index, ast.Name(total, ast.Load())], [])
         )
         return [build, *super()._statement(ast.fix_missing_locations(ast.copy_location(once, node)))]
+
+    def _group(self, body: Sequence[ast.stmt]) -> Step:
+        """Return the step of statements for one lane after another.
+
+        An index that may be negative counts from the end then, each lane for itself, which keeps LLVM from loading what lies side
+        by side at once. So it is looked at in the first lane: where it is not negative there, it is not in those that follow.
+        """
+        general = self._for_each_lane(self._alone(body))
+        unsure = {n for n in self._lanes.places(body) & self._constant if self._types[n] == types.int64} - self._nonnegative
+        if not unsure:
+            return general
+        first = self._alone(needed_for(unsure, body))
+        looked_at = [self._name(name) for name in sorted(unsure)]
+        self._nonnegative |= unsure
+        usual = self._for_each_lane(self._alone(body))
+        self._nonnegative -= unsure
+
+        def build(frame: Frame) -> None:
+            builder = frame.builder
+            frame.lane = ir.IntType(64)(0)
+            for step in first:
+                step(frame)
+            values = [name.build(frame) for name in looked_at]
+            frame.lane = None
+            counts_up = functools.reduce(builder.and_, [builder.icmp_signed(">=", v, v.type(0)) for v in values])
+            with builder.if_else(counts_up) as (yes, no):
+                with yes:
+                    usual(frame)
+                with no:
+                    general(frame)
+
+        return build
 
     def _alone(self, body: Sequence[ast.stmt]) -> list[Step]:
         """Return the steps of statements of one lane."""

@@ -11,11 +11,11 @@ their order. This module reads generated text, in which every name has one type 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Group", "Lanes", "NoLanesError", "local_array_name", "read_lanes"]
+__all__ = ["Group", "Lanes", "NoLanesError", "local_array_name", "needed_for", "read_lanes"]
 
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
 _MOST_STATEMENTS = 400
@@ -59,6 +59,8 @@ class Lanes:
         The ids of branches that lanes take together where they agree.
     kept : set of str
         Varying names that live longer than one group.
+    steps : dict of str to (int or None)
+        How much greater names are in the next lane; None is unknown.
     """
 
     tree: ast.FunctionDef
@@ -70,6 +72,7 @@ class Lanes:
     varying: set[str] = field(default_factory=set)
     agreed: set[int] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)
+    steps: dict[str, int | None] = field(default_factory=dict)
 
     def varies(self, node: ast.AST) -> bool:
         """Tell whether something may be another value in every lane, or do something for each."""
@@ -141,6 +144,33 @@ class Lanes:
         if waiting:
             yield Group(tuple(waiting))
 
+    def step(self, node: ast.expr) -> int | None:
+        """Return how much greater an expression is in the next lane; None is unknown."""
+        if not self.varies(node):
+            return 0
+        match node:
+            case ast.Name(name):
+                return 1 if name == self.index else self.steps.get(name)
+            case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
+                parts = self.step(left), self.step(right)
+                if parts[0] is None or parts[1] is None:
+                    return None
+                return parts[0] + parts[1] if isinstance(op, ast.Add) else parts[0] - parts[1]
+            case ast.Call(ast.Name("_nb_int64"), [argument]):
+                return self.step(argument)
+        return None
+
+    def places(self, body: Sequence[ast.stmt]) -> set[str]:
+        """Return the names by which statements index shared arrays, and which are one more in the next lane."""
+        return {
+            part.id
+            for node in body
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and inner.value.id in self.arrays
+            for part in indices(inner)
+            if isinstance(part, ast.Name) and self.step(part) == 1
+        }
+
     def width(self, is_float: Callable[[str], bool], is_serial: Callable[[ast.Call], bool], *, fastmath: bool) -> int:
         """Return how many threads run at once, or 0 if each by itself is as fast.
 
@@ -193,7 +223,26 @@ def read_lanes(
         pass
     _Spread(lanes).run()
     _Kept(lanes, once).run()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                lanes.steps[name] = lanes.step(value) if name in once else None
     return lanes
+
+
+def indices(node: ast.Subscript) -> list[ast.expr]:
+    """Return the parts of an index."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def needed_for(names: Collection[str], body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return those of some statements that assign names, with what they are computed from."""
+    found, wanted = [], set(names)
+    for node in reversed(body):
+        if wanted & set(_stores(node)):
+            found.append(node)
+            wanted |= set(_loads(node))
+    return found[::-1]
 
 
 def local_array_name(node: ast.AST) -> str | None:
@@ -372,10 +421,8 @@ class _Gain:
     is_float: Callable[[str], bool]
     is_serial: Callable[[ast.Call], bool]
     fastmath: bool
-    steps: dict[str, int | None] = field(default_factory=dict)
 
     def width(self) -> int:
-        self._read_steps()
         loops = [node for node in self._loops(self.lanes.tree.body) if _is_long(node)]
         gained = [self._of_loop(node) for node in loops]
         return min(gained, default=0)
@@ -407,34 +454,9 @@ class _Gain:
                 inner = list(self._loops(part.body))
                 yield from inner or [part]
 
-    def _read_steps(self) -> None:
-        """Find how much greater every name is in the next lane."""
-        for node in ast.walk(self.lanes.tree):
-            match node:
-                case ast.Assign(targets=[ast.Name(name)], value=value):
-                    known = name in self.steps
-                    self.steps[name] = None if known else self._step(value)
-
-    def _step(self, node: ast.expr) -> int | None:
-        """Return how much greater an expression is in the next lane; None is unknown."""
-        if not self.lanes.varies(node):
-            return 0
-        match node:
-            case ast.Name(name):
-                return 1 if name == self.lanes.index else self.steps.get(name)
-            case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-                parts = self._step(left), self._step(right)
-                if parts[0] is None or parts[1] is None:
-                    return None
-                return parts[0] + parts[1] if isinstance(op, ast.Add) else parts[0] - parts[1]
-            case ast.Call(ast.Name(name), [argument]) if name.startswith("_nb_int"):
-                return self._step(argument)
-        return None
-
     def _is_beside(self, node: ast.Subscript) -> bool:
         """Tell whether lanes find an element side by side, or the same one."""
-        index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        steps = [self._step(part) for part in index]
+        steps = [self.lanes.step(part) for part in indices(node)]
         return all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1))
 
 
