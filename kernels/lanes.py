@@ -303,7 +303,7 @@ def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> bool:
             case ast.For() | ast.While() | ast.If():
                 found |= _without_unread(lanes, node.body, read)
                 found |= isinstance(node, ast.If) and _without_unread(lanes, node.orelse, read)
-    if not body:
+    if found and not body:
         body.append(ast.Pass())
     return found
 
@@ -316,12 +316,14 @@ class _Spread:
     changed: bool = True
 
     def run(self) -> None:
-        for node in ast.walk(self.lanes.tree):
-            if isinstance(node, ast.If) and any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(node)):
-                self.lanes.agreed.add(id(node))
+        branches = [node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.If)]
+        around_loops = [n for n in branches if any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(n))]
+        self.lanes.agreed |= {id(node) for node in around_loops}
         while self.changed:
             self.changed = False
             self._block(self.lanes.tree.body, apart=False)
+        # Which tests are the same for all lanes is only known now: a loop may bring round what varies.
+        self.lanes.agreed -= {id(node) for node in around_loops if not self.lanes.varies(node.test)}
 
     def _add(self, names: Iterator[str]) -> None:
         new = set(names) - self.lanes.varying - self.lanes.private
@@ -349,15 +351,14 @@ class _Spread:
 
     def _if(self, node: ast.If, *, apart: bool) -> None:
         lanes = self.lanes
-        if apart or not lanes.varies(node.test):
+        if apart:
             lanes.agreed.discard(id(node))
-        elif id(node) in lanes.agreed:
+        elif lanes.varies(node.test) and id(node) in lanes.agreed:
             # What is known nowhere else need not vary: all lanes come by together, or each by itself from end to end.
             inside = [id(inner) for inner in ast.walk(node)]
             elsewhere = {n.id for n in ast.walk(lanes.tree) if isinstance(n, ast.Name) and id(n) not in inside}
             self._add(name for name in _stores(node) if name in elsewhere)
-        else:
-            apart = True
+        apart = apart or not lanes.is_split(node)
         self._block(node.body, apart=apart)
         self._block(node.orelse, apart=apart)
 
