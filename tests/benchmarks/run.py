@@ -101,6 +101,15 @@ def transformed_by_hand(m, v, out):
     out[i, 2] = m[i, 2, 0] * x + m[i, 2, 1] * y + m[i, 2, 2] * z
 
 
+@nb.kernel
+def product(a, b, c):
+    i, j = nb.tid()
+    s = 0.0
+    for k in range(a.shape[1]):
+        s += a[i, k] * b[k, j]
+    c[i, j] = s
+
+
 class Bench:
     """Measures and collects rows."""
 
@@ -297,6 +306,7 @@ KERNELS = (
     "normalise and cross, 4M vec3",
     "mat33 x vec3, 1M",
     "axpy, 16M bfloat16",
+    "product of 512 x 512 float32, a sum in each thread",
 )
 
 
@@ -335,6 +345,37 @@ def kernels_once(bench: Bench) -> None:
         KERNELS[4],
         lambda: add(b, c, 0.0),
         {"torch": (lambda: torch.add(tc, tb, alpha=0.0, out=tc), 1.3)},
+    )
+    products(bench)
+
+
+def products(bench: Bench) -> None:
+    """A kernel with a loop in each thread, in this process."""
+    import numba
+    import warp as wp
+    import warp_kernels
+
+    n = 512
+    factors = np.random.default_rng(0).random((3, n, n), np.float32)
+    theirs = [wp.array(array, dtype=float, device="cpu") for array in factors]
+    a, b, c = factors.copy()
+
+    @numba.njit(parallel=True)
+    def by_numba(a, b, c):
+        for i in numba.prange(n):
+            for j in range(n):
+                s = np.float32(0.0)
+                for k in range(n):
+                    s += a[i, k] * b[k, j]
+                c[i, j] = s
+
+    bench.compare(
+        KERNELS[5],
+        functools.partial(product.forall((n, n)), *factors),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.product, (n, n), theirs, device="cpu"), 1 / 8),
+            "Numba prange": (lambda: by_numba(a, b, c), 1 / 4),
+        },
     )
 
 
