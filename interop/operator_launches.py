@@ -40,7 +40,8 @@ class Launches:
         self.first = -1 if plan.first is None else plan.inputs.index(plan.first)
         # Whether arguments are inputs and then outputs, and everything has the first tensor's shape.
         self.in_order = self._order == list(range(len(given)))
-        alike = plan.like_first and all(plan.dtype(name) is None for name in plan.outputs)
+        dtypes = (None, plan.first and plan.dtype(plan.first))  # a first tensor of another dtype is refused
+        alike = plan.like_first and all(plan.dtype(name) in dtypes for name in plan.outputs)
         self.plain = self.in_order and alike and plan.along_first
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
