@@ -79,7 +79,7 @@ class Launches(operator_launches.Launches):
                 like = self._likes[self._is_covered]
                 made = []
                 for _ in self._outputs:
-                    made.append(like(first))
+                    made.append(like(first))  # noqa: PERF401 - a comprehension takes longer, here in Python 3.11
                 launcher(*values, *made)
                 return made
         return super().run(values)
@@ -97,9 +97,10 @@ class _Adjoint(operator_launches.Adjoint):
 
         super().__init__(launches, wanted, coming)
         self._first, self._plain = launches.first, launches.plain and coming == launches.plan.outputs
-        # For each of the ways: what makes memory for each gradient, and whether only where the launch has the tensor's shape
+        # For each way: an input's place, what makes memory for its gradient, and whether only where the launch covers the tensor
         fresh = zip(self.by, self.is_fresh, strict=True)
-        stored = [(k, torch.empty_like if is_fresh else torch.zeros_like, is_fresh and k != self._first) for k, is_fresh in fresh]
+        makers = (torch.zeros_like, torch.empty_like)
+        stored = [(k, makers[is_fresh], is_fresh and k != self._first) for k, is_fresh in fresh]
         self._likes = (stored, [(k, torch.zeros_like, False) for k in self.by])
 
     def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
