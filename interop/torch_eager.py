@@ -105,16 +105,17 @@ class _Adjoint(operator_launches.Adjoint):
 
     def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
-        if self._plain and self.way < _PLAIN_WAYS:
+        way = self.way  # another thread may change it
+        if self._plain and way < _PLAIN_WAYS:
             # As in `Launches.run`.
             shape = values[self._first].shape
-            launcher = self.launchers[self.way].get(shape)
+            launcher = self.launchers[way].get(shape)
             if launcher is not None:
                 made = []
-                for k, like, is_whole in self._likes[self.way]:
+                for k, like, is_whole in self._likes[way]:
                     tensor = values[k]
                     if not tensor.is_contiguous() or (is_whole and tensor.shape != shape):
-                        made = self.memory(self.way, shape, [values[k] for k in self.by])
+                        made = self.memory(way, shape, [values[k] for k in self.by])
                         break
                     made.append(like(tensor))
                 given = grads
@@ -125,7 +126,7 @@ class _Adjoint(operator_launches.Adjoint):
                 try:
                     launcher(*values, *given, *made, *given)
                 except KernelUnsupportedError:
-                    self.way += 1
+                    self.way = way + 1
                 else:
                     return made
         return super().run(values, grads)
