@@ -8,11 +8,12 @@ tensor that was seen before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.indexing import indexing_of
-from numbridge.kernels.launch import forall
+from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.operators import OperatorPlan
 
 __all__ = ["WAYS", "Adjoint", "Launches"]
@@ -40,7 +41,8 @@ class Launches:
         self.first = -1 if plan.first is None else plan.inputs.index(plan.first)
         # Whether arguments are inputs and then outputs, and everything has the first tensor's shape.
         self.in_order = self._order == list(range(len(given)))
-        alike = plan.like_first and all(plan.dtype(name) is None for name in plan.outputs)
+        dtypes = (None, plan.first and plan.dtype(plan.first))  # a first tensor of another dtype is refused
+        alike = plan.like_first and all(plan.dtype(name) in dtypes for name in plan.outputs)
         self.plain = self.in_order and alike and plan.along_first
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
@@ -91,7 +93,8 @@ class Launches:
 
     def _launcher(self, dims: tuple[int, ...]) -> Any:
         self._is_covered = indexing_of(self.kernel).covered.issuperset(self.plan.outputs)
-        return _kept(self._launchers, dims, forall(self.kernel, dims))
+        geometry = replace(geometry_of(self.kernel, dims), is_followed=True)
+        return _kept(self._launchers, dims, launcher(self.kernel, geometry))
 
     def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
         """Return the gradients by the `wanted` inputs, given those by all outputs."""

@@ -187,7 +187,7 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         def forward(ctx: Any, held: _Held, tensors: Sequence[Any]) -> Any:
             ctx.held = held
             ctx.save_for_backward(*tensors)
-            made = run(held, [detached(tensor) for tensor in tensors])
+            made = run(held, tensors)
             held.dependencies = variants_of(operator.level.launches.plan.kernel).dependencies
             return returned(made)
 

@@ -8,7 +8,6 @@ Everything else (transforms, modes, tracing, autocast, second derivatives) goes 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,6 @@ __all__ = ["Launches", "named", "quick_way", "transformed_check"]
 _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
 
 
-_shape = operator.attrgetter("shape")
-
-
 class Launches(operator_launches.Launches):
     """Runs an operator's kernel and its adjoint on tensors of torch's, with little between a small kernel and its caller."""
 
@@ -35,7 +31,7 @@ class Launches(operator_launches.Launches):
 
         super().__init__(plan)
         self._dtypes = [None if row is None else dtype_to_torch(row) for row in map(plan.dtype, plan.outputs)]
-        self._alike = len(plan.outputs)
+        self._outputs = plan.outputs
         self._likes = (torch.zeros_like, torch.empty_like)
         self._zeros = zeros_maker()
         self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
@@ -80,9 +76,12 @@ class Launches(operator_launches.Launches):
             first = values[self.first]
             launcher = self._launchers.get(first.shape)
             if launcher is not None and first.is_contiguous():
-                outputs = [*map(self._likes[self._is_covered], [first] * self._alike)]
-                launcher(*values, *outputs)
-                return outputs
+                like = self._likes[self._is_covered]
+                made = []
+                for _ in self._outputs:
+                    made.append(like(first))  # noqa: PERF401 - a comprehension takes longer, here in Python 3.11
+                launcher(*values, *made)
+                return made
         return super().run(values)
 
     def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> _Adjoint:
@@ -97,30 +96,37 @@ class _Adjoint(operator_launches.Adjoint):
         import torch
 
         super().__init__(launches, wanted, coming)
-        self._by_all, self._first = wanted == launches.plan.inputs, launches.first
-        # By way, where all gradients are of whole tensors
-        self._likes, self._contiguous = (torch.empty_like, torch.zeros_like), torch.Tensor.contiguous
-        self._whole = len(wanted) if all(self.is_fresh) else -1
-        self._is_contiguous = torch.Tensor.is_contiguous
-        self._plain = launches.plain and coming == launches.plan.outputs
+        self._first, self._plain = launches.first, launches.plain and coming == launches.plan.outputs
+        # For each way: an input's place, what makes memory for its gradient, and whether only where the launch covers the tensor
+        fresh = zip(self.by, self.is_fresh, strict=True)
+        makers = (torch.zeros_like, torch.empty_like)
+        stored = [(k, makers[is_fresh], is_fresh and k != self._first) for k, is_fresh in fresh]
+        self._likes = (stored, [(k, torch.zeros_like, False) for k in self.by])
 
     def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
-        if self._plain and self.way < _PLAIN_WAYS:
+        way = self.way  # another thread may change it
+        if self._plain and way < _PLAIN_WAYS:
             # As in `Launches.run`.
             shape = values[self._first].shape
-            launcher = self.launchers[self.way].get(shape)
+            launcher = self.launchers[way].get(shape)
             if launcher is not None:
-                by = values if self._by_all else [values[k] for k in self.by]
-                if all(map(self._is_contiguous, by)) and (self.way or [*map(_shape, by)].count(shape) == self._whole):
-                    made = [*map(self._likes[self.way], by)]
-                else:
-                    made = self.memory(self.way, shape, by)
-                given = [*map(self._contiguous, grads)]
+                made = []
+                for k, like, is_whole in self._likes[way]:
+                    tensor = values[k]
+                    if not tensor.is_contiguous() or (is_whole and tensor.shape != shape):
+                        made = self.memory(way, shape, [values[k] for k in self.by])
+                        break
+                    made.append(like(tensor))
+                given = grads
+                for grad in grads:
+                    if not grad.is_contiguous():
+                        given = [grad.contiguous() for grad in grads]
+                        break
                 try:
                     launcher(*values, *given, *made, *given)
                 except KernelUnsupportedError:
-                    self.way += 1
+                    self.way = way + 1
                 else:
                     return made
         return super().run(values, grads)
@@ -227,16 +233,17 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, tracing = state._len_torch_function_stack, state._is_tracing
     tracked, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
-    plain, parameter = torch.Tensor, torch.nn.Parameter
+    plain, parameter, numbers = torch.Tensor, torch.nn.Parameter, plan.numbers
     arrays = [k for k, name in enumerate(plan.inputs) if plan.kinds[name] == "array"]
-    alone, several = len(arrays) == len(plan.inputs), len(plan.outputs) > 1
-    # (inputs that need a gradient, whether each output's gradient is floating) -> their adjoint
-    known: dict[Any, Callable[..., list[Any]]] = {}
+    several = len(plan.outputs) > 1
+    # (inputs that need a gradient, whether each output's gradient is floating) -> what their adjoint runs, and other inputs
+    known: dict[Any, tuple[Callable[..., list[Any]], list[int]]] = {}
 
-    def adjoint(key: Any, needed: tuple[bool, ...], grads: Sequence[Any]) -> Callable[..., list[Any]]:
+    def adjoint(key: Any, needed: tuple[bool, ...], grads: Sequence[Any]) -> tuple[Callable[..., list[Any]], list[int]]:
         wanted = tuple(plan.inputs[k] for k in arrays if needed[k])
         coming = tuple(n for n, grad in zip(plan.outputs, grads, strict=True) if grad.is_floating_point())
-        found = known[key] = launches.adjoint_by(wanted, coming).run
+        others = [k for k, name in enumerate(plan.inputs) if name not in wanted]
+        found = known[key] = launches.adjoint_by(wanted, coming).run, others
         return found
 
     def at_length(inputs: Sequence[Any], grads: Sequence[Any], needed: tuple[bool, ...]) -> Any:
@@ -245,13 +252,14 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     class Quick(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *values: Any) -> Any:
-            if alone:
-                ctx.save_for_backward(*values)
-            else:
+            if numbers:
                 ctx.save_for_backward(*[values[k] for k in arrays])
-                ctx.others = [None if k in arrays else value for k, value in enumerate(values)]
+                ctx.numbers = [(k, values[k]) for k in numbers]
+            else:
+                ctx.save_for_backward(*values)
             made = run(values)
-            ctx.dependencies = kernel.variants.dependencies
+            if kernel.variants.dependencies:
+                ctx.dependencies = kernel.variants.dependencies
             return tuple(made) if several else made[0]
 
         @staticmethod
@@ -259,31 +267,34 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             if ctx.dependencies:
                 check_unchanged(f"backward through kernel {kernel.name!r}", ctx.dependencies)
             tensors = inputs = ctx.saved_tensors
+            if numbers:
+                inputs = [*tensors]
+                for k, number in ctx.numbers:
+                    inputs.insert(k, number)
             needed = ctx.needs_input_grad
-            if not alone:
-                inputs = list(ctx.others)
-                for k, tensor in zip(arrays, tensors, strict=True):
-                    inputs[k] = tensor
             # With create_graph the gradients are differentiated in turn.
             if is_compiling() or tracked() or dispatching() or overriding() or tracing() or peek() is not None:
                 return at_length(inputs, grads, needed)
             # Hooks on saved tensors, and whoever calls backward, may bring tensors of any kind.
-            for tensor in (*tensors, *grads):
+            for tensor in tensors + grads:
                 kind = type(tensor)
                 if kind is not plain and kind is not parameter:
                     return at_length(inputs, grads, needed)
             key = (needed, *[grad.is_floating_point() for grad in grads]) if several else needed
+            back, others = known.get(key) or adjoint(key, needed, grads)
             try:
-                made = (known.get(key) or adjoint(key, needed, grads))(inputs, grads)
+                made = back(inputs, grads)
             except BufferAccessError:
                 if any(map(_is_hollow, (*tensors, *grads))):
                     return at_length(inputs, grads, needed)
                 raise
-            if len(made) == len(inputs):
-                return tuple(made)
-            found = iter(made)
-            return tuple([next(found) if need else None for need in needed])
+            for k in others:
+                made.insert(k, None)
+            return tuple(made)
 
+    function = named(Quick, kernel.name)
+    # The node in torch's graph: it has no dependencies unless some are set, and looks for its backward at every call.
+    function._backward_cls.dependencies, function._backward_cls.apply = (), function.backward
     # `Quick.apply` would look for transforms, and for tensors that have outlived theirs, once more.
-    found: Callable[..., Any] = super(torch.autograd.Function, named(Quick, kernel.name)).apply
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply
     return found

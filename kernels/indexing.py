@@ -103,7 +103,7 @@ class _Reading:
         return Indexing(
             bound,
             frozenset(self.numbers.values()) - blocked,
-            frozenset(self._covered()),
+            frozenset(self._stored(self.source.tree.body) - self.loaded),
             frozenset(self._loaded(bound)),
         )
 
@@ -227,19 +227,24 @@ class _Reading:
 
     # Stores and loads
 
-    def _covered(self) -> Iterator[str]:
-        names = list(self.numbers)
-        for statement in self.source.tree.body:
+    def _stored(self, statements: list[ast.stmt]) -> set[str]:
+        """Return the parameters of which each thread that runs these statements stores its own element."""
+        found: set[str] = set()
+        for statement in statements:
             if isinstance(statement, ast.Assign):
-                for target in statement.targets:
-                    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                        indices = [part.id for part in _elements(target.slice) if isinstance(part, ast.Name)]
-                        name = target.value.id
-                        whole = indices == names and len(_elements(target.slice)) == len(names)
-                        if whole and name in self.accesses and name not in self.loaded:
-                            yield name
+                found.update(filter(None, map(self._own, statement.targets)))
+            elif isinstance(statement, ast.If):
+                found |= self._stored(statement.body) & self._stored(statement.orelse)
             if any(isinstance(node, _ENDS) for node in ast.walk(statement)):
-                return
+                break
+        return found
+
+    def _own(self, target: ast.expr) -> str | None:
+        """Return the parameter whose element at the thread's indices an expression is."""
+        if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+            return None
+        indices = [part.id if isinstance(part, ast.Name) else None for part in _elements(target.slice)]
+        return target.value.id if indices == list(self.numbers) and target.value.id in self.accesses else None
 
     def _loaded(self, bound: Mapping[str, tuple[int | None, ...]]) -> Iterator[str]:
         ends = any(isinstance(node, _ENDS) for node in self.source.nodes)

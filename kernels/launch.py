@@ -59,6 +59,8 @@ class Geometry:
         How and where it runs.
     stream : int or None
         The handle of the CUDA stream that was asked for.
+    is_followed : bool
+        Whether a framework's autograd follows the launch, so that it loses no gradient.
     """
 
     dims: tuple[int, ...]
@@ -68,6 +70,7 @@ class Geometry:
     cuda_grid: tuple[int, ...]
     place: Place = MASKED
     stream: int | None = None
+    is_followed: bool = False
 
 
 class _Road:
@@ -104,7 +107,7 @@ class _Road:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
-        if not afterwards:
+        if not (afterwards or self.geometry.is_followed):
             warn_of_lost_gradient(self.kernel, self.variants, types, arguments)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
@@ -173,6 +176,8 @@ def _plan(table: Any, geometry: Geometry, flags: int) -> Any:
     ):
         plan[offset // 8 : offset // 8 + len(values)] = values
     plan[nb.PLAN_SHARED // 8] = geometry.place.shared
+    if geometry.is_followed:
+        flags |= nb.PLAN_FOLLOWED
     if geometry.stream is not None:
         flags |= nb.PLAN_HAS_STREAM
         plan[nb.PLAN_STREAM // 8] = geometry.stream

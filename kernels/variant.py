@@ -162,6 +162,8 @@ class Variants:
         self._specialisations: dict[Any, Specialisation] = {}
         # By what arguments look like, where they have been checked and compiled for
         self._checked: dict[Any, Variant] = {}
+        # What the code that was last asked for depends on outside of its source
+        self.dependencies: tuple[Any, ...] = ()
         self._dependencies: tuple[Any, ...] | None = None
         self._written: dict[tuple[Any, ...], frozenset[str]] = {}
         # Code and tables that another thread may be running on are never freed.
@@ -242,18 +244,13 @@ class Variants:
         if known is None or not all(dependency.holds() for dependency in known):
             self._kept.extend((self._specialisations, self._variants, known))
             self._variants, self._specialisations, self._written, self._checked = {}, {}, {}, {}
-            self._dependencies = known = self.kernel.dependencies()
+            self.dependencies = self._dependencies = known = self.kernel.dependencies()
         return known
 
     def refresh(self) -> None:
         """Look whether a global value that the kernel read has changed, and start anew if it has."""
         with self._lock:
             self._forget_old_globals()
-
-    @property
-    def dependencies(self) -> tuple[Any, ...]:
-        """What the code that was last asked for depends on outside of its source."""
-        return self._dependencies or ()
 
     def written(self, found: Mapping[str, Description]) -> frozenset[str]:
         """Return the parameters that the kernel may write, given its arrays."""

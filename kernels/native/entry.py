@@ -160,12 +160,15 @@ def permitted(parameter, reading, argument):
 @inlined
 def autograd_agrees(spec, plan, readings, count, arguments):
     """Ask the framework about each argument that carries autograd state."""
-    if load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED:
+    flags = load_i64(plan, nb.PLAN_FLAGS)
+    if flags & nb.PLAN_GUARDS_PASSED:
         return True
+    # No gradient is lost where the framework itself follows the launch.
+    askable = nb.GUARDED if flags & nb.PLAN_FOLLOWED else -1
     for k in range(count):
         reading = readings + k * nb.READ_SIZE
         parameter = spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE
-        asks = load_i64(parameter, nb.PARAM_ASKS)
+        asks = load_i64(parameter, nb.PARAM_ASKS) & askable
         if load_i64(reading, nb.READ_WORD) & asks != 0 and not permitted(parameter, reading, arguments + 8 * k):
             return False
     return True

@@ -83,7 +83,7 @@ TRACKED = 1 << 43
 PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS = 0, 8, 16, 48, 72, 96
 # The same launch on CUDA: hardware grid and block, dynamic shared memory in bytes, and the stream if one was asked for
 PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM, PLAN_SIZE = 104, 128, 152, 160, 168
-PLAN_GUARDS_PASSED, PLAN_HAS_STREAM = 1, 2
+PLAN_GUARDS_PASSED, PLAN_HAS_STREAM, PLAN_FOLLOWED = 1, 2, 4
 MAX_DIMS, MAX_VARIANTS = 4, 8
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from numbridge.kernels.launch import geometry_of, launcher
 
 
 def new_kernel():
@@ -148,3 +151,38 @@ def test_paddle_warns_where_a_launch_is_new():
     with pytest.warns(nb.NumbridgeWarning, match=r"stop_gradient=False.*nb\.paddle_op"):
         nb.launch(kernel, 4, [x], [paddle.zeros([4])])
     nb.launch(kernel, 4, [x], [paddle.zeros([4])])
+
+
+def calls(run):
+    """Return the names of the functions in Python that a call comes to."""
+    names = []
+    sys.setprofile(lambda frame, event, arg: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_an_operator_asks_nobody_and_leaves_the_warning_to_direct_launches():
+    kernel, x, y = new_kernel(), leaf(), torch.zeros(4)
+    op = nb.torch_op(kernel, "y")
+    for _ in range(2):
+        op(x).sum().backward()
+    assert "lost_gradient" not in calls(lambda: op(x))
+    with torch.no_grad():
+        assert "lost_gradient" not in calls(lambda: op(x))
+        assert "lost_gradient" in calls(lambda: nb.launch(kernel, 4, [x], [y]))
+    with pytest.warns(nb.NumbridgeWarning, match=r"'doubled', parameter 'x'.*will not flow"):
+        nb.launch(kernel, 4, [x], [y])
+    op(x).sum().backward()
+
+
+def test_a_launch_that_autograd_follows_is_still_kept_from_what_autograd_owns():
+    kernel = new_kernel()
+    run = launcher(kernel, replace(geometry_of(kernel, 4), is_followed=True))
+    run(leaf(), torch.zeros(4))
+    target = leaf()
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'y'.*leaf tensor that requires grad"):
+        run(leaf(), target)
+    assert (target == 1).all()

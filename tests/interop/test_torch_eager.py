@@ -144,6 +144,76 @@ def test_outputs_that_are_no_floats_and_numbers():
         assert torch.autograd.grad(y.sum(), x)[0].tolist() == [n] * 3
 
 
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_a_number_between_tensors(wanted):
+    @nb.kernel
+    def scaled(x, a: float, w, y):
+        i = nb.tid()
+        y[i] = a * x[i] * w[i] * w[i]
+
+    op = nb.torch_op(scaled, "y")
+    for a in (2.0, 0.5):
+        x, w = (leaf(4).detach().requires_grad_(want) for want in wanted)
+        check(x, w, lambda x, w, a=a: op(x, a, w), lambda x, w, a=a: a * x * w * w)
+
+
+def test_only_gradients_of_floats_come_back():
+    @nb.kernel
+    def looked_up(x, table, places, y):
+        i = nb.tid()
+        y[i] = x[i] * table[places[i]]
+
+    op, x, table = nb.torch_op(looked_up, "y"), leaf(3), leaf(5)
+    for places in (torch.tensor([4, 0, 4]), torch.tensor([1, 1, 1])):
+        got = torch.autograd.grad(op(x, table, places).sum(), (x, table))
+        torch.testing.assert_close(got, torch.autograd.grad((x * table[places]).sum(), (x, table)))
+
+
+@nb.kernel
+def annotated(x: nb.array[nb.float32], w: nb.array[nb.float32], y: nb.array[nb.float32]):
+    i = nb.tid()
+    y[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
+def widened(x: nb.array[nb.float32], y: nb.array[nb.float64]):
+    i = nb.tid()
+    y[i] = nb.float64(x[i]) * nb.float64(x[i])
+
+
+def test_annotated_dtypes_are_insisted_on_at_every_call():
+    op = nb.torch_op(annotated, "y")
+    for _ in range(2):
+        check(leaf(4, dtype=torch.float32), leaf(4, dtype=torch.float32), op, lambda x, w: x * w * w)
+        for dtypes in ((DOUBLE, DOUBLE), (torch.float32, DOUBLE), (torch.float16, torch.float32)):
+            with pytest.raises(nb.NumbridgeTypeError, match="wanted elements of float32"):
+                op(*(leaf(4, dtype=dtype) for dtype in dtypes))
+    op, x = nb.torch_op(widened, "y"), leaf(4, dtype=torch.float32)
+    for _ in range(2):
+        y = op(x)
+        assert y.dtype == DOUBLE
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 2 * x.detach())
+
+
+def test_backward_refuses_what_was_compiled_with_another_global(monkeypatch):
+    op, x, other = nb.torch_op(times_factor, "y"), leaf(4), leaf(4)
+    y = op(x)
+    monkeypatch.setitem(globals(), "factor", 3.0)
+    with pytest.raises(nb.NumbridgeError, match=r"backward through kernel 'times_factor'.*factor"):
+        y.sum().backward()
+    torch.testing.assert_close(torch.autograd.grad(op(other).sum(), other)[0], 6 * other.detach())
+
+
+def test_the_node_in_the_graph_is_called_after_the_kernel_and_has_hooks():
+    x, seen = leaf(4), []
+    y = cube(x)
+    assert y.grad_fn.name() == "cubedBackward"
+    y.grad_fn.register_prehook(lambda grads: seen.append("before"))
+    y.grad_fn.register_hook(lambda by, grads: seen.append("after"))
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 3 * x.detach() ** 2)
+    assert seen == ["before", "after"]
+
+
 def test_without_grad_and_in_inference_mode():
     x, w = leaf(4), leaf(4)
     check(x, w)
@@ -304,6 +374,21 @@ def stored_always(x, y):
 
 
 @nb.kernel
+def stored_either_way(x, y):
+    i = nb.tid()
+    if x[i] > 0:
+        y[i] = x[i]
+    else:
+        y[i] = -x[i]
+
+
+@nb.kernel
+def stored_as_annotated(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i]
+
+
+@nb.kernel
 def added_to(x, y):
     i = nb.tid()
     y[i] += x[i]
@@ -323,6 +408,8 @@ def test_outputs_are_zero_wherever_a_kernel_could_tell(monkeypatch):
         (stored_sometimes, [0, 1, 2], False),
         (added_to, [-1, 1, 2], False),
         (stored_always, [-1, 1, 2], True),
+        (stored_either_way, [1, 1, 2], True),
+        (stored_as_annotated, [-1, 1, 2], True),
     ):
         made.clear()
         op = nb.torch_op(kernel, outputs="y")
@@ -344,6 +431,19 @@ def chosen(x, w, y):
 
 
 @nb.kernel
+def partly_chosen(x, w, y):
+    i = nb.tid()
+    v = x[i]
+    y[i] = v if v > 2.0 else w[i] * v
+
+
+@nb.kernel
+def weighted_as_annotated(x: nb.array[nb.float64], w: nb.array[nb.float64], y: nb.array[nb.float64]):
+    i = nb.tid()
+    y[i] = x[i] * w[i] * w[i]
+
+
+@nb.kernel
 def rows_of(x, w, y):
     i = nb.tid()
     row = w[i]
@@ -362,6 +462,9 @@ CALLS = {
     "expanded": (weighted, of_torch, (PLACES, EXPANDED)),
     "strided": (weighted, of_torch, (torch.arange(8.0, dtype=torch.float64)[::2], PLACES)),
     "conditional": (chosen, lambda x, w: torch.cat([w[:1], x[1:]]), (PLACES, PLACES + 1)),
+    "partly conditional": (partly_chosen, lambda x, w: torch.where(x > 2, x, w * x), (PLACES, PLACES + 1)),
+    "annotated": (weighted_as_annotated, of_torch, (PLACES, PLACES + 1)),
+    "annotated and longer": (weighted_as_annotated, of_torch, (PLACES, torch.arange(7.0, dtype=torch.float64))),
     "rows": (rows_of, lambda x, w: x * w[:, 0], (PLACES, torch.ones(4, 3, dtype=torch.float64))),
 }
 

@@ -251,6 +251,7 @@ def outputs_first(z, x, y, w):
     z[i] = math.sin(x[i]) * w[i] * w[i]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_outputs_may_come_before_inputs():
     op = nb.torch_op(outputs_first, ["z", "y"])
     x, w = leaves()

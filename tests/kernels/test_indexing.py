@@ -225,8 +225,52 @@ def in_a_branch(x, out):
     i = nb.tid()
     if x[i] > 0:
         out[i] = 1
+
+
+@nb.kernel
+def in_some_branches(x, out):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = 1
+    elif x[i] < 0:
+        out[i] = 2
+
+
+@nb.kernel
+def elsewhere_in_a_branch(x, out):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = 1
+    else:
+        out[0] = 2
+
+
+@nb.kernel
+def ends_in_a_branch(x, out):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = 1
+    else:
+        if x[i] < -1:
+            return
+        out[i] = 2
+
+
+@nb.kernel
+def read_in_a_branch(x, out):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = 1
     else:
         out[i] = 2
+        out[i] += x[i]
+
+
+@nb.kernel
+def in_a_loop(x, out):
+    i = nb.tid()
+    for _ in range(int(x[i])):
+        out[i] = 1
 
 
 @nb.kernel
@@ -259,12 +303,35 @@ def asserts_first(x, out):
     out[i] = x[i]
 
 
-NOT_SURE = [sometimes, reads_first, adds, in_a_branch, shifted, raises_first, asserts_first]
+@nb.kernel
+def in_every_branch(x, out, more):
+    i = nb.tid()
+    if x[i] > 0:
+        out[i] = 1
+        more[i] = 1
+    elif x[i] < -1:
+        more[i] = 2
+        out[i] = 2
+        if x[i] < -2:
+            return
+        more[i] = 3
+    else:
+        out[i] = 3
+
+
+NOT_SURE = [
+    *(sometimes, reads_first, adds, shifted, raises_first, asserts_first),
+    *(in_a_branch, in_some_branches, elsewhere_in_a_branch, ends_in_a_branch, read_in_a_branch, in_a_loop),
+]
 
 
 @pytest.mark.parametrize("kernel", NOT_SURE, ids=lambda kernel: kernel.name)
 def test_what_is_not_surely_stored(kernel):
     assert indexing_of(kernel).covered == set()
+
+
+def test_what_is_stored_in_every_branch():
+    assert indexing_of(in_every_branch).covered == {"out"}
 
 
 def test_what_is_stored_before_a_return():
