@@ -585,7 +585,7 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks.
 
-    A loop that is `rolled` may become vectors, but not a sequence of its trips.
+    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then.
     """
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
@@ -596,17 +596,21 @@ def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
     frame.leave.pop()
     again = builder.branch(head)
     if rolled:
-        _keep_rolled(builder.module, again)
+        again.set_metadata("llvm.loop", _vectors_first(builder.module))
     builder.position_at_end(after)
 
 
-def _keep_rolled(module: Any, again: Any) -> None:
-    """Keep LLVM from writing the trips of a loop out before it has tried to make vectors of them."""
-    asked = module.add_metadata(["llvm.loop.unroll.disable"])
+def _vectors_first(module: Any) -> Any:
+    """Return what tells LLVM not to write the trips of a loop out before it has tried to make vectors of them."""
+    then = module.add_metadata(["llvm.loop.unroll.full"])
+    asked = (
+        module.add_metadata(["llvm.loop.unroll.disable"]),
+        module.add_metadata(["llvm.loop.vectorize.followup_vectorized", then]),
+    )
     # What names a loop names itself first.
     loop = ir.MDValue(module, (), str(len(module.metadata)))
-    loop.operands = (loop, asked)
-    again.set_metadata("llvm.loop", loop)
+    loop.operands = (loop, *asked)
+    return loop
 
 
 def assigned_once(tree: ast.FunctionDef, parameters: Sequence[str]) -> set[str]:

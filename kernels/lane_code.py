@@ -227,7 +227,9 @@ class LaneText(Text):
         by side at once. So it is looked at in the first lane: where it is not negative there, it is not in those that follow.
         """
         general = self._for_each_lane(self._alone(body))
-        unsure = {n for n in self._lanes.places(body) & self._constant if self._types[n] == types.int64} - self._nonnegative
+        unsure = {
+            n for n in self._lanes.places(body) & self._constant if self._types[n] == types.int64
+        } - self._nonnegative
         if not unsure:
             return general
         first = self._alone(needed_for(unsure, body))
