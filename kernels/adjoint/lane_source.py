@@ -20,11 +20,11 @@ def lane_source(
     source: FunctionSource, parameters: Sequence[ParameterType], weak: str
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return a kernel's body as generated text with its globals, or None if that does not say all that the kernel does."""
-    rewritten = rewrite(source, weak)
-    trees = [rewritten.trees[id(part)] for part in rewritten.program.sources]
-    if any(isinstance(node, ast.Name) and node.id == "_nb_print" for tree in trees for node in ast.walk(tree)):
-        return None
     try:
+        rewritten = rewrite(source, weak, gradients=True)
+        trees = rewritten.trees.values()
+        if any(isinstance(node, ast.Name) and node.id == "_nb_print" for tree in trees for node in ast.walk(tree)):
+            return None
         program = build(rewritten, parameters)
     except KernelError:
         return None
