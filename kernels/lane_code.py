@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 
 from numbridge.kernels.cpu_math import is_library_call
 from numbridge.kernels.generated_code import Expression, Frame, Step, Text, Typed, UnknownError, as_typed, looping
@@ -109,8 +110,9 @@ class LaneText(Text):
 
     def _bytes(self) -> int:
         """Return how much of the stack one lane takes."""
-        words = sum(getattr(self._types[name], "bitwidth", 64) // 8 for name in self._lanes.kept)
-        return words + sum(private.bytes for private in self._private.values())
+        return sum(_itemsize(self._types[name]) for name in self._lanes.kept) + sum(
+            math.prod(private.extents) * _itemsize(private.kind.dtype) for private in self._private.values()
+        )
 
     # Places
 
@@ -191,8 +193,8 @@ class LaneText(Text):
         """Return the steps of adding to one element from all lanes: once, what they add up to; none for other statements."""
         match node:
             case ast.Expr(ast.Call(ast.Name(called), [*before, array, index, value])) if called in _ADDS:
-                names = {inner.id for part in (array, index) for inner in ast.walk(part) if isinstance(inner, ast.Name)}
-                if names & (self._lanes.varying | self._lanes.private):
+                named = {inner.id for inner in ast.walk(array) if isinstance(inner, ast.Name)}
+                if named & self._lanes.private or self._lanes.varies(index):
                     return []
             case _:
                 return []
@@ -344,6 +346,12 @@ class LaneText(Text):
         return [build]
 
 
+def _itemsize(kind: Any) -> int:
+    context = cpu_target.target_context
+    size: int = context.get_abi_sizeof(context.get_data_type(kind))
+    return size
+
+
 def _place(frame: Frame, kind: Any, width: int) -> Any:
     """Make room for a value of every lane; the components of an element lie apart."""
     held = frame.context.get_data_type(kind)
@@ -401,7 +409,6 @@ class _Private:
     def __init__(self, made: Any, extents: tuple[int, ...]) -> None:
         self.kind = types.Array(made.dtype, made.ndim, "A")
         self.extents = extents
-        self.bytes = math.prod(extents) * max(getattr(made.dtype, "bitwidth", 64) // 8, 1)
 
     def memory(self, frame: Frame, width: int) -> Any:
         """Make room for all lanes."""

@@ -27,11 +27,11 @@ def lane_source(
         written = isinstance(parameter, ArrayType) and parameter.written
         if parameter.scalar.is_float and parameter.scalar.itemsize < (_SINGLE if written else _HALF):
             return None
-    rewritten = rewrite(source, weak, gradients=True)
-    trees = [rewritten.trees[id(part)] for part in rewritten.program.sources]
-    if any(isinstance(node, ast.Name) and node.id == "_nb_print" for tree in trees for node in ast.walk(tree)):
-        return None
     try:
+        rewritten = rewrite(source, weak, gradients=True)
+        trees = rewritten.trees.values()
+        if any(isinstance(node, ast.Name) and node.id == "_nb_print" for tree in trees for node in ast.walk(tree)):
+            return None
         program = build(rewritten, parameters)
     except KernelError:
         return None

@@ -211,6 +211,7 @@ class _Reverse(LoopReversal):
         return lines
 
     def _kind(self, value: Value) -> str:
+        self.construct.type_name(value.type)  # what an element that was kept is made again with
         name = self.construct.type_name(getattr(value.type, "dtype", value.type))
         if name == "bool":
             self.program.namespace["_nb_bool"] = np.bool_
