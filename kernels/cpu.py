@@ -157,6 +157,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_field"] = field
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
+    names["_nb_prefetch"] = cpu_intrinsics.prefetch
     names["_nb_checked"] = checked
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add

@@ -48,6 +48,7 @@ __all__ = [
     "element_address",
     "local_array",
     "nonnegative",
+    "prefetch",
     "readonly_violations",
 ]
 
@@ -101,6 +102,30 @@ def accumulate(typing_context: Any, total: Any, value: Any) -> Any:
         return builder.fadd(*arguments, flags=("reassoc", "nsz"))
 
     return types.float64(types.float64, types.float64), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the memory that a thread some way behind an element's will read, so that it is in the cache by then.
+
+    The CPU finds out by itself that memory is read in order, but starts late where several arrays of large elements are.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(array)(context, builder, arguments[0])
+        parts = cgutils.unpack_tuple(builder, arguments[1], len(index))
+        element = cgutils.get_item_pointer(context, builder, array, view, parts, wraparound=False)
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        place = builder.gep(builder.bitcast(element, byte), [ir.IntType(64)(_AHEAD)])
+        builder.call(call, [place, word(0), word(3), word(1)])  # for reading, to be kept, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+_AHEAD = 2048  # bytes; a few more or less make no difference
 
 
 @intrinsic

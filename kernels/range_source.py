@@ -72,6 +72,7 @@ def range_source(
     may_raise: bool,
     sums: Sequence[tuple[str, str]] = (),
     private: Private | None = None,
+    ahead: Sequence[str] = (),
     lanes: Mapping[str, int] | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
@@ -93,6 +94,8 @@ def range_source(
         a number: the body returns a tuple of numbers, one for each pair, whose sums over all threads are added there.
     private : Private, optional
         Another body for threads that share no elements with others at work.
+    ahead : sequence of str
+        Arrays of which every thread reads its own element, to be asked for some way ahead.
     lanes : mapping of str to int, optional
         Bodies of which there is another that runs so many neighbouring threads at once.
     """
@@ -107,7 +110,7 @@ def range_source(
     before = ""
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
-        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums), lanes)
+        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums), lanes, ahead)
     else:
         bodies = dict.fromkeys((entry, private.entry))
         before = "".join(
@@ -184,7 +187,8 @@ def _loop(
     rank: int,
     hidden: Sequence[str],
     sums: int,
-    lanes: Mapping[str, int] | None = None,
+    lanes: Mapping[str, int] | None,
+    ahead: Sequence[str] = (),
 ) -> list[str]:
     def call(last: str, entry: str = entry, result: str = "_nb_result") -> list[str]:
         passed = [
@@ -198,7 +202,9 @@ def _loop(
     def run(first: str, last: str) -> list[str]:
         """Return the lines that run the threads of a part of a row."""
         width = (lanes or {}).get(entry)
-        one = [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in call("_nb_k"))]
+        own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
+        asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
+        one = [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in [*asked, *call("_nb_k")])]
         if width is None:
             return one
         together = call("_nb_lane", f"{entry}{LANES}", "_nb_results")

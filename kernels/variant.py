@@ -22,6 +22,7 @@ from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, emit
 from numbridge.kernels.grid_source import Form, grid_source
+from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
@@ -57,6 +58,7 @@ _GRAIN, _GRAIN_WITH_LOOP = 1 << 13, 1
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 _BRIEF_BELOW = 1 << 10
 _MAX_CHECKED = 256
+_FEW = 8  # components
 
 _Types = tuple[tuple[ParameterType, ...], str]
 
@@ -321,6 +323,8 @@ def variants_of(kernel: Kernel) -> Variants:
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel's emitted text, from disk or from Numba."""
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
+    large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and _is_large(p)]
+    ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -331,6 +335,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             may_raise=emitted.may_raise,
             sums=emitted.sums,
             private=emitted.private,
+            ahead=ahead,
             lanes=lanes,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
@@ -368,6 +373,11 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+
+
+def _is_large(parameter: ArrayType) -> bool:
+    """Tell whether a parameter's elements are matrices of more than a few numbers."""
+    return parameter.element is not None and parameter.element.fields is None and parameter.element.count > _FEW
 
 
 def _bodies_for_lanes(

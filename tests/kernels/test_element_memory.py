@@ -177,3 +177,31 @@ def test_a_derivative_of_halves_is_refused():
     x = floats(N)
     with pytest.raises(nb.KernelUnsupportedError, match=r"vec3h(.|\n)*:\d+:\d+\n"):
         nb.launch(narrow, N, [x], [x.copy()], adj_inputs=[x.copy()], adj_outputs=[x.copy()], adjoint=True)
+
+
+# ---------------------------------------------------------------------------------------------- memory that is asked for ahead
+
+
+@nb.kernel
+def turned(m: nb.array2d[nb.mat33], v: nb.array2d[nb.vec3], out: nb.array2d[nb.vec3]):
+    i, j = nb.tid()
+    out[i, j] = m[i, j] @ v[i, j]
+
+
+@nb.kernel
+def picked(m: nb.array[nb.mat33], index: nb.array[int], out: nb.array[nb.mat33]):
+    i = nb.tid()
+    out[i] = m[index[i]]
+
+
+def test_large_elements_that_are_read_in_order_are_asked_for_ahead():
+    m, v, out = floats(4, N, 3, 3), floats(4, N, 3), np.zeros((4, N, 3), np.float32)
+    for step in (1, -1, 2):
+        part = m[::step, ::-1]
+        there = v[: len(part)]
+        nb.launch(turned, (len(part), N), [part, there, out[: len(part)]])
+        np.testing.assert_allclose(out[: len(part)], np.einsum("abij,abj->abi", part, there), rtol=1e-5, atol=1e-6)
+    text = str(turned.explain(m, v, out))
+    assert "_nb_prefetch(m, (_nb_i0, _nb_k,))" in text and "_nb_prefetch(v" not in text and "_nb_prefetch(out" not in text
+    index = np.array([1, 0], np.int32)
+    assert "_nb_prefetch" not in str(picked.explain(m[0], index, np.zeros((2, 3, 3), np.float32)))
