@@ -161,15 +161,13 @@ class Lanes:
         return None
 
     def places(self, body: Sequence[ast.stmt]) -> set[str]:
-        """Return the names by which statements index shared arrays, and which are one more in the next lane."""
-        return {
-            part.id
-            for node in body
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and inner.value.id in self.arrays
-            for part in indices(inner)
-            if isinstance(part, ast.Name) and self.step(part) == 1
-        }
+        """Return the names by which statements index shared arrays that are one more in the next lane; all lanes know them."""
+        parts: list[ast.expr] = []
+        for inner in (part for node in body for part in ast.walk(node)):
+            if isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and inner.value.id in self.arrays:
+                parts += indices(inner)
+        in_branches = {name for node in body if not isinstance(node, ast.Assign) for name in _stores(node)}
+        return {part.id for part in parts if isinstance(part, ast.Name) and self.step(part) == 1} - in_branches
 
     def width(self, is_float: Callable[[str], bool], is_serial: Callable[[ast.Call], bool], *, fastmath: bool) -> int:
         """Return how many threads run at once, or 0 if each by itself is as fast.

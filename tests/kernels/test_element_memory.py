@@ -202,6 +202,8 @@ def test_large_elements_that_are_read_in_order_are_asked_for_ahead():
         nb.launch(turned, (len(part), N), [part, there, out[: len(part)]])
         np.testing.assert_allclose(out[: len(part)], np.einsum("abij,abj->abi", part, there), rtol=1e-5, atol=1e-6)
     text = str(turned.explain(m, v, out))
-    assert "_nb_prefetch(m, (_nb_i0, _nb_k,))" in text and "_nb_prefetch(v" not in text and "_nb_prefetch(out" not in text
+    assert (
+        "_nb_prefetch(m, (_nb_i0, _nb_k,))" in text and "_nb_prefetch(v" not in text and "_nb_prefetch(out" not in text
+    )
     index = np.array([1, 0], np.int32)
     assert "_nb_prefetch" not in str(picked.explain(m[0], index, np.zeros((2, 3, 3), np.float32)))
