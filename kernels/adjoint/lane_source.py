@@ -6,8 +6,11 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from numba import types
+
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.emit import program_text
+from numbridge.kernels.adjoint.ir import Compute, Op, walk
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.rewriting import rewrite
@@ -22,11 +25,9 @@ def lane_source(
     source: FunctionSource, parameters: Sequence[ParameterType], weak: str
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return a kernel's body as generated text with its globals, or None if that does not say all that the kernel does."""
-    for parameter in parameters:
-        # A program rounds to float32 before it stores fewer bits, and knows no floats of 8 bits.
-        written = isinstance(parameter, ArrayType) and parameter.written
-        if parameter.scalar.is_float and parameter.scalar.itemsize < (_SINGLE if written else _HALF):
-            return None
+    narrow = [p for p in parameters if p.scalar.is_float and p.scalar.itemsize < _SINGLE]
+    if any(p.scalar.itemsize < _HALF or p.element is not None for p in narrow):
+        return None  # a program knows no floats of 8 bits, and no elements of narrow ones
     try:
         rewritten = rewrite(source, weak, gradients=True)
         trees = rewritten.trees.values()
@@ -35,4 +36,13 @@ def lane_source(
         program = build(rewritten, parameters)
     except KernelError:
         return None
+    if any(isinstance(p, ArrayType) and p.written for p in narrow) and any(map(_narrows, walk(program.body))):
+        return None  # a program would round to float32 before it stores fewer bits
     return program_text(program, program.name), program.namespace
+
+
+def _narrows(op: Op) -> bool:
+    """Tell whether an operation makes a float32 of a float64."""
+    return (
+        isinstance(op, Compute) and op.result.type == types.float32 and types.float64 in [a.type for a in op.arguments]
+    )
