@@ -148,7 +148,9 @@ def compile_run(
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
     """Return the globals of a text, with all that generated text may refer to."""
     names = substituted(namespace)
-    names["_nb_device"] = njit(_nrt=False, error_model="numpy", fastmath=fastmath)
+    names["_nb_device"] = njit(
+        _nrt=False, error_model="numpy", fastmath=fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
     names |= numba_elements.NAMES

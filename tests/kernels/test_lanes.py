@@ -247,6 +247,19 @@ def guarded_loads(x, y, n):
     y[i] = s
 
 
+def index_of_some_lanes(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = 0.0
+    for k in range(n):
+        if x[i] > 0.0:
+            m = i - 3  # which counts from the end in the first lanes
+            s += x[m] * k
+        else:
+            s += x[i - k]
+    y[i] = s
+
+
 def early_return(x, y, n):
     a, b = nb.tid()
     i = a + b
@@ -409,6 +422,7 @@ OF_VECTORS = (
 )
 CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     branches_in_branches: lambda n: [floats(max(n, 2)), floats(n), TRIPS],
+    index_of_some_lanes: lambda n: [floats(max(n, TRIPS)), floats(n), TRIPS],
     scan_of_rows: lambda n: [floats(n), floats(n, TRIPS + 1), TRIPS],
     booleans: lambda n: [integers(n, high=2, dtype=bool), integers(n), TRIPS],
     elements: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), nb.vec3(0.1, 0.2, 0.3), TRIPS],

@@ -22,6 +22,17 @@ def axpy(x, y, a):
     y[i] = a * x[i] + y[i]
 
 
+@nb.func
+def halved(value):
+    return value * 0.5
+
+
+@nb.kernel
+def halve(x, y):
+    i = nb.tid()
+    y[i] = halved(x[i])
+
+
 def every_number(kind):
     bits = np.dtype(kind).itemsize * 8
     return np.arange(1 << bits, dtype=f"u{bits // 8}").view(kind)
@@ -81,6 +92,13 @@ def test_arithmetic_is_float32(kind):
     wanted = (0.5 * x.float() + y.float()).to(kind)
     nb.launch(axpy, 1000, [x, y, 0.5])
     assert torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_functions_take_them(kind):
+    x, y = np.array([1.0, -3.0, 4.0]).astype(kind), np.zeros(3, np.float32)
+    nb.launch(halve, 3, [x, y])
+    assert y.tolist() == [0.5, -1.5, 2.0]
 
 
 def test_integers_comparisons_functions_and_branches():
