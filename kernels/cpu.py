@@ -141,8 +141,9 @@ def compile_run(
         raise not_compiled(error, entry, parameters, filename, origin) from error
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
+    at_once = max((width for _, width in together.values()), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
-    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide})
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "together": at_once})
 
 
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:

@@ -54,7 +54,7 @@ __all__ = [
 # Below this many threads a launch runs on the calling thread: waking others costs about 2 us. A body with a loop is taken
 # to be a hundred times as heavy as one without.
 _SERIAL_BELOW, _SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
-_GRAIN, _GRAIN_WITH_LOOP = 1 << 13, 1
+_GRAIN = 1 << 13
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 _BRIEF_BELOW = 1 << 10
 _MAX_CHECKED = 256
@@ -118,6 +118,8 @@ class Variant:
         On CUDA, how many of the launch's dimensions follow its parameters.
     levels : int
         On CUDA, how many axes of a batch one launch of it runs.
+    together : int
+        On the CPU, how many neighbouring threads it runs at once.
     """
 
     parameters: tuple[ParameterType, ...]
@@ -131,6 +133,7 @@ class Variant:
     launch_function: int = 0
     dims: int = 0
     levels: int = 0
+    together: int = 1
 
     @property
     def block_size(self) -> int:
@@ -149,8 +152,8 @@ class Variant:
 
     @property
     def grain(self) -> int:
-        """How many threads one worker on the CPU takes at least."""
-        return _GRAIN_WITH_LOOP if self.has_loop else _GRAIN
+        """How many threads one worker on the CPU takes at least; it takes whole multiples."""
+        return self.together if self.has_loop else _GRAIN
 
 
 class Variants:
@@ -372,7 +375,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     compiled, from_cache = compiled_or_stored(key, compile)
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
-    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop)
+    at_once = int(compiled.facts.get("together", 1))
+    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, together=at_once)
 
 
 def _is_large(parameter: ArrayType) -> bool:

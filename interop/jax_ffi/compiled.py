@@ -369,10 +369,10 @@ def piece(arguments, dims, steps, call):
 
 @native
 def run_shared(call, least):
-    """Run a call on the threading layer's threads, in shares of at least `least` threads."""
+    """Run a call on the threading layer's threads, in shares of whole multiples of `least` threads."""
     threads = types.int64(thread_count(load_i64(state(), core.STATE_THREAD_COUNT)))
     total = load_i64(call, nb.CALL_TOTAL)
-    grain = max(least, total // (threads * PIECES_PER_THREAD))
+    grain = max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
     dims, steps, arguments = stack(16), stack(16), stack(16)
     store_i64(call, nb.CALL_GRAIN, grain)
     store_i64(dims, 0, (total + grain - 1) // grain)

@@ -537,8 +537,10 @@ def test_threads_run_together_where_that_is_faster(function, wide):
     kernel = nb.kernel(function)
     values = [floats(4000), floats(4000), TRIPS]
     assert widths(kernel, values) == {function.__name__: wide}
-    assert f"# {function.__name__}_lanes is" in str(kernel.explain(*values).source)
-    assert not widths(nb.kernel(simd=False)(function), values)
+    alone = nb.kernel(simd=False)(function)
+    assert not widths(alone, values)
+    # Threads that run together are not shared out to different workers.
+    assert [k.explain(*values).variant.grain for k in (kernel, alone)] == [wide, 1]
 
 
 def few_trips(x, y, n):
