@@ -20,7 +20,7 @@ def transformed(m: wp.array(dtype=wp.mat33), v: wp.array(dtype=wp.vec3), out: wp
 @wp.kernel
 def product(a: wp.array2d(dtype=float), b: wp.array2d(dtype=float), c: wp.array2d(dtype=float)):
     i, j = wp.tid()
-    s = 0.0
+    s = wp.float32(0.0)
     for k in range(a.shape[1]):
         s += a[i, k] * b[k, j]
     c[i, j] = s
