@@ -124,16 +124,16 @@ def compile_run(
         names = _names({**lanes.namespace, **namespace}, parameters, fastmath=fastmath)
         together = _together(lanes, parameters, names, fastmath=fastmath)
     if lanes is not None and together:
-        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {entry}{LANES}(") + "\n\n\n"
+        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
         widths = {name: width for name, (_, width) in together.items()}
-        heads = (f"# {name}{LANES} is {name} for {width} threads at once.\n" for name, width in widths.items())
+        heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         Path(filename).write_text(text)
     else:
         names = _names(namespace, parameters, fastmath=fastmath)
     tree = calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together))
     exec(compile(tree, filename, "exec"), names)
-    names |= {f"{name}{LANES}": function.call for name, (function, _) in together.items()}
+    names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     try:
         compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})

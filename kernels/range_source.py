@@ -17,8 +17,8 @@ from numbridge.kernels.native import table_layout as nb
 __all__ = ["LANES", "RUN", "LaneSource", "Private", "range_source"]
 
 RUN = "_nb_run"
-LANES = "_lanes"
-"""What the name of a body ends with that runs several threads at once."""
+LANES = "_nb_lanes_"
+"""What stands before a body's name in that of another which runs several threads at once."""
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
 
 
@@ -207,7 +207,7 @@ def _loop(
         one = [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in [*asked, *call("_nb_k")])]
         if width is None:
             return one
-        together = call("_nb_lane", f"{entry}{LANES}", "_nb_results")
+        together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
         return [
             f"_nb_whole = {first} + ({last} - {first}) // {width} * {width}",
             f"for _nb_lane in range({first}, _nb_whole, {width}):",

@@ -62,7 +62,9 @@ class Strided:
 def widths(kernel, values):
     """Return how many threads each body of a kernel runs together."""
     source = kernel.explain(*copied(values)).source
-    return {name: int(width) for name, width in re.findall(r"# \w+_lanes is (\w+) for (\d+) threads at once", source)}
+    return {
+        name: int(width) for name, width in re.findall(r"# _nb_lanes_\w+ is (\w+) for (\d+) threads at once", source)
+    }
 
 
 def both_ways(kernel, values, n):
@@ -541,6 +543,26 @@ def test_threads_run_together_where_that_is_faster(function, wide):
     assert not widths(alone, values)
     # Threads that run together are not shared out to different workers.
     assert [k.explain(*values).variant.grain for k in (kernel, alone)] == [wide, 1]
+
+
+@nb.func
+def named_lanes(value):
+    return value * 3
+
+
+def named(x, y, n):
+    i = nb.tid()
+    s = 0.0
+    for k in range(n):
+        s = s * 0.5 + named_lanes(x[i])
+    y[i] = s
+
+
+def test_names_of_functions_stay_those_of_the_user():
+    kernel, values = nb.kernel(named), [np.ones(40, np.float32), np.zeros(40, np.float32), 3]
+    assert widths(kernel, values)
+    nb.launch(kernel, 40, values)
+    assert values[1].tolist() == [5.25] * 40
 
 
 def few_trips(x, y, n):
