@@ -119,18 +119,14 @@ def compile_run(
     KernelError
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
-    together: dict[str, tuple[Typed, int]] = {}
-    if lanes is not None:
-        names = _names({**lanes.namespace, **namespace}, parameters, fastmath=fastmath)
-        together = _together(lanes, parameters, names, fastmath=fastmath)
-    if lanes is not None and together:
+    names = _names({**lanes.namespace, **namespace} if lanes else namespace, parameters, fastmath=fastmath)
+    together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
+    if lanes and together:
         shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
         widths = {name: width for name, (_, width) in together.items()}
         heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         Path(filename).write_text(text)
-    else:
-        names = _names(namespace, parameters, fastmath=fastmath)
     tree = calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together))
     exec(compile(tree, filename, "exec"), names)
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}

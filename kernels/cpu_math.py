@@ -120,45 +120,12 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
 # What takes a few instructions, which LLVM vectorises.
 _INSTRUCTIONS = frozenset(
     (
-        *(
-            "sqrt",
-            "fabs",
-            "absolute",
-            "abs",
-            "floor",
-            "ceil",
-            "trunc",
-            "rint",
-            "copysign",
-            "isnan",
-            "isinf",
-            "isfinite",
-        ),
-        *(
-            "minimum",
-            "maximum",
-            "fmin",
-            "fmax",
-            "square",
-            "negative",
-            "positive",
-            "sign",
-            "reciprocal",
-            "radians",
-            "degrees",
-        ),
-        *("add", "subtract", "multiply", "divide", "true_divide", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
-        *(
-            "logical_and",
-            "logical_or",
-            "logical_not",
-            "greater",
-            "greater_equal",
-            "less",
-            "less_equal",
-            "equal",
-            "not_equal",
-        ),
+        *("sqrt", "fabs", "absolute", "abs", "floor", "ceil", "trunc", "rint", "copysign"),
+        *("isnan", "isinf", "isfinite", "minimum", "maximum", "fmin", "fmax", "square", "sign"),
+        *("negative", "positive", "reciprocal", "radians", "degrees", "add", "subtract", "multiply"),
+        *("divide", "true_divide", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
+        *("logical_and", "logical_or", "logical_not", "equal", "not_equal"),
+        *("greater", "greater_equal", "less", "less_equal"),
     )
 )
 

@@ -11,7 +11,8 @@ import builtins
 import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -22,6 +23,7 @@ from numbridge.kernels.cpu_math import is_library_call
 from numbridge.kernels.generated_code import Expression, Frame, Step, Text, Typed, UnknownError, as_typed, looping
 from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, needed_for, read_lanes
 from numbridge.kernels.numba_elements import NumbaElement
+from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = ["LaneText", "in_lanes"]
 
@@ -29,7 +31,7 @@ __all__ = ["LaneText", "in_lanes"]
 _ROOM = 1 << 18
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either")
-_REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", "_nb_cuda")
+_REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 
 
@@ -53,8 +55,7 @@ def in_lanes(
     always : bool
         Whether to return it where nothing is gained, too.
     """
-    text = LaneText(copy.deepcopy(tree), kinds, index, names, fastmath)
-    text.always = always
+    text = LaneText(copy.deepcopy(tree), kinds, index, names, fastmath=fastmath, always=always)
     try:
         made = as_typed(text)
     except NoLanesError:
@@ -66,13 +67,19 @@ class LaneText(Text):
     """A function's text while it is read for several lanes."""
 
     def __init__(
-        self, tree: ast.FunctionDef, kinds: Sequence[Any], index: str, names: Mapping[str, Any], fastmath: bool
+        self,
+        tree: ast.FunctionDef,
+        kinds: Sequence[Any],
+        index: str,
+        names: Mapping[str, Any],
+        *,
+        fastmath: bool,
+        always: bool,
     ) -> None:
         super().__init__(tree, kinds, names, fastmath)
         self.symbol += ".lanes"
         self.width = 0
-        self.always = False
-        self._fast = fastmath
+        self._fast, self._always = fastmath, always
         self._along = index
         self._lanes: Lanes
         self._totals: list[str] = []
@@ -84,7 +91,7 @@ class LaneText(Text):
         arrays = frozenset(name for name, kind in self._types.items() if isinstance(kind, types.Array))
         self._lanes = read_lanes(self.tree, self._along, arrays, self._constant, self._computes)
         super().read()
-        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or _LEAST * self.always
+        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or _LEAST * self._always
         while self.width > 1 and self.width * self._bytes() > _ROOM:
             self.width //= 2
         if self.width < 2:
@@ -198,9 +205,8 @@ class LaneText(Text):
                     return []
             case _:
                 return []
-        self._apart = True
-        part = self._expression(value)
-        self._apart = False
+        with self._one_lane():
+            part = self._expression(value)
         if not isinstance(part.type, types.Float):
             return []
         total = f"_nb_total{len(self._totals)}"
@@ -258,10 +264,15 @@ class LaneText(Text):
 
     def _alone(self, body: Sequence[ast.stmt]) -> list[Step]:
         """Return the steps of statements of one lane."""
+        with self._one_lane():
+            return self._block(body)
+
+    @contextmanager
+    def _one_lane(self) -> Iterator[None]:
+        """Read what runs for one lane after another."""
         before, self._apart = self._apart, True
-        steps = self._block(body)
+        yield
         self._apart = before
-        return steps
 
     def _for_each_lane(self, steps: Sequence[Step]) -> Step:
         word = ir.IntType(64)
@@ -285,9 +296,8 @@ class LaneText(Text):
     def _if(self, node: ast.If) -> Step:
         if self._apart or id(node) not in self._lanes.agreed:
             return super()._if(node)
-        self._apart = True
-        condition = self._condition(node.test)
-        self._apart = False
+        with self._one_lane():
+            condition = self._condition(node.test)
         both = self._block(node.body), self._block(node.orelse)
         mixed = self._for_each_lane(self._alone([node]))
 
@@ -316,9 +326,8 @@ class LaneText(Text):
         """Return numbers that are the sums over all lanes."""
         if not isinstance(node.value, ast.Tuple):
             raise UnknownError
-        self._apart = True
-        parts = [self._expression(part) for part in node.value.elts]
-        self._apart = False
+        with self._one_lane():
+            parts = [self._expression(part) for part in node.value.elts]
         if not all(isinstance(part.type, types.Float) for part in parts):
             raise UnknownError
         sums = [f"{part}" for part in range(len(parts))]

@@ -92,11 +92,9 @@ class Lanes:
 
     def has_effect(self, call: ast.Call) -> bool:
         """Tell whether a call may do more than compute: it gets an array, or nobody here knows what it does."""
-        match call.func:
-            case ast.Name(name) if name in (_LOCAL_ARRAY, _FIELD):
-                return False
-        given = {node.id for argument in call.args for node in [argument] if isinstance(node, ast.Name)}
-        return bool(given & (self.arrays | self.private)) or not self.computes(call.func)
+        if _makes_array(call):
+            return False
+        return bool(_handed(call) & (self.arrays | self.private)) or not self.computes(call.func)
 
     def changes_memory(self, node: ast.stmt) -> bool:
         """Tell whether a statement, or one in it, may write to an array."""
@@ -262,9 +260,18 @@ def _touched(nodes: Sequence[ast.AST], arrays: frozenset[str]) -> frozenset[str]
         match node:
             case ast.Subscript(ast.Name(name), ctx=ast.Store()):
                 found.add(name)
-            case ast.Call(called, given) if not (isinstance(called, ast.Name) and called.id == _FIELD):
-                found |= {a.id for a in given if isinstance(a, ast.Name)}
+            case ast.Call() if not _makes_array(node):
+                found |= _handed(node)
     return arrays & found
+
+
+def _makes_array(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id in (_LOCAL_ARRAY, _FIELD)
+
+
+def _handed(call: ast.Call) -> set[str]:
+    """Return the names that a call gets as they are."""
+    return {argument.id for argument in call.args if isinstance(argument, ast.Name)}
 
 
 def _loads(node: ast.AST) -> Iterator[str]:

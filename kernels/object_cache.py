@@ -38,6 +38,7 @@ __all__ = [
     "compiled_or_stored",
     "cuda_fingerprint",
     "digest",
+    "generator_fingerprint",
     "load",
     "machine_fingerprint",
     "private_folder",
@@ -108,6 +109,14 @@ _CPU_SOURCES = (
     *_ELEMENTS,
 )
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "stack_layout", *_ELEMENTS)
+
+
+@functools.cache
+def generator_fingerprint() -> str:
+    """Return what a program, and text generated from it, depend on besides the kernel: the generator's own source."""
+    folder = Path(__file__).parent
+    files = [*sorted((folder / "adjoint").glob("*.py")), folder / "emission.py", folder / "rewriting.py"]
+    return digest(*(path.read_bytes() for path in files))
 
 
 @functools.cache

@@ -63,6 +63,16 @@ class LaneSource:
     always: bool
 
 
+@dataclass(frozen=True)
+class _Threads:
+    """How threads are numbered and added up: the rank, the hidden parameters, how many sums, and who runs in lanes."""
+
+    rank: int
+    hidden: Sequence[str]
+    sums: int
+    lanes: Mapping[str, int]
+
+
 def range_source(
     entry: str,
     names: Sequence[str],
@@ -106,17 +116,16 @@ def range_source(
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
+    threads = _Threads(rank, hidden, len(sums), lanes or {})
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
-        loop = _loop(entry, [*passed, *told], rank, hidden, len(sums), lanes, ahead)
+        loop = _loop(entry, [*passed, *told], threads, ahead)
     else:
         bodies = dict.fromkeys((entry, private.entry))
-        before = "".join(
-            _function(body, passed, rank, hidden, len(sums), lanes, either=len(bodies) == 1) for body in bodies
-        )
-        loop = _parts(entry, private, passed, rank, hidden, len(sums))
+        before = "".join(_function(body, passed, threads, either=len(bodies) == 1) for body in bodies)
+        loop = _parts(entry, private, passed, threads)
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
         *loop,
@@ -131,33 +140,27 @@ def _summed(name: str, place: str) -> str:
     return f"_nb_components({name}), ({place},)" if place else f"{name}, ()"
 
 
-def _function(
-    entry: str,
-    names: Sequence[str],
-    rank: int,
-    hidden: Sequence[str],
-    sums: int,
-    lanes: Mapping[str, int] | None,
-    *,
-    either: bool,
-) -> str:
+def _function(entry: str, names: Sequence[str], threads: _Threads, *, either: bool) -> str:
     """Return the loop as a function of its own, which returns the sums."""
     names = [*names, "_nb_private"] if either else names
-    parameters = ", ".join([*_sizes(rank, hidden), *names, "_nb_first", "_nb_last"])
-    totals = "".join(f"_nb_sum{k}, " for k in range(sums)).strip()
-    lines = ["@_nb_device", f"def _nb_loop_{entry}({parameters}):", *(f"    _nb_sum{k} = 0.0" for k in range(sums))]
-    return "\n".join([*lines, *_loop(entry, names, rank, hidden, sums, lanes), f"    return ({totals})", "\n\n"])
+    parameters = ", ".join([*_sizes(threads), *names, "_nb_first", "_nb_last"])
+    totals = "".join(f"_nb_sum{k}, " for k in range(threads.sums)).strip()
+    lines = [
+        "@_nb_device",
+        f"def _nb_loop_{entry}({parameters}):",
+        *(f"    _nb_sum{k} = 0.0" for k in range(threads.sums)),
+    ]
+    return "\n".join([*lines, *_loop(entry, names, threads), f"    return ({totals})", "\n\n"])
 
 
-def _sizes(rank: int, hidden: Sequence[str]) -> list[str]:
-    return [*(f"_nb_n{k}" for k in range(rank)), *(name for name in hidden if name[4] != "i")]
+def _sizes(threads: _Threads) -> list[str]:
+    return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] != "i")]
 
 
-def _parts(
-    entry: str, private: Private, names: Sequence[str], rank: int, hidden: Sequence[str], sums: int
-) -> list[str]:
+def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads) -> list[str]:
     """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
-    total, row = " * ".join(f"_nb_n{k}" for k in range(rank)), " * ".join(f"_nb_n{k}" for k in range(1, rank)) or "1"
+    extents = [f"_nb_n{k}" for k in range(threads.rank)]
+    total, row = " * ".join(extents), " * ".join(extents[1:]) or "1"
     lines = ["    _nb_low = _nb_first", "    _nb_high = _nb_first"]
     lines += [f"    if _nb_first == 0 and _nb_last == {total}:", "        _nb_high = _nb_last"]
     if private.distance is not None:
@@ -169,7 +172,7 @@ def _parts(
             f"        _nb_low = min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
             f"        _nb_high = max(min(_nb_last_row * ({row}), _nb_last), _nb_low)",
         ]
-    given = ", ".join([*_sizes(rank, hidden), *names])
+    given = ", ".join([*_sizes(threads), *names])
     for body, start, stop in (
         (entry, "_nb_first", "_nb_low"),
         (private.entry, "_nb_low", "_nb_high"),
@@ -177,43 +180,37 @@ def _parts(
     ):
         which = f", {start == '_nb_low'}" if private.entry == entry else ""
         lines += [f"    if {start} < {stop}:", f"        _nb_part = _nb_loop_{body}({given}{which}, {start}, {stop})"]
-        lines += [f"        _nb_sum{k} += _nb_part[{k}]" for k in range(sums)]
+        lines += [f"        _nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
     return lines
 
 
-def _loop(
-    entry: str,
-    names: Sequence[str],
-    rank: int,
-    hidden: Sequence[str],
-    sums: int,
-    lanes: Mapping[str, int] | None,
-    ahead: Sequence[str] = (),
-) -> list[str]:
+def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[str] = ()) -> list[str]:
+    rank = threads.rank
+
     def call(last: str, entry: str = entry, result: str = "_nb_result") -> list[str]:
         passed = [
             f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
-            for name in hidden
+            for name in threads.hidden
         ]
         text = f"{entry}({', '.join([*passed, *names])})"
-        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(sums)]
-        return [f"{result} = {text}", *added] if sums else [text]
+        added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(threads.sums)]
+        return [f"{result} = {text}", *added] if threads.sums else [text]
 
     def run(first: str, last: str) -> list[str]:
         """Return the lines that run the threads of a part of a row."""
-        width = (lanes or {}).get(entry)
+        width = threads.lanes.get(entry)
         own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
-        one = [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in [*asked, *call("_nb_k")])]
+        one = [f"    {line}" for line in [*asked, *call("_nb_k")]]
         if width is None:
-            return one
+            return [f"for _nb_k in range({first}, {last}):", *one]
         together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
         return [
             f"_nb_whole = {first} + ({last} - {first}) // {width} * {width}",
             f"for _nb_lane in range({first}, _nb_whole, {width}):",
             *(f"    {line}" for line in together),
-            one[0].replace(f"range({first}, ", "range(_nb_whole, "),
-            *one[1:],
+            f"for _nb_k in range(_nb_whole, {last}):",
+            *one,
         ]
 
     if rank < 2:

@@ -73,6 +73,14 @@ class Rewritten:
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
 
+    def printing(self) -> str | None:
+        """Return the name of a function that prints, which a program of it would not say; None if there is none."""
+        for part in self.program.sources:
+            for node in ast.walk(self.trees[id(part)]):
+                if isinstance(node, ast.Name) and node.id == "_nb_print":
+                    return part.name
+        return None
+
 
 def rewrite(
     source: FunctionSource,

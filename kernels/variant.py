@@ -30,6 +30,7 @@ from numbridge.kernels.object_cache import (
     compiled_or_stored,
     cuda_fingerprint,
     digest,
+    generator_fingerprint,
     load,
     machine_fingerprint,
 )
@@ -347,12 +348,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     fastmath = bool(kernel.options.get("fastmath"))
     together = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
     how = "alone" if not together else "always together" if simd else "together"
-    fingerprint = f"{machine_fingerprint()} {how}"
-    if together and not emitted.generated:
-        from numbridge.kernels.adjoint.derive import generator_fingerprint
-
-        fingerprint += generator_fingerprint()
-    key = _key("variant", fingerprint, text, emitted, parameters, fastmath=fastmath)
+    generator = generator_fingerprint() if together and not emitted.generated else ""
+    key = _key("variant", f"{machine_fingerprint()} {how}{generator}", text, emitted, parameters, fastmath=fastmath)
     symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
 
     def compile() -> Compiled:

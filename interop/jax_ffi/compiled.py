@@ -16,6 +16,7 @@ from numba import types
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.kernels.native import table_layout as core
+from numbridge.kernels.native.entry import share
 from numbridge.kernels.native.memory import (
     external,
     function_symbol,
@@ -84,8 +85,6 @@ error_create = xla.XLA_FFI_Api.XLA_FFI_Error_Create.offset
 error_message, error_code = xla.XLA_FFI_Error_Create_Args.message.offset, xla.XLA_FFI_Error_Create_Args.errc.offset
 error_size = error_code + 4
 
-# Pieces of work per thread, as for an ordinary launch.
-PIECES_PER_THREAD = 8
 ATTRIBUTES = 2  # "kernel", for people, and "words"; XLA sorts them by name
 SCALAR_ROOM = 16
 
@@ -372,7 +371,7 @@ def run_shared(call, least):
     """Run a call on the threading layer's threads, in shares of whole multiples of `least` threads."""
     threads = types.int64(thread_count(load_i64(state(), core.STATE_THREAD_COUNT)))
     total = load_i64(call, nb.CALL_TOTAL)
-    grain = max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
+    grain = share(total, threads, least)
     dims, steps, arguments = stack(16), stack(16), stack(16)
     store_i64(call, nb.CALL_GRAIN, grain)
     store_i64(dims, 0, (total + grain - 1) // grain)

@@ -8,7 +8,6 @@ Numba.
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -93,10 +92,9 @@ def flattened(program: Program, roles: Mapping[str, str], *, fastmath: bool) -> 
 
 def check_prints(rewritten: Rewritten) -> None:
     """Refuse kernels that print, which a program does not say."""
-    for part in rewritten.program.sources:
-        for node in ast.walk(rewritten.trees[id(part)]):
-            if isinstance(node, ast.Name) and node.id == "_nb_print":
-                raise KernelUnsupportedError(f"{part.name} prints; take that out")
+    name = rewritten.printing()
+    if name is not None:
+        raise KernelUnsupportedError(f"{name} prints; take that out")
 
 
 class _Reader:

@@ -20,10 +20,16 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key, is_current, root_of
 from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import is_symbolic
-from numbridge.kernels.adjoint.derive import Derivative, generator_fingerprint
+from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
+from numbridge.kernels.object_cache import (
+    Compiled,
+    compiled_or_stored,
+    digest,
+    generator_fingerprint,
+    machine_fingerprint,
+)
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
@@ -35,7 +34,13 @@ from numbridge.kernels.errors import (
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.launch import Geometry, geometry_of, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest, machine_fingerprint
+from numbridge.kernels.object_cache import (
+    Compiled,
+    compiled_or_stored,
+    digest,
+    generator_fingerprint,
+    machine_fingerprint,
+)
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived", "generator_fingerprint"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -580,14 +585,6 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
             raise NumbridgeTypeError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, which has no gradient; pass None for it"
             )
-
-
-@functools.cache
-def generator_fingerprint() -> str:
-    """Return what a program, and text generated from it, depend on besides the kernel: the generator's own source."""
-    folder = Path(__file__).parent
-    files = [*sorted(folder.glob("*.py")), folder.parent / "emission.py", folder.parent / "rewriting.py"]
-    return digest(*(path.read_bytes() for path in files))
 
 
 def derived(

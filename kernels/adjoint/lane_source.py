@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,8 +29,7 @@ def lane_source(
         return None  # a program knows no floats of 8 bits, and no elements of narrow ones
     try:
         rewritten = rewrite(source, weak, gradients=True)
-        trees = rewritten.trees.values()
-        if any(isinstance(node, ast.Name) and node.id == "_nb_print" for tree in trees for node in ast.walk(tree)):
+        if rewritten.printing() is not None:
             return None
         program = build(rewritten, parameters)
     except KernelError:

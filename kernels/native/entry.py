@@ -299,13 +299,17 @@ def piece(arguments, dims, steps, work):
         store_i64(work, nb.WORK_FAILED, failed)
 
 
+@inlined
+def share(total, threads, least):
+    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together."""
+    return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
+
+
 @native
 def run_shared(spec, block, geometry, total):
     """Run the variant over `total` threads, shared out among the threading layer's threads."""
     threads = types.int64(thread_count(load_i64(state(), nb.STATE_THREAD_COUNT)))
-    least = load_i64(spec, nb.SPEC_GRAIN)
-    # Whole multiples: threads that run together would be cut apart else.
-    grain = max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
+    grain = share(total, threads, load_i64(spec, nb.SPEC_GRAIN))
     work, dims, steps, arguments = stack(nb.WORK_SIZE), stack(16), stack(16), stack(16)
     store_i64(work, nb.WORK_RUN, load_i64(spec, nb.SPEC_RUN))
     store_i64(work, nb.WORK_BLOCK, block)
