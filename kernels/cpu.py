@@ -24,7 +24,7 @@ from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
-from numbridge.kernels.lane_code import in_lanes
+from numbridge.kernels.lane_masks import in_lanes
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.native.memory import load_i64

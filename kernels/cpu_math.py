@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels.float_math import FUNCTIONS, evaluate
 
-__all__ = ["calls_chosen", "is_library_call", "substituted"]
+__all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
 
 _NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS if name[0] == "a"}
 
@@ -113,11 +113,18 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
         return False
     if function in _replacements().values():
         return any(types.unliteral(kind) != types.float32 for kind in kinds)
-    module = getattr(function, "__module__", None)
-    return (module == "math" or isinstance(function, np.ufunc)) and function.__name__ not in _INSTRUCTIONS
+    return _is_mathematical(function) and not is_few_instructions(function)
 
 
-# What takes a few instructions, which LLVM vectorises.
+def is_few_instructions(function: Any) -> bool:
+    """Tell whether a call of numbers takes a few instructions, which LLVM vectorises."""
+    return _is_mathematical(function) and function.__name__ in _INSTRUCTIONS
+
+
+def _is_mathematical(function: Any) -> bool:
+    return getattr(function, "__module__", None) == "math" or isinstance(function, np.ufunc)
+
+
 _INSTRUCTIONS = frozenset(
     (
         *("sqrt", "fabs", "absolute", "abs", "floor", "ceil", "trunc", "rint", "copysign"),

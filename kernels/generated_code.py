@@ -87,7 +87,21 @@ Step = Callable[["Frame"], None]
 
 @dataclass
 class Frame:
-    """A function whose code is being built."""
+    """A function whose code is being built.
+
+    Attributes
+    ----------
+    values, places : dict
+        What names hold, and where names that change lie.
+    leave : list
+        Where the loops around the code end, the innermost last.
+    lane
+        Which of the threads that run together the code is for; None if for all of them.
+    near : dict
+        Where the lane's own values of names lie that every lane has one of, if that is for the lane alone.
+    active, mask
+        Where it says which lanes are still in the loop, and whether this one is; None if all are.
+    """
 
     context: Any
     builder: Any
@@ -95,6 +109,9 @@ class Frame:
     places: dict[str, Any]
     leave: list[Any] = field(default_factory=list)
     lane: Any = None
+    near: dict[str, Any] = field(default_factory=dict)
+    active: Any = None
+    mask: Any = None
 
     def cast(self, value: Any, kind: Any, wanted: Any) -> Any:
         """Convert a value."""
@@ -355,13 +372,17 @@ class Text:
 
         return build
 
-    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> Step:
+    def _range(self, bounds: Sequence[ast.expr]) -> tuple[Expression, Expression, int]:
+        """Return where a loop begins to count, where it stops, and by how much it counts."""
         found = [self._expression(bound) for bound in bounds]
         step = found[2].number if len(found) == 3 else 1
         if not step or any(types.unliteral(bound.type) != types.int64 for bound in found):
             raise UnknownError
         start = found[0] if len(found) > 1 else self._number(0)
-        stop = found[0] if len(found) == 1 else found[1]
+        return start, found[0] if len(found) == 1 else found[1], step
+
+    def _for(self, name: str, bounds: Sequence[ast.expr], body: Sequence[ast.stmt]) -> Step:
+        start, stop, step = self._range(bounds)
         counted = self._declared(name, types.int64)
         assert counted == types.int64
         constant = name in self._constant

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ from numba import types
 from numba.core.registry import cpu_target
 
 from numbridge.kernels.cpu_math import is_library_call
-from numbridge.kernels.generated_code import Expression, Frame, Step, Text, Typed, UnknownError, as_typed, looping
-from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, needed_for, read_lanes
+from numbridge.kernels.generated_code import Expression, Frame, Step, Text, UnknownError, looping
+from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, needed_for, read_lanes, stored
 from numbridge.kernels.numba_elements import NumbaElement
 from numbridge.kernels.rewriting import CUDA_MODULE
 
-__all__ = ["LaneText", "in_lanes"]
+__all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
@@ -33,34 +32,6 @@ _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either")
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
-
-
-def in_lanes(
-    tree: ast.FunctionDef, kinds: Sequence[Any], index: str, names: Mapping[str, Any], *, fastmath: bool, always: bool
-) -> tuple[Typed, int] | None:
-    """Return a function that runs several threads at once, and how many; None if that is impossible, or no gain.
-
-    Parameters
-    ----------
-    tree : ast.FunctionDef
-        The function for one thread.
-    kinds : sequence of Numba types
-        The types of its parameters.
-    index : str
-        The parameter that is one more for each of the threads; the function takes the first thread's.
-    names : mapping
-        The globals of its text.
-    fastmath : bool
-        Whether LLVM may reassociate floating-point arithmetic.
-    always : bool
-        Whether to return it where nothing is gained, too.
-    """
-    text = LaneText(copy.deepcopy(tree), kinds, index, names, fastmath=fastmath, always=always)
-    try:
-        made = as_typed(text)
-    except NoLanesError:
-        return None
-    return None if made is None else (made, text.width)
 
 
 class LaneText(Text):
@@ -127,7 +98,7 @@ class LaneText(Text):
         if name in self._private:
             frame.places[name] = self._private[name].memory(frame, self.width)
         elif name in self._lanes.kept:
-            frame.places[name] = _place(frame, kind, self.width)
+            frame.places[name] = lane_place(frame, kind, self.width)
         else:
             super()._make_place(frame, name, kind)
 
@@ -142,8 +113,13 @@ class LaneText(Text):
         if name in self._lanes.kept:
             if kind is None:
                 raise UnknownError
-            return Expression(kind, lambda frame: _loaded(frame, kind, frame.places[name]))
+            return Expression(kind, lambda frame: self._own(frame, name, kind))
         return super()._name(name)
+
+    def _own(self, frame: Frame, name: str, kind: Any) -> Any:
+        """Return what the lane holds."""
+        near = frame.near.get(name)
+        return lane_value(frame, kind, frame.places[name]) if near is None else frame.builder.load(near)
 
     def _assign(self, name: str, value: Expression) -> Step:
         if isinstance(value.type, types.Array) and name not in self._lanes.arrays:
@@ -153,7 +129,11 @@ class LaneText(Text):
         kind = self._declared(name, value.type)
 
         def build(frame: Frame) -> None:
-            _store(frame, kind, frame.places[name], frame.cast(value.build(frame), value.type, kind))
+            made = frame.cast(value.build(frame), value.type, kind)
+            if name in frame.near:
+                frame.builder.store(made, frame.near[name])
+            else:
+                set_lane_value(frame, kind, frame.places[name], made)
 
         return build
 
@@ -263,9 +243,28 @@ class LaneText(Text):
         return build
 
     def _alone(self, body: Sequence[ast.stmt]) -> list[Step]:
-        """Return the steps of statements of one lane."""
+        """Return the steps of statements of one lane.
+
+        What branches assign lies by itself until they are through, for LLVM to choose from with a mask.
+        """
         with self._one_lane():
-            return self._block(body)
+            steps = self._block(body)
+        near = {name for node in body if not isinstance(node, ast.Assign) for name in stored(node)} & self._lanes.kept
+        kinds = {name: self._types[name] for name in sorted(near)}
+
+        def build(frame: Frame) -> None:
+            for name, kind in kinds.items():
+                held = self._own(frame, name, kind)
+                with frame.builder.goto_entry_block():
+                    place = frame.builder.alloca(held.type)
+                frame.builder.store(held, place)
+                frame.near[name] = place
+            for step in steps:
+                step(frame)
+            for name, kind in kinds.items():
+                set_lane_value(frame, kind, frame.places[name], frame.builder.load(frame.near.pop(name)))
+
+        return [build]
 
     @contextmanager
     def _one_lane(self) -> Iterator[None]:
@@ -286,9 +285,11 @@ class LaneText(Text):
                 builder.cbranch(builder.icmp_unsigned("<", lane, word(self.width)), inside, after)
                 builder.position_at_end(inside)
                 frame.lane = lane
+                if frame.active is not None:
+                    frame.mask = lane_value(frame, types.boolean, frame.active)
                 for step in steps:
                     step(frame)
-                frame.lane = None
+                frame.lane = frame.mask = None
                 lane.add_incoming(builder.add(lane, word(1), flags=("nsw", "nuw")), builder.block)
 
         return build
@@ -361,7 +362,7 @@ def _itemsize(kind: Any) -> int:
     return size
 
 
-def _place(frame: Frame, kind: Any, width: int) -> Any:
+def lane_place(frame: Frame, kind: Any, width: int) -> Any:
     """Make room for a value of every lane; the components of an element lie apart."""
     held = frame.context.get_data_type(kind)
     room = ir.ArrayType(held, width)
@@ -381,7 +382,7 @@ def _addresses(frame: Frame, place: Any) -> list[Any]:
     return [frame.builder.gep(place, [word(0), word(k), frame.lane], inbounds=True) for k in range(room.count)]
 
 
-def _loaded(frame: Frame, kind: Any, place: Any) -> Any:
+def lane_value(frame: Frame, kind: Any, place: Any) -> Any:
     model = frame.context.data_model_manager[kind]
     parts = [frame.builder.load(address) for address in _addresses(frame, place)]
     held = parts[0]
@@ -392,18 +393,23 @@ def _loaded(frame: Frame, kind: Any, place: Any) -> Any:
     return model.from_data(frame.builder, held)
 
 
-def _store(frame: Frame, kind: Any, place: Any, value: Any) -> None:
+def set_lane_value(frame: Frame, kind: Any, place: Any, value: Any) -> None:
     model = frame.context.data_model_manager[kind]
     held = model.as_data(frame.builder, value)
     addresses = _addresses(frame, place)
     whole = not isinstance(model.get_data_type(), ir.ArrayType)
     for k, address in enumerate(addresses):
-        frame.builder.store(held if whole else frame.builder.extract_value(held, k), address)
+        part = held if whole else frame.builder.extract_value(held, k)
+        if frame.mask is not None:
+            part = frame.builder.select(frame.mask, part, frame.builder.load(address))
+        frame.builder.store(part, address)
 
 
 def _accumulate(frame: Frame, place: Any, number: Any) -> None:
     """Add to a number in memory, in any order."""
     builder = frame.builder
+    if frame.mask is not None:
+        number = builder.select(frame.mask, number, number.type(0.0))
     builder.store(builder.fadd(builder.load(place), number, flags=("reassoc", "nsz")), place)
 
 

@@ -13,9 +13,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
-__all__ = ["Group", "Lanes", "NoLanesError", "local_array_name", "needed_for", "read_lanes"]
+__all__ = [
+    "Group",
+    "Lanes",
+    "NoLanesError",
+    "is_break",
+    "local_array_name",
+    "needed_for",
+    "range_start",
+    "read_lanes",
+    "stored",
+]
 
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
 _MOST_STATEMENTS = 400
@@ -57,6 +67,10 @@ class Lanes:
         Names that may have another value in every lane.
     agreed : set of int
         The ids of branches that lanes take together where they agree.
+    staggered : set of int
+        The ids of loops that lanes leave at different times; those that have left wait for the others.
+    forked : set of int
+        The ids of branches in such loops of which the lanes of the one side wait for those of the other.
     kept : set of str
         Varying names that live longer than one group.
     steps : dict of str to (int or None)
@@ -71,6 +85,8 @@ class Lanes:
     computes: Callable[[ast.expr], bool]
     varying: set[str] = field(default_factory=set)
     agreed: set[int] = field(default_factory=set)
+    staggered: set[int] = field(default_factory=set)
+    forked: set[int] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)
     steps: dict[str, int | None] = field(default_factory=dict)
 
@@ -108,16 +124,13 @@ class Lanes:
         """Tell whether a compound statement runs once, around loops over lanes."""
         match node:
             case ast.If():
-                return id(node) in self.agreed or not self.varies(node.test)
-            case ast.For():
-                return not self.varies(node.iter) and not self._leaves(node.body)
-            case ast.While():
-                return not self.varies(node.test) and not self._leaves(node.body)
-        return False
+                return is_break(node) or id(node) in self.agreed | self.forked or not self.varies(node.test)
+        return isinstance(node, ast.For | ast.While)
 
-    def _leaves(self, body: Sequence[ast.stmt]) -> bool:
+    def leaves_apart(self, loop: ast.For | ast.While) -> bool:
         """Tell whether some lanes may leave a loop before others."""
-        return any(isinstance(s, ast.If) and isinstance(s.body[0], ast.Break) and self.varies(s.test) for s in body)
+        head = loop.iter if isinstance(loop, ast.For) else loop.test
+        return self.varies(head) or any(is_break(s) and self.varies(s.test) for s in loop.body)
 
     def parts(self, body: Sequence[ast.stmt]) -> Iterator[ast.stmt | Group]:
         """Yield a block in parts: statements that run once, and what runs for one lane after another."""
@@ -164,7 +177,7 @@ class Lanes:
         for inner in (part for node in body for part in ast.walk(node)):
             if isinstance(inner, ast.Subscript) and isinstance(inner.value, ast.Name) and inner.value.id in self.arrays:
                 parts += indices(inner)
-        in_branches = {name for node in body if not isinstance(node, ast.Assign) for name in _stores(node)}
+        in_branches = {name for node in body if not isinstance(node, ast.Assign) for name in stored(node)}
         return {part.id for part in parts if isinstance(part, ast.Name) and self.step(part) == 1} - in_branches
 
     def width(self, is_float: Callable[[str], bool], is_serial: Callable[[ast.Call], bool], *, fastmath: bool) -> int:
@@ -217,13 +230,28 @@ def read_lanes(
     lanes = Lanes(tree, index, arrays, private, _touched(nodes, arrays), computes, {index})
     while _without_unread(lanes, tree.body, set(_loads(tree))):
         pass
-    _Spread(lanes).run()
+    _Spread(lanes, once).run()
     _Kept(lanes, once).run()
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(name)], value=value):
                 lanes.steps[name] = lanes.step(value) if name in once else None
+            case ast.For(ast.Name(name)) if id(node) in lanes.staggered:
+                lanes.steps[name] = lanes.step(range_start(node))
     return lanes
+
+
+def is_break(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Tell whether a statement leaves the loop around it, on a condition."""
+    return isinstance(node, ast.If) and isinstance(node.body[0], ast.Break)
+
+
+def range_start(loop: ast.For) -> ast.expr:
+    """Return where a loop begins to count."""
+    match loop.iter:
+        case ast.Call(args=[start, _, *_]):
+            return start
+    return ast.Constant(0)
 
 
 def indices(node: ast.Subscript) -> list[ast.expr]:
@@ -235,7 +263,7 @@ def needed_for(names: Collection[str], body: Sequence[ast.stmt]) -> list[ast.stm
     """Return those of some statements that assign names, with what they are computed from."""
     found, wanted = [], set(names)
     for node in reversed(body):
-        if wanted & set(_stores(node)):
+        if wanted & set(stored(node)):
             found.append(node)
             wanted |= set(_loads(node))
     return found[::-1]
@@ -281,7 +309,8 @@ def _loads(node: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def _stores(node: ast.AST) -> Iterator[str]:
+def stored(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement assigns, or statements in it."""
     return (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
 
 
@@ -318,54 +347,65 @@ class _Spread:
     """Finds what varies: the index, what is computed from it, and what is assigned where only some lanes come by."""
 
     lanes: Lanes
+    once: frozenset[str] | set[str]
     changed: bool = True
+    around_loops: list[ast.If] = field(init=False)
+
+    def __post_init__(self) -> None:
+        branches = (node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.If))
+        self.around_loops = [
+            n for n in branches if any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(n))
+        ]
 
     def run(self) -> None:
-        branches = [node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.If)]
-        around_loops = [n for n in branches if any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(n))]
-        self.lanes.agreed |= {id(node) for node in around_loops}
+        self.lanes.agreed |= {id(node) for node in self.around_loops}
         while self.changed:
             self.changed = False
-            self._block(self.lanes.tree.body, apart=False)
+            self._block(self.lanes.tree.body, apart=False, staggered=False)
         # Which tests are the same for all lanes is only known now: a loop may bring round what varies.
-        self.lanes.agreed -= {id(node) for node in around_loops if not self.lanes.varies(node.test)}
+        self.lanes.agreed -= {id(node) for node in self.around_loops if not self.lanes.varies(node.test)}
 
     def _add(self, names: Iterator[str]) -> None:
         new = set(names) - self.lanes.varying - self.lanes.private
         self.lanes.varying |= new
         self.changed |= bool(new)
 
-    def _block(self, body: Sequence[ast.stmt], *, apart: bool) -> None:
-        """Go through a block; `apart` says that not all lanes may come by."""
+    def _block(self, body: Sequence[ast.stmt], *, apart: bool, staggered: bool) -> None:
+        """Go through a block, by which not all lanes may come (`apart`), or not all as often (`staggered`)."""
         for node in body:
-            self._statement(node, apart=apart)
+            self._statement(node, apart=apart, staggered=staggered)
 
-    def _statement(self, node: ast.stmt, *, apart: bool) -> None:
+    def _statement(self, node: ast.stmt, *, apart: bool, staggered: bool) -> None:
         lanes = self.lanes
         match node:
-            case ast.Assign(targets=[ast.Name()]) | ast.AugAssign(ast.Name()):
-                if apart or lanes.varies(node.value):
-                    self._add(_stores(node))
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AugAssign(ast.Name(name)):
+                # What a lane holds that does not come by is not what the others go on with; within a trip it does not matter.
+                if lanes.varies(node.value) or ((apart or staggered) and name not in self.once):
+                    self._add(stored(node))
             case ast.If():
-                self._if(node, apart=apart)
+                self._if(node, apart=apart, staggered=staggered)
             case ast.For() | ast.While():
-                apart = apart or not lanes.is_split(node)
-                if apart and isinstance(node, ast.For):
-                    self._add(_stores(node.target))
-                self._block(node.body, apart=apart)
+                if not apart and lanes.leaves_apart(node):
+                    lanes.staggered.add(id(node))
+                    staggered = True
+                if isinstance(node, ast.For) and (apart or lanes.varies(range_start(node))):
+                    self._add(stored(node.target))
+                self._block(node.body, apart=apart, staggered=staggered)
 
-    def _if(self, node: ast.If, *, apart: bool) -> None:
+    def _if(self, node: ast.If, *, apart: bool, staggered: bool) -> None:
         lanes = self.lanes
-        if apart:
+        if apart or staggered:
             lanes.agreed.discard(id(node))
+            if not apart and node in self.around_loops and lanes.varies(node.test):
+                lanes.forked.add(id(node))
         elif lanes.varies(node.test) and id(node) in lanes.agreed:
             # What is known nowhere else need not vary: all lanes come by together, or each by itself from end to end.
             inside = [id(inner) for inner in ast.walk(node)]
             elsewhere = {n.id for n in ast.walk(lanes.tree) if isinstance(n, ast.Name) and id(n) not in inside}
-            self._add(name for name in _stores(node) if name in elsewhere)
+            self._add(name for name in stored(node) if name in elsewhere)
         apart = apart or not lanes.is_split(node)
-        self._block(node.body, apart=apart)
-        self._block(node.orelse, apart=apart)
+        self._block(node.body, apart=apart, staggered=staggered)
+        self._block(node.orelse, apart=apart, staggered=staggered)
 
 
 @dataclass
@@ -380,7 +420,9 @@ class _Kept:
     def run(self) -> None:
         self._block(self.lanes.tree.body, in_loop=False)
         self.lanes.kept |= {name for name, places in self.places.items() if len(places) > 1}
-        self.lanes.kept &= self.lanes.varying - {self.lanes.index}
+        staggered = (node for node in ast.walk(self.lanes.tree) if id(node) in self.lanes.staggered)
+        counters = {name for node in staggered if isinstance(node, ast.For) for name in stored(node.target)}
+        self.lanes.kept &= self.lanes.varying - {self.lanes.index} - counters
 
     def _group(self, nodes: Sequence[ast.AST]) -> None:
         self.groups += 1
@@ -403,20 +445,21 @@ class _Kept:
                     self._block(part.body, in_loop=in_loop)
                     self._block(part.orelse, in_loop=in_loop)
                 case ast.For() | ast.While():
+                    self._group([part.iter if isinstance(part, ast.For) else part.test])
                     self._block(part.body, in_loop=True)
 
 
 def carried(body: Sequence[ast.stmt]) -> Iterator[str]:
     """Yield the names that statements assign, and of which they may read before what they held until then."""
-    stored = {name for node in body for name in _stores(node)}
+    changed = {name for node in body for name in stored(node)}
     fresh: set[str] = set()
     for node in body:
         match node:
             case ast.Assign(targets=[ast.Name(name)], value=value):
-                yield from (stored & set(_loads(value))) - fresh
+                yield from (changed & set(_loads(value))) - fresh
                 fresh.add(name)
             case _:
-                yield from (stored & {*_loads(node), *_stores(node)}) - fresh
+                yield from (changed & {*_loads(node), *stored(node)}) - fresh
 
 
 @dataclass
@@ -440,6 +483,8 @@ class _Gain:
         chained = any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
         elements = [part for part in inner if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
         apart = [part for part in elements if not self._is_beside(part)]
+        if id(node) in self.lanes.staggered and (apart or not chained):
+            return 0  # lanes that wait cost what the others gain
         if apart:
             # One after another, numbers are read from memory that lies apart, but never written to it.
             reads = all(isinstance(part.ctx, ast.Load) for part in apart)

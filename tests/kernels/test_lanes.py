@@ -1,8 +1,4 @@
-"""Neighbouring threads that run together in SIMD lanes compute, to the last bit, what each computes alone.
-
-Threads run together along a launch's last dimension. So a launch of (1, n) threads runs them in lanes, and one of (n, 1) runs
-the same code for one thread after another: kernels here add both indices up.
-"""
+"""Neighbouring threads that run together in SIMD lanes compute, to the last bit, what each computes alone."""
 
 # ruff: noqa: B007 - kernels as users write them
 
@@ -10,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from random import Random
 
 import numpy as np
@@ -19,68 +14,18 @@ from numba import cuda, float64, int32, njit
 
 import numbridge as nb
 from adjoint_programs import WIDTH, Writer, declared
+from lane_checks import TRIPS, Strided, both_ways, check, floats, gradients, integers, is_close, vectors, widths
 
-COUNTS = (1, 7, 8, 15, 16, 17, 37, 64)
-TRIPS = 11
 RECORD = np.dtype([("flag", np.uint8), ("x", np.float32), ("mass", np.float64), ("kind", np.int16)])
 TABLE = np.array([1.0, -2.0, 3.0], np.float32)
 # NUMBRIDGE_LANE_PROGRAMS is how many random programs are compared.
 PROGRAMS, PARTS = int(os.environ.get("NUMBRIDGE_LANE_PROGRAMS", "6")), 2
-random = np.random.default_rng(11)
 
 
 @pytest.fixture(autouse=True)
 def as_before():
     yield
     nb.config.simd = None
-
-
-def floats(*shape, dtype=np.float32):
-    return random.uniform(-1, 1, shape).astype(dtype)
-
-
-def integers(*shape, low=0, high=100, dtype=np.int64):
-    return random.integers(low, high, shape).astype(dtype)
-
-
-def copied(values):
-    """Return arguments with arrays of the same contents and strides, but of their own."""
-    return [
-        v.base.copy()[v.slices] if isinstance(v, Strided) else v.copy() if isinstance(v, np.ndarray) else v
-        for v in values
-    ]
-
-
-class Strided:
-    """An array whose elements lie apart, and in the opposite order."""
-
-    def __init__(self, *shape, dtype=np.float32):
-        self.base = floats(*(2 * extent for extent in shape), dtype=dtype)
-        self.slices = tuple(slice(None, None, -2) for _ in shape)
-
-
-def widths(kernel, values):
-    """Return how many threads each body of a kernel runs together."""
-    source = kernel.explain(*copied(values)).source
-    return {
-        name: int(width) for name, width in re.findall(r"# _nb_lanes_\w+ is (\w+) for (\d+) threads at once", source)
-    }
-
-
-def both_ways(kernel, values, n):
-    """Return the arrays after a launch of threads that run together, and after one of threads that run alone."""
-    results = []
-    for dims in ((1, n), (n, 1)):
-        given = copied(values)
-        nb.launch(kernel, dims, given)
-        results.append([value for value in given if isinstance(value, np.ndarray)])
-    return results
-
-
-def is_close(value, wanted):
-    value, wanted = (np.asarray(v, np.float64) for v in (value, wanted))
-    scale = 1 + np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-    return np.allclose(value, wanted, rtol=2e-4, atol=2e-4 * scale, equal_nan=True)
 
 
 # Kernels, and what makes arguments for n threads
@@ -414,10 +359,6 @@ def made_records(n):
     return made
 
 
-def vectors(n):
-    return [floats(n), floats(n), TRIPS]
-
-
 OF_VECTORS = (
     *(uniform_breaks, uniform_while, branch_of_what_comes_round, branches_around_loops, assigned_in_some_lanes),
     *(begun_inside, steps_of_ranges, guarded_loads, early_return, own_element, local_arrays, calls, by_hand),
@@ -430,16 +371,6 @@ CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     elements: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), nb.vec3(0.1, 0.2, 0.3), TRIPS],
     records: lambda n: [made_records(n), floats(n), TRIPS],
 }
-
-
-def check(function, make):
-    kernel = nb.kernel(simd=True)(function)
-    for n in COUNTS:
-        values = make(n)
-        if n == COUNTS[0]:
-            assert function.__name__ in widths(kernel, values)
-        for together, alone in zip(*both_ways(kernel, values, n), strict=True):
-            assert together.tobytes() == alone.tobytes(), (n, together, alone)
 
 
 @pytest.mark.parametrize(("function", "make"), CASES.items(), ids=[f.__name__ for f in CASES])
@@ -591,16 +522,6 @@ def test_threads_run_alone_where_nothing_is_gained(function):
     assert widths(nb.kernel(simd=True)(function), values)
 
 
-def own_trips(x, y, n):
-    a, b = nb.tid()
-    s = x[a + b]
-    for k in range(a + b):
-        s = s * 0.5 + x[k]
-    while s < 3.0:
-        s += abs(x[a + b]) + 0.5
-    y[a + b] = s
-
-
 def prints(x, y, n):
     a, b = nb.tid()
     s = x[a + b]
@@ -632,7 +553,7 @@ def calls_numba(x, y, n):
     y[a + b] = of_numba(x[a + b], n)
 
 
-@pytest.mark.parametrize("function", [own_trips, prints, refuses, calls_numba])
+@pytest.mark.parametrize("function", [prints, refuses, calls_numba])
 def test_threads_run_alone_where_they_cannot_run_together(function):
     kernel, values = nb.kernel(simd=True)(function), [floats(37), floats(37), TRIPS]
     assert not widths(kernel, values)
@@ -739,18 +660,6 @@ DIFFERENTIATED = dict.fromkeys((chain, uniform_breaks, long_recurrence, by_hand)
     scan_of_rows: CASES[scan_of_rows],
     carried_matrix: lambda n: [floats(n, 3), floats(n, 3), floats(n, 3, 3), TRIPS],
 }
-
-
-def gradients(kernel, values, dims):
-    """Return the adjoints of all floating arguments, of outputs whose adjoints are ones."""
-    values = copied(values)
-    floating = [v if isinstance(v, np.ndarray) else np.asarray(v) for v in values]
-    adjoints = [
-        None if part.dtype.kind != "f" else np.ones_like(v) if v is part else np.zeros(part.shape, values[0].dtype)
-        for v, part in zip(values, floating, strict=True)
-    ]
-    nb.launch(kernel, dims, values, adj_inputs=adjoints, adjoint=True)
-    return [adjoint for adjoint in adjoints if adjoint is not None]
 
 
 @pytest.mark.parametrize(("function", "make"), DIFFERENTIATED.items(), ids=[f.__name__ for f in DIFFERENTIATED])
