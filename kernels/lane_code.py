@@ -28,6 +28,7 @@ __all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
+_MOST = 16
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either")
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
@@ -62,7 +63,8 @@ class LaneText(Text):
         arrays = frozenset(name for name, kind in self._types.items() if isinstance(kind, types.Array))
         self._lanes = read_lanes(self.tree, self._along, arrays, self._constant, self._computes)
         super().read()
-        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or _LEAST * self._always
+        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
+        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
         while self.width > 1 and self.width * self._bytes() > _ROOM:
             self.width //= 2
         if self.width < 2:

@@ -25,6 +25,7 @@ from numbridge.kernels.lanes import NoLanesError, range_start
 __all__ = ["in_lanes"]
 
 _WORD = ir.IntType(64)
+_MOST_TRIPS = (1 << 63) - 1
 _TRAPPING = (ast.FloorDiv, ast.Mod, ast.Pow)
 _PLAIN = (builtins.abs, builtins.bool, builtins.float, builtins.int, builtins.max, builtins.min)
 
@@ -73,7 +74,7 @@ class MaskedText(LaneText):
             return super()._statement(node)
         if isinstance(node, ast.For) and self._lanes.varies(node.iter):
             return [self._counting(node)]
-        if isinstance(node, ast.While) and self._lanes.varies(node.test):
+        if isinstance(node, ast.While):
             return [self._waiting(node)]
         return [self._masked(super()._statement(node))]
 
@@ -123,16 +124,24 @@ class MaskedText(LaneText):
         return build
 
     def _waiting(self, node: ast.While) -> Step:
-        """Return the step of a loop of which lanes have to see whether they go on."""
-        goes_on = self._lane_condition(node.test)
+        """Return the step of a loop of which lanes may have to see whether they go on."""
+        varies = self._lanes.varies(node.test)
+        goes_on = self._lane_condition(node.test) if varies else self._condition(node.test)
         steps = self._loop_body(node.body)
 
         def build(frame: Frame) -> None:
+            builder, before = frame.builder, frame.builder.block
             with looping(frame) as (inside, after):
-                frame.builder.cbranch(self._narrow(frame, frame.active, goes_on), inside, after)
-                frame.builder.position_at_end(inside)
+                # LLVM would take the head of a loop that is not counted for that of the loop over lanes in it.
+                trip = builder.phi(_WORD)
+                trip.add_incoming(_WORD(0), before)
+                some = self._narrow(frame, frame.active, goes_on) if varies else goes_on(frame)
+                ends = builder.icmp_signed("==", trip, _WORD(_MOST_TRIPS))
+                builder.cbranch(builder.and_(some, builder.not_(ends)), inside, after)
+                builder.position_at_end(inside)
                 for step in steps:
                     step(frame)
+                trip.add_incoming(builder.add(trip, _WORD(1)), builder.block)
 
         return self._masked([build])
 
@@ -251,7 +260,7 @@ class MaskedText(LaneText):
 
         def build(frame: Frame) -> Any:
             made = condition(frame)
-            return made if frame.mask is None else frame.builder.select(frame.mask, made, made.type(0))
+            return made if frame.mask is None else _frozen(frame.builder, made)
 
         return build
 
@@ -281,6 +290,14 @@ class MaskedText(LaneText):
         function = self._object(node.func)
         plain = function in _PLAIN or (isinstance(function, type) and issubclass(function, np.generic))
         return made if plain or is_few_instructions(function) else _guarded(made)
+
+
+def _frozen(builder: Any, value: Any) -> Any:
+    """Return a value that is some value, if not the same each time, where what a lane that waits computes has none."""
+    made = ir.Instruction(builder.block, value.type, "freeze", [value])
+    builder.block.instructions.append(made)
+    builder.position_at_end(builder.block)
+    return made
 
 
 def _guarded(value: Expression) -> Expression:

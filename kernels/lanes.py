@@ -3,9 +3,10 @@
 A thread with a loop is a chain of operations that wait for each other. The same trips of neighbouring threads are
 independent, and their data often lie side by side: run together, one *lane* each, they are what SIMD instructions are for.
 Control that is the same for all lanes runs once, and what differs between them runs in short loops over the lanes, of which
-LLVM makes vectors. Threads are not ordered among themselves, so their statements may interleave; every thread's own keep
-their order. This module reads generated text, in which every name has one type and control flow is a handful of statements;
-`lane_code` builds the code.
+LLVM makes vectors. A loop that lanes leave at different times runs until the last has left it; the others wait. Threads are
+not ordered among themselves, so their statements may interleave; every thread's own keep their order. This module reads
+generated text, in which every name has one type and control flow is a handful of statements; `lane_code` and `lane_masks`
+build the code.
 """
 
 from __future__ import annotations

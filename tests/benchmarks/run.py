@@ -110,6 +110,20 @@ def product(a, b, c):
     c[i, j] = s
 
 
+@nb.kernel
+def mandelbrot(trips, most):
+    i, j = nb.tid()
+    a = 3.0 * float(j) / float(trips.shape[1]) - 2.0
+    b = 3.0 * float(i) / float(trips.shape[0]) - 1.5
+    x = 0.0
+    y = 0.0
+    k = 0
+    while k < most and x * x + y * y < 4.0:
+        x, y = x * x - y * y + a, 2.0 * x * y + b
+        k += 1
+    trips[i, j] = k
+
+
 class Bench:
     """Measures and collects rows."""
 
@@ -307,6 +321,7 @@ KERNELS = (
     "mat33 x vec3, 1M",
     "axpy, 16M bfloat16",
     "product of 512 x 512 float32, a sum in each thread",
+    "Mandelbrot set, 1024 x 1024, up to 200 trips in each thread",
 )
 
 
@@ -347,6 +362,7 @@ def kernels_once(bench: Bench) -> None:
         {"torch": (lambda: torch.add(tc, tb, alpha=0.0, out=tc), 1.3)},
     )
     products(bench)
+    sets(bench)
 
 
 def products(bench: Bench) -> None:
@@ -377,6 +393,40 @@ def products(bench: Bench) -> None:
             "Numba prange": (lambda: by_numba(a, b, c), 1 / 4),
         },
     )
+
+
+def sets(bench: Bench) -> None:
+    """A kernel with a loop that each thread leaves in its own time, in this process."""
+    import numba
+    import warp as wp
+    import warp_kernels
+
+    n, most = 1024, 200
+    ours, further = np.zeros((2, n, n), np.int32)
+    theirs = wp.zeros((n, n), dtype=wp.int32, device="cpu")
+
+    @numba.njit(parallel=True)
+    def by_numba(trips, most):
+        for i in numba.prange(n):
+            for j in range(n):
+                a = np.float32(3.0) * np.float32(j) / np.float32(n) - np.float32(2.0)
+                b = np.float32(3.0) * np.float32(i) / np.float32(n) - np.float32(1.5)
+                x = y = np.float32(0.0)
+                k = 0
+                while k < most and x * x + y * y < np.float32(4.0):
+                    x, y = x * x - y * y + a, np.float32(2.0) * x * y + b
+                    k += 1
+                trips[i, j] = k
+
+    bench.compare(
+        KERNELS[6],
+        lambda: mandelbrot.forall((n, n))(ours, most),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.mandelbrot, (n, n), [theirs, most], device="cpu"), 1 / 4),
+            "Numba prange": (lambda: by_numba(further, most), 1 / 2),
+        },
+    )
+    assert np.array_equal(ours, further)
 
 
 def element_kernels(bench: Bench) -> None:

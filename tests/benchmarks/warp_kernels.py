@@ -27,6 +27,22 @@ def product(a: wp.array2d(dtype=float), b: wp.array2d(dtype=float), c: wp.array2
 
 
 @wp.kernel
+def mandelbrot(trips: wp.array2d(dtype=wp.int32), most: int):
+    i, j = wp.tid()
+    a = 3.0 * float(j) / float(trips.shape[1]) - 2.0
+    b = 3.0 * float(i) / float(trips.shape[0]) - 1.5
+    x = float(0.0)
+    y = float(0.0)
+    k = int(0)
+    while k < most and x * x + y * y < 4.0:
+        following = x * x - y * y + a
+        y = 2.0 * x * y + b
+        x = following
+        k += 1
+    trips[i, j] = k
+
+
+@wp.kernel
 def scale(x: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     i = wp.tid()
     out[i] = x[i] * s
