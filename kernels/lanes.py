@@ -221,7 +221,7 @@ def read_lanes(
     Raises
     ------
     NoLanesError
-        If the text is long.
+        If the text is long, or a thread may wait for what another one does after a loop.
     """
     nodes = list(ast.walk(tree))
     if sum(isinstance(node, ast.stmt) for node in nodes) > _MOST_STATEMENTS:
@@ -232,6 +232,8 @@ def read_lanes(
     while _without_unread(lanes, tree.body, set(_loads(tree))):
         pass
     _Spread(lanes, once).run()
+    if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
+        raise NoLanesError
     _Kept(lanes, once).run()
     for node in ast.walk(tree):
         match node:
@@ -325,6 +327,47 @@ def _defines_another(node: ast.stmt, waiting: Sequence[ast.stmt]) -> bool:
         case ast.Assign(targets=[ast.Name(name)]):
             return not any(name in _mentions(other) for other in waiting)
     return False
+
+
+def _awaits(lanes: Lanes, loop: ast.AST) -> bool:
+    """Tell whether memory that may change meanwhile decides when a thread leaves a loop.
+
+    A lane that has left would wait for one that waits for it, as with a lock.
+    """
+    decided: set[str] = set()
+
+    def is_decided(node: ast.AST) -> bool:
+        return any(
+            (isinstance(part, ast.Name) and part.id in decided)
+            or (isinstance(part, ast.Subscript | ast.Call) and _reads_what_changes(lanes, part))
+            for part in ast.walk(node)
+        )
+
+    def spread(body: Sequence[ast.stmt], *, all_of_it: bool) -> None:
+        for node in body:
+            match node:
+                case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head):
+                    inside = all_of_it or is_decided(head) or any(is_break(s) and is_decided(s.test) for s in node.body)
+                    if isinstance(node, ast.For) and inside:
+                        decided.update(stored(node.target))
+                    spread(node.body, all_of_it=inside)
+                    spread(node.orelse, all_of_it=inside)
+                case ast.Assign(value=value) | ast.AugAssign(value=value) if all_of_it or is_decided(value):
+                    decided.update(stored(node))
+
+    assert isinstance(loop, ast.For | ast.While)
+    before = -1
+    while len(decided) > before:
+        before = len(decided)
+        spread(loop.body, all_of_it=False)
+    heads = [loop.test] if isinstance(loop, ast.While) else []  # a range is what it is when the loop begins
+    return any(map(is_decided, heads + [s.test for s in loop.body if is_break(s)]))
+
+
+def _reads_what_changes(lanes: Lanes, node: ast.Subscript | ast.Call) -> bool:
+    if isinstance(node, ast.Call):
+        return lanes.has_effect(node)
+    return isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id in lanes.touched
 
 
 def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> bool:

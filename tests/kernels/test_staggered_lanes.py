@@ -278,6 +278,38 @@ def test_only_threads_that_are_in_the_loop_add():
         assert z[1] == 6.0
 
 
+def locks(x, y, lock, n):
+    a, b = nb.tid()
+    i = a + b
+    while nb.atomic_cas(lock, 0, 0, 1) != 0:
+        pass
+    y[0] = 0.5 * y[0] + x[i]
+    nb.atomic_exch(lock, 0, 0)
+
+
+def flags(x, y, lock, n):
+    a, b = nb.tid()
+    i = a + b
+    waits = True
+    while waits:
+        if lock[i] >= i:
+            waits = False
+    y[i] = x[i]
+    lock[i + 1] = i + 1
+
+
+@pytest.mark.parametrize("function", [locks, flags])
+def test_threads_run_alone_where_one_may_wait_for_another(function):
+    n = 20
+    kernel, values = nb.kernel(simd=True)(function), [floats(n), floats(n), np.zeros(n + 1, np.int64), 0]
+    assert not widths(kernel, values)
+    for results in both_ways(kernel, values, n):
+        if function is flags:
+            assert np.array_equal(results[1], values[0])
+        else:
+            assert not results[2].any()
+
+
 def gathers(x, y, n):
     a, b = nb.tid()
     i = a + b
