@@ -31,9 +31,9 @@ def mandelbrot(trips: wp.array2d(dtype=wp.int32), most: int):
     i, j = wp.tid()
     a = 3.0 * float(j) / float(trips.shape[1]) - 2.0
     b = 3.0 * float(i) / float(trips.shape[0]) - 1.5
-    x = float(0.0)
-    y = float(0.0)
-    k = int(0)
+    x = wp.float32(0.0)
+    y = wp.float32(0.0)
+    k = wp.int32(0)
     while k < most and x * x + y * y < 4.0:
         following = x * x - y * y + a
         y = 2.0 * x * y + b
