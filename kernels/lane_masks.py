@@ -102,7 +102,8 @@ class MaskedText(LaneText):
         def build(frame: Frame) -> None:
             around, masks = frame.active, [self._room(frame, types.boolean) for _ in sides]
             some = [self._narrow(frame, mask, goes) for mask, (_, goes) in zip(masks, sides, strict=True)]
-            for frame.active, there, (steps, _) in zip(masks, some, sides, strict=True):
+            for mask, there, (steps, _) in zip(masks, some, sides, strict=True):
+                frame.active = mask
                 with frame.builder.if_then(there):
                     for step in steps:
                         step(frame)
