@@ -10,10 +10,12 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.operation_errors import in_plain_words
 from numbridge.kernels.parameter_types import ParameterType
 
-__all__ = ["not_compiled"]
+__all__ = ["NO_MEMORY", "not_compiled"]
+
+NO_MEMORY = "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
-_NO_MEMORY = "NRT required but not enabled"
+_NRT = "NRT required but not enabled"
 _HERE = str(Path(__file__).parent)
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -65,8 +67,10 @@ def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str
 
 def _problem(text: str) -> str:
     """Return the first line that says what is wrong, with what an operation was given."""
-    if _NO_MEMORY in text:
-        return "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
+    if _NRT in text:
+        return NO_MEMORY
+    if text == "float16":
+        return "on the CPU numbers of float16 are in arrays only, and computed with in float32; write np.float32 for np.float16"
     own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
     if own is not None:  # one of numbridge's intrinsics says it better
         return own[1]

@@ -15,18 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from cuda.core._utils.cuda_utils import NVRTCError
 from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
+from numba.cuda.compiler import compile_all
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
-from numba.cuda.cudadrv import nvvm
+from numba.cuda.cudadrv import nvrtc, nvvm
 from numba.cuda.extending import lower_cast
 
 from numbridge.kernels import cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
-from numbridge.kernels.compile_errors import not_compiled
+from numbridge.kernels.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
+from numbridge.kernels.linked_code import objects_of
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float, register_casts
 from numbridge.kernels.numba_records import numba_record, register_copies
 from numbridge.kernels.object_cache import Compiled
@@ -41,6 +44,8 @@ _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 # nvJitLink's refusal of PTX that is newer than it
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
+# Of what numba.cuda allocates arrays with, which needs a runtime on the device
+_ALLOCATES = "Undefined reference to 'NRT_"
 _compiling = threading.RLock()
 
 
@@ -108,6 +113,17 @@ def _without_fusing() -> Iterator[None]:
         nvvm.compile_ir = original
 
 
+@contextlib.contextmanager
+def _without_driver() -> Iterator[None]:
+    """Let NVRTC make code for the linker of CUDA C++: for PTX it asks the driver. `_for_capability` is around this."""
+    original = nvrtc.compile
+    nvrtc.compile = lambda *given, **options: original(*given, **{**options, "ltoir": True})
+    try:
+        yield
+    finally:
+        nvrtc.compile = original
+
+
 def compile_ptx(
     text: str,
     filename: str,
@@ -120,7 +136,7 @@ def compile_ptx(
     dims: int,
     fastmath: bool = False,
     fused: bool = True,
-) -> tuple[str, str, tuple[str, ...]]:
+) -> tuple[str, str, tuple[str, ...], list[Any]]:
     """Compile the generated source of a variant to PTX.
 
     Parameters
@@ -151,6 +167,8 @@ def compile_ptx(
         The kernel's name in it.
     wide : tuple of str
         Source lines on which float64 arithmetic happens.
+    linked : list of cuda.core.ObjectCode
+        What it calls that is not in the source.
 
     Raises
     ------
@@ -175,20 +193,25 @@ def compile_ptx(
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        with _for_capability(capability), contextlib.nullcontext() if fused else _without_fusing():
-            ptx, _ = cuda.compile_ptx(names[GRID], signature, cc=capability, fastmath=fastmath)
-    # The last two for `row += 1` on a read-only row, and for what numba.cuda does not print.
-    except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError) as error:
+        with _for_capability(capability), _without_driver(), contextlib.nullcontext() if fused else _without_fusing():
+            codes, _ = compile_all(
+                names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
+            )
+    except NVRTCError as error:
+        raise KernelError(f"kernel {entry!r} calls CUDA C++ that does not compile: {error}") from error
+    # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
+    except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     check_components(_overloads(names), entry, origin)
+    ptx, *others = codes
     symbol = _ENTRY.search(ptx)
     if symbol is None:
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
-    return ptx, symbol[1], _wide_lines(names, text)
+    return ptx, symbol[1], _wide_lines(names, text), objects_of(others)
 
 
-def link(ptx: str, capability: tuple[int, int], kernel: str) -> bytes:
-    """Return the cubin of a PTX text, linked by nvJitLink.
+def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[Any] = ()) -> bytes:
+    """Return the cubin of a PTX text and of what is `linked` with it, by nvJitLink.
 
     Raises
     ------
@@ -199,14 +222,18 @@ def link(ptx: str, capability: tuple[int, int], kernel: str) -> bytes:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     arch = f"sm_{capability[0]}{capability[1]}"
-    objects = [ObjectCode.from_ptx(ptx.encode())]
+    objects = [ObjectCode.from_ptx(ptx.encode()), *linked]
+    late = any(code.code_type == "ltoir" for code in linked)
     if is_cooperative(ptx):
         from cuda.pathfinder import find_static_lib
 
         objects.append(ObjectCode.from_library(find_static_lib("cudadevrt")))
     try:
-        code: bytes = Linker(*objects, options=LinkerOptions(arch=arch)).link("cubin").code
+        options = LinkerOptions(arch=arch, link_time_optimization=late or None)
+        code: bytes = Linker(*objects, options=options).link("cubin").code
     except (nvJitLinkError, RuntimeError) as error:
+        if _ALLOCATES in str(error):
+            raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error
         raise KernelError(f"kernel {kernel!r} does not link for {arch}: {error}{_older_linker(str(error))}") from error
     return code
 
@@ -251,7 +278,7 @@ def compile_cubin(
 
     The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX among the facts.
     """
-    ptx, symbol, wide = compile_ptx(
+    ptx, symbol, wide, linked = compile_ptx(
         text,
         filename,
         namespace,
@@ -264,7 +291,7 @@ def compile_cubin(
         fused=fused,
     )
     facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx)}
-    return Compiled((link(ptx, capability, entry),), {"kernel": symbol}, (), facts)
+    return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
 
 
 def _overloads(names: Mapping[str, Any]) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.rewriting import Site, Target, rewrite
 from numbridge.kernels.source import FunctionSource, Program, Sourced
-from numbridge.kernels.static_names import is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.static_names import instance_of, is_cuda_dispatcher, is_dispatcher
 
 __all__ = ["Emitted", "describe_namespace", "emit"]
 
@@ -186,9 +186,17 @@ def _describe(value: Any, program: Program) -> str:
         return f"module {value.__name__}"
     if is_dispatcher(value):
         return " ".join(_describe_function(value, program, set()))
+    if instance_of(value, "numba.cuda.compiler", "ExternFunction"):
+        from numbridge.kernels.linked_code import describe_linked
+
+        return describe_linked(value)
     if isinstance(value, tuple):
         return f"({', '.join(_describe(part, program) for part in value)})"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    memory = None if name else getattr(value, "__cuda_array_interface__", None)
+    if memory is not None:
+        # Compiled code holds the address: an array that looks the same, here or in another process, is another one.
+        return f"memory {memory['data']} {memory['shape']} {memory.get('strides')} {memory['typestr']}"
     return f"{getattr(value, '__module__', '')}.{name}" if name else f"{type(value).__qualname__} {value!s}"
 
 

@@ -209,6 +209,8 @@ def _other_cuda(value: Any) -> Intrinsic | None:
     """Recognise the rest of numba.cuda by the module that defines it."""
     home = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if home == "numba.cuda.compiler" and type(value).__name__ == "ExternFunction":
+        return Intrinsic("cuda", f"cuda.declare_device({value.name!r})")
     if isinstance(value, ModuleType) or not isinstance(home, str) or not isinstance(name, str):
         return None
     if home == "numba.cuda.random" and hasattr(value, "py_func"):

@@ -177,6 +177,9 @@ def register_casts(lower: Any) -> None:
         lower(NarrowFloat, kind)(_to_number)
         if kind is not types.Complex:
             lower(kind, NarrowFloat)(_to_narrow)
+    # numba.cuda converts its own float16, as a Float, to and from every other: of two that fit, neither would be taken.
+    for narrow in (NarrowFloat, types.float16), (types.float16, NarrowFloat):
+        lower(*narrow)(_to_number if narrow[0] is NarrowFloat else _to_narrow)
     lower(NarrowFloat, NarrowFloat)(_to_narrow)
 
 

@@ -341,8 +341,20 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
         callee = self.writer.program.callee(static.value)
         if callee is not None:
-            return ast.Name(self.writer.names[id(callee)], ast.Load())
+            return self._function(node, callee)
         return node if static.builtin and not static.path else self._chain(static)
+
+    def _function(self, node: Any, callee: FunctionSource) -> ast.expr:
+        """Return a device function as a value; whoever calls it by another name passes it what is written there."""
+        if callee.role == "kernel":
+            message = f"{callee.name} is a kernel, which only a launch can run; decorate it with @nb.func"
+            raise self.source.error(node, message)
+        if self.writer.hidden_of(callee):
+            raise self.source.error(
+                node,
+                f"{callee.name} asks for its thread, and so cannot be passed on; call it here, or let it take the index",
+            )
+        return ast.Name(self.writer.names[id(callee)], ast.Load())
 
     def _chain(self, static: Static) -> ast.expr:
         """Return a reference to an object: through its module where that is how it was reached, else by itself."""
@@ -356,6 +368,10 @@ class _Rewriter(ast.NodeTransformer):
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
         if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
             return self._cuda(node, found)
+        if found.kind == "atomic":
+            return self._atomic_function(node, found)
+        if found.kind == "function":
+            return self._number_function(found)
         if found.kind != "axis":
             if found.kind in ("block", "cuda"):
                 raise self._unsupported(node, found)
@@ -401,11 +417,13 @@ class _Rewriter(ast.NodeTransformer):
             made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
             return ast.Call(self._static(node.func), [made], [])
         callee = self.writer.program.callee(static.value) if static is not None else None
-        rewritten: Any = self.generic_visit(node)
-        if callee is not None:
-            hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
-            rewritten.args = [*hidden, *rewritten.args]
-        return rewritten
+        if callee is None:
+            return self.generic_visit(node)
+        hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+        node.func = ast.Name(self.writer.names[id(callee)], ast.Load())
+        node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
+        node.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return node
 
     def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if found.kind == "tid":
@@ -430,11 +448,22 @@ class _Rewriter(ast.NodeTransformer):
             if node.keywords:
                 raise self.source.error(node, f"{found.name} takes its arguments by position")
             arguments = [self.visit(argument) for argument in node.args]
-            # NumPy's has a derivative.
-            cbrt = found.operation == "cbrt"
-            name = self.writer.claim("_nb_cbrt", np.cbrt) if cbrt else CUDA_FUNCTION + found.operation
-            return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+            return ast.Call(self._number_function(found), arguments, [])
         raise self._unsupported(node, found)
+
+    def _number_function(self, found: Intrinsic) -> ast.expr:
+        # NumPy's has a derivative.
+        cbrt = found.operation == "cbrt"
+        return ast.Name(self.writer.claim("_nb_cbrt", np.cbrt) if cbrt else CUDA_FUNCTION + found.operation, ast.Load())
+
+    def _atomic_function(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return an atomic operation as a value: a function of an array, one index or tuple, and a value."""
+        if found.from_cuda and self.writer.target == "cuda":
+            return self._cuda(node, found)
+        operation = _ATOMICS.get(found.operation)
+        if operation is None:
+            raise self._unsupported(node, Intrinsic("cuda", found.name))
+        return ast.Name(f"_nb_atomic_{operation}", ast.Load())
 
     def _print(self, node: ast.Call) -> ast.expr:
         """Return a call that prints; on the CPU, strings become a template, and numbers follow it."""

@@ -463,9 +463,18 @@ class Program:
                     seen.add(id(static.value))
                     yield static.value
 
+    def passed(self, source: FunctionSource) -> Iterator[FunctionSource]:
+        """Yield the device functions that one source names without calling them, as it does to pass them on."""
+        called = {id(node.func) for node in source.nodes if isinstance(node, ast.Call)}
+        for node in source.nodes:
+            static = source.resolve(node) if _is_load(node) and id(node) not in called else None
+            callee = None if static is None else self.callee(static.value)
+            if callee is not None and callee.role == "func":
+                yield callee
+
     def _visit(self, source: FunctionSource, seen: set[int]) -> None:
         seen.add(id(source))
-        for _, callee in self.calls(source):
+        for callee in [*(callee for _, callee in self.calls(source)), *self.passed(source)]:
             if id(callee) not in seen:
                 self._visit(callee, seen)
         if self._gradients and source.gradient is not None and id(source.gradient) not in seen:

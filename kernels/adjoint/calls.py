@@ -41,12 +41,14 @@ class Calls(Expressions):
 
     def _call(self, node: ast.Call) -> Binding:
         if isinstance(node.func, ast.Name):
-            name = node.func.id
+            bound = self._env.get(node.func.id)
+            # A function that was passed to this one, or a global
+            name = bound.text if isinstance(bound, Static) else node.func.id
             if name.startswith("_nb_atomic_"):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
             if name in ("_nb_local_array", "_nb_elements"):
                 return self._local_array(node)
-            if name in self._functions and name not in self._env:
+            if name in self._functions and (bound is None or isinstance(bound, Static)):
                 return self._inline(node, self._functions[name])
         callee = self._expression(node.func)
         if not isinstance(callee, Static):

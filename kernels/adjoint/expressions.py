@@ -120,6 +120,8 @@ class Expressions(Scope, ABC):
         local = node.id in self._frames[-1].assignments
         if not local and (node.id in self._functions or not isinstance(value, Missing)):
             return self._known(value, node.id)
+        if node.id.startswith("_nb_atomic_"):
+            return Static(None, node.id)
         if node.id.startswith(CUDA_FUNCTION):
             name = f"cuda.{node.id.removeprefix(CUDA_FUNCTION)}"
             raise self._refused(

@@ -235,6 +235,57 @@ def test_vectors_and_matrices(device, scalar):
     assert not np.array_equal(made[1][3], given[0])
 
 
+@nb.kernel
+def narrowed(x, y):
+    i = nb.tid()
+    y[i] = np.float16(x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.int32])
+def test_conversion_to_the_float16_of_numba(device, dtype):
+    x, y = np.arange(-2, 3).astype(dtype), np.zeros(5, dtype)
+    launch(narrowed, 5, there(device, [x, y]))
+    assert np.array_equal(y, x)
+
+
+class Held:
+    """An array on the device that kernels find as a global; every one of them looks the same."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __str__(self):
+        return "an array"
+
+    @property
+    def __cuda_array_interface__(self):
+        shape, kind = self.values.shape, self.values.dtype.str
+        return {
+            "shape": shape,
+            "typestr": kind,
+            "data": (self.values.ctypes.data, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def test_global_arrays_on_the_device_are_read_where_they_are(device):
+    held = None
+
+    @nb.kernel
+    def copied_from_global(out):
+        i = nb.tid()
+        out[i] = held[i]
+
+    for number in (1, 2):
+        held, out = Held(np.full(3, number, np.float32)), np.zeros(3, np.float32)
+        device.on_device(held.values)
+        for more in (0, 5):
+            held.values[1] = number + more
+            launch(copied_from_global, 3, there(device, [out]))
+            assert out.tolist() == [number, number + more, number]
+
+
 PARTICLE = np.dtype([("x", np.float64), ("alive", np.bool_), ("v", np.float32, (2,))], align=True)
 
 

@@ -1,0 +1,113 @@
+"""Functions that are passed to device functions: device functions, atomic operations, numba.cuda's functions of numbers."""
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+
+
+@nb.func
+def doubled(x):
+    return x + x
+
+
+@nb.func
+def squared(x):
+    return x * x
+
+
+@cuda.jit(device=True)
+def put(a, i, value):
+    a[i] = value
+
+
+@nb.func
+def applied(function, x):
+    return function(x)
+
+
+@nb.func
+def stored(function, a, i, value):
+    function(a, i, value)
+
+
+@nb.kernel
+def both(x, y):
+    i = nb.tid()
+    y[i] = applied(doubled, x[i]) + applied(squared, x[i])
+
+
+@nb.kernel
+def summed(x, y):
+    i = nb.tid()
+    stored(cuda.atomic.add, y, 0, x[i])
+    stored(nb.atomic_max, y, 1, x[i])
+    stored(put, y, i + 2, applied(cuda.popc, i) * x[i])
+
+
+X = np.array([1.0, 2.0, 5.0])
+GIVEN = {both: ([3.0, 8.0, 35.0], [4.0, 6.0, 12.0]), summed: ([8.0, 5.0, 0.0, 2.0, 5.0], None)}
+
+
+@pytest.mark.parametrize("kernel", GIVEN, ids=lambda kernel: kernel.name)
+def test_functions_are_passed(kernel):
+    wanted, _ = GIVEN[kernel]
+    x, here, there = X.copy(), np.zeros(len(wanted)), np.zeros(len(wanted))
+    x.flags.writeable = False
+    nb.launch(kernel, 3, [x, here])
+    with emulated_cuda() as device:
+        nb.launch(kernel, 3, [device.on_device(x), device.on_device(there)])
+    assert here.tolist() == there.tolist() == wanted
+
+
+@nb.kernel
+def total(x, y):
+    i = nb.tid()
+    stored(cuda.atomic.add, y, 0, applied(squared, x[i]))
+
+
+@pytest.mark.parametrize(("kernel", "size", "wanted"), [(both, 3, [4.0, 6.0, 12.0]), (total, 1, [2.0, 4.0, 10.0])])
+def test_they_have_derivatives(kernel, size, wanted):
+    gradient = np.zeros(3)
+    nb.launch(kernel, 3, [X, np.zeros(size)], adj_inputs=[gradient, np.ones(size)], adjoint=True)
+    assert gradient.tolist() == wanted
+
+
+@nb.func
+def shifted(x):
+    return x + nb.tid()
+
+
+@nb.kernel
+def shifts(x, y):
+    i = nb.tid()
+    y[i] = shifted(applied(doubled, x[i]))
+
+
+def test_functions_that_ask_for_their_thread_are_called():
+    y = np.zeros(3)
+    nb.launch(shifts, 3, [X, y])
+    assert y.tolist() == [2.0, 5.0, 12.0]
+
+
+@nb.kernel
+def asks(x, y):
+    i = nb.tid()
+    y[i] = applied(shifted, x[i])
+
+
+@nb.kernel
+def runs_a_kernel(x, y):
+    i = nb.tid()
+    y[i] = applied(both, x[i])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [(asks, "shifted asks for its thread"), (runs_a_kernel, "both is a kernel, which only a launch")],
+)
+def test_what_cannot_be_passed(kernel, message):
+    with pytest.raises(nb.KernelError, match=message):
+        nb.launch(kernel, 3, [X, np.zeros(3)])
