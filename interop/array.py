@@ -468,6 +468,10 @@ class Array:
     def grad(self, value: Any) -> None:
         gradients.set_gradient(self, value)
 
+    def __launch_gradient__(self) -> Array | None:
+        """Return the gradient that a launched adjoint reads or adds to where none is passed; None if none is required."""
+        return self.grad if self.requires_grad else None
+
     # Protocols
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

@@ -31,6 +31,7 @@ from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
@@ -258,10 +259,7 @@ class Tape:
         if given is not None and place.is_float and given.is_array:
             there = self._places.find(given)
             if there.is_float and self._is_varied(source, there):
-                raise NumbridgeError(
-                    f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
-                    "record_func"
-                )
+                return self._copying(operation, array, place, source, there)
         self._keep_before(place)
         place.is_made = True
         if not place.is_float or not self._is_varied(array, place):
@@ -273,6 +271,35 @@ class Tape:
             self._objects.append(array)
             self._events.append(FillEvent([place]) if whole else OpaqueEvent([place], operation))
             self._contents.remember_carried([place], [place])
+
+        return record
+
+    def _copying(self, operation: str, array: Array, place: Place, source: Any, there: Place) -> Callable[[], None]:
+        """Prepare for a copy of what carries gradients into an array that is there already."""
+        found, given = place.found, there.found
+        alike = full_shape(found) == full_shape(given) and found.element is given.element
+        on_one = (found.device_type, found.device_id) == (given.device_type, given.device_id)
+        repeated = any(d.has(nb.REPEATED) for d in (found, given)) or place.repeats or there.repeats
+        if operation != "assign" or not alike or not on_one or repeated or share_memory(found, given):
+            raise NumbridgeError(
+                f"{operation} of an array that carries a gradient is not recorded, unless it is a copy (assign, nb.copy) between "
+                "arrays of one shape and element type, on one device, that share no memory; copy it in a kernel, use clone(), "
+                "or record_func"
+            )
+        places = [self._places.keep(given), place]
+        if _requires_grad(source):
+            self._remember_array(source)
+        self._objects += [source, array]
+        _hold(places[0], source)
+        for changed in places:
+            self._look_for_changes(changed, operation)
+        self._keep_before(place)
+        place.is_made = True
+
+        def record() -> None:
+            self._events.append(CopyEvent(places))
+            self._contents.remember_carried(places, [place])
+            self._note_varied(place)
 
         return record
 

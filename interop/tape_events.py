@@ -89,7 +89,7 @@ class FillEvent(Event):
 
 @dataclass(eq=False)
 class CopyEvent(Event):
-    """One array was copied into a new one."""
+    """One array was copied into another, which may be new."""
 
 
 @dataclass(eq=False)

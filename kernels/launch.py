@@ -379,8 +379,9 @@ def launch(
         with the kernel, and are kept alive until it ends.
     adj_inputs, adj_outputs : sequence
         With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
-        floating scalar), or None where no gradient is wanted. Gradients are added; the adjoint of an element that the
-        kernel overwrites ends as that of what it held before.
+        floating scalar). None stands for the ``grad`` of an `Array` that requires one, and otherwise for no gradient.
+        Gradients are added. Of an array that the kernel only stores to, an adjoint that is passed is only read, and may be an
+        expanded view; any other adjoint of an element that the kernel overwrites ends as that of what it held before.
     device : Device or str, optional
         Where to run; by default where the arguments lie, and without arrays the current device.
     stream : Stream, int or another library's stream, optional
@@ -455,11 +456,12 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
 
 def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
     """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
-    from numbridge.kernels.adjoint.direct import adjoint_of
+    from numbridge.kernels.adjoint.direct import adjoint_of, with_copies
 
-    derivative, arguments = adjoint_of(kernel, *lists)
+    derivative, arguments, copied = adjoint_of(kernel, *lists)
     plain = how == _UNASKED
-    return derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how)), arguments
+    run = derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how))
+    return with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
 
 
 def _not_together(kernel: Kernel, *, adjoint: bool) -> NumbridgeValueError:
