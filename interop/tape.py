@@ -22,7 +22,7 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import is_required
+from numbridge.gradients import existing_gradient, is_required
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
@@ -405,7 +405,8 @@ class Tape:
         loss : array_like, optional
             An array of one element, whose gradient is one.
         grads : mapping or iterable of pairs, optional
-            Array → the gradient at its contents after the last launch.
+            Array → the gradient at its contents after the last launch. Without it and a loss, the ``grad`` that the arrays which
+            the tape has written hold now, which `backward` takes out of them, as Warp's does.
         retain_graph : bool
             Whether the tape goes on keeping what is overwritten and needed, so that `backward` may be called again. A tape
             whose adjoints read nothing that its launches have made needs nothing kept, and may be called again in any case:
@@ -462,8 +463,12 @@ class Tape:
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
         seeds += list(grads.items() if isinstance(grads, Mapping) else grads or ())
+        if loss is None and grads is None:
+            seeds = self._taken_gradients()
         if not seeds:
-            raise NumbridgeValueError("backward needs a loss, or grads={array: gradient}")
+            raise NumbridgeValueError(
+                "backward needs a loss, or grads={array: gradient}, or an array that was written and has a grad other than zero"
+            )
         found = [(_floating(array), _cotangent(array, value)) for array, value in seeds]
         for (array, _), (description, _) in zip(seeds, found, strict=True):
             if not self._is_varied(array, self._places.find(description)):
@@ -476,6 +481,17 @@ class Tape:
                 self._remember_array(array)
         self._objects += [array for array, _ in seeds]
         return found
+
+    def _taken_gradients(self) -> list[tuple[Any, Any]]:
+        """Return the arrays that the tape has written and whose own gradients are not zero, with these, which are zero then."""
+        found = {id(array): array for array in (*self._arrays.values(), *self._objects) if isinstance(array, Array)}
+        taken = []
+        for array in map(_root, found.values()):
+            gradient = existing_gradient(array)
+            if gradient is not None and self._places.find(describe(array)).is_made and gradient.numpy().any():
+                taken.append((array, gradient.clone()))
+                gradient.zero_()
+        return taken
 
     def _reverse(self, event: Event, memory: AdjointMemory) -> None:
         if isinstance(event, LaunchEvent):

@@ -14,6 +14,8 @@ __all__ = ["not_compiled"]
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
 _NO_MEMORY = "NRT required but not enabled"
+# Floats that are stored only
+_NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 _HERE = str(Path(__file__).parent)
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -73,6 +75,12 @@ def _problem(text: str) -> str:
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
+    narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
+    if narrow is not None:  # all that Numba says of a call such as np.float16(x)
+        return (
+            f"{narrow.strip()}(...) makes no number in a kernel: floats of 16 and 8 bits are stored in arrays, and computed with "
+            "in float32; leave the conversion out, and store to an array of that dtype to round"
+        )
     plain = in_plain_words(text)
     if plain is not None:
         return plain

@@ -133,7 +133,8 @@ def compile_run(
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     try:
         compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
-    except (NumbaError, AttributeError) as error:  # Numba fails with the latter on `row += 1` for a read-only row
+    # Numba fails with an AttributeError on `row += 1` for a read-only row, with a NotImplementedError on `np.float16(x)`.
+    except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from error
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)

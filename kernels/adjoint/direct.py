@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     _Way: TypeAlias = tuple[Derivative, tuple[str, ...]]
 
-__all__ = ["adjoint_of", "with_copies"]
+__all__ = ["adjoint_of", "filled", "with_copies"]
 
 _MOST = 64
 
@@ -48,7 +48,7 @@ def adjoint_of(
     array that says it has one, and otherwise for no gradient.
     """
     arguments = [*inputs, *outputs]
-    given = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
+    given = [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
     check_count(kernel, arguments)
     names = [parameter.name for parameter in kernel.parameters]
     passed = {name for name, adjoint in zip(names, given, strict=True) if adjoint is not None}
@@ -143,7 +143,8 @@ def _copy(name: str, argument: Any, found: Description, stream: int | None) -> I
     yield machine().new_record(values, *where, full_shape(found), None, element_flags(found.element))
 
 
-def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Return a list of adjoints as it is, or one of None for one that was left out; raises if it is too short or too long."""
     if adjoints and len(adjoints) != len(arguments):
         raise NumbridgeValueError(
             f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for the argument's own "

@@ -242,6 +242,24 @@ def test_a_copy_of_an_array_that_requires_a_gradient_and_of_a_tensor():
     assert x.grad.list() == [1, 1, 1] and t.grad.tolist() == [1, 2, 3]
 
 
+def test_backward_without_a_loss_takes_the_gradients_of_what_was_written():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+    x.grad.fill_(1.0)
+    z.grad = np.ones(3)
+    tape.backward(retain_graph=True)
+    assert x.grad.list() == [1 + 4 * k**3 for k in (1, 2, 3)]
+    assert z.grad.list() == [0, 0, 0]  # it has gone on to what z was made of
+    x.grad.zero_()
+    y.grad = np.array([0.0, 0.5, 0.5])
+    tape.backward(retain_graph=True)
+    assert x.grad.list() == [0, 2, 3]
+    with pytest.raises(nb.NumbridgeValueError, match="or an array that was written and has a grad other than zero"):
+        tape.backward()
+
+
 def test_copies_that_are_not_recorded_are_refused():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
     expanded = nb.from_torch(torch.ones(1).expand(3), requires_grad=True)
