@@ -117,7 +117,7 @@ class Tape:
     def __enter__(self) -> Tape:
         """Record launches from here on."""
         if self._done:
-            self.reset()
+            self._forget()
         native()
         stack = _stack()
         if self in stack:
@@ -216,7 +216,7 @@ class Tape:
             _hold(at[k], arguments[k])
         if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
-            return OpaqueEvent(touched, why_opaque(kernel, is_recorded))
+            return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
         if meet(at, signature.pairs):
             signature.refuse_overlaps(at)
         for argument in required:
@@ -378,7 +378,8 @@ class Tape:
             Called without arguments while gradients are carried back. It reads and writes the ``grad`` of the `arrays`,
             which are then those of this place of the tape.
         arrays : sequence of Array
-            The arrays that the step read or wrote. They count as depending on what requires a gradient.
+            The arrays that the step read or wrote. They count as depending on what requires a gradient. Launches on them with
+            ``record_tape=False`` since the last step that was recorded are this step.
         """
         for array in arrays:
             if not isinstance(array, Array):
@@ -386,11 +387,19 @@ class Tape:
             if _requires_grad(array):
                 self._remember_array(array)
         places = [self._places.keep(describe(array)) for array in arrays]
+        self._take_over(places)
         self._events.append(FunctionEvent(places, backward, list(arrays)))
         for place in places:
             self._note_varied(place)
         self._contents.look_again()
         self._contents.remember_carried(places, places)
+
+    def _take_over(self, places: Sequence[Place]) -> None:
+        """Let gradients pass the last unrecorded launches where they wrote to what a step of the user's answers for."""
+        for event in reversed(self._events):
+            if not (isinstance(event, OpaqueEvent) and event.is_unrecorded):
+                return
+            event.places = [place for place in event.places if not any(place.meets(other) for other in places)]
 
     # Going back
 
@@ -535,15 +544,22 @@ class Tape:
         return Gradients(self._memory, self._objects)
 
     def zero(self) -> None:
-        """Set the gradients of all arrays that were recorded to zero."""
+        """Set the gradients of all arrays that were recorded to zero; one that does not exist yet is not made."""
         for array in self._arrays.values():
-            gradient = array.grad
+            gradient = existing_gradient(array)
             if gradient is not None:
                 gradient.zero_()
         self._memory = None
 
     def reset(self) -> None:
-        """Forget everything that was recorded; gradients stay."""
+        """Forget everything that was recorded, and set the gradients of its arrays to zero, as Warp does.
+
+        Entering a tape that is used up forgets, too, and leaves gradients, to which the next `backward` adds.
+        """
+        self.zero()
+        self._forget()
+
+    def _forget(self) -> None:
         watching.unwatch(self)
         thread, is_innermost = self._thread, self._is_innermost
         self.__init__(self._check_contents)  # type: ignore[misc]

@@ -191,6 +191,12 @@ def test_clone_carries_gradients():
     assert x.grad.list() == [2, 4, 6]
 
 
+@nb.kernel
+def doubled(x, y):
+    i = nb.tid()
+    y[i] = 2.0 * x[i]
+
+
 def copied_whole(z, y):
     nb.copy(z, y)
 
@@ -525,6 +531,65 @@ def test_reset_forgets():
     assert not is_watched()
     with pytest.raises(nb.NumbridgeError, match="no recorded launch has made the loss"):
         tape.backward(grads={y: np.ones(3)})
+
+
+def test_reset_sets_gradients_to_zero():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    tape = nb.Tape()
+    for _ in range(2):
+        with tape:
+            nb.launch(square, 3, [x], [y])
+        tape.backward(grads={y: np.ones(3)})
+        assert x.grad.list() == [2, 4, 6]
+        tape.reset()
+        assert x.grad.list() == [0, 0, 0]
+    for count in (1, 2):  # a tape that is entered again leaves gradients
+        with tape:
+            nb.launch(square, 3, [x], [y])
+        tape.backward(grads={y: np.ones(3)})
+        assert x.grad.list() == [2 * count, 4 * count, 6 * count]
+
+
+def test_zero_makes_no_gradients():
+    t, y = torch.ones(3, requires_grad=True), nb.zeros(3)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [nb.from_torch(t)], [y])
+    tape.zero()
+    assert t.grad is None
+
+
+def test_a_step_of_ones_own_stands_for_the_launches_that_were_not_recorded():
+    x, z = leaf(1.0, 2.0, 3.0), fresh()
+    scratch = [fresh(), fresh()]
+
+    def solved(given, result):
+        """Multiply by 8, in launches that no tape records."""
+        before = given
+        for after in (*scratch, result):
+            nb.launch(doubled, 3, [before], [after], record_tape=False)
+            before = after
+
+        def back():
+            given.grad.assign(given.grad.numpy() + 8.0 * result.grad.numpy())
+
+        tape.record_func(back, [given, result])
+
+    y, w = fresh(), fresh()
+    with nb.Tape() as tape:
+        solved(x, y)
+        nb.launch(square, 3, [y], [w])
+        solved(w, z)
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [8 * 2 * 8 * k * 8 for k in (1, 2, 3)]
+
+
+def test_a_step_of_ones_own_stands_for_nothing_else():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(doubled, 3, [x], [y], record_tape=False)
+        tape.record_func(lambda: None, [z])
+    with pytest.raises(nb.NumbridgeError, match="launched with record_tape=False"):
+        tape.backward(grads={y: np.ones(3), z: np.ones(3)})
 
 
 def test_a_tape_that_is_dropped_watches_no_more():
