@@ -471,8 +471,8 @@ class Array:
         gradients.set_gradient(self, value)
 
     def __launch_gradient__(self) -> Array | None:
-        """Return the gradient that a launched adjoint reads or adds to where none is passed; None if none is required."""
-        return self.grad if self.requires_grad else None
+        """Return the gradient that a launched adjoint reads or adds to where none is passed; None if there is none."""
+        return self.grad
 
     # Protocols
 

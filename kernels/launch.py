@@ -380,7 +380,7 @@ def launch(
         with the kernel, and are kept alive until it ends.
     adj_inputs, adj_outputs : sequence
         With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
-        floating scalar). None stands for the ``grad`` of an `Array` that requires one, and otherwise for no gradient.
+        floating scalar). None stands for the ``grad`` of an `Array` that has or requires one, and otherwise for no gradient.
         Gradients are added. Of an array that the kernel only stores to, an adjoint that is passed is only read, and may be an
         expanded view; any other adjoint of an element that the kernel overwrites ends as that of what it held before.
     device : Device or str, optional

@@ -171,6 +171,14 @@ def test_none_is_the_gradient_of_an_array_that_requires_one():
     assert np.allclose(x.grad.numpy(), 6 * points(N)) and by_y.all()
 
 
+def test_none_is_a_gradient_that_was_set():
+    by_x = torch.zeros(N, dtype=torch.float64)
+    x, y = nb.from_torch(torch.from_numpy(points(N)), grad=by_x), nb.zeros(N, nb.float64)
+    y.grad = np.ones(N)
+    nb.launch(squares, N, [x], [y], adj_inputs=[None], adj_outputs=[None], adjoint=True)
+    assert np.allclose(by_x, 2 * points(N))
+
+
 def test_none_for_what_has_no_gradient_of_its_own_is_no_gradient():
     x, by_x = points(N), np.zeros(N)
     with pytest.raises(NumbridgeValueError, match=r"without an adjoint; give some .* requires_grad=True"):
