@@ -107,7 +107,9 @@ class Array:
         """Return an array, or an annotation."""
         if data is None and shape is None and ptr is None:
             # As in Warp, an annotation that names no rank means one dimension.
-            return ArrayAnnotation(None if dtype is None else dtype_of(dtype), 1 if ndim is None else ndim)
+            return ArrayAnnotation(
+                None if dtype is None or dtype is Any else dtype_of(dtype), 1 if ndim is None else ndim
+            )
         if strides is not None and ptr is None:
             raise NumbridgeValueError("strides come with ptr only; slice or transpose an array for a strided view")
         if ptr is not None:
@@ -133,7 +135,7 @@ class Array:
 
     def __class_getitem__(cls, dtype: Any) -> ArrayAnnotation:
         """Return the annotation of a one-dimensional array, as in ``nb.array[float]``."""
-        return ArrayAnnotation(dtype_of(dtype), 1)
+        return ArrayAnnotation(None if dtype is Any else dtype_of(dtype), 1)
 
     # What it is
 
@@ -467,6 +469,10 @@ class Array:
     @grad.setter
     def grad(self, value: Any) -> None:
         gradients.set_gradient(self, value)
+
+    def __launch_gradient__(self) -> Array | None:
+        """Return the gradient that a launched adjoint reads or adds to where none is passed; None if there is none."""
+        return self.grad
 
     # Protocols
 

@@ -22,7 +22,7 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import is_required
+from numbridge.gradients import existing_gradient, is_required
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
@@ -31,6 +31,7 @@ from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
@@ -116,7 +117,7 @@ class Tape:
     def __enter__(self) -> Tape:
         """Record launches from here on."""
         if self._done:
-            self.reset()
+            self._forget()
         native()
         stack = _stack()
         if self in stack:
@@ -215,7 +216,7 @@ class Tape:
             _hold(at[k], arguments[k])
         if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
-            return OpaqueEvent(touched, why_opaque(kernel, is_recorded))
+            return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
         if meet(at, signature.pairs):
             signature.refuse_overlaps(at)
         for argument in required:
@@ -258,10 +259,7 @@ class Tape:
         if given is not None and place.is_float and given.is_array:
             there = self._places.find(given)
             if there.is_float and self._is_varied(source, there):
-                raise NumbridgeError(
-                    f"{operation} of an array that carries a gradient is not recorded; copy it in a kernel, use clone(), or "
-                    "record_func"
-                )
+                return self._copying(operation, array, place, source, there)
         self._keep_before(place)
         place.is_made = True
         if not place.is_float or not self._is_varied(array, place):
@@ -273,6 +271,35 @@ class Tape:
             self._objects.append(array)
             self._events.append(FillEvent([place]) if whole else OpaqueEvent([place], operation))
             self._contents.remember_carried([place], [place])
+
+        return record
+
+    def _copying(self, operation: str, array: Array, place: Place, source: Any, there: Place) -> Callable[[], None]:
+        """Prepare for a copy of what carries gradients into an array that is there already."""
+        found, given = place.found, there.found
+        alike = full_shape(found) == full_shape(given) and found.element is given.element
+        on_one = (found.device_type, found.device_id) == (given.device_type, given.device_id)
+        repeated = any(d.has(nb.REPEATED) for d in (found, given)) or place.repeats or there.repeats
+        if operation != "assign" or not alike or not on_one or repeated or share_memory(found, given):
+            raise NumbridgeError(
+                f"{operation} of an array that carries a gradient is not recorded, unless it is a copy (assign, nb.copy) between "
+                "arrays of one shape and element type, on one device, that share no memory; copy it in a kernel, use clone(), "
+                "or record_func"
+            )
+        places = [self._places.keep(given), place]
+        if _requires_grad(source):
+            self._remember_array(source)
+        self._objects += [source, array]
+        _hold(places[0], source)
+        for changed in places:
+            self._look_for_changes(changed, operation)
+        self._keep_before(place)
+        place.is_made = True
+
+        def record() -> None:
+            self._events.append(CopyEvent(places))
+            self._contents.remember_carried(places, [place])
+            self._note_varied(place)
 
         return record
 
@@ -351,7 +378,8 @@ class Tape:
             Called without arguments while gradients are carried back. It reads and writes the ``grad`` of the `arrays`,
             which are then those of this place of the tape.
         arrays : sequence of Array
-            The arrays that the step read or wrote. They count as depending on what requires a gradient.
+            The arrays that the step read or wrote. They count as depending on what requires a gradient. Launches on them with
+            ``record_tape=False`` since the last step that was recorded are this step.
         """
         for array in arrays:
             if not isinstance(array, Array):
@@ -359,11 +387,19 @@ class Tape:
             if _requires_grad(array):
                 self._remember_array(array)
         places = [self._places.keep(describe(array)) for array in arrays]
+        self._take_over(places)
         self._events.append(FunctionEvent(places, backward, list(arrays)))
         for place in places:
             self._note_varied(place)
         self._contents.look_again()
         self._contents.remember_carried(places, places)
+
+    def _take_over(self, places: Sequence[Place]) -> None:
+        """Let gradients pass the last unrecorded launches where they wrote to what a step of the user's answers for."""
+        for event in reversed(self._events):
+            if not (isinstance(event, OpaqueEvent) and event.is_unrecorded):
+                return
+            event.places = [place for place in event.places if not any(place.meets(other) for other in places)]
 
     # Going back
 
@@ -378,7 +414,8 @@ class Tape:
         loss : array_like, optional
             An array of one element, whose gradient is one.
         grads : mapping or iterable of pairs, optional
-            Array → the gradient at its contents after the last launch.
+            Array → the gradient at its contents after the last launch. Without it and a loss, the ``grad`` that the arrays which
+            the tape has written hold now, which `backward` takes out of them, as Warp's does.
         retain_graph : bool
             Whether the tape goes on keeping what is overwritten and needed, so that `backward` may be called again. A tape
             whose adjoints read nothing that its launches have made needs nothing kept, and may be called again in any case:
@@ -435,8 +472,12 @@ class Tape:
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
         seeds += list(grads.items() if isinstance(grads, Mapping) else grads or ())
+        if loss is None and grads is None:
+            seeds = self._taken_gradients()
         if not seeds:
-            raise NumbridgeValueError("backward needs a loss, or grads={array: gradient}")
+            raise NumbridgeValueError(
+                "backward needs a loss, or grads={array: gradient}, or an array that was written and has a grad other than zero"
+            )
         found = [(_floating(array), _cotangent(array, value)) for array, value in seeds]
         for (array, _), (description, _) in zip(seeds, found, strict=True):
             if not self._is_varied(array, self._places.find(description)):
@@ -449,6 +490,17 @@ class Tape:
                 self._remember_array(array)
         self._objects += [array for array, _ in seeds]
         return found
+
+    def _taken_gradients(self) -> list[tuple[Any, Any]]:
+        """Return the arrays that the tape has written and whose own gradients are not zero, with these, which are zero then."""
+        found = {id(array): array for array in (*self._arrays.values(), *self._objects) if isinstance(array, Array)}
+        taken = []
+        for array in map(_root, found.values()):
+            gradient = existing_gradient(array)
+            if gradient is not None and self._places.find(describe(array)).is_made and gradient.numpy().any():
+                taken.append((array, gradient.clone()))
+                gradient.zero_()
+        return taken
 
     def _reverse(self, event: Event, memory: AdjointMemory) -> None:
         if isinstance(event, LaunchEvent):
@@ -492,15 +544,22 @@ class Tape:
         return Gradients(self._memory, self._objects)
 
     def zero(self) -> None:
-        """Set the gradients of all arrays that were recorded to zero."""
+        """Set the gradients of all arrays that were recorded to zero; one that does not exist yet is not made."""
         for array in self._arrays.values():
-            gradient = array.grad
+            gradient = existing_gradient(array)
             if gradient is not None:
                 gradient.zero_()
         self._memory = None
 
     def reset(self) -> None:
-        """Forget everything that was recorded; gradients stay."""
+        """Forget everything that was recorded, and set the gradients of its arrays to zero, as Warp does.
+
+        Entering a tape that is used up forgets, too, and leaves gradients, to which the next `backward` adds.
+        """
+        self.zero()
+        self._forget()
+
+    def _forget(self) -> None:
         watching.unwatch(self)
         thread, is_innermost = self._thread, self._is_innermost
         self.__init__(self._check_contents)  # type: ignore[misc]

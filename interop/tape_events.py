@@ -77,9 +77,10 @@ class LaunchEvent(Event):
 
 @dataclass(eq=False)
 class OpaqueEvent(Event):
-    """A launch, or something else, that no gradient can pass back through."""
+    """A launch, or something else, that no gradient can pass back through; `is_unrecorded`: a launch that asked for that."""
 
     why: str = ""
+    is_unrecorded: bool = False
 
 
 @dataclass(eq=False)
@@ -89,7 +90,7 @@ class FillEvent(Event):
 
 @dataclass(eq=False)
 class CopyEvent(Event):
-    """One array was copied into a new one."""
+    """One array was copied into another, which may be new."""
 
 
 @dataclass(eq=False)

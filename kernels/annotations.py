@@ -56,10 +56,10 @@ class ArrayAnnotation:
     ndim: int | None
 
     def __getitem__(self, dtype: Any) -> ArrayAnnotation:
-        """Return this annotation with a dtype."""
+        """Return this annotation with a dtype; `typing.Any` leaves it open."""
         if self.dtype is not None:
             raise NumbridgeTypeError(f"{self!r} already has a dtype; write it once, as in array2d[float]")
-        return ArrayAnnotation(dtype_of(dtype), self.ndim)
+        return ArrayAnnotation(None if dtype is Any else dtype_of(dtype), self.ndim)
 
     def __call__(self, dtype: Any) -> ArrayAnnotation:
         """Return this annotation with a dtype, as `array2d(dtype=float)`."""
@@ -111,7 +111,7 @@ def annotation_of(
     ----------
     annotation : object
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
-        dtype, or `inspect.Parameter.empty`. Strings must have been evaluated by the caller.
+        dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, for the message.
 
@@ -125,7 +125,7 @@ def annotation_of(
     >>> annotation_of(float), annotation_of(array1d[int])
     (float32, array1d[int32])
     """
-    if annotation is inspect.Parameter.empty:
+    if annotation is inspect.Parameter.empty or annotation is Any:
         return None
     # An array class may stand for "an array of any dtype and rank".
     annotation = getattr(annotation, "__kernel_annotation__", annotation)

@@ -16,6 +16,8 @@ NO_MEMORY = "it needs memory for an array of its own, which kernels do not have;
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
 _NRT = "NRT required but not enabled"
+# Floats that are stored only
+_NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 _HERE = str(Path(__file__).parent)
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -69,14 +71,18 @@ def _problem(text: str) -> str:
     """Return the first line that says what is wrong, with what an operation was given."""
     if _NRT in text:
         return NO_MEMORY
-    if text == "float16":
-        return "on the CPU numbers of float16 are in arrays only, and computed with in float32; write np.float32 for np.float16"
     own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
     if own is not None:  # one of numbridge's intrinsics says it better
         return own[1]
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
+    narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
+    if narrow is not None:  # all that Numba says of a call such as np.float16(x)
+        return (
+            f"{narrow.strip()}(...) makes no number in a kernel: floats of 16 and 8 bits are stored in arrays, and computed with "
+            "in float32; leave the conversion out, and store to an array of that dtype to round"
+        )
     plain = in_plain_words(text)
     if plain is not None:
         return plain

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cuda.core._utils.cuda_utils import NVRTCError
 from numba import cuda, types
 from numba.core.errors import NumbaError
 from numba.cuda import dispatcher
@@ -113,6 +112,15 @@ def _without_fusing() -> Iterator[None]:
         nvvm.compile_ir = original
 
 
+def _nvrtc_errors() -> tuple[type[BaseException], ...]:
+    """Return what NVRTC's refusals raise, which cuda.core has no public name for."""
+    with contextlib.suppress(ImportError):
+        from cuda.core._utils.cuda_utils import NVRTCError
+
+        return (NVRTCError,)
+    return ()
+
+
 @contextlib.contextmanager
 def _without_driver() -> Iterator[None]:
     """Let NVRTC make code for the linker of CUDA C++: for PTX it asks the driver. `_for_capability` is around this."""
@@ -197,7 +205,7 @@ def compile_ptx(
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )
-    except NVRTCError as error:
+    except _nvrtc_errors() as error:
         raise KernelError(f"kernel {entry!r} calls CUDA C++ that does not compile: {error}") from error
     # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:

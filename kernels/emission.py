@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.rewriting import Site, Target, rewrite
 from numbridge.kernels.source import FunctionSource, Program, Sourced
@@ -141,7 +142,7 @@ def emit(
         rewritten.hidden,
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
-        bool(rewritten.sites) or any(isinstance(node, ast.Raise | ast.Assert) for node in nodes),
+        bool(rewritten.sites) or any(map(may_raise, nodes)),
         any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
         source.asks_for_block,
         parts=parts,

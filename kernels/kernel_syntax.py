@@ -10,7 +10,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 if TYPE_CHECKING:
     from numbridge.kernels.source import FunctionSource
 
-__all__ = ["check_returns", "check_syntax"]
+__all__ = ["check_returns", "check_syntax", "may_raise"]
 
 RESERVED = "_nb_"
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
@@ -76,6 +76,14 @@ def check_returns(source: FunctionSource) -> None:
         raise source.error(
             source.tree.body[-1], f"{source.name} may end here without a value; return one on every path"
         )
+
+
+def may_raise(node: ast.AST) -> bool:
+    """Tell whether a piece of a kernel may end its launch: `raise`, `assert`, and a slice whose step may be zero."""
+    if not isinstance(node, ast.Slice) or node.step is None:
+        return isinstance(node, ast.Raise | ast.Assert)
+    step = node.step.operand if isinstance(node.step, ast.UnaryOp) else node.step
+    return not isinstance(step, ast.Constant) or not step.value
 
 
 def _always_returns(body: list[ast.stmt]) -> bool:

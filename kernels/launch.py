@@ -6,7 +6,6 @@ the slow road, `_Road.slow`: it specialises the kernel for the arguments (or rai
 
 from __future__ import annotations
 
-import ast
 import math
 import operator
 from collections.abc import Mapping, Sequence, Set
@@ -22,6 +21,7 @@ from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, machine
 from numbridge.kernels.native import table_layout as nb
@@ -122,7 +122,8 @@ class _Road:
         """Say that a kernel ended with an exception of its own."""
         raise out_of_range([self.kernel]) or KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
-            f"written. On the CPU a `raise` or `assert` in a kernel ends its launch{_raises(self.kernel)}"
+            f"written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so does a slice with a step of zero"
+            f"{_raises(self.kernel)}"
         )
 
     def on_stream(self, *arguments: Any) -> None:
@@ -144,7 +145,7 @@ class _Road:
 def _raises(kernel: Kernel) -> str:
     """Return the places where a kernel and its device functions may raise."""
     functions = Program(kernel.source).sources
-    places = [(f, node) for f in functions for node in f.nodes if isinstance(node, ast.Raise | ast.Assert)]
+    places = [(f, node) for f in functions for node in f.nodes if may_raise(node)]
     one = "; it is one of these" if len(places) > 1 else ""
     return "".join([one if places else "", *(f"\n  {function.excerpt(node)}" for function, node in places)])
 
@@ -379,8 +380,9 @@ def launch(
         with the kernel, and are kept alive until it ends.
     adj_inputs, adj_outputs : sequence
         With `adjoint`: for each argument the array that holds its adjoint, of the same shape and dtype (0-d for a
-        floating scalar), or None where no gradient is wanted. Gradients are added; the adjoint of an element that the
-        kernel overwrites ends as that of what it held before.
+        floating scalar). None stands for the ``grad`` of an `Array` that has or requires one, and otherwise for no gradient.
+        Gradients are added. Of an array that the kernel only stores to, an adjoint that is passed is only read, and may be an
+        expanded view; any other adjoint of an element that the kernel overwrites ends as that of what it held before.
     device : Device or str, optional
         Where to run; by default where the arguments lie, and without arrays the current device.
     stream : Stream, int or another library's stream, optional
@@ -395,8 +397,7 @@ def launch(
         Whether a `Tape` that is recording records this launch. Without it, no gradient passes through what it writes; a
         tape that would have to carry one there raises; so it does for an adjoint, which is never recorded.
     record_cmd : bool
-        Return a `Launch` that can be launched again, instead of launching now. Not with `adjoint`:
-        ``kernel.adjoint([...]).forall(dim)`` is a function that can be called again.
+        Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
         On CUDA, the largest grid, whose threads then take several ids each; 0 for no limit. The CPU has no blocks to count.
     block_dim : int
@@ -420,10 +421,14 @@ def launch(
     handle = None if stream is None else _stream_handle(kernel, stream)
     arguments: Sequence[Any] = (*inputs, *outputs)
     if adjoint or adj_inputs or adj_outputs:
-        if not adjoint or record_cmd:
-            raise _not_together(kernel, adjoint=adjoint)
-        how = (block_dim, max_blocks, handle, where)
-        known, arguments = _adjoint(kernel, dim, how, (inputs, outputs, adj_inputs, adj_outputs))
+        if not adjoint:
+            raise NumbridgeValueError(
+                f"launch of kernel {kernel.name!r}: adj_inputs and adj_outputs go with adjoint=True, and adjoint is False"
+            )
+        how, lists = (block_dim, max_blocks, handle, where), (inputs, outputs, adj_inputs, adj_outputs)
+        if record_cmd:
+            return Launch(kernel, dim, arguments, *how, adjoints=_side_by_side(*lists))
+        known, arguments = _adjoint(kernel, dim, how, lists)
     elif record_cmd:
         return Launch(kernel, dim, arguments, block_dim, max_blocks, handle, where)
     elif where is not None or handle is not None or max_blocks:
@@ -453,23 +458,23 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
             )
 
 
+def _side_by_side(
+    inputs: Sequence[Any], outputs: Sequence[Any], adj_inputs: Sequence[Any], adj_outputs: Sequence[Any]
+) -> list[Any]:
+    """Return an adjoint, or None, for each argument, in order."""
+    from numbridge.kernels.adjoint.direct import filled
+
+    return [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
+
+
 def _adjoint(kernel: Kernel, dim: Any, how: tuple[Any, ...], lists: tuple[Sequence[Any], ...]) -> Any:
     """Return what launches a kernel's adjoint, as `how` says, which are arguments of `geometry_of`; and its arguments."""
-    from numbridge.kernels.adjoint.direct import adjoint_of
+    from numbridge.kernels.adjoint.direct import adjoint_of, with_copies
 
-    derivative, arguments = adjoint_of(kernel, *lists)
+    derivative, arguments, copied = adjoint_of(kernel, *lists)
     plain = how == _UNASKED
-    return derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how)), arguments
-
-
-def _not_together(kernel: Kernel, *, adjoint: bool) -> NumbridgeValueError:
-    where = f"launch of kernel {kernel.name!r}"
-    if not adjoint:
-        return NumbridgeValueError(f"{where}: adj_inputs and adj_outputs go with adjoint=True, and adjoint is False")
-    return NumbridgeValueError(
-        f"{where}: record_cmd=True records launches of the kernel, and not of its adjoint; to launch that again and again, keep "
-        "kernel.adjoint([names of parameters]).forall(dim), a function of the arguments and then their adjoints"
-    )
+    run = derivative.forall(dim) if plain else derivative.over(geometry_of(kernel, dim, *how))
+    return with_copies(derivative.name, run, copied, how[2]) if copied else run, arguments
 
 
 class Launch:
@@ -483,6 +488,10 @@ class Launch:
         Extents of the launch.
     arguments : sequence
         All arguments in order; they are kept alive.
+    block_dim, max_blocks, stream, device
+        As for `forall`.
+    adjoints : sequence, optional
+        For a launch of the adjoint: an adjoint, or None, for each of the arguments.
     """
 
     def __init__(
@@ -494,47 +503,73 @@ class Launch:
         max_blocks: int = 0,
         stream: int | None = None,
         device: Device | None = None,
+        adjoints: Sequence[Any] | None = None,
     ) -> None:
         self.kernel = kernel
         self._how = (block_dim, max_blocks, stream, device)
         self._arguments = list(arguments)
+        self._adjoints = None if adjoints is None else list(adjoints)
         check_count(kernel, self._arguments)
         self.set_dim(dim)
 
     def __reduce__(self) -> tuple[type[Launch], tuple[Any, ...]]:
         """Copy as another launch of the same arguments; deep copies and pickles have copies of the arguments."""
-        return type(self), (self.kernel, self.dim, tuple(self._arguments), *self._how)
+        return type(self), (self.kernel, self.dim, tuple(self._arguments), *self._how, self._adjoints)
 
     def set_dim(self, dim: Any) -> None:
         """Set the extents of the launch."""
         self._launcher = forall(self.kernel, dim, *self._how)
         self.dim = dim
 
-    def set_param_at_index(self, index: int, value: Any) -> None:
-        """Set the argument at a position."""
+    def set_param_at_index(self, index: int, value: Any, adjoint: bool = False) -> None:
+        """Set the argument at a position, or with `adjoint` its adjoint; `set_param_at_index_from_ctype` is the same."""
         if not 0 <= index < len(self._arguments):
             raise NumbridgeValueError(
                 f"kernel {self.kernel.name!r} has arguments 0 to {len(self._arguments) - 1}, and there is none at {index}"
             )
-        self._arguments[index] = value
+        if not adjoint:
+            self._arguments[index] = value
+        elif self._adjoints is None:
+            raise NumbridgeValueError(
+                f"this launch is of kernel {self.kernel.name!r}, and has no adjoints to set; record one with adjoint=True"
+            )
+        else:
+            self._adjoints[index] = value
 
-    def set_param_by_name(self, name: str, value: Any) -> None:
-        """Set the argument of a name."""
+    def set_param_by_name(self, name: str, value: Any, adjoint: bool = False) -> None:
+        """Set the argument of a name, or with `adjoint` its adjoint; `set_param_by_name_from_ctype` is the same."""
         names = [parameter.name for parameter in self.kernel.parameters]
         if name not in names:
             raise NumbridgeValueError(
                 f"kernel {self.kernel.name!r} has the parameters {', '.join(names)}, not {name!r}"
             )
-        self._arguments[names.index(name)] = value
+        self.set_param_at_index(names.index(name), value, adjoint)
 
     def set_params(self, values: Sequence[Any]) -> None:
         """Set all arguments; raises NumbridgeTypeError if there are more or fewer than the kernel takes."""
         check_count(self.kernel, values)
         self._arguments = list(values)
 
-    def launch(self) -> None:
-        """Run the kernel with the arguments as they are now."""
-        self._launcher(*self._arguments)
+    # Warp's names for faster ways, which arrays that are read natively do not need
+    set_param_at_index_from_ctype = set_param_at_index
+    set_param_by_name_from_ctype = set_param_by_name
+    set_params_from_ctypes = set_params
+
+    def launch(self, stream: Any = None) -> None:
+        """Run the kernel with the arguments as they are now.
+
+        Parameters
+        ----------
+        stream : Stream, int or another library's stream, optional
+            The CUDA stream to launch on this time, as for `launch`; by default the one that was recorded.
+        """
+        run, how, arguments = self._launcher, self._how, self._arguments
+        if stream is not None:
+            how = (*how[:2], _stream_handle(self.kernel, stream), how[3])
+            run = forall(self.kernel, self.dim, *how)
+        if self._adjoints is not None:
+            run, arguments = _adjoint(self.kernel, self.dim, how, (arguments, (), self._adjoints, ()))
+        run(*arguments)
 
 
 @dataclass(frozen=True)

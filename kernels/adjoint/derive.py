@@ -72,6 +72,8 @@ class Plan:
         Arrays that the kernel changes and that the derivative needs as they were before it.
     writes : frozenset of str
         Array parameters that the derivative writes.
+    spent : frozenset of str
+        Wanted arrays that the kernel stores to and never reads, so that an adjoint ends their adjoints.
     measured : Measured or None
         On CUDA, what counts the entries on its stacks, if it has any.
     """
@@ -87,6 +89,7 @@ class Plan:
     reads: frozenset[str]
     snapshot: frozenset[str]
     writes: frozenset[str]
+    spent: frozenset[str] = frozenset()
     measured: Measured | None = None
 
 
@@ -134,6 +137,8 @@ class Derivative(Kernel):
         self.variants: Any = None
         self.launchers: dict[Any, Any] = {}
         self.derivatives: dict[Any, Any] = {}
+        # What `direct` has found out for arguments of some looks
+        self.ways: dict[Any, Any] = {}
         self._plans: dict[Any, tuple[Plan, tuple[Dependency, ...]]] = {}
         self._last_plan: tuple[Any, str, str, Any] = (None, "", "", None)
 
@@ -245,6 +250,7 @@ class Derivative(Kernel):
             made.reads,
             made.snapshot,
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
+            made.spent,
             measured,
         )
         return plan, program.namespace

@@ -1,18 +1,38 @@
-"""Adjoints that are launched by hand, with ``launch(..., adjoint=True)``: adjoints side by side with the arguments."""
+"""Adjoints that are launched by hand, with ``launch(..., adjoint=True)``: adjoints side by side with the arguments.
+
+An adjoint that is passed for what the kernel only stores is its caller's, such as the gradient that an autograd engine hands to
+a backward function and to others: it is read, and holds afterwards what it held. The adjoint of what is stored is zero in
+truth, so the generator is asked for one that does not write it down, or is given a copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from numbridge.kernels.adjoint.overlap import on_memory
+from numbridge.kernels.argument_streams import argument_stream
 from numbridge.kernels.arguments import check_count
-from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.element_arguments import element_flags, full_shape
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.launch_memory import LaunchMemory
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.variant import variants_of
 
 if TYPE_CHECKING:
     from numbridge.kernels.adjoint.derive import Derivative
 
-__all__ = ["adjoint_of"]
+    _Way: TypeAlias = tuple[Derivative, tuple[str, ...]]
+
+__all__ = ["adjoint_of", "filled", "with_copies"]
+
+_MOST = 64
 
 
 def adjoint_of(
@@ -21,30 +41,113 @@ def adjoint_of(
     outputs: Sequence[Any],
     adj_inputs: Sequence[Any],
     adj_outputs: Sequence[Any],
-) -> tuple[Derivative, list[Any]]:
-    """Return a kernel's adjoint and its arguments, given adjoints side by side with the kernel's; None is no gradient."""
+) -> tuple[Derivative, list[Any], list[int]]:
+    """Return a kernel's adjoint, its arguments, and the places of those that it changes though they are the caller's.
+
+    The adjoints are given side by side with the kernel's arguments. None stands for the argument's own gradient, if it is an
+    array that says it has one, and otherwise for no gradient.
+    """
     arguments = [*inputs, *outputs]
-    adjoints = [*_filled("adj_inputs", adj_inputs, inputs), *_filled("adj_outputs", adj_outputs, outputs)]
+    given = [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
     check_count(kernel, arguments)
     names = [parameter.name for parameter in kernel.parameters]
-    given = [(name, adjoint) for name, adjoint in zip(names, adjoints, strict=True) if adjoint is not None]
-    if not given:
+    passed = {name for name, adjoint in zip(names, given, strict=True) if adjoint is not None}
+    adjoints = {n: _own(a) if g is None else g for n, a, g in zip(names, arguments, given, strict=True)}
+    wanted = [name for name in names if adjoints[name] is not None]
+    if not wanted:
         raise NumbridgeValueError(
-            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs"
+            f"the adjoint of kernel {kernel.name!r} was launched without an adjoint; give some in adj_inputs and adj_outputs, or "
+            "pass arrays of numbridge with requires_grad=True, whose own gradients are taken"
         )
-    written = kernel.source.written()
-    if not any(name in written for name, _ in given):
+    derivative, changed = _known(kernel, tuple(wanted), frozenset(passed), arguments)
+    places = [len(arguments) + wanted.index(name) for name in changed]
+    return derivative, [*arguments, *(adjoints[name] for name in wanted)], places
+
+
+def _own(argument: Any) -> Any:
+    """Return an argument's own gradient, to which a launch adds where none is passed; None if it has none."""
+    gradient = getattr(type(argument), "__launch_gradient__", None)
+    return None if gradient is None else gradient(argument)
+
+
+def _known(kernel: Kernel, wanted: tuple[str, ...], passed: frozenset[str], arguments: Sequence[Any]) -> _Way:
+    """Return how adjoints are launched that are given in this way, looked up where such arguments were seen before."""
+    plain: Derivative = kernel.adjoint(wanted)
+    found = [describe(argument) for argument in arguments]
+    # What arguments look like tells their types, but for numbers, whose values must fit.
+    key = (passed, *(d.look if d.is_array else type(a) for a, d in zip(arguments, found, strict=True)))
+    known = plain.ways.get(key)
+    if known is not None and all(dependency.holds() for dependency in known[1]):
+        way: _Way = known[0]
+        return way
+    if len(plain.ways) >= _MOST:
+        plain.ways.clear()
+    way = _sparing(kernel, plain, passed, arguments, found)
+    plain.ways[key] = way, plain.dependencies()
+    return way
+
+
+def _sparing(
+    kernel: Kernel,
+    plain: Derivative,
+    passed: frozenset[str],
+    arguments: Sequence[Any],
+    found: Sequence[Description],
+) -> _Way:
+    """Return the adjoint that leaves those that are `passed` for what is only stored, and which of them it changes still."""
+    names, written = [parameter.name for parameter in kernel.parameters], kernel.source.written()
+    if written.isdisjoint(plain.wanted):
         raise NumbridgeValueError(
             f"the adjoint of kernel {kernel.name!r} was launched without an adjoint of what it writes "
             f"({', '.join(name for name in names if name in written) or 'nothing'}), so every gradient would be zero; give it in "
             "adj_outputs"
         )
-    return kernel.adjoint([name for name, _ in given]), [*arguments, *(adjoint for _, adjoint in given)]
+    variants: Any = variants_of(plain)
+    types = variants.base_types(kernel, arguments, found)
+    spent = tuple(sorted(plain.plan(*types).spent & passed)) if passed else ()
+    if not spent:
+        return plain, ()
+    sparing: Derivative = kernel.adjoint(plain.wanted, kept=spent)
+    try:
+        sparing.plan(*types)
+    except KernelUnsupportedError:
+        return plain, spent
+    return sparing, ()
 
 
-def _filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def with_copies(name: str, run: Callable[..., None], places: Sequence[int], stream: int | None) -> Callable[..., None]:
+    """Return a launcher that passes copies of the arguments at some places, on the stream that `run` was told or theirs."""
+
+    def launched(*arguments: Any) -> None:
+        given = list(arguments)
+        with contextlib.ExitStack() as stack:
+            for place in places:
+                found = describe(arguments[place])
+                given[place] = stack.enter_context(_copy(name, arguments[place], found, stream))
+            run(*given)
+
+    return launched
+
+
+@contextlib.contextmanager
+def _copy(name: str, argument: Any, found: Description, stream: int | None) -> Iterator[Any]:
+    """Give a copy of an array for as long as its device works with it."""
+    if found.is_on_cuda:
+        queue = argument_stream(argument, found.device_id) if stream is None else stream
+        with LaunchMemory(name, found.device_id, queue, is_ordered=stream is not None) as memory:
+            yield memory.copy_of(argument, found)
+        return
+    values = np.array(on_memory(found), order="C")
+    assert found.scalar is not None
+    where = (values.ctypes.data, found.scalar.tag, dl.CPU, 0)
+    yield machine().new_record(values, *where, full_shape(found), None, element_flags(found.element))
+
+
+def filled(what: str, adjoints: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Return a list of adjoints as it is, or one of None for one that was left out; raises if it is too short or too long."""
     if adjoints and len(adjoints) != len(arguments):
         raise NumbridgeValueError(
-            f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for no gradient"
+            f"{what} has {len(adjoints)} entries for {len(arguments)} arguments; give one for each, None for the argument's own "
+            "gradient or, if it has none, for no gradient"
         )
     return list(adjoints) or [None] * len(arguments)

@@ -69,6 +69,8 @@ class Reversed:
         Arrays of the kernel that the adjoint changes for a while; they end as they were.
     untouched : frozenset of str
         Arrays whose adjoint is only read.
+    spent : frozenset of str
+        Arrays that are stored to and used in no other way.
     shared : bool
         Whether threads may add to the same elements of an adjoint.
     near : (int, tuple of str) or None
@@ -89,6 +91,7 @@ class Reversed:
     snapshot: frozenset[str]
     writes: frozenset[str]
     untouched: frozenset[str]
+    spent: frozenset[str]
     shared: bool
     near: tuple[int, tuple[str, ...]] | None
     stacks: int
@@ -187,12 +190,18 @@ class _Reverse(LoopReversal):
             snapshot=frozenset(a.parameter for a in self.needs.snapshot),
             writes=frozenset(a.parameter for a in replayed if a.kind == "parameter"),
             untouched=frozenset(set(arrays) - changed),
+            spent=frozenset(set(arrays) & self._only_stored(ops)),
             shared=bool(self._shared),
             near=nearness(self.program, self._shared) if self._apart else None,
             stacks=len(self._stacks),
             may_raise=any(isinstance(op, Raise) for op in ops) or bool(self._stacks),
             has_loop=any(isinstance(op, Loop) for op in ops),
         )
+
+    def _only_stored(self, ops: Sequence[Op]) -> set[str]:
+        """Return the parameters that are stored to and used in no other way."""
+        stored = {op.array.parameter for op in ops if isinstance(op, Store)}
+        return stored - {op.array.parameter for op in ops if isinstance(op, Load | Atomic)}
 
     def _declarations(self) -> Lines:
         lines = Lines()

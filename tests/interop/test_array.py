@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -472,3 +473,8 @@ def test_what_others_make_of_the_dtype():
     assert np.result_type(a, np.float64) == np.float64
     assert a.dtype == nb.float32 and nb.zeros(2, dtype=a.dtype).dtype == a.dtype
     assert nb.zeros(2, dtype=nb.bfloat16).dtype == nb.bfloat16
+
+
+def test_annotations_of_any_dtype():
+    assert nb.array(dtype=Any) == nb.array[Any] == nb.array1d
+    assert nb.array(dtype=Any, ndim=2) == nb.array2d[Any] == nb.array2d

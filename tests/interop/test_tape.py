@@ -191,15 +191,94 @@ def test_clone_carries_gradients():
     assert x.grad.list() == [2, 4, 6]
 
 
+@nb.kernel
+def doubled(x, y):
+    i = nb.tid()
+    y[i] = 2.0 * x[i]
+
+
+def copied_whole(z, y):
+    nb.copy(z, y)
+
+
+def copied_in_part(z, y):
+    nb.copy(z, y, dest_offset=1, src_offset=0, count=2)
+
+
+def assigned_to_a_view(z, y):
+    z[::2].assign(y[1:])
+
+
+@pytest.mark.parametrize(
+    ("write", "sources"),
+    [(nb.Array.assign, [0, 1, 2]), (copied_whole, [0, 1, 2]), (copied_in_part, [0, 1]), (assigned_to_a_view, [1, 2])],
+)
+@pytest.mark.parametrize("dtype", [nb.float32, nb.float64])
+def test_copies_into_arrays_that_are_there_carry_gradients(write, sources, dtype):
+    x, y, z, w = leaf(1.0, 2.0, 3.0), fresh(), nb.zeros(3, dtype), nb.zeros(3, dtype)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [z])  # what is overwritten carries nothing on
+        nb.launch(square, 3, [x], [y])
+        z.zero_()
+        write(z, y)
+        nb.launch(square, 3, [z], [w])
+        y.zero_()
+    tape.backward(grads={w: np.ones(3)})
+    values = x.numpy()
+    assert x.grad.list() == [4 * v**3 if k in sources else 0 for k, v in enumerate(values)]
+
+
+def test_what_a_copy_leaves_has_its_gradient_still():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+        nb.copy(z, y, dest_offset=0, src_offset=2, count=1)
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [0, 32, 4 * 27 + 6]
+
+
+def test_a_copy_of_an_array_that_requires_a_gradient_and_of_a_tensor():
+    x, t, y, z = leaf(1.0, 2.0, 3.0), torch.ones(3, requires_grad=True), fresh(), fresh()
+    with nb.Tape() as tape:
+        y.assign(x)
+        nb.copy(z, t)
+        nb.launch(product, 3, [y, z], [w := fresh()])
+    tape.backward(grads={w: np.ones(3)})
+    assert x.grad.list() == [1, 1, 1] and t.grad.tolist() == [1, 2, 3]
+
+
+def test_backward_without_a_loss_takes_the_gradients_of_what_was_written():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x], [y])
+        nb.launch(square, 3, [y], [z])
+    x.grad.fill_(1.0)
+    z.grad = np.ones(3)
+    tape.backward(retain_graph=True)
+    assert x.grad.list() == [1 + 4 * k**3 for k in (1, 2, 3)]
+    assert z.grad.list() == [0, 0, 0]  # it has gone on to what z was made of
+    x.grad.zero_()
+    y.grad = np.array([0.0, 0.5, 0.5])
+    tape.backward(retain_graph=True)
+    assert x.grad.list() == [0, 2, 3]
+    with pytest.raises(nb.NumbridgeValueError, match="or an array that was written and has a grad other than zero"):
+        tape.backward()
+
+
 def test_copies_that_are_not_recorded_are_refused():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
+    expanded = nb.from_torch(torch.ones(1).expand(3), requires_grad=True)
     with nb.Tape():
-        with pytest.raises(nb.NumbridgeError, match="is not recorded; copy it in a kernel"):
-            y.assign(x)
-        with pytest.raises(nb.NumbridgeError, match="is not recorded"):
-            nb.copy(y, x)
-        with pytest.raises(nb.NumbridgeError, match="is not recorded"):
-            y[:] = x
+        for write, target, source in (
+            (nb.Array.__setitem__, y, x),
+            (nb.Array.fill_, y, x),
+            (nb.copy, y, expanded),
+            (nb.copy, x[1:], x[:2]),
+        ):
+            with pytest.raises(nb.NumbridgeError, match="is not recorded, unless it is a copy"):
+                write(target, *([slice(None)] if write is nb.Array.__setitem__ else []), source)
+    assert x.list() == [1, 2, 3] and y.list() == [0, 0, 0]
 
 
 def test_a_part_that_was_set_refuses_a_gradient():
@@ -452,6 +531,65 @@ def test_reset_forgets():
     assert not is_watched()
     with pytest.raises(nb.NumbridgeError, match="no recorded launch has made the loss"):
         tape.backward(grads={y: np.ones(3)})
+
+
+def test_reset_sets_gradients_to_zero():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    tape = nb.Tape()
+    for _ in range(2):
+        with tape:
+            nb.launch(square, 3, [x], [y])
+        tape.backward(grads={y: np.ones(3)})
+        assert x.grad.list() == [2, 4, 6]
+        tape.reset()
+        assert x.grad.list() == [0, 0, 0]
+    for count in (1, 2):  # a tape that is entered again leaves gradients
+        with tape:
+            nb.launch(square, 3, [x], [y])
+        tape.backward(grads={y: np.ones(3)})
+        assert x.grad.list() == [2 * count, 4 * count, 6 * count]
+
+
+def test_zero_makes_no_gradients():
+    t, y = torch.ones(3, requires_grad=True), nb.zeros(3)
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [nb.from_torch(t)], [y])
+    tape.zero()
+    assert t.grad is None
+
+
+def test_a_step_of_ones_own_stands_for_the_launches_that_were_not_recorded():
+    x, z = leaf(1.0, 2.0, 3.0), fresh()
+    scratch = [fresh(), fresh()]
+
+    def solved(given, result):
+        """Multiply by 8, in launches that no tape records."""
+        before = given
+        for after in (*scratch, result):
+            nb.launch(doubled, 3, [before], [after], record_tape=False)
+            before = after
+
+        def back():
+            given.grad.assign(given.grad.numpy() + 8.0 * result.grad.numpy())
+
+        tape.record_func(back, [given, result])
+
+    y, w = fresh(), fresh()
+    with nb.Tape() as tape:
+        solved(x, y)
+        nb.launch(square, 3, [y], [w])
+        solved(w, z)
+    tape.backward(grads={z: np.ones(3)})
+    assert x.grad.list() == [8 * 2 * 8 * k * 8 for k in (1, 2, 3)]
+
+
+def test_a_step_of_ones_own_stands_for_nothing_else():
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(doubled, 3, [x], [y], record_tape=False)
+        tape.record_func(lambda: None, [z])
+    with pytest.raises(nb.NumbridgeError, match="launched with record_tape=False"):
+        tape.backward(grads={y: np.ones(3), z: np.ones(3)})
 
 
 def test_a_tape_that_is_dropped_watches_no_more():

@@ -152,7 +152,18 @@ def test_a_write_that_fails_ends_no_gradient():
 
 
 @pytest.mark.parametrize("make", [numpy_array, torch_tensor, fresh])
-@pytest.mark.parametrize("write", [nb.Array.assign, nb.Array.fill_, nb.copy])
+@pytest.mark.parametrize("write", [nb.Array.assign, nb.copy])
+def test_values_that_carry_a_gradient_are_copied(make, write):
+    x, y, z = leaf(1.0, 2.0, 3.0), make(), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x, y])
+        write(z, y)
+    tape.backward(grads=[(z, np.ones(3))])
+    assert x.grad.list() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("make", [numpy_array, torch_tensor, fresh])
+@pytest.mark.parametrize("write", [nb.Array.fill_])
 def test_values_that_carry_a_gradient_are_not_set_unrecorded(make, write):
     x, y, z = leaf(1.0, 2.0, 3.0), make(), fresh()
     with nb.Tape():

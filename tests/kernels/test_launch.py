@@ -10,7 +10,9 @@ from copy import deepcopy
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, njit
@@ -381,6 +383,17 @@ def test_one_launcher_serves_every_type():
             x, y = np.ones(16, dtype)[::step], np.ones(16, dtype)[::step]
             run(x, y, 2)
             assert (y[:8] == 3).all()
+
+
+def test_warps_names_of_a_recorded_launch():
+    x, y = ones()
+    command = launch(saxpy, 8, [x, y, 0.0], record_cmd=True)
+    command.set_params_from_ctypes([y, x, 1.0])
+    command.set_param_at_index_from_ctype(2, 2.0)
+    command.set_param_by_name_from_ctype("y", y)
+    command.set_param_by_name_from_ctype("x", x)
+    command.launch()
+    assert (y == 5).all() and (x == 1).all()
 
 
 def test_recorded_launch():
@@ -895,3 +908,59 @@ def test_the_adjoint_of_an_array_of_rank_0_adds_up_all_threads():
     assert by_x.tolist() == [2, 2, 2] and by_s.item() == 3
     derivative = scaled_by_one.adjoint(["x", "s", "y"])
     assert derivative.cubin(x, s, y, by_x, by_s, np.ones(3), capability=(9, 0)).startswith(b"\x7fELF")
+
+
+@kernel
+def by_steps(x, y, step: int):
+    i = tid()
+    y[i] = x[::step][i]
+
+
+@kernel
+def by_no_step(x, y):
+    i = tid()
+    y[i] = x[3::-0][i]
+
+
+def test_a_slice_without_a_step_ends_the_launch():
+    x, y = np.arange(4.0), np.zeros(2)
+    for step, expected in ((2, [0, 2]), (-1, [3, 2])):
+        launch(by_steps, 2, [x, y, step])
+        assert y.tolist() == expected
+    with pytest.raises(KernelError, match=r"(?s)so does a slice with a step of zero\n.*x\[::step\]\[i\]\n.*\^"):
+        launch(by_steps, 2, [x, y, 0])
+    with pytest.raises(KernelError, match="a slice with a step of zero"):
+        launch(by_no_step, 2, [x, y])
+
+
+@kernel
+def to_half(x, y):
+    i = tid()
+    y[i] = np.float16(x[i])
+
+
+@kernel
+def to_bfloat16(x, y):
+    i = tid()
+    y[i] = ml_dtypes.bfloat16(x[i])
+
+
+@pytest.mark.parametrize("narrowed", [to_half, to_bfloat16])
+def test_a_call_of_a_narrow_type_is_refused_with_what_to_do(narrowed):
+    with pytest.raises(KernelError, match=r"float16\(...\) makes no number in a kernel: .*; leave the conversion out"):
+        launch(narrowed, 2, [np.ones(2, np.float32), np.zeros(2, np.float16)])
+
+
+@kernel
+def scaled_whatever(x: array1d[Any], y: array1d(dtype=Any), s: Any):
+    i = tid()
+    y[i] = x[i] * s
+
+
+def test_any_is_no_annotation():
+    for dtype in (np.float32, np.float64, np.int64):
+        x, y = np.ones(3, dtype), np.zeros(3, dtype)
+        launch(scaled_whatever, 3, [x, y, 2])
+        assert (y == 2).all()
+    with pytest.raises(NumbridgeTypeError, match="parameter 'x'"):
+        launch(scaled_whatever, 3, [np.ones((3, 1)), np.zeros(3), 2])

@@ -14,7 +14,6 @@ import pytest
 
 from adjoint_as_python import float_arrays, run_adjoint
 from adjoint_programs import Writer, arguments, declared
-from numbridge.kernels.launch import launch
 
 COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_ADJOINTS", "20").split(","), "0"][:2])
 THREADS = 2
@@ -39,7 +38,7 @@ def test_a_compiled_adjoint_is_its_text(number):
 
     adjoints = [given[k].copy() if k in given else np.zeros(()) if k in floats else None for k in range(len(values))]
     inputs = copied(values)
-    launch(kernel, THREADS, inputs, adj_inputs=adjoints, adjoint=True)
+    kernel.adjoint([names[k] for k in floats]).forall(THREADS)(*inputs, *(adjoints[k] for k in floats))
 
     for before, after in zip(values, inputs, strict=True):
         assert np.array_equal(before, after, equal_nan=True), text

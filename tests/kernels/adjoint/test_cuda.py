@@ -114,7 +114,7 @@ def told(driver):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_adjoints_of_16_bits_are_added_up_in_float32(driver, dtype):
     driver.parameters = 15
-    launch(curved, 100, [*halves(dtype, (100,), (100,))], adj_inputs=[*halves(dtype, *[(100,)] * 4)[2:]], adjoint=True)
+    curved.adjoint(["x", "y"]).forall(100)(*halves(dtype, *[(100,)] * 4))
     assert [what for what, _ in told(driver)] == ["allocate", "launch"] * 2 + ["launch"] * 3 + ["free"] * 2
     assert {stream for _, stream in told(driver)} == {0}
     assert [c[2] for c in driver.calls if c[0] == "allocate"] == [400, 400]
@@ -136,13 +136,13 @@ def test_adjoints_of_16_bits_may_be_strided(driver):
     driver.parameters = 15
     x, y, other = halves(np.float16, *[(100,)] * 3)
     strided = cuda_array((100,), np.float16, address=0x7A00_0000, strides=(3,))
-    launch(curved, 100, [x, y], adj_inputs=[strided, other], adjoint=True)
+    curved.adjoint(["x", "y"]).forall(100)(x, y, strided, other)
     values = driver.launches[0].values(parameter_kinds([1, 1], [], 1))
     assert values[4] == 0x7A00_0000 and values[6] == 6 and values[13] == 4
     rows = cuda_array((4, 5), np.float16, address=0x7A00_0000, strides=(9, 1))
     driver.parameters = 20
     *arrays, other = halves(np.float16, *[(4, 5)] * 3)
-    launch(flat_rows, (4, 5), arrays, adj_inputs=[rows, other], adjoint=True)
+    flat_rows.adjoint(["x", "y"]).forall((4, 5))(*arrays, rows, other)
     values = driver.launches[-5].values(parameter_kinds([2, 2], [], 2))
     assert values[4:9] == [0x7A00_0000, 4, 5, 18, 2]
     deep = halves(np.float16, *[(1, 1, 1, 1, 2)] * 4)
@@ -172,7 +172,7 @@ def test_adjoints_of_16_bits_follow_the_stream_that_is_named(driver):
 
 def test_memory_in_between_is_of_the_stream_of_its_adjoint(driver):
     x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4, stream=0x77)
-    launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    curved.adjoint(["x", "y"]).forall(100)(x, y, by_x, by_y)
     calls = [c for c in driver.calls if c[0] in ("allocate", "record", "wait", "launch", "free")]
     assert [c[0] for c in calls] == [*("allocate", "launch") * 2, *["launch"] * 3, *["free"] * 2]
     assert {c[-1] for c in calls} == {0x77}
@@ -182,7 +182,7 @@ def test_memory_in_between_is_ordered_with_the_current_stream(driver):
     function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(lambda ordinal: 0x99)
     driver.follow(ctypes.cast(function, ctypes.c_void_p).value)
     x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4, stream=0x77)
-    launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    curved.adjoint(["x", "y"]).forall(100)(x, y, by_x, by_y)
     calls = [(c[0], c[1] if c[0] == "wait" else c[-1]) for c in driver.calls if c[0] in ("wait", "launch")]
     assert calls == [("wait", 0x99), ("launch", 0x99), ("wait", 0x77)] * 5
     assert {call[-1] for call in driver.calls if call[0] in ("allocate", "free")} == {0x77}
@@ -192,7 +192,7 @@ def test_memory_in_between_is_given_back_when_a_launch_fails(driver):
     driver.fail["launch"] = 700
     x, y, by_x, by_y = halves(np.float16, *[(100,)] * 4)
     with pytest.raises(DeviceError, match="refused the launch"):
-        launch(curved, 100, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+        curved.adjoint(["x", "y"]).forall(100)(x, y, by_x, by_y)
     calls = [c[0] for c in driver.calls]
     assert calls.count("allocate") == calls.count("free") == 1
 

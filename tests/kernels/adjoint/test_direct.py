@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -102,7 +104,7 @@ def test_a_named_stream_is_launched_on_and_nothing_is_ordered_around_it(driver):
 def test_memory_in_between_is_given_in_the_order_of_the_named_stream(driver):
     calls = launched(driver, dtype=ml_dtypes.bfloat16, stream=0x31)
     assert {c[-1] for c in calls if c[0] in ("allocate", "free", "launch")} == {0x31}
-    assert sum(c[0] == "launch" for c in calls) == 5  # two adjoints to float32, the adjoint, and back
+    assert sum(c[0] == "launch" for c in calls) == 4  # two adjoints to float32, the adjoint, and one back
     assert not [c for c in calls if c[0] in ("record", "wait")]
 
 
@@ -148,13 +150,46 @@ def test_what_no_launch_takes_is_refused(driver, how, error, match):
     assert driver.launches == []
 
 
-def test_an_adjoint_is_not_recorded_as_a_command(driver):
-    (x, y), by_x = values(), np.zeros(N)
-    given = {"adj_inputs": [by_x, np.ones(N)]}
-    with pytest.raises(NumbridgeValueError, match=r"record_cmd=True records.*keep kernel\.adjoint.*\.forall\(dim\)"):
-        launch(squares, N, [x, y], **given, adjoint=True, record_cmd=True)
-    with pytest.raises(NumbridgeValueError, match="go with adjoint=True, and adjoint is False"):
-        launch(squares, N, [x, y], **given, record_cmd=True)
+def test_a_recorded_adjoint_is_launched_again_with_what_was_changed():
+    (x, y), by_x, by_y = values(), np.zeros(N), np.ones(N)
+    command = launch(squares, N, [x], [y], adj_inputs=[by_x], adj_outputs=[by_y], adjoint=True, record_cmd=True)
     assert not by_x.any()
-    squares.adjoint(["x", "y"]).forall(N)(x, y, by_x, np.ones(N))
-    assert np.allclose(by_x, 2 * x)
+    command.launch()
+    assert np.allclose(by_x, 2 * x) and by_y.all()
+    other, more = np.zeros(N), np.full(N, 3.0)
+    command.set_param_by_name("x", other, adjoint=True)
+    command.set_param_at_index_from_ctype(1, more, adjoint=True)
+    command.set_param_by_name("x", x + 1)
+    command.set_dim(10)
+    copy.copy(command).launch()
+    assert np.allclose(by_x, 2 * x) and np.allclose(other[:10], 6 * (x[:10] + 1)) and not other[10:].any()
+    command.set_param_at_index(1, None, adjoint=True)
+    with pytest.raises(NumbridgeValueError, match=r"without an adjoint of what it writes \(y\)"):
+        command.launch()
+
+
+def test_a_recorded_adjoint_takes_the_gradients_of_arrays():
+    x, y = (nb.array(v, requires_grad=True) for v in values())
+    y.grad.fill_(1.0)
+    command = launch(squares, N, [x, y], adj_inputs=[None, None], adjoint=True, record_cmd=True)
+    command.launch()
+    assert np.allclose(x.grad.numpy(), 2 * x.numpy())
+
+
+def test_a_recorded_adjoint_on_a_stream_of_its_own(driver):
+    x, y, by_x, by_y = arrays(4, stream=0x77)
+    command = launch(squares, N, [x, y], adj_inputs=[by_x, by_y], adjoint=True, record_cmd=True, block_dim=32)
+    command.launch()
+    command.launch(stream=0x31)
+    assert [(d.stream, d.block[0]) for d in driver.launches] == [(0x77, 32), (0x31, 32)]
+
+
+def test_what_has_no_adjoints_takes_none():
+    (x, y), by_x = values(), np.zeros(N)
+    with pytest.raises(NumbridgeValueError, match="go with adjoint=True, and adjoint is False"):
+        launch(squares, N, [x, y], adj_inputs=[by_x, np.ones(N)], record_cmd=True)
+    with pytest.raises(NumbridgeValueError, match="adj_inputs has 1 entries for 2 arguments"):
+        launch(squares, N, [x, y], adj_inputs=[by_x], adjoint=True, record_cmd=True)
+    command = launch(squares, N, [x, y], record_cmd=True)
+    with pytest.raises(NumbridgeValueError, match="has no adjoints to set; record one with adjoint=True"):
+        command.set_param_at_index(0, by_x, adjoint=True)

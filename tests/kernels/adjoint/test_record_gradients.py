@@ -180,7 +180,7 @@ def pulled(kernel, dim, values, cotangent):
     for adjoint, found in zip(adjoints, placed(adjoints, cotangent), strict=True):
         adjoint[...] = found
     given = copied(values)
-    nb.launch(kernel, dim, given, adj_inputs=adjoints, adjoint=True)
+    kernel.adjoint([p.name for p in kernel.parameters]).forall(dim)(*given, *adjoints)
     for value, before in zip(given, values, strict=True):
         np.testing.assert_array_equal(value, before)
     return flat(adjoints)
