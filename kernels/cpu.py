@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
@@ -36,6 +39,7 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarTy
 from numbridge.kernels.range_source import LANES, RUN, LaneSource
 from numbridge.kernels.record_fields import field
 from numbridge.kernels.rewriting import CUDA_FUNCTION
+from numbridge.kernels.totals import total_array
 
 __all__ = ["compile_run", "numba_type"]
 
@@ -131,8 +135,10 @@ def compile_run(
     exec(compile(tree, filename, "exec"), names)
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
+    large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
     try:
-        compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
+        with _vectors_within_threads() if large and not together else nullcontext():
+            compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from error
@@ -141,6 +147,20 @@ def compile_run(
     at_once = max((width for _, width in together.values()), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
     return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "together": at_once})
+
+
+@contextmanager
+def _vectors_within_threads() -> Iterator[None]:
+    """Let LLVM make vectors of what one thread computes, which pays for the rows of matrices.
+
+    Numba has it switched off. Where LLVM could make vectors of neighbouring threads instead, it would find less to do.
+    """
+    with global_compiler_lock:
+        before, config.SLP_VECTORIZE = config.SLP_VECTORIZE, 1
+        try:
+            yield
+        finally:
+            config.SLP_VECTORIZE = before
 
 
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
@@ -158,6 +178,9 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_field"] = field
     names["_nb_accumulate"] = cpu_intrinsics.accumulate
     names["_nb_prefetch"] = cpu_intrinsics.prefetch
+    names["_nb_total_of"] = cpu_intrinsics.total_of
+    names["_nb_add_to_total"] = cpu_intrinsics.add_to_total
+    names["_nb_add_total"] = cpu_intrinsics.add_total
     names["_nb_checked"] = checked
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
@@ -192,7 +215,11 @@ def _together(
 def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> list[Any]:
     """Return the Numba types of a generated function's parameters."""
     kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
-    return [kinds.get(argument.arg, types.int64) for argument in function.args.args]
+    found = []
+    for argument in function.args.args:
+        array = total_array(argument.arg)
+        found.append(cpu_intrinsics.total_type(kinds[array]) if array else kinds.get(argument.arg, types.int64))
+    return found
 
 
 def _typed(

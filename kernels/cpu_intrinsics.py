@@ -13,7 +13,7 @@ LLVM): they order no other loads and stores. Where numba.cuda has an operation a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -32,6 +32,8 @@ __all__ = [
     "accumulate",
     "add",
     "add_either",
+    "add_to_total",
+    "add_total",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -50,6 +52,8 @@ __all__ = [
     "nonnegative",
     "prefetch",
     "readonly_violations",
+    "total_of",
+    "total_type",
 ]
 
 MAX_LOCAL_BYTES = 1 << 16  # of one array: the stacks of worker threads are small, and overflowing one kills the process
@@ -102,6 +106,64 @@ def accumulate(typing_context: Any, total: Any, value: Any) -> Any:
         return builder.fadd(*arguments, flags=("reassoc", "nsz"))
 
     return types.float64(types.float64, types.float64), generate
+
+
+@intrinsic
+def total_of(typing_context: Any, array: Any) -> Any:
+    """Return a number on this thread's stack, an array of one: the total, zero so far, of what is added to an element."""
+    kind = total_type(array)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        total = _on_stack(context, builder, kind, (1,))
+        builder.store(context.get_constant(kind.dtype, 0), _total(context, builder, kind, total))
+        return total
+
+    return kind(array), generate
+
+
+@intrinsic
+def add_to_total(typing_context: Any, array: Any, total: Any, value: Any) -> Any:
+    """Add to a total what would be added to an element of an array, in whatever order the optimiser likes."""
+    _check("add", typing_context, array, types.UniTuple(types.intp, array.ndim), value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _total(context, builder, total, arguments[1])
+        new = context.cast(builder, arguments[2], array.dtype, total.dtype)
+        held = builder.load(place)
+        floating = isinstance(total.dtype, types.Float)
+        builder.store(builder.fadd(held, new, flags=("reassoc", "nsz")) if floating else builder.add(held, new), place)
+        return context.get_dummy_value()
+
+    return types.void(array, total, array.dtype), generate
+
+
+@intrinsic
+def add_total(typing_context: Any, array: Any, index: Any, total: Any) -> Any:
+    """Add a total to an element atomically, unless it is zero: then nothing may have been added, to no element."""
+    _check("add", typing_context, array, index, array.dtype)
+    result, generate_add = _modify("add", typing_context, array, index, array.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        held = builder.load(_total(context, builder, total, arguments[2]))
+        floating = isinstance(total.dtype, types.Float)
+        differs = builder.fcmp_unordered if floating else builder.icmp_signed
+        with builder.if_then(differs("!=", held, held.type(0))):
+            new = context.cast(builder, held, total.dtype, array.dtype)
+            generate_add(context, builder, result, [*arguments[:2], new])
+        return context.get_dummy_value()
+
+    return types.void(array, index, total), generate
+
+
+def total_type(array: Any) -> Any:
+    """Return the type of a total: floats are added up in float64, integers in 64 bits, which wrap around as theirs do."""
+    kind = array.dtype
+    wide = types.float64 if isinstance(kind, types.Float) else types.int64 if kind.signed else types.uint64
+    return types.Array(wide, 1, "C")
+
+
+def _total(context: Any, builder: Any, kind: Any, total: Any) -> Any:
+    return context.make_array(kind)(context, builder, total).data
 
 
 @intrinsic
@@ -395,26 +457,31 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
             f"a local array of shape {extents} and dtype {element} takes {itemsize * count} bytes of a thread's stack; "
             f"at most {MAX_LOCAL_BYTES} are possible, so pass an array for larger ones"
         )
-    strides = [itemsize * math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     array_type = types.Array(element, len(extents), "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data_type = context.get_data_type(element)
-        # In the entry block it is part of the frame; elsewhere every trip of a loop would take more of the stack.
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(data_type, max(count, 1)))
-        array = context.make_array(array_type)(context, builder)
-        context.populate_array(
-            array,
-            data=builder.bitcast(memory, data_type.as_pointer()),
-            shape=[context.get_constant(types.intp, extent) for extent in extents],
-            strides=[context.get_constant(types.intp, stride) for stride in strides],
-            itemsize=itemsize,
-            meminfo=None,
-        )
-        return array._getvalue()
+        return _on_stack(context, builder, array_type, extents)
 
     return array_type(shape, dtype), generate
+
+
+def _on_stack(context: Any, builder: Any, kind: Any, extents: Sequence[int]) -> Any:
+    data_type = context.get_data_type(kind.dtype)
+    itemsize = context.get_abi_sizeof(data_type)
+    # In the entry block it is part of the frame; elsewhere every trip of a loop would take more of the stack.
+    with builder.goto_entry_block():
+        memory = builder.alloca(ir.ArrayType(data_type, max(math.prod(extents), 1)))
+    array = context.make_array(kind)(context, builder)
+    strides = [itemsize * math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    context.populate_array(
+        array,
+        data=builder.bitcast(memory, data_type.as_pointer()),
+        shape=[context.get_constant(types.intp, extent) for extent in extents],
+        strides=[context.get_constant(types.intp, stride) for stride in strides],
+        itemsize=itemsize,
+        meminfo=None,
+    )
+    return array._getvalue()
 
 
 def _extents(shape: Any) -> tuple[int, ...]:

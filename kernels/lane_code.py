@@ -30,7 +30,7 @@ __all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
 _ROOM = 1 << 18
 _MOST = 16
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
-_ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either")
+_ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either", "_nb_add_to_total")
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 

@@ -105,7 +105,17 @@ _ELEMENTS = (
 )
 _CPU_SOURCES = (
     *("bounds", "cpu", "cpu_bounds", "cpu_cuda_functions", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
-    *("float_math", "generated_code", "lane_code", "lane_masks", "lanes", "native_code", "printing", "range_source"),
+    *(
+        "float_math",
+        "generated_code",
+        "lane_code",
+        "lane_masks",
+        "lanes",
+        "native_code",
+        "printing",
+        "range_source",
+        "totals",
+    ),
     *_ELEMENTS,
 )
 _CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "stack_layout", *_ELEMENTS)

@@ -13,6 +13,7 @@ from numbridge.kernels.scalars import COMPLEX, Scalar
 
 __all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places", "read_for_a_gradient"]
 
+_FEW = 8  # components
 _SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
 
 
@@ -42,6 +43,11 @@ class ArrayType:
     contiguous: bool
     written: bool
     element: ElementType | None = None
+
+    @property
+    def has_large_elements(self) -> bool:
+        """Whether the elements are matrices of more than a few numbers."""
+        return self.element is not None and self.element.fields is None and self.element.count > _FEW
 
     @property
     def itemsize(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.totals import Total
 
 __all__ = ["LANES", "RUN", "LaneSource", "Private", "range_source"]
 
@@ -83,6 +84,7 @@ def range_source(
     sums: Sequence[tuple[str, str]] = (),
     private: Private | None = None,
     ahead: Sequence[str] = (),
+    totals: Sequence[Total] = (),
     lanes: Mapping[str, int] | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
@@ -106,6 +108,8 @@ def range_source(
         Another body for threads that share no elements with others at work.
     ahead : sequence of str
         Arrays of which every thread reads its own element, to be asked for some way ahead.
+    totals : sequence of Total
+        What the body takes after its parameters, and adds to.
     lanes : mapping of str to int, optional
         Bodies of which there is another that runs so many neighbouring threads at once.
     """
@@ -121,15 +125,17 @@ def range_source(
     before = ""
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
-        loop = _loop(entry, [*passed, *told], threads, ahead)
+        loop = _loop(entry, [*passed, *(total.name for total in totals), *told], threads, ahead)
     else:
         bodies = dict.fromkeys((entry, private.entry))
         before = "".join(_function(body, passed, threads, either=len(bodies) == 1) for body in bodies)
         loop = _parts(entry, private, passed, threads)
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
+        *(f"    {total.name} = _nb_total_of({total.array})" for total in totals),
         *loop,
         *(f"    _nb_atomic_add({_summed(*pair)}, _nb_sum{k})" for k, pair in enumerate(sums)),
+        *(f"    _nb_add_total({total.array}, {total.index}, {total.name})" for total in totals),
     ]
     if may_raise:
         loop = ["    try:", *(f"    {line}" for line in loop), "    except Exception:", "        return 1"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from numbridge.kernels.range_source import LaneSource, range_source
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
+from numbridge.kernels.totals import Total, with_totals
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -59,7 +60,6 @@ _GRAIN = 1 << 13
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 _BRIEF_BELOW = 1 << 10
 _MAX_CHECKED = 256
-_FEW = 8  # components
 
 _Types = tuple[tuple[ParameterType, ...], str]
 
@@ -327,8 +327,12 @@ def variants_of(kernel: Kernel) -> Variants:
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel's emitted text, from disk or from Numba."""
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
-    large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and _is_large(p)]
+    large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
+    totals: tuple[Total, ...] = ()
+    if not emitted.generated and not emitted.may_raise:
+        added, totals = with_totals(emitted.text, emitted.entry, parameters)
+        emitted = replace(emitted, text=added)
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -340,6 +344,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             sums=emitted.sums,
             private=emitted.private,
             ahead=ahead,
+            totals=totals,
             lanes=lanes,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
@@ -355,7 +360,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     def compile() -> Compiled:
         from numbridge.kernels.cpu import compile_run
 
-        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak) if together else None
+        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if together else None
         return compile_run(
             symbol,
             text,
@@ -376,20 +381,20 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, together=at_once)
 
 
-def _is_large(parameter: ArrayType) -> bool:
-    """Tell whether a parameter's elements are matrices of more than a few numbers."""
-    return parameter.element is not None and parameter.element.fields is None and parameter.element.count > _FEW
-
-
 def _bodies_for_lanes(
-    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str
+    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str, totals: Sequence[Total]
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return what one thread does as generated text with its globals, or None if there is no such text."""
     if emitted.generated:
         return emitted.text, emitted.namespace
     from numbridge.kernels.adjoint.lane_source import lane_source
 
-    return lane_source(kernel.source, parameters, weak)
+    found = lane_source(kernel.source, parameters, weak)
+    if found is None or not totals:
+        return found
+    text, namespace = found
+    text, added = with_totals(text, emitted.entry, parameters, totals)
+    return (text, namespace) if added else None
 
 
 def _origins(emitted: Emitted, text: str) -> Callable[[int], str | None]:
