@@ -111,6 +111,13 @@ def product(a, b, c):
 
 
 @nb.kernel
+def squared_error(x, y, total):
+    i = nb.tid()
+    d = x[i] - y[i]
+    nb.atomic_add(total, 0, d * d)
+
+
+@nb.kernel
 def mandelbrot(trips, most):
     i, j = nb.tid()
     a = 3.0 * float(j) / float(trips.shape[1]) - 2.0
@@ -322,6 +329,7 @@ KERNELS = (
     "axpy, 16M bfloat16",
     "product of 512 x 512 float32, a sum in each thread",
     "Mandelbrot set, 1024 x 1024, up to 200 trips in each thread",
+    "sum of squared errors, 4M float32, atomic_add to one number",
 )
 
 
@@ -363,6 +371,7 @@ def kernels_once(bench: Bench) -> None:
     )
     products(bench)
     sets(bench)
+    losses(bench)
 
 
 def products(bench: Bench) -> None:
@@ -427,6 +436,27 @@ def sets(bench: Bench) -> None:
         },
     )
     assert np.array_equal(ours, further)
+
+
+def losses(bench: Bench) -> None:
+    """A kernel in which all threads add to one number, in this process."""
+    import torch
+    import warp as wp
+    import warp_kernels
+
+    n = 1 << 22
+    x, y = np.random.default_rng(0).random((2, n), np.float32)
+    total, found = np.zeros(1, np.float32), wp.zeros(1, dtype=float, device="cpu")
+    theirs = [wp.array(array, dtype=float, device="cpu") for array in (x, y)]
+    tx, ty = torch.from_numpy(x.copy()), torch.from_numpy(y.copy())
+    bench.compare(
+        KERNELS[7],
+        functools.partial(squared_error.forall(n), x, y, total),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.squared_error, n, [*theirs, found], device="cpu"), 1 / 2),
+            "torch": (lambda: torch.nn.functional.mse_loss(tx, ty, reduction="sum"), 1.0),
+        },
+    )
 
 
 def element_kernels(bench: Bench) -> None:

@@ -27,6 +27,13 @@ def product(a: wp.array2d(dtype=float), b: wp.array2d(dtype=float), c: wp.array2
 
 
 @wp.kernel
+def squared_error(x: wp.array(dtype=float), y: wp.array(dtype=float), total: wp.array(dtype=float)):
+    i = wp.tid()
+    d = x[i] - y[i]
+    wp.atomic_add(total, 0, d * d)
+
+
+@wp.kernel
 def mandelbrot(trips: wp.array2d(dtype=wp.int32), most: int):
     i, j = wp.tid()
     a = 3.0 * float(j) / float(trips.shape[1]) - 2.0
