@@ -118,7 +118,7 @@ _CPU_SOURCES = (
     ),
     *_ELEMENTS,
 )
-_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "stack_layout", *_ELEMENTS)
+_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "linked_code", "stack_layout", *_ELEMENTS)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from numbridge.kernels.adjoint.derive import check_floats
 from numbridge.kernels.adjoint.overlap import on_memory
 from numbridge.kernels.argument_streams import argument_stream
 from numbridge.kernels.arguments import check_count
@@ -104,6 +105,7 @@ def _sparing(
         )
     variants: Any = variants_of(plain)
     types = variants.base_types(kernel, arguments, found)
+    check_floats(plain, types[0])
     spent = tuple(sorted(plain.plan(*types).spent & passed)) if passed else ()
     if not spent:
         return plain, ()

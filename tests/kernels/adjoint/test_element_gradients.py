@@ -278,8 +278,7 @@ def weights_of(by_name, names):
 def gradient(kernel, by_name, weights):
     """Return the gradient of what the weights make of the arrays afterwards."""
     adjoints = {name: weight.copy() for name, weight in weights.items()}
-    given = [adjoints.get(name) for name in by_name]
-    nb.launch(kernel, N, copied(by_name.values()), adj_inputs=given, adjoint=True)
+    kernel.adjoint([*adjoints]).forall(N)(*copied(by_name.values()), *adjoints.values())
     return adjoints
 
 

@@ -463,6 +463,6 @@ def test_kernels_without_stacks_are_launched_once(driver):
             y[i] = x[i] * k
 
     x, y, by_x, by_y = arrays(*[(20,)] * 4)
-    launch(twice, 20, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+    twice.adjoint(["x", "y"]).forall(20)(x, y, by_x, by_y)
     assert len(driver.launches) == 1 and not told(driver, "allocate", "synchronize_stream")
     assert not any(key in twice.adjoint(["x", "y"]).derivatives for key in [("_nb_needs",)])
