@@ -67,7 +67,10 @@ def with_totals(
     assert isinstance(tree, ast.FunctionDef)
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
-    rank = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p)}
+    rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    rank = {
+        p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound
+    }
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _, _ in additions)
     places = dict.fromkeys(

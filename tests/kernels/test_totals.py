@@ -228,3 +228,19 @@ def test_the_gradient_stays():
 def test_names_of_totals():
     assert total_array(Total("_nb_total3_my_sum", "my_sum", (0,)).name) == "my_sum"
     assert total_array("_nb_i0") is None
+
+
+@nb.kernel
+def into_one_of_two(x, y, z):
+    i = nb.tid()
+    if x[i] < 0:
+        z = y
+    nb.atomic_add(z, 0, 1)
+
+
+def test_what_a_name_stands_for_later_is_added_to():
+    x = random.normal(size=N)
+    y, z = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    assert not is_totalled(into_one_of_two, x, y.copy(), z.copy())
+    nb.launch(into_one_of_two, N, [x, y, z])
+    assert y[0] == (x < 0).sum() and y[0] + z[0] == N
