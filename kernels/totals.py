@@ -68,9 +68,7 @@ def with_totals(
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
     rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    rank = {
-        p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound
-    }
+    rank = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _, _ in additions)
     places = dict.fromkeys(
