@@ -226,9 +226,11 @@ class LaneText(Text):
             return general
         first = self._alone(needed_for(unsure, body))
         looked_at = [self._name(name) for name in sorted(unsure)]
-        self._nonnegative |= unsure
+        known = self._nonnegative
+        # What follows from it holds there alone, too.
+        self._nonnegative = known | unsure
         usual = self._for_each_lane(self._alone(body))
-        self._nonnegative -= unsure
+        self._nonnegative = known
 
         def negative(frame: Frame) -> Any:
             for step in first:
