@@ -18,6 +18,7 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType
 __all__ = ["Total", "total_array", "with_totals"]
 
 _ADD, _ADD_TO_TOTAL, _PREFIX = "_nb_atomic_add", "_nb_add_to_total", "_nb_total"
+_MOST = (1 << 63) - 1  # what an index may be
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
 
@@ -112,7 +113,7 @@ def _constant(place: ast.expr) -> tuple[int, ...] | None:
     except ValueError:
         return None
     index = found if isinstance(found, tuple) else (found,)
-    return index if all(type(part) is int for part in index) else None
+    return index if all(type(part) is int and abs(part) <= _MOST for part in index) else None
 
 
 class _Adder(ast.NodeTransformer):

@@ -244,3 +244,14 @@ def test_what_a_name_stands_for_later_is_added_to():
     assert not is_totalled(into_one_of_two, x, y.copy(), z.copy())
     nb.launch(into_one_of_two, N, [x, y, z])
     assert y[0] == (x < 0).sum() and y[0] + z[0] == N
+
+
+@nb.kernel
+def far_away(x, z):
+    i = nb.tid()
+    nb.atomic_add(z, 1180591620717411303424, x[i])
+
+
+def test_an_index_that_no_integer_holds_is_refused_where_it_stands():
+    with pytest.raises(nb.KernelError, match=r"(?s)test_totals\.py:\d+:.*nb\.atomic_add\(z, 11805"):
+        nb.launch(far_away, 3, [np.ones(3), np.zeros(2)])
