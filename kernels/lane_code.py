@@ -10,7 +10,7 @@ import ast
 import builtins
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ _MOST = 16
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either", "_nb_add_to_total")
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
+_BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 
 
@@ -215,6 +216,7 @@ class LaneText(Text):
 
         An index that may be negative counts from the end then, each lane for itself, which keeps LLVM from loading what lies side
         by side at once. So it is looked at in the first lane: where it is not negative there, it is not in those that follow.
+        Where lanes may wait, and hold anything then, it is looked at in all that do not.
         """
         general = self._for_each_lane(self._alone(body))
         unsure = {
@@ -224,18 +226,26 @@ class LaneText(Text):
             return general
         first = self._alone(needed_for(unsure, body))
         looked_at = [self._name(name) for name in sorted(unsure)]
-        self._nonnegative |= unsure
+        known = self._nonnegative
+        # What follows from it holds there alone, too.
+        self._nonnegative = known | unsure
         usual = self._for_each_lane(self._alone(body))
-        self._nonnegative -= unsure
+        self._nonnegative = known
 
-        def build(frame: Frame) -> None:
-            builder = frame.builder
-            frame.lane = ir.IntType(64)(0)
+        def negative(frame: Frame) -> Any:
             for step in first:
                 step(frame)
             values = [name.build(frame) for name in looked_at]
-            frame.lane = None
-            counts_up = functools.reduce(builder.and_, [builder.icmp_signed(">=", v, v.type(0)) for v in values])
+            return functools.reduce(frame.builder.or_, [frame.builder.icmp_signed("<", v, v.type(0)) for v in values])
+
+        def build(frame: Frame) -> None:
+            builder = frame.builder
+            if frame.active is None:
+                frame.lane = ir.IntType(64)(0)
+                counts_up = builder.not_(negative(frame))
+                frame.lane = None
+            else:
+                counts_up = builder.not_(self._any(frame, negative))
             with builder.if_else(counts_up) as (yes, no):
                 with yes:
                     usual(frame)
@@ -243,6 +253,23 @@ class LaneText(Text):
                     general(frame)
 
         return build
+
+    def _any(self, frame: Frame, each: Callable[[Frame], Any], kind: Any = _BIT) -> Any:
+        """Return the bits that are set in any of the integers of lanes that do not wait."""
+        builder = frame.builder
+        with builder.goto_entry_block():
+            found = builder.alloca(kind)
+        builder.store(kind(0), found)
+
+        def add(frame: Frame) -> None:
+            made = each(frame)
+            if frame.mask is not None:
+                # A lane that waits may have computed what has no value, which an `and` would pass on.
+                made = builder.select(frame.mask, made, kind(0))
+            builder.store(builder.or_(builder.load(found), made), found)
+
+        self._for_each_lane([add])(frame)
+        return builder.load(found)
 
     def _alone(self, body: Sequence[ast.stmt]) -> list[Step]:
         """Return the steps of statements of one lane.

@@ -175,12 +175,16 @@ class MaskedText(LaneText):
                 frame.places[name] = self._room(frame, types.int64)
                 limits.append((frame.places[name], start))
             else:
-                frame.lane = _WORD(0)
-                first = frame.cast(start.build(frame), start.type, types.int64)
-                frame.lane = None
+                first = self._first(frame, start, ahead)
 
             def goes_on(frame: Frame) -> Any:
                 return builder.icmp_signed(sign, counter.build(frame), lane_value(frame, types.int64, stops))
+
+            def goes_further(frame: Frame) -> Any:
+                # What comes next may be more than an integer holds, but how far it is to the end is not.
+                ends = counter.build(frame), lane_value(frame, types.int64, stops)
+                left = builder.sub(*(ends[::-1] if step > 0 else ends))
+                return builder.icmp_unsigned(">", left, _WORD(abs(step)))
 
             def begins(frame: Frame) -> Any:
                 made = [(place, frame.cast(b.build(frame), b.type, types.int64)) for place, b in limits]
@@ -202,14 +206,31 @@ class MaskedText(LaneText):
                 frame.values[name] = counted
                 for inner in steps:
                     inner(frame)
-                following = builder.add(counted, _WORD(step), flags=("nsw",))
-                frame.values[name] = following
-                still = self._narrow(frame, active, goes_on)
+                still = self._narrow(frame, active, goes_further)
+                following = builder.add(counted, _WORD(step))
                 counted.add_incoming(following, builder.block)
                 some.add_incoming(still, builder.block)
             frame.active = around
 
         return build
+
+    def _first(self, frame: Frame, start: Expression, ahead: int) -> Any:
+        """Return where the first lane begins to count, of lanes that begin at numbers which lie evenly apart.
+
+        A lane that waits may hold another number, so that any other is asked.
+        """
+        builder = frame.builder
+        if frame.active is None:
+            frame.lane = _WORD(0)
+            first = frame.cast(start.build(frame), start.type, types.int64)
+            frame.lane = None
+            return first
+
+        def each(frame: Frame) -> Any:
+            number = frame.cast(start.build(frame), start.type, types.int64)
+            return builder.sub(number, builder.mul(frame.lane, _WORD(ahead)))
+
+        return self._any(frame, each, _WORD)  # lanes that do not wait find the same number
 
     def _room(self, frame: Frame, kind: Any) -> Any:
         """Make room for a value of every lane."""
@@ -218,22 +239,16 @@ class MaskedText(LaneText):
 
     def _narrow(self, frame: Frame, mask: Any, stays: Callable[[Frame], Any]) -> Any:
         """Set a mask: lanes that are in the loop around, and that stay; return whether there are any."""
-        builder, bit = frame.builder, ir.IntType(1)
-        with builder.goto_entry_block():
-            some = builder.alloca(bit)
-        builder.store(bit(0), some)
 
-        def each(frame: Frame) -> None:
+        def each(frame: Frame) -> Any:
             stay = stays(frame)
             if frame.mask is not None:
-                # A lane that waits may have computed what has no value, which an `and` would pass on.
-                stay = builder.select(frame.mask, stay, bit(0))
+                stay = frame.builder.select(frame.mask, stay, ir.IntType(1)(0))
             frame.mask = None
             set_lane_value(frame, types.boolean, mask, stay)
-            builder.store(builder.or_(builder.load(some), stay), some)
+            return stay
 
-        self._for_each_lane([each])(frame)
-        return builder.load(some)
+        return self._any(frame, each)
 
     def _lane_condition(self, node: ast.expr) -> Callable[[Frame], Any]:
         with self._one_lane():
@@ -252,7 +267,7 @@ class MaskedText(LaneText):
                 own = lane_value(frame, types.int64, frame.places[name])
             else:
                 own = builder.mul(frame.lane, _WORD(ahead), flags=("nsw",))
-            return builder.add(frame.values[name], own, flags=("nsw",))
+            return builder.add(frame.values[name], own)
 
         return Expression(types.int64, build)
 

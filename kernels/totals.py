@@ -18,6 +18,7 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType
 __all__ = ["Total", "total_array", "with_totals"]
 
 _ADD, _ADD_TO_TOTAL, _PREFIX = "_nb_atomic_add", "_nb_add_to_total", "_nb_total"
+_MOST = (1 << 63) - 1  # what an index may be
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
 
@@ -67,7 +68,8 @@ def with_totals(
     assert isinstance(tree, ast.FunctionDef)
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
-    rank = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p)}
+    rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    rank = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _, _ in additions)
     places = dict.fromkeys(
@@ -111,7 +113,7 @@ def _constant(place: ast.expr) -> tuple[int, ...] | None:
     except ValueError:
         return None
     index = found if isinstance(found, tuple) else (found,)
-    return index if all(type(part) is int for part in index) else None
+    return index if all(type(part) is int and abs(part) <= _MOST for part in index) else None
 
 
 class _Adder(ast.NodeTransformer):

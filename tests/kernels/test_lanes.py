@@ -359,9 +359,23 @@ def made_records(n):
     return made
 
 
+def places_that_follow_from_others(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    m = x.shape[0]
+    at = i - m
+    same = at + 0
+    s = s * 0.5 + x[at] + same
+    for k in range(n):
+        s = s * 0.7 + x[same] * k
+    y[i] = s
+
+
 OF_VECTORS = (
     *(uniform_breaks, uniform_while, branch_of_what_comes_round, branches_around_loops, assigned_in_some_lanes),
     *(begun_inside, steps_of_ranges, guarded_loads, early_return, own_element, local_arrays, calls, by_hand),
+    places_that_follow_from_others,
 )
 CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     branches_in_branches: lambda n: [floats(max(n, 2)), floats(n), TRIPS],

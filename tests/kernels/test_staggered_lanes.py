@@ -202,6 +202,52 @@ def elements(x: nb.array1d[nb.vec3], y: nb.array1d[nb.vec3], m: nb.array1d[nb.ma
     y[i] = v * float32(trips)
 
 
+def begins_while_others_wait(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    for k in range(i % 3):
+        start = i - n
+        s += start
+        for j in range(start, start + 2 + k):
+            s = s * 0.5 + j
+    y[i] = s
+
+
+def counts_from_the_end_while_others_wait(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    m = x.shape[0]
+    k = 0
+    while k < i % 3:
+        at = i - m
+        s += at
+        for j in range(k + 2):
+            s = s * 0.5 + j
+        s = s * 0.7 + x[at]
+        k += 1
+    y[i] = s
+
+
+def counts_as_far_as_integers_go(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    trips = 0
+    for _ in range(-1 - LOWEST - i % 5, -1 - LOWEST, 3):
+        s = s * 0.5 + 1.0
+        trips += 1
+        if trips > 9:
+            break
+    for _ in range(LOWEST + i % 5, LOWEST, -3):
+        s = s * 0.5 - 1.0
+        trips += 1
+        if trips > 9:
+            break
+    y[i] = s + trips
+
+
 def integers_only(x, y, n):
     a, b = nb.tid()
     i = a + b
@@ -223,7 +269,10 @@ def of_rows(n):
     return [floats(max(n, 1)), floats(n), starts, integers(starts[-1], high=n), TRIPS]
 
 
-OF_VECTORS = (mandelbrot, own_trips, kepler, pairs, nested, leaves_early, own_memory, branches)
+OF_VECTORS = (
+    *(mandelbrot, own_trips, kepler, pairs, nested, leaves_early, own_memory, branches, begins_while_others_wait),
+    *(counts_from_the_end_while_others_wait, counts_as_far_as_integers_go),
+)
 CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     follows_a_list: of_lists,
     sparse_rows: of_rows,

@@ -228,3 +228,30 @@ def test_the_gradient_stays():
 def test_names_of_totals():
     assert total_array(Total("_nb_total3_my_sum", "my_sum", (0,)).name) == "my_sum"
     assert total_array("_nb_i0") is None
+
+
+@nb.kernel
+def into_one_of_two(x, y, z):
+    i = nb.tid()
+    if x[i] < 0:
+        z = y
+    nb.atomic_add(z, 0, 1)
+
+
+def test_what_a_name_stands_for_later_is_added_to():
+    x = random.normal(size=N)
+    y, z = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    assert not is_totalled(into_one_of_two, x, y.copy(), z.copy())
+    nb.launch(into_one_of_two, N, [x, y, z])
+    assert y[0] == (x < 0).sum() and y[0] + z[0] == N
+
+
+@nb.kernel
+def far_away(x, z):
+    i = nb.tid()
+    nb.atomic_add(z, 1180591620717411303424, x[i])
+
+
+def test_an_index_that_no_integer_holds_is_refused_where_it_stands():
+    with pytest.raises(nb.KernelError, match=r"(?s)test_totals\.py:\d+:.*nb\.atomic_add\(z, 11805"):
+        nb.launch(far_away, 3, [np.ones(3), np.zeros(2)])
