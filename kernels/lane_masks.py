@@ -95,14 +95,16 @@ class MaskedText(LaneText):
         if self._apart or id(node) not in self._lanes.forked:
             return super()._if(node)
         yes = self._lane_condition(node.test)
-        sides = [(self._block(node.body), yes)]
-        if node.orelse:
-            sides.append((self._block(node.orelse), lambda frame: frame.builder.not_(yes(frame))))
+        sides = [self._block(side) for side in (node.body, node.orelse) if side]
 
         def build(frame: Frame) -> None:
             around, masks = frame.active, [self._room(frame, types.boolean) for _ in sides]
-            some = [self._narrow(frame, mask, goes) for mask, (_, goes) in zip(masks, sides, strict=True)]
-            for mask, there, (steps, _) in zip(masks, some, sides, strict=True):
+
+            def no(frame: Frame) -> Any:
+                return frame.builder.not_(lane_value(frame, types.boolean, masks[0]))
+
+            some = [self._narrow(frame, mask, goes) for mask, goes in zip(masks, (yes, no), strict=False)]
+            for mask, there, steps in zip(masks, some, sides, strict=True):
                 frame.active = mask
                 with frame.builder.if_then(there):
                     for step in steps:
