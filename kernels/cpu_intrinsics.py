@@ -47,6 +47,7 @@ __all__ = [
     "atomic_or",
     "atomic_sub",
     "atomic_xor",
+    "constant_extents",
     "element_address",
     "local_array",
     "nonnegative",
@@ -446,7 +447,7 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     nothing refuses to return it in a tuple. A place in the source has one piece of memory per call of its function: in
     a loop, every trip gets the same, which keeps the stack from growing.
     """
-    extents = _extents(shape)
+    extents = constant_extents(shape)
     element = parse_dtype(dtype)
     if element is None:
         raise TypingError(f"a local array needs a dtype such as numpy.float32, got {dtype}")
@@ -484,12 +485,12 @@ def _on_stack(context: Any, builder: Any, kind: Any, extents: Sequence[int]) -> 
     return array._getvalue()
 
 
-def _extents(shape: Any) -> tuple[int, ...]:
+def constant_extents(shape: Any) -> tuple[int, ...]:
     """Return the numbers that a literal shape type stands for."""
     parts = tuple(shape) if isinstance(shape, types.BaseTuple) else (shape,)
     if not all(isinstance(part, types.IntegerLiteral) and part.literal_value >= 0 for part in parts):
         raise TypingError(
-            "the shape of a local array must be a constant, an integer or a tuple of integers that are not negative; "
+            "the shape of a local or shared array must be a constant, an integer or a tuple of integers that are not negative; "
             f"got {shape}: write the numbers out, or take them from a global"
         )
     return tuple(part.literal_value for part in parts)

@@ -42,7 +42,7 @@ class Emitted:
     may_raise : bool
         Whether a `raise` or an `assert` can be reached.
     has_loop : bool
-        Whether there is a loop anywhere, or a call into a function of Numba's, which may have one.
+        Whether a thread may take long: a loop anywhere, a call into a function of Numba's, which may have one, or waiting.
     asks_for_block : bool
         Whether it asks for its place in a block or a grid, or works with the other threads of its block.
     sums : tuple of (str, str)
@@ -57,6 +57,8 @@ class Emitted:
         The functions of the text in its order, as they were rewritten; none for derivatives.
     sites : tuple of (FunctionSource, ast.AST, str)
         Where indices are checked, and of which array.
+    places : int or None
+        For the CPU, if the threads of a block work together: how many places of the source have static shared memory.
     """
 
     text: str
@@ -72,6 +74,7 @@ class Emitted:
     repeatable: bool = False
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
+    places: int | None = None
 
     @property
     def generated(self) -> bool:
@@ -129,10 +132,12 @@ def emit(
     Raises
     ------
     KernelError
-        If something cannot be emitted; what needs a block of CUDA threads is named, with its place.
+        If something cannot be emitted; what exists only on CUDA is named, with its place.
     """
     checks = check_bounds and target == "cpu"
-    rewritten = rewrite(source, weak_float, target, gradients=gradients, elements=True, check_bounds=checks)
+    rewritten = rewrite(
+        source, weak_float, target, gradients=gradients, elements=True, check_bounds=checks, blocks=True
+    )
     program = rewritten.program
     parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
     nodes = [node for part in program.sources for node in part.nodes]
@@ -143,10 +148,13 @@ def emit(
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
         bool(rewritten.sites) or any(map(may_raise, nodes)),
-        any(isinstance(node, ast.For | ast.While) for node in nodes) or any(True for _ in program.compiled_functions()),
+        any(isinstance(node, ast.For | ast.While) for node in nodes)
+        or any(True for _ in program.compiled_functions())
+        or rewritten.places is not None,
         source.asks_for_block,
         parts=parts,
         sites=rewritten.sites,
+        places=rewritten.places,
     )
 
 

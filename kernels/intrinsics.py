@@ -63,7 +63,8 @@ class Intrinsic:
         How messages call it, such as ``cuda.atomic.add``.
     operation : str
         For an atomic, the operation: ``add``, ``sub``, ``min``, ``max``, ``exch``, ``cas``, ``compare_and_swap`` or
-        one that only CUDA has. For a function, its name. For a dim3 or an axis: ``threadIdx``, ``blockIdx``,
+        one that only CUDA has. For a function, its name; for what needs a block, that without ``cuda.``, and ``cg`` for all of
+        cooperative groups. For a dim3 or an axis: ``threadIdx``, ``blockIdx``,
         ``blockDim`` or ``gridDim``.
     axis : int
         For an axis: 0, 1 or 2.
@@ -190,7 +191,7 @@ def _cuda_intrinsics(cuda: ModuleType) -> dict[int, Intrinsic]:
         id(cuda.grid): Intrinsic("grid", "cuda.grid"),
         id(cuda.gridsize): Intrinsic("gridsize", "cuda.gridsize"),
         id(cuda.local.array): Intrinsic("local_array", "cuda.local.array"),
-        id(cuda.shared.array): Intrinsic("block", "cuda.shared.array"),
+        id(cuda.shared.array): Intrinsic("block", "cuda.shared.array", "shared.array"),
     }
     for name in _DIM3:
         found[id(getattr(cuda, name))] = Intrinsic("dim3", f"cuda.{name}", name)
@@ -201,7 +202,7 @@ def _cuda_intrinsics(cuda: ModuleType) -> dict[int, Intrinsic]:
         found[id(getattr(cuda, name))] = Intrinsic("function", f"cuda.{name}", name)
     for name in _NEEDS_BLOCK:
         if hasattr(cuda, name):
-            found[id(getattr(cuda, name))] = Intrinsic("block", f"cuda.{name}")
+            found[id(getattr(cuda, name))] = Intrinsic("block", f"cuda.{name}", name)
     return found
 
 
@@ -216,7 +217,7 @@ def _other_cuda(value: Any) -> Intrinsic | None:
     if home == "numba.cuda.random" and hasattr(value, "py_func"):
         return None  # made with @numba.jit, for every target
     if home == "numba.cuda.cg":
-        return Intrinsic("block", f"cuda.cg.{name}")
+        return Intrinsic("block", f"cuda.cg.{name}", "cg")
     if home.startswith("numba.cuda.libdevice"):
         return Intrinsic("cuda", f"cuda.libdevice.{name}")
     return Intrinsic("cuda", f"cuda.{name}") if home.split(".")[:2] == ["numba", "cuda"] else None

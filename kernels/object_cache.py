@@ -104,7 +104,18 @@ _ELEMENTS = (
     *("component_range", "narrow_floats", "numba_records", "record_fields"),
 )
 _CPU_SOURCES = (
-    *("bounds", "cpu", "cpu_bounds", "cpu_cuda_functions", "cpu_intrinsics", "cpu_math", "cpu_printing", "cpu_stack"),
+    *(
+        "block_source",
+        "bounds",
+        "cpu",
+        "cpu_blocks",
+        "cpu_bounds",
+        "cpu_cuda_functions",
+        "cpu_intrinsics",
+        "cpu_math",
+        "cpu_printing",
+        "cpu_stack",
+    ),
     *(
         "float_math",
         "generated_code",

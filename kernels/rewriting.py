@@ -19,12 +19,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.dependencies import MISSING
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.kernel_syntax import may_raise
+from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.source import FunctionSource, Program, index_uses
 from numbridge.kernels.static_names import Static
 
@@ -38,6 +41,13 @@ CUDA_FUNCTION = "_nb_cuda_"
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _SHORT = {"blockDim": "b", "gridDim": "g"}
+_SHORT_IN_BLOCKS = {"threadIdx": "t", "blockIdx": "k"}
+# What a thread needs no other for, although it is about its block.
+_WITHOUT_WAITING = frozenset({"shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
+_NOT_ON_THE_CPU = {
+    "activemask": "tells which lanes happen to run together, which the CPU's do not; name the lanes that are meant",
+    "cg": "lets blocks wait for each other, which the CPU runs one after another; launch a kernel for each part",
+}
 
 # Where an index is checked, and of which array.
 Site = tuple[FunctionSource, ast.AST, str]
@@ -64,6 +74,8 @@ class Rewritten:
         The globals of the text, without what the back end adds.
     sites : tuple of (FunctionSource, ast.AST, str)
         Where indices are checked, and of which array.
+    places : int or None
+        For the CPU, if the threads of a block work together: how many places of the source have static shared memory.
     """
 
     program: Program
@@ -72,6 +84,7 @@ class Rewritten:
     hidden: tuple[str, ...]
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
+    places: int | None = None
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which a program of it would not say; None if there is none."""
@@ -90,6 +103,7 @@ def rewrite(
     gradients: bool = False,
     elements: bool = False,
     check_bounds: bool = False,
+    blocks: bool = False,
 ) -> Rewritten:
     """Return a kernel's syntax trees for one floating type.
 
@@ -107,26 +121,39 @@ def rewrite(
         Whether stores into what may be a vector or a matrix replace it; else they stay as they are written.
     check_bounds : bool
         Whether an index that an array has not ends the kernel.
+    blocks : bool
+        Whether the CPU runs the threads of a block together, where the kernel asks for that; derivatives do not.
 
     Raises
     ------
     KernelError
-        If something cannot be rewritten; what needs a block of CUDA threads is named, with its place.
+        If something cannot be rewritten; what has no counterpart is named, with its place.
     """
     program = Program(source, gradients=gradients)
-    writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds)
+    in_blocks = blocks and target == "cpu" and source.works_in_blocks
+    writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds, in_blocks=in_blocks)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites))
+    places = writer.places if in_blocks else None
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), places)
 
 
 class _Writer:
     """What the functions of one program share: names, namespace, hidden parameters."""
 
     def __init__(
-        self, program: Program, weak_float: str, target: Target, *, elements: bool, check_bounds: bool
+        self,
+        program: Program,
+        weak_float: str,
+        target: Target,
+        *,
+        elements: bool,
+        check_bounds: bool,
+        in_blocks: bool,
     ) -> None:
         self.program = program
         self.check_bounds = check_bounds
+        self.in_blocks = in_blocks
+        self.places = 0
         self.sites: list[Site] = []
         self.elements = elements
         self.weak_float = weak_float
@@ -138,6 +165,7 @@ class _Writer:
             self.names[id(part)] = self._free(re.sub(r"\W", "_", part.name))
         self.hidden = self._hidden()
         self._uses_hidden = self._find_users()
+        self.waiting = self._find_waiting() if in_blocks else set()
 
     def _free(self, preferred: str) -> str:
         name, number = preferred, 1
@@ -157,17 +185,29 @@ class _Writer:
                 elif kind == "axis":
                     static = part.resolve(node)
                     found = intrinsic_of(static.value) if static is not None else None
-                    letter = _SHORT.get(found.operation, "b") if found is not None else "b"
+                    letters = _SHORT | (_SHORT_IN_BLOCKS if self.in_blocks else {})
+                    letter = letters.get(found.operation, "b") if found is not None else "b"
                     needed.add(f"_nb_{letter}{count - 1}")
-        return (*(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
+        crew = (CREW, THREAD) if self.in_blocks else ()
+        return (*crew, *(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
 
     def _find_users(self) -> set[int]:
         users: set[int] = set()
         for part in self.program.sources:  # callee before caller
             calls = any(id(callee) in users for _, callee in self.program.calls(part))
-            if part is self.program.root or calls or any(True for _ in index_uses(part)):
+            blocks = self.in_blocks and any(True for _ in part.block_uses())
+            if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
                 users.add(id(part))
         return users
+
+    def _find_waiting(self) -> set[int]:
+        """Return the functions, by identity, in which a thread may wait for others."""
+        waiting: set[int] = set()
+        for part in self.program.sources:  # callee before caller
+            waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
+            if waits or any(id(callee) in waiting for _, callee in self.program.calls(part)):
+                waiting.add(id(part))
+        return waiting
 
     def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:
         """Return the hidden parameters that a function takes: all or none."""
@@ -228,7 +268,12 @@ class _Writer:
         body.name = self.names[id(source)]
         body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
         body.args.posonlyargs = []
-        body.decorator_list = [ast.Name("_nb_device", ast.Load())]
+        # Who waits must be part of the coroutine.
+        inner = id(source) in self.waiting and source is not self.program.root
+        body.decorator_list = [ast.Name("_nb_in_place" if inner else "_nb_device", ast.Load())]
+        if self.in_blocks and source is self.program.root:
+            raises = self.check_bounds or any(may_raise(node) for part in self.program.sources for node in part.nodes)
+            body.body = as_coroutine(body.body, may_raise=raises)
         return ast.fix_missing_locations(body)
 
 
@@ -372,11 +417,17 @@ class _Rewriter(ast.NodeTransformer):
             return self._atomic_function(node, found)
         if found.kind == "function":
             return self._number_function(found)
+        if found.kind == "block" and found.operation in ("laneid", "warpsize") and self.writer.in_blocks:
+            text = f"{THREAD} % {WARP_SIZE}" if found.operation == "laneid" else str(WARP_SIZE)
+            return ast.parse(text, mode="eval").body
         if found.kind != "axis":
-            if found.kind in ("block", "cuda"):
+            if found.kind == "cuda" or (found.kind == "block" and not self.writer.in_blocks):
                 raise self._unsupported(node, found)
             raise self.source.error(node, f"{found.name} must be called here")
-        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
+        i, b, g, t, k = (f"_nb_{letter}{found.axis}" for letter in "ibgtk")
+        if self.writer.in_blocks:
+            names = {"threadIdx": t, "blockIdx": k, "blockDim": b, "gridDim": g}
+            return ast.Name(names[found.operation], ast.Load())
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
 
@@ -397,12 +448,13 @@ class _Rewriter(ast.NodeTransformer):
         return result
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
-        what = (
-            "needs a block of threads, which the CPU does not have" if found.kind == "block" else "exists only on CUDA"
-        )
-        return self.source.error(
-            node, f"{found.name} {what}; launch this kernel on CUDA arrays, or leave it out", KernelUnsupportedError
-        )
+        if found.operation in _NOT_ON_THE_CPU:
+            text = f"{_NOT_ON_THE_CPU[found.operation]}, or launch this kernel on CUDA arrays"
+        elif found.kind == "block":
+            text = "works with the other threads of a block, and such a kernel has no derivative"
+        else:
+            text = "exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
+        return self.source.error(node, f"{found.name} {text}", KernelUnsupportedError)
 
     def visit_Call(self, node: ast.Call) -> Any:
         """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
@@ -444,12 +496,24 @@ class _Rewriter(ast.NodeTransformer):
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
             return made
+        if found.kind == "block" and self.writer.in_blocks and found.operation not in _NOT_ON_THE_CPU:
+            return self._in_block(node, found)
         if found.kind == "function":
             if node.keywords:
                 raise self.source.error(node, f"{found.name} takes its arguments by position")
             arguments = [self.visit(argument) for argument in node.args]
             return ast.Call(self._number_function(found), arguments, [])
         raise self._unsupported(node, found)
+
+    def _in_block(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        """Return a call that works with the other threads of the block."""
+        if found.operation == "shared.array":
+            return self._local_array(node, found)
+        if node.keywords:
+            raise self.source.error(node, f"{found.name} takes its arguments by position")
+        crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
+        arguments = [self.visit(argument) for argument in node.args]
+        return ast.Call(ast.Name(f"_nb_block_{found.operation}", ast.Load()), [*crew, *arguments], [])
 
     def _number_function(self, found: Intrinsic) -> ast.expr:
         # NumPy's has a derivative.
@@ -517,20 +581,31 @@ class _Rewriter(ast.NodeTransformer):
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
-        maker = (
-            "_nb_local_array" if self.writer.target == "cpu" else f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}"
-        )
-        function: ast.expr = ast.parse(maker, mode="eval").body
         dtype = self.visit(given["dtype"])
-        if element is None:
-            return ast.Call(function, [ast.parse(repr(shape), mode="eval").body, dtype], [])
         # Dynamic shared memory, of extent 0, has one dimension.
-        is_dynamic = found.name == "cuda.shared.array" and shape == 0
-        size = ast.parse(repr(0 if is_dynamic else (*extents, element.count)), mode="eval").body
+        is_dynamic = found.name == "cuda.shared.array" and shape in (0, (0,))
+        if element is None:
+            return self._memory(found, shape, dtype, is_dynamic=is_dynamic)
         scalar = scalar_in_memory(element)
         self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
-        memory = ast.Call(function, [size, ast.Name(f"_nb_{scalar.__name__}", ast.Load())], [])
+        scalars = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
+        memory = self._memory(found, 0 if is_dynamic else (*extents, element.count), scalars, is_dynamic=is_dynamic)
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
+
+    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, is_dynamic: bool) -> ast.expr:
+        """Return a call that makes memory of numbers."""
+        size = ast.parse(repr(shape), mode="eval").body
+        if self.writer.target == "cuda":
+            maker = ast.parse(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}", mode="eval").body
+            return ast.Call(maker, [size, dtype], [])
+        if found.kind == "local_array":
+            return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
+        crew = ast.Name(CREW, ast.Load())
+        if is_dynamic:
+            return ast.Call(ast.Name("_nb_dynamic", ast.Load()), [crew, dtype], [])
+        place = ast.Constant(self.writer.places)
+        self.writer.places += 1
+        return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, size, dtype], [])
 
 
 def _memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:

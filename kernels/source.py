@@ -156,7 +156,9 @@ class FunctionSource:
     @property
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
-        return _index_rank(Program(self))
+        program = Program(self)
+        # Threads of a block that work together are numbered, whether or not they ask for their numbers.
+        return _index_rank(program) or int(any(True for part in program.sources for _ in part.block_uses()))
 
     @property
     def asks_for_block(self) -> bool:
@@ -168,6 +170,18 @@ class FunctionSource:
             if _is_load(node)
             for intrinsic in (_intrinsic(part, node),)
         )
+
+    @property
+    def works_in_blocks(self) -> bool:
+        """Whether the kernel, or a device function that it calls, works with the other threads of its block."""
+        return any(True for part in Program(self).sources for _ in part.block_uses())
+
+    def block_uses(self) -> Iterator[tuple[ast.AST, Intrinsic]]:
+        """Yield where this function itself works with the other threads of its block, and what it does."""
+        for node in self.nodes:
+            found = _intrinsic(self, node) if _is_load(node) else None
+            if found is not None and found.kind == "block":
+                yield node, found
 
     @functools.cached_property
     def memory(self) -> frozenset[str]:

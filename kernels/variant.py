@@ -18,6 +18,8 @@ import numpy as np
 
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
+from numbridge.kernels.block_source import block_source
+from numbridge.kernels.crews import load_crews
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, emit
@@ -326,6 +328,8 @@ def variants_of(kernel: Kernel) -> Variants:
 
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel's emitted text, from disk or from Numba."""
+    if emitted.places is not None:
+        return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
@@ -379,6 +383,42 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
     return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, together=at_once)
+
+
+def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
+    """Return native code on the CPU for a kernel whose threads work with others of their block."""
+    assert emitted.places is not None
+    load_crews()
+    around = block_source(
+        emitted.entry,
+        [p.name for p in parameters],
+        kernel.source.index_rank,
+        emitted.hidden,
+        places=emitted.places,
+        is_dynamic="_nb_dynamic(" in emitted.text,
+    )
+    text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")
+    fastmath = bool(kernel.options.get("fastmath"))
+    key = _key("blocks", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
+
+    def compile() -> Compiled:
+        from numbridge.kernels.cpu import compile_run
+
+        return compile_run(
+            symbol,
+            text,
+            source_file,
+            emitted.namespace,
+            parameters,
+            entry=emitted.entry,
+            origin=_origins(emitted, text),
+            fastmath=fastmath,
+        )
+
+    compiled, from_cache = compiled_or_stored(key, compile)
+    wide = tuple(compiled.facts.get("wide", ()))
+    return Variant(parameters, weak, CPU, load(compiled)[symbol], source_file, from_cache, wide, emitted.has_loop)
 
 
 def _bodies_for_lanes(

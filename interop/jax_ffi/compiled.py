@@ -148,6 +148,7 @@ def lay_out_geometry(words, args, geometry):
             grid = (load_i64(geometry, 8 * k) + block - 1) // block
         store_i64(geometry, core.PLAN_BLOCK - base + 8 * k, block)
         store_i64(geometry, core.PLAN_GRID - base + 8 * k, grid)
+    store_i64(geometry, core.PLAN_SHARED - base, 0)
     return total
 
 

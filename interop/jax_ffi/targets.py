@@ -25,6 +25,7 @@ from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.bounds import out_of_range
+from numbridge.kernels.crews import waited_in_vain
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
@@ -447,7 +448,8 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
             f"this process; define it as it was and call nb.jax_kernel({name}) before the program runs"
         )
     if outcome == nb.RAISED:
-        found = None if steps else out_of_range(_declared.get(name, ()))
+        declared = () if steps else _declared.get(name, ())
+        found = out_of_range(declared) or waited_in_vain(declared)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (

@@ -26,7 +26,9 @@ STATE_LENT, STATE_LENT_COUNT, STATE_LENT_ROOM = 104, 112, 120
 LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_REACH, LENT_SIZE = 0, 8, 16, 24, 32
 # The Python function that is told of each read-only Array that compiled code is about to hand on, or 0
 STATE_LENDER = 128
-STATE_SIZE = 144
+# Of a block whose threads wait for each other in vain: its number and one more, or 0; a thread, and the lanes that it names.
+STATE_STUCK, STATE_STUCK_THREAD, STATE_STUCK_MASK = 136, 144, 152
+STATE_SIZE = 160
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
@@ -127,6 +129,28 @@ WORK_RUN, WORK_BLOCK, WORK_GEOMETRY, WORK_TOTAL, WORK_GRAIN, WORK_FAILED, WORK_S
 
 # What threads are told that share a checksum
 SUM_PLACE, SUM_SIZE, SUM_CHUNKS, SUM_GRAIN, SUM_TOTALS, SUM_WORK = 0, 8, 16, 24, 32, 40
+
+# A crew: the threads of a block that one worker of the CPU runs in turn. How many they are; where their frames lie, and how
+# many bytes each has; dynamic shared memory; whether one of them has ended with an exception; of those that were last let
+# through a barrier, how many gave a number that is not 0, and how many they were. The address of the first thread's record
+# follows, then those of static shared memory, one for each place in the source, and then the records.
+CREW_COUNT, CREW_FRAMES, CREW_FRAME_SIZE, CREW_DYNAMIC, CREW_DYNAMIC_SIZE, CREW_FAILED = 0, 8, 16, 24, 32, 40
+CREW_TRUE, CREW_ARRIVED, CREW_PLACES, CREW_THREADS, CREW_MEMORY = 48, 56, 64, 72, 80
+# A thread of a crew: its coroutine, what it waits for, with which lanes, and what it tells them; what it told when they were
+# last let through together, and who they were.
+THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROUP, THREAD_SIZE = (
+    0,
+    8,
+    16,
+    24,
+    32,
+    40,
+    48,
+)
+WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, IS_THROUGH = 0, 1, 2, 3
+WARP_SIZE = 32
+# How a crew ended
+CREW_DONE, CREW_RAISED, CREW_STUCK = 0, 1, 2
 
 # Limits of what is read: no array has more dimensions, and none lies in the first pages of the address space
 READ_MAX_RANK, LOWEST_ADDRESS = 64, 1 << 16

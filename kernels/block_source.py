@@ -1,0 +1,135 @@
+"""The blocks around a kernel's body on the CPU, as source, for kernels whose threads work with others of their block.
+
+The generated function is ``run(block, geometry, first, last)``, as in `range_source`, but runs whole blocks: those whose
+first thread is in the range, if threads were shared out to blocks evenly. Threads of a block are numbered along x first, and
+32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`). Which indices a thread has is as on CUDA,
+where the first index runs along x. This module compiles nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.range_source import RUN
+
+__all__ = ["CREW", "THREAD", "as_coroutine", "block_source"]
+
+CREW, THREAD = "_nb_crew", "_nb_thread"
+"""The names of a body's first parameters: the block's threads, and which of them runs."""
+_AXES = 3
+
+
+def as_coroutine(body: Sequence[ast.stmt], *, may_raise: bool) -> list[ast.stmt]:
+    """Return a kernel's statements as those of a coroutine, which ends nowhere but where it says so.
+
+    Parameters
+    ----------
+    body : sequence of ast.stmt
+        The statements.
+    may_raise : bool
+        Whether one of them may raise, which ends the launch.
+    """
+    start, end = _statement(f"_nb_start({CREW}, {THREAD})"), f"_nb_finish({CREW}, {THREAD})"
+    inside = list(_ending(body, end))
+    if may_raise:
+        caught = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [_statement(f"_nb_fail({CREW})")])
+        inside = [ast.Try(inside, [caught], [], [])]
+    return [start, *inside, _statement(end)]
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
+
+
+def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
+    """Yield statements with what ends a thread before each return."""
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            yield _statement(end)
+        for block in ("body", "orelse"):
+            if getattr(statement, block, None):
+                setattr(statement, block, list(_ending(getattr(statement, block), end)))
+        yield statement
+
+
+def block_source(
+    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, places: int, is_dynamic: bool
+) -> str:
+    """Return the source of the loop around a kernel's blocks.
+
+    Parameters
+    ----------
+    entry : str
+        The body's name.
+    names : sequence of str
+        The kernel's parameters.
+    rank : int
+        How many thread indices the body takes, 1 to 4.
+    hidden : sequence of str
+        What the body takes before its parameters: the crew, the thread, indices, then what it asks of its block and grid.
+    places : int
+        How many places of the source have static shared memory.
+    is_dynamic : bool
+        Whether the kernel has dynamic shared memory.
+    """
+    dims, block, grid, shared = (
+        nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
+    )
+    dynamic = f"_nb_load(_nb_geometry, {shared})" if is_dynamic else "0"
+    axes = range(_AXES)
+    lines = [
+        *(f"{name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)),
+        *(f"_nb_n{k} = _nb_load(_nb_geometry, {dims + 8 * k})" for k in range(rank)),
+        *(f"_nb_b{k} = _nb_load(_nb_geometry, {block + 8 * k})" for k in axes),
+        *(f"_nb_g{k} = _nb_load(_nb_geometry, {grid + 8 * k})" for k in axes),
+        # The last two of four indices share an axis.
+        *(["_nb_g2 = _nb_n2 * _nb_n3"] if rank == nb.MAX_DIMS else []),
+        f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
+        "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
+        "_nb_each = max(_nb_total // _nb_blocks, 1)",
+        "_nb_now = (_nb_first + _nb_each - 1) // _nb_each",
+        "_nb_end = min((_nb_last + _nb_each - 1) // _nb_each, _nb_blocks)",
+        "if _nb_last == _nb_total:",
+        "    _nb_end = _nb_blocks",
+        "if _nb_now >= _nb_end:",
+        "    return 0",
+        f"_nb_crew = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {places}, {dynamic})",
+        "if _nb_crew == 0:",
+        f"    return {nb.CREW_RAISED}",
+        "_nb_failed = 0",
+        "while _nb_now < _nb_end and _nb_failed == 0:",
+        "    _nb_k0 = _nb_now % _nb_g0",
+        "    _nb_k1 = _nb_now // _nb_g0 % _nb_g1",
+        "    _nb_k2 = _nb_now // _nb_g0 // _nb_g1",
+        "    _nb_thread = 0",
+        "    for _nb_t2 in range(_nb_b2):",
+        "        for _nb_t1 in range(_nb_b1):",
+        "            for _nb_t0 in range(_nb_b0):",
+        *(f"                {line}" for line in _thread(entry, names, rank, hidden)),
+        "                _nb_thread += 1",
+        "    _nb_failed = _nb_crew_run(_nb_crew, _nb_now)",
+        "    _nb_now += 1",
+        "_nb_crew_end(_nb_crew)",
+        "return _nb_failed",
+    ]
+    return "\n".join(
+        [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
+    )
+
+
+def _thread(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+    """Return the lines that start one thread, if it is inside the launch."""
+    made = [f"_nb_i{k} = _nb_k{k} * _nb_b{k} + _nb_t{k}" for k in range(min(rank, _AXES))]
+    inside = [f"_nb_i{k} < _nb_n{k}" for k in range(min(rank, _AXES))]
+    if rank == nb.MAX_DIMS:
+        made += ["_nb_i3 = _nb_i2 % _nb_n3", "_nb_i2 = _nb_i2 // _nb_n3"]
+    passed = [f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name for name in hidden]
+    return [
+        *made,
+        f"if {' and '.join(inside)}:",
+        f"    {entry}({', '.join([*passed, *names])})",
+        "else:",
+        f"    _nb_skip({CREW}, {THREAD})",
+    ]

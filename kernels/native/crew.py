@@ -1,0 +1,208 @@
+"""Compiled: the threads of a block on the CPU, which one worker runs in turn from one place where they wait to the next.
+
+Each thread is a coroutine (LLVM's "switched-resume lowering", https://llvm.org/docs/Coroutines.html) that says what it waits
+for before it suspends itself. Here is who goes on when: lanes of a warp once all that they name have come, threads of a
+block once none of them runs. A thread that is through is waited for by nobody, as on a GPU; a lane that a warp lacks neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.memory import external, load_i64, native, store_i64, symbol
+
+intp = types.int64
+state = symbol("numbridge_state")
+allocate = external("malloc", intp, intp)
+free = external("free", types.void, intp)
+
+# Frames hold vectors, of up to 64 bytes.
+ALIGNMENT = 64
+
+EXPORTS = {
+    "numbridge_crew_begin": ("begin", "int64(int64, int64, int64)"),
+    "numbridge_crew_frame": ("frame", "int64(int64, int64, int64)"),
+    "numbridge_crew_memory": ("memory", "int64(int64, int64, int64)"),
+    "numbridge_crew_run": ("run", "int64(int64, int64)"),
+    "numbridge_crew_end": ("end", "void(int64)"),
+}
+
+
+@intrinsic
+def resume(typing_context: Any, handle: Any) -> Any:
+    """Let a coroutine go on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.coro.resume")
+        builder.call(function, [builder.inttoptr(arguments[0], pointer)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@native
+def begin(count, places, dynamic):
+    """Return a new crew of so many threads, with so many places of static and bytes of dynamic shared memory, or 0."""
+    crew = allocate(nb.CREW_MEMORY + 8 * places + nb.THREAD_SIZE * count)
+    if crew == 0:
+        return 0
+    for k in range(nb.CREW_MEMORY // 8 + places):
+        store_i64(crew, 8 * k, 0)
+    store_i64(crew, nb.CREW_COUNT, count)
+    store_i64(crew, nb.CREW_PLACES, places)
+    store_i64(crew, nb.CREW_THREADS, crew + nb.CREW_MEMORY + 8 * places)
+    if dynamic > 0:
+        store_i64(crew, nb.CREW_DYNAMIC, allocate(dynamic))
+        store_i64(crew, nb.CREW_DYNAMIC_SIZE, dynamic)
+        if load_i64(crew, nb.CREW_DYNAMIC) == 0:
+            free(crew)
+            return 0
+    return crew
+
+
+@native
+def frame(crew, thread, size):
+    """Return the memory of a thread's coroutine, of which all have the same size, or 0."""
+    if load_i64(crew, nb.CREW_FRAMES) == 0:
+        step = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        store_i64(crew, nb.CREW_FRAME_SIZE, step)
+        store_i64(crew, nb.CREW_FRAMES, allocate(step * load_i64(crew, nb.CREW_COUNT) + ALIGNMENT))
+    frames = load_i64(crew, nb.CREW_FRAMES)
+    if frames == 0:
+        store_i64(crew, nb.CREW_FAILED, nb.CREW_RAISED)
+        return 0
+    first = (frames + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return first + thread * load_i64(crew, nb.CREW_FRAME_SIZE)
+
+
+@native
+def memory(crew, place, size):
+    """Return the shared memory of a place in the source, which is that of whichever thread comes there first."""
+    at = nb.CREW_MEMORY + 8 * place
+    if load_i64(crew, at) == 0:
+        store_i64(crew, at, allocate(size))
+    return load_i64(crew, at)
+
+
+@native
+def end(crew):
+    """Free a crew with all its memory."""
+    for k in range(load_i64(crew, nb.CREW_PLACES)):
+        free(load_i64(crew, nb.CREW_MEMORY + 8 * k))
+    free(load_i64(crew, nb.CREW_DYNAMIC))
+    free(load_i64(crew, nb.CREW_FRAMES))
+    free(crew)
+
+
+@native
+def lanes_of(threads, first, last, lane):
+    """Return which lanes a lane waits for: those that it names, without those that are through or not there."""
+    named = load_i64(threads, (first + lane) * nb.THREAD_SIZE + nb.THREAD_MASK) | (1 << lane)
+    found = 0
+    for k in range(last - first):
+        waits = load_i64(threads, (first + k) * nb.THREAD_SIZE + nb.THREAD_WAITS)
+        if (named >> k) & 1 != 0 and waits != nb.IS_THROUGH:
+            found |= 1 << k
+    return found
+
+
+@native
+def have_come(threads, first, group, mask):
+    """Tell whether all lanes of a group wait for lanes, and name the same ones."""
+    for k in range(nb.WARP_SIZE):
+        thread, named = threads + (first + k) * nb.THREAD_SIZE, (group >> k) & 1 != 0
+        if named and load_i64(thread, nb.THREAD_WAITS) != nb.WAITS_FOR_LANES:
+            return False
+        if named and load_i64(thread, nb.THREAD_MASK) != mask:
+            return False
+    return True
+
+
+@native
+def let_lanes_through(threads, first, last):
+    """Let those lanes of a warp go on that have all come; return how many they are."""
+    free_to_go = 0
+    for k in range(last - first):
+        thread = threads + (first + k) * nb.THREAD_SIZE
+        if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
+            group = lanes_of(threads, first, last, k)
+            if have_come(threads, first, group, load_i64(thread, nb.THREAD_MASK)):
+                store_i64(thread, nb.THREAD_GROUP, group)
+                free_to_go |= 1 << k
+    count = 0
+    for k in range(last - first):
+        if (free_to_go >> k) & 1 != 0:
+            thread = threads + (first + k) * nb.THREAD_SIZE
+            # What was told is kept apart: whoever goes on may tell the next thing before others have heard this.
+            store_i64(thread, nb.THREAD_TOLD, load_i64(thread, nb.THREAD_GIVEN))
+            store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
+            count += 1
+    return count
+
+
+@native
+def run_warp(threads, first, last):
+    """Run the threads of a warp until each waits for the block, is through, or waits for lanes that do not come."""
+    while True:
+        in_lanes = 0
+        for k in range(first, last):
+            thread = threads + k * nb.THREAD_SIZE
+            if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_NOTHING:
+                resume(load_i64(thread, nb.THREAD_HANDLE))
+            if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
+                in_lanes += 1
+        if in_lanes == 0 or let_lanes_through(threads, first, last) == 0:
+            return 0
+
+
+@native
+def report_stuck(threads, count, block):
+    """Write down which thread of a block waits for lanes in vain."""
+    for k in range(count):
+        thread = threads + k * nb.THREAD_SIZE
+        if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
+            store_i64(state(), nb.STATE_STUCK_THREAD, k)
+            store_i64(state(), nb.STATE_STUCK_MASK, load_i64(thread, nb.THREAD_MASK))
+            store_i64(state(), nb.STATE_STUCK, block + 1)
+            return 0
+    return 0
+
+
+@native
+def run(crew, block):
+    """Run the threads of a block until all are through; return how that ended."""
+    count, threads = load_i64(crew, nb.CREW_COUNT), load_i64(crew, nb.CREW_THREADS)
+    while True:
+        first = 0
+        while first < count:
+            run_warp(threads, first, min(first + nb.WARP_SIZE, count))
+            first += nb.WARP_SIZE
+        failed = load_i64(crew, nb.CREW_FAILED)
+        if failed != 0:
+            return failed
+        arrived, told, stuck = 0, 0, 0
+        for k in range(count):
+            thread = threads + k * nb.THREAD_SIZE
+            waits = load_i64(thread, nb.THREAD_WAITS)
+            if waits == nb.WAITS_FOR_BLOCK:
+                arrived += 1
+                if load_i64(thread, nb.THREAD_GIVEN) != 0:
+                    told += 1
+                store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
+            elif waits == nb.WAITS_FOR_LANES:
+                stuck += 1
+        if stuck > 0:
+            report_stuck(threads, count, block)
+            return nb.CREW_STUCK
+        if arrived == 0:
+            return nb.CREW_DONE
+        store_i64(crew, nb.CREW_ARRIVED, arrived)
+        store_i64(crew, nb.CREW_TRUE, told)
