@@ -498,6 +498,10 @@ class _Rewriter(ast.NodeTransformer):
             return made
         if found.kind == "block" and self.writer.in_blocks and found.operation not in _NOT_ON_THE_CPU:
             return self._in_block(node, found)
+        if found.name == "cuda.const.array_like" and len(node.args) == 1 and not node.keywords:
+            # Global arrays are constants of the code anyway.
+            array: ast.expr = self.visit(node.args[0])
+            return array
         if found.kind == "function":
             if node.keywords:
                 raise self.source.error(node, f"{found.name} takes its arguments by position")
