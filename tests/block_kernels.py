@@ -1,0 +1,851 @@
+"""Kernels whose threads work together in warps and blocks, with arguments and the answers that NumPy gives: a table of cases.
+
+They are spelled as numba.cuda spells them, and use only what it defines: every lane that a mask names gets there, and every thread
+of a block reaches its barriers. Where a kernel runs is no matter of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32, int32
+
+import numbridge as nb
+
+FULL = 0xFFFFFFFF
+TILE = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch: the last of its arguments must hold what `expected` returns, and the others what they held before.
+
+    Attributes
+    ----------
+    name : str
+        What the case is called; no other is.
+    kernel : Kernel
+        What is launched, as ``kernel[blocks, threads, 0, shared]``.
+    blocks, threads : int or tuple of int
+        The configuration.
+    shared : int
+        Bytes of dynamic shared memory.
+    arguments : callable
+        Makes the arguments, new ones each time.
+    expected : callable
+        Gets arguments as they are before the launch, and returns what the last ones of them hold after it: one array for each.
+    within : float
+        By how much, relative to it, each number may be off.
+    """
+
+    name: str
+    kernel: Any
+    blocks: int | tuple[int, ...]
+    threads: int | tuple[int, ...]
+    arguments: Callable[[], list[Any]]
+    expected: Callable[..., list[np.ndarray]]
+    shared: int = 0
+    within: float = 0.0
+
+    @property
+    def configuration(self) -> tuple[Any, ...]:
+        """What stands between the brackets of the launch."""
+        return self.blocks, self.threads, 0, self.shared
+
+    def check(self, arguments: Sequence[Any]) -> None:
+        """Check what a launch left in the arguments."""
+        before = self.arguments()
+        wanted = self.expected(*before)
+        kept = before[: len(before) - len(wanted)]
+        for k, (found, want) in enumerate(zip(arguments, [*kept, *wanted], strict=True)):
+            if isinstance(want, np.ndarray):
+                assert found.dtype == want.dtype, (self.name, k, found.dtype, want.dtype)
+                np.testing.assert_allclose(found, want, rtol=self.within, atol=0, err_msg=f"{self.name}, argument {k}")
+
+
+def numbers(count: int, dtype: Any = np.int32, high: int = 1000) -> np.ndarray:
+    """Return whole numbers, some of them negative, whose sums are exact in every type."""
+    return np.random.default_rng(count).integers(-high, high, count).astype(dtype)
+
+
+# Warps
+
+
+@nb.kernel
+def warp_sums(x, out):
+    i = cuda.grid(1)
+    value = x[i]
+    offset = 16
+    while offset:
+        value += cuda.shfl_down_sync(FULL, value, offset)
+        offset //= 2
+    if cuda.laneid == 0:
+        out[i // 32] = value
+
+
+@nb.kernel
+def warp_maxima(x, out):
+    i = cuda.grid(1)
+    value = x[i]
+    for step in range(5):
+        value = max(value, cuda.shfl_xor_sync(FULL, value, 1 << step))
+    out[i] = value
+
+
+@nb.kernel
+def warp_scans(x, out):
+    i = cuda.grid(1)
+    lane = cuda.laneid
+    value = x[i]
+    for step in range(5):
+        other = cuda.shfl_up_sync(FULL, value, 1 << step)
+        if lane >= 1 << step:
+            value += other
+    out[i] = value
+
+
+@nb.kernel
+def neighbours(x, before, behind):
+    # Beyond the warp's ends, a lane gets its own value back.
+    i = cuda.grid(1)
+    before[i] = cuda.shfl_up_sync(FULL, x[i], 3)
+    behind[i] = cuda.shfl_down_sync(FULL, x[i], 5)
+
+
+@nb.kernel
+def gathered(x, order, out):
+    # Of the lane's number, the lowest five bits count.
+    i = cuda.grid(1)
+    out[i] = cuda.shfl_sync(FULL, x[i], order[i])
+
+
+@nb.kernel
+def sums_of_eights(x, out):
+    # Four groups of one warp, each with a mask of its own
+    i = cuda.grid(1)
+    lane = cuda.laneid
+    mask = 0xFF << (lane & 24)
+    value = x[i]
+    for step in range(3):
+        value += cuda.shfl_xor_sync(mask, value, 1 << step)
+    out[i] = value
+
+
+@nb.kernel
+def votes(x, limit, out, ballots):
+    i = cuda.grid(1)
+    out[i, 0] = cuda.all_sync(FULL, x[i] < limit)
+    out[i, 1] = cuda.any_sync(FULL, x[i] < limit)
+    out[i, 2] = cuda.eq_sync(FULL, x[i] < limit)
+    ballots[i] = cuda.ballot_sync(FULL, x[i] < limit)
+
+
+@nb.kernel
+def compacted(x, out, counts):
+    i = cuda.grid(1)
+    keeps = x[i] > 0
+    ballot = cuda.ballot_sync(FULL, keeps)
+    if keeps:
+        out[i // 32, cuda.popc(ballot & cuda.lanemask_lt())] = x[i]
+    if cuda.laneid == 31:
+        counts[i // 32] = cuda.popc(ballot)
+
+
+@nb.kernel
+def grouped(x, masks):
+    i = cuda.grid(1)
+    masks[i] = cuda.match_any_sync(FULL, x[i])
+
+
+@nb.kernel
+def grouped_within_halves(x, masks):
+    # The halves of a warp go separate ways.
+    i = cuda.grid(1)
+    if cuda.laneid < 16:
+        masks[i] = cuda.match_any_sync(0x0000FFFF, x[i])
+    else:
+        masks[i] = cuda.match_any_sync(0xFFFF0000, x[i] // 2)
+
+
+@nb.kernel
+def all_alike(x, masks, alike):
+    i = cuda.grid(1)
+    mask, same = cuda.match_all_sync(FULL, x[i])
+    masks[i] = mask
+    alike[i] = same
+
+
+@nb.kernel
+def sums_of_what_there_is(x, out):
+    # The last warp of the block has fewer lanes than 32.
+    i = cuda.grid(1)
+    lane = cuda.laneid
+    lanes = min(32, x.size - (i - lane))
+    mask = (1 << lanes) - 1
+    value = x[i]
+    offset = 16
+    while offset:
+        other = cuda.shfl_down_sync(mask, value, offset)
+        if lane + offset < lanes:
+            value += other
+        offset //= 2
+    if lane == 0:
+        out[i // 32] = value
+
+
+@nb.kernel
+def votes_of_those_who_stay(x, out):
+    # Lanes that have returned are waited for by none, though the mask names them.
+    i = cuda.grid(1)
+    if cuda.laneid % 3 == 1:
+        return
+    out[i] = cuda.ballot_sync(FULL, x[i] > 0)
+
+
+@nb.kernel
+def turned_in_parts(x, out):
+    # Each side of the branch meets by itself, and the other side does not take part.
+    shared = cuda.shared.array(64, int32)
+    i, t, lane = cuda.grid(1), cuda.threadIdx.x, cuda.laneid
+    shared[t] = x[i]
+    if lane < 12:
+        cuda.syncwarp(0x00000FFF)
+        out[i] = shared[t - lane + 11 - lane]
+    else:
+        cuda.syncwarp(0xFFFFF000)
+        out[i] = -shared[t - lane + 43 - lane]
+
+
+@nb.kernel
+def warp_rounds(x, out):
+    # What a warp writes is read by its other lanes between two meetings, round after round.
+    shared = cuda.shared.array(64, int32)
+    i, t, lane = cuda.grid(1), cuda.threadIdx.x, cuda.laneid
+    shared[t] = x[i]
+    cuda.syncwarp()
+    for turn in range(5):
+        value = shared[t - lane + (lane + 1) % 32] + turn * shared[t]
+        cuda.syncwarp()
+        shared[t] = value
+        cuda.syncwarp()
+    out[i] = shared[t]
+
+
+@nb.kernel
+def lanes(out):
+    x, y, z = cuda.grid(3)
+    out[z, y, x, 0] = cuda.laneid
+    out[z, y, x, 1] = cuda.lanemask_lt()
+    out[z, y, x, 2] = cuda.warpsize
+
+
+@nb.kernel
+def active(out):
+    out[cuda.grid(1)] = cuda.activemask()
+
+
+@nb.kernel
+def aggregated(x, total, places):
+    # One atomic addition for each warp, and a place for each lane that asks for one
+    i = cuda.grid(1)
+    ballot = cuda.ballot_sync(FULL, x[i] % 3 == 0)
+    leader = cuda.ffs(ballot) - 1
+    begin = int32(0)
+    if ballot != 0 and cuda.laneid == leader:
+        begin = cuda.atomic.add(total, 0, cuda.popc(ballot))
+    begin = cuda.shfl_sync(FULL, begin, leader)
+    if x[i] % 3 == 0:
+        places[begin + cuda.popc(ballot & cuda.lanemask_lt())] += 1
+
+
+# Blocks
+
+
+@nb.kernel
+def block_sums(x, out):
+    shared = cuda.shared.array(128, float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i] if i < x.size else 0
+    cuda.syncthreads()
+    half = cuda.blockDim.x // 2
+    while half > 0:
+        if t < half:
+            shared[t] += shared[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        out[cuda.blockIdx.x] = shared[0]
+
+
+@nb.func
+def warp_sum(value):
+    for step in range(5):
+        value += cuda.shfl_xor_sync(FULL, value, 16 >> step)
+    return value
+
+
+@nb.kernel
+def sums_of_warp_sums(x, out):
+    partial = cuda.shared.array(32, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    total = warp_sum(x[i])
+    if t % 32 == 0:
+        partial[t // 32] = total
+    cuda.syncthreads()
+    if t < 32:
+        total = warp_sum(partial[t] if t < cuda.blockDim.x // 32 else int32(0))
+        if t == 0:
+            cuda.atomic.add(out, 0, total)
+
+
+@nb.kernel
+def block_scans(x, out):
+    one = cuda.shared.array(256, int32)
+    other = cuda.shared.array(256, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    one[t] = x[i]
+    cuda.syncthreads()
+    step = 1
+    while step < cuda.blockDim.x:
+        other[t] = one[t] + (one[t - step] if t >= step else 0)
+        cuda.syncthreads()
+        one[t] = other[t]
+        cuda.syncthreads()
+        step *= 2
+    out[i] = one[t]
+
+
+@nb.kernel
+def block_votes(x, limit, out):
+    i = cuda.grid(1)
+    below = int32(x[i] < limit)
+    out[i, 0] = cuda.syncthreads_count(below)
+    out[i, 1] = cuda.syncthreads_and(below)
+    out[i, 2] = cuda.syncthreads_or(below)
+
+
+@nb.kernel
+def fast_matmul(a, b, c):
+    # The example of Numba's documentation for matrices of any size
+    a_tile = cuda.shared.array(shape=(TILE, TILE), dtype=float32)
+    b_tile = cuda.shared.array(shape=(TILE, TILE), dtype=float32)
+    x, y = cuda.grid(2)
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0.0)
+    for tile in range((a.shape[1] + TILE - 1) // TILE):
+        a_tile[ty, tx] = 0
+        b_tile[ty, tx] = 0
+        if y < a.shape[0] and tx + tile * TILE < a.shape[1]:
+            a_tile[ty, tx] = a[y, tx + tile * TILE]
+        if x < b.shape[1] and ty + tile * TILE < b.shape[0]:
+            b_tile[ty, tx] = b[ty + tile * TILE, x]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += a_tile[ty, k] * b_tile[k, tx]
+        cuda.syncthreads()
+    if y < c.shape[0] and x < c.shape[1]:
+        c[y, x] = total
+
+
+@nb.kernel
+def transposed(x, out):
+    tile = cuda.shared.array((32, 33), float32)
+    column, row = cuda.blockIdx.x * 32, cuda.blockIdx.y * 32
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    for k in range(ty, 32, cuda.blockDim.y):
+        if row + k < x.shape[0] and column + tx < x.shape[1]:
+            tile[k, tx] = x[row + k, column + tx]
+    cuda.syncthreads()
+    for k in range(ty, 32, cuda.blockDim.y):
+        if column + k < x.shape[1] and row + tx < x.shape[0]:
+            out[column + k, row + tx] = tile[tx, k]
+
+
+@nb.kernel
+def histogram(x, counts):
+    shared = cuda.shared.array(16, int32)
+    t = cuda.threadIdx.x
+    if t < 16:
+        shared[t] = 0
+    cuda.syncthreads()
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        cuda.atomic.add(shared, x[i], 1)
+    cuda.syncthreads()
+    if t < 16:
+        cuda.atomic.add(counts, t, shared[t])
+
+
+@nb.kernel
+def reversed_dynamically(x, out):
+    shared = cuda.shared.array(0, float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    out[i] = shared[cuda.blockDim.x - 1 - t] + shared.size
+
+
+@nb.kernel
+def two_in_one_dynamic_array(x, out):
+    shared = cuda.shared.array(0, int32)
+    n, i, t = cuda.blockDim.x, cuda.grid(1), cuda.threadIdx.x
+    low, high = shared[:n], shared[n : 2 * n]
+    low[t] = x[i]
+    high[n - 1 - t] = 2 * x[i]
+    cuda.syncthreads()
+    out[i] = low[(t + 1) % n] - high[(t + 1) % n]
+
+
+@nb.kernel
+def differences_of_positions(x: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    shared = cuda.shared.array(32, nb.vec3)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    apart = shared[(t + 1) % 32] - shared[(t + 31) % 32]
+    out[i] = 2.0 * apart + x[i]
+
+
+@nb.kernel
+def smoothed(x, out):
+    # With two elements on either side, which the first threads fetch
+    shared = cuda.shared.array(36, int32)
+    i, t, n = cuda.grid(1), cuda.threadIdx.x, cuda.blockDim.x
+    shared[t + 2] = x[i] if i < x.size else 0
+    if t < 2:
+        shared[t] = x[i - 2] if i >= 2 else 0
+        shared[t + n + 2] = x[i + n] if i + n < x.size else 0
+    cuda.syncthreads()
+    if i < x.size:
+        total = 0
+        for k in range(5):
+            total += shared[t + k]
+        out[i] = total
+
+
+@nb.kernel
+def sorted_blocks(x, out):
+    # Bitonic: all reach each barrier, in a loop within a loop.
+    shared = cuda.shared.array(64, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    size = 2
+    while size <= 64:
+        stride = size // 2
+        while stride > 0:
+            cuda.syncthreads()
+            other = t ^ stride
+            if other > t:
+                low, high = shared[t], shared[other]
+                if (low > high) == (t & size == 0):
+                    shared[t], shared[other] = high, low
+            stride //= 2
+        size *= 2
+    cuda.syncthreads()
+    out[i] = shared[t]
+
+
+@nb.func
+def exchanged(shared, t, value):
+    shared[t] = value
+    cuda.syncthreads()
+    found = shared[t ^ 1]
+    cuda.syncthreads()
+    return found
+
+
+@nb.kernel
+def barriers_in_functions(x, rounds, out):
+    # How often all meet is an argument of the launch.
+    shared = cuda.shared.array(64, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    value = x[i]
+    for turn in range(rounds):
+        value = exchanged(shared, t, value + t + turn)
+    out[i] = value
+
+
+@nb.kernel
+def some_blocks(x, out):
+    # A barrier under a condition that holds for all threads of a block, or for none
+    shared = cuda.shared.array(32, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if cuda.blockIdx.x % 2:
+        shared[t] = x[i]
+        cuda.syncthreads()
+        out[i] = shared[31 - t]
+        return
+    out[i] = -x[i]
+
+
+@nb.kernel
+def turned_cubes(x, out):
+    shared = cuda.shared.array((2, 3, 4), int32)
+    i, j, k = cuda.threadIdx.x, cuda.threadIdx.y, cuda.threadIdx.z
+    shared[i, j, k] = x[cuda.blockIdx.y, i, j, k]
+    cuda.syncthreads()
+    out[cuda.blockIdx.y, i, j, k] = shared[1 - i, 2 - j, 3 - k]
+
+
+@nb.kernel
+def extremes(x, out):
+    low = cuda.shared.array(1, int32)
+    high = cuda.shared.array(1, int32)
+    column, row = cuda.grid(2)
+    first = cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0
+    if first:
+        low[0] = 1 << 30
+        high[0] = -(1 << 30)
+    cuda.syncthreads()
+    cuda.atomic.min(low, 0, x[row, column])
+    cuda.atomic.max(high, 0, x[row, column])
+    cuda.syncthreads()
+    if first:
+        out[cuda.blockIdx.y, cuda.blockIdx.x, 0] = low[0]
+        out[cuda.blockIdx.y, cuda.blockIdx.x, 1] = high[0]
+
+
+# What NumPy says of them. A row is a warp's 32 lanes.
+
+
+def rows(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, 32)
+
+
+def packed(flags: np.ndarray) -> np.ndarray:
+    """Return 32 flags of the last axis as the bits of an int32, which is what numba.cuda makes of a mask."""
+    return (flags.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(-1).astype(np.uint32).view(np.int32)
+
+
+def alike(x: np.ndarray) -> np.ndarray:
+    """Return for each element which of its warp are equal to it."""
+    return packed(rows(x)[:, :, None] == rows(x)[:, None, :]).ravel()
+
+
+def voted(x, limit, out, ballots):
+    below = rows(x < limit)
+    told = [below.all(1), below.any(1), below.all(1) | ~below.any(1)]
+    return [np.repeat(np.stack(told, 1), 32, 0).astype(out.dtype), np.repeat(packed(below), 32)]
+
+
+def kept(x, out, counts):
+    for row, found in zip(rows(x), out, strict=True):
+        found[: (row > 0).sum()] = row[row > 0]
+    return [out, (rows(x) > 0).sum(1).astype(counts.dtype)]
+
+
+def alike_within_halves(x, masks):
+    return [alike(np.where(np.arange(x.size) % 32 < 16, x, 10_000 + x // 2))]
+
+
+def whether_alike(x, masks, told):
+    same = np.repeat((rows(x) == rows(x)[:, :1]).all(1), 32)
+    return [np.where(same, -1, 0).astype(masks.dtype), same.astype(told.dtype)]
+
+
+def stayed(x, out):
+    stay = np.arange(32) % 3 != 1
+    return [np.where(stay, packed((rows(x) > 0) & stay)[:, None], out.reshape(-1, 32)).ravel()]
+
+
+def rounds_of_rows(x, out):
+    found = rows(x)
+    for turn in range(5):
+        found = np.roll(found, -1, 1) + turn * found
+    return [found.ravel()]
+
+
+def places_in_warps(out):
+    place = np.arange(out[..., 0].size).reshape(out.shape[:3])
+    return [np.stack([place % 32, (1 << place % 32) - 1, np.full(place.shape, 32)], -1).astype(out.dtype)]
+
+
+def placed(x, total, places):
+    count = (x % 3 == 0).sum()
+    return [np.array([count], total.dtype), (np.arange(places.size) < count).astype(places.dtype)]
+
+
+def counted(x, limit, out):
+    count = np.repeat((x < limit).reshape(-1, 96).sum(1), 96)
+    return [np.stack([count, count == 96, count > 0], 1).astype(out.dtype)]
+
+
+def rounds_of_blocks(x, rounds, out):
+    found, t = x.reshape(-1, 64), np.arange(64, dtype=x.dtype)
+    for turn in range(rounds):
+        found = (found + t + turn)[:, t ^ 1]
+    return [found.ravel().astype(out.dtype)]
+
+
+def every_other_reversed(x, out):
+    found = -rows(x)
+    found[1::2] = -found[1::2, ::-1]
+    return [found.ravel()]
+
+
+def one_from_two(x, out):
+    found = x.reshape(-1, 24)
+    return [(np.roll(found, -1, 1) - 2 * np.roll(found[:, ::-1], -1, 1)).ravel()]
+
+
+def differences_of_rows(x, out):
+    found = x.reshape(-1, 32, 3)
+    return [(2 * (np.roll(found, -1, 1) - np.roll(found, 1, 1)) + found).reshape(x.shape)]
+
+
+def extremes_of_tiles(x, out):
+    tiles = x.reshape(2, 8, 3, 4)
+    return [np.stack([tiles.min((1, 3)), tiles.max((1, 3))], -1)]
+
+
+# The cases
+
+
+def typed(kernel: Any, of: Callable[..., np.ndarray], count: int, results: int) -> list[Case]:
+    """Return a case for each type that numba.cuda shuffles."""
+    return [
+        Case(
+            f"{kernel.name}, {np.dtype(dtype).name}",
+            kernel,
+            2,
+            count // 2,
+            lambda dtype=dtype: [numbers(count, dtype), np.zeros(results, dtype)],
+            lambda x, out: [of(x).astype(x.dtype)],
+        )
+        for dtype in (np.int32, np.int64, np.float32, np.float64)
+    ]
+
+
+def of_count(count: int, *results: tuple[int, ...], high: int = 1000, dtype: Any = np.int32) -> Callable[[], list[Any]]:
+    """Return what makes an array of numbers and arrays of zeros of a type."""
+    return lambda: [numbers(count, dtype, high), *(np.zeros(shape, dtype) for shape in results)]
+
+
+CASES = [
+    *typed(warp_sums, lambda x: rows(x).sum(1), 192, 6),
+    *typed(warp_maxima, lambda x: np.repeat(rows(x).max(1), 32), 128, 128),
+    *typed(warp_scans, lambda x: rows(x).cumsum(1).ravel(), 64, 64),
+    Case(
+        "neighbours",
+        neighbours,
+        1,
+        64,
+        of_count(64, (64,), (64,)),
+        lambda x, before, behind: [
+            rows(x)[:, np.r_[0:3, 0:29]].ravel(),
+            rows(x)[:, np.r_[5:32, 27:32]].ravel(),
+        ],
+    ),
+    Case(
+        "gathered",
+        gathered,
+        1,
+        64,
+        lambda: [numbers(64, np.float64), numbers(64, np.int32, 100), np.zeros(64)],
+        lambda x, order, out: [np.take_along_axis(rows(x), rows(order) % 32, 1).ravel()],
+    ),
+    Case(
+        "sums of eights",
+        sums_of_eights,
+        2,
+        64,
+        of_count(128, (128,)),
+        lambda x, out: [np.repeat(x.reshape(-1, 8).sum(1), 8).astype(x.dtype)],
+    ),
+    *(
+        Case(
+            f"votes below {limit}",
+            votes,
+            1,
+            96,
+            lambda limit=limit: [np.sort(numbers(96)), limit, np.zeros((96, 3), np.int8), np.zeros(96, np.int32)],
+            voted,
+        )
+        for limit in (-2000, 100, 2000)
+    ),
+    Case("compacted", compacted, 2, 64, of_count(128, (4, 32), (4,)), kept),
+    *(
+        Case(
+            f"grouped, {np.dtype(dtype).name}",
+            grouped,
+            1,
+            64,
+            lambda dtype=dtype: [numbers(64, dtype, 4), np.zeros(64, np.int32)],
+            lambda x, masks: [alike(x)],
+        )
+        for dtype in (np.int32, np.int64, np.float32, np.float64)
+    ),
+    Case("grouped within halves", grouped_within_halves, 1, 64, of_count(64, (64,), high=5), alike_within_halves),
+    Case(
+        "all alike",
+        all_alike,
+        1,
+        96,
+        lambda: [
+            np.repeat(numbers(48), 2) // np.repeat(np.int32([1, 5000, 1]), 32),
+            np.zeros(96, np.int32),
+            np.zeros(96, np.bool_),
+        ],
+        whether_alike,
+    ),
+    Case(
+        "sums of what there is",
+        sums_of_what_there_is,
+        1,
+        77,
+        of_count(77, (3,)),
+        lambda x, out: [np.array([x[:32].sum(), x[32:64].sum(), x[64:].sum()], x.dtype)],
+    ),
+    Case("votes of those who stay", votes_of_those_who_stay, 1, 64, of_count(64, (64,)), stayed),
+    Case(
+        "turned in parts",
+        turned_in_parts,
+        2,
+        64,
+        of_count(128, (128,)),
+        lambda x, out: [np.concatenate([rows(x)[:, 11::-1], -rows(x)[:, :11:-1]], 1).ravel()],
+    ),
+    Case("warp rounds", warp_rounds, 2, 64, of_count(128, (128,)), rounds_of_rows),
+    Case("lanes", lanes, (1, 1, 1), (5, 3, 6), lambda: [np.zeros((6, 3, 5, 3), np.int64)], places_in_warps),
+    Case(
+        "active",
+        active,
+        2,
+        64,
+        lambda: [np.zeros(128, np.uint32)],
+        lambda out: [np.full(128, 0xFFFFFFFF, np.uint32)],
+    ),
+    Case("aggregated", aggregated, 2, 64, of_count(128, (1,), (128,)), placed),
+    Case(
+        "block sums",
+        block_sums,
+        3,
+        128,
+        of_count(300, (3,), dtype=np.float32),
+        lambda x, out: [np.array([x[:128].sum(), x[128:256].sum(), x[256:].sum()], x.dtype)],
+    ),
+    Case(
+        "sums of warp sums",
+        sums_of_warp_sums,
+        2,
+        256,
+        of_count(512, (1,)),
+        lambda x, out: [np.array([x.sum()], x.dtype)],
+    ),
+    Case(
+        "block scans",
+        block_scans,
+        2,
+        200,
+        of_count(400, (400,)),
+        lambda x, out: [x.reshape(2, 200).cumsum(1).ravel().astype(x.dtype)],
+    ),
+    *(
+        Case(
+            f"block votes below {limit}",
+            block_votes,
+            2,
+            96,
+            lambda limit=limit: [np.sort(numbers(192)), limit, np.zeros((192, 3), np.int32)],
+            counted,
+        )
+        for limit in (-2000, 0, 2000)
+    ),
+    Case(
+        "matrix product",
+        fast_matmul,
+        (3, 2),
+        (TILE, TILE),
+        lambda: [
+            numbers(20 * 37, np.float32).reshape(20, 37),
+            numbers(37 * 41, np.float32, 9).reshape(37, 41),
+            np.zeros((20, 41), np.float32),
+        ],
+        lambda a, b, c: [a @ b],
+    ),
+    Case(
+        "transposed",
+        transposed,
+        (2, 3),
+        (32, 8),
+        lambda: [numbers(70 * 50, np.float32).reshape(70, 50), np.zeros((50, 70), np.float32)],
+        lambda x, out: [x.T],
+    ),
+    Case(
+        "histogram",
+        histogram,
+        3,
+        64,
+        lambda: [numbers(500, np.int32) % 16, np.zeros(16, np.int32)],
+        lambda x, counts: [np.bincount(x, minlength=16).astype(counts.dtype)],
+    ),
+    Case(
+        "reversed dynamically",
+        reversed_dynamically,
+        2,
+        48,
+        of_count(96, (96,), dtype=np.float32),
+        lambda x, out: [x.reshape(2, 48)[:, ::-1].ravel() + 50],
+        shared=200,
+    ),
+    Case(
+        "two in one dynamic array",
+        two_in_one_dynamic_array,
+        2,
+        24,
+        of_count(48, (48,)),
+        one_from_two,
+        shared=2 * 24 * 4,
+    ),
+    Case(
+        "differences of positions",
+        differences_of_positions,
+        2,
+        32,
+        lambda: [numbers(192, np.float32).reshape(64, 3), np.zeros((64, 3), np.float32)],
+        differences_of_rows,
+    ),
+    Case(
+        "smoothed",
+        smoothed,
+        3,
+        32,
+        of_count(90, (90,)),
+        lambda x, out: [np.convolve(x, np.ones(5, x.dtype), "same")],
+    ),
+    Case(
+        "sorted blocks",
+        sorted_blocks,
+        2,
+        64,
+        of_count(128, (128,)),
+        lambda x, out: [np.sort(x.reshape(2, 64), 1).ravel()],
+    ),
+    Case(
+        "barriers in functions",
+        barriers_in_functions,
+        2,
+        64,
+        lambda: [numbers(128), 5, np.zeros(128, np.int32)],
+        rounds_of_blocks,
+    ),
+    Case("some blocks", some_blocks, 4, 32, of_count(128, (128,)), every_other_reversed),
+    Case(
+        "turned cubes",
+        turned_cubes,
+        (1, 2),
+        (2, 3, 4),
+        lambda: [numbers(48).reshape(2, 2, 3, 4), np.zeros((2, 2, 3, 4), np.int32)],
+        lambda x, out: [x[:, ::-1, ::-1, ::-1]],
+    ),
+    Case(
+        "extremes",
+        extremes,
+        (3, 2),
+        (4, 8),
+        lambda: [numbers(192).reshape(16, 12), np.zeros((2, 3, 2), np.int32)],
+        extremes_of_tiles,
+    ),
+]
