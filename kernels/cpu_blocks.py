@@ -30,6 +30,8 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _WARP = nb.WARP_SIZE
 # Set on the LLVM function that is a coroutine: its handle, and the block in which it leaves for whoever resumed it.
 _COROUTINE = "_nb_coroutine"
+# Likewise, how many places it has at which lanes wait for whoever comes.
+_PLACES = "_nb_places"
 _EXCHANGED = {types.int32: _I32, types.int64: _I64, types.float32: _I32, types.float64: _I64}
 
 
@@ -166,6 +168,23 @@ def _wait(typing_context: Any, crew: Any, thread: Any, waits: Any, mask: Any, gi
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate
+
+
+@intrinsic
+def _wait_here(typing_context: Any, crew: Any, thread: Any) -> Any:
+    """Wait for those lanes that come here, whichever these are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        record, function = _record(builder, *arguments), builder.function
+        # Counted as code is built, since a device function is built anew at each of its calls.
+        place = getattr(function, _PLACES, 0)
+        setattr(function, _PLACES, place + 1)
+        builder.store(_I64(nb.WAITS_AT_PLACE), _place(builder, record, nb.THREAD_WAITS))
+        builder.store(_I64(place), _place(builder, record, nb.THREAD_MASK))
+        _suspend(builder, finally_=False)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 def _exchanged(kind: Any) -> Any:
@@ -355,6 +374,12 @@ def _match_all_sync(crew: Any, thread: Any, mask: Any, value: Any) -> Any:
     return types.int32(group if same else 0), same
 
 
+@_in_place
+def _activemask(crew: Any, thread: Any) -> Any:
+    _wait_here(crew, thread)
+    return types.uint32(_group(crew, thread))
+
+
 @native
 def _lanemask_lt(crew: Any, thread: Any) -> Any:
     """Return the lanes before this thread's."""
@@ -427,6 +452,7 @@ _WAITING = {
     "eq_sync": _eq_sync,
     "match_any_sync": _match_any_sync,
     "match_all_sync": _match_all_sync,
+    "activemask": _activemask,
 }
 # What text for blocks on the CPU refers to: what `block_source` needs, and the operations of numba.cuda by their names.
 NAMES: dict[str, Any] = {

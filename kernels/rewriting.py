@@ -45,7 +45,6 @@ _SHORT_IN_BLOCKS = {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
 _NOT_ON_THE_CPU = {
-    "activemask": "tells which lanes happen to run together, which the CPU's do not; name the lanes that are meant",
     "cg": "lets blocks wait for each other, which the CPU runs one after another; launch a kernel for each part",
 }
 

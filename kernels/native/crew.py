@@ -127,25 +127,49 @@ def have_come(threads, first, group, mask):
 
 
 @native
-def let_lanes_through(threads, first, last):
-    """Let those lanes of a warp go on that have all come; return how many they are."""
-    free_to_go = 0
+def lanes_at(threads, first, last, place):
+    """Return which lanes wait at a place."""
+    found = 0
     for k in range(last - first):
         thread = threads + (first + k) * nb.THREAD_SIZE
-        if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
-            group = lanes_of(threads, first, last, k)
-            if have_come(threads, first, group, load_i64(thread, nb.THREAD_MASK)):
-                store_i64(thread, nb.THREAD_GROUP, group)
-                free_to_go |= 1 << k
-    count = 0
+        waits, mask = load_i64(thread, nb.THREAD_WAITS), load_i64(thread, nb.THREAD_MASK)
+        if waits == nb.WAITS_AT_PLACE and mask == place:
+            found |= 1 << k
+    return found
+
+
+@native
+def find_groups(threads, first, last, kind):
+    """Find the lanes that may go on of those that wait in one way, and with whom each does; return which they are."""
+    found = 0
     for k in range(last - first):
-        if (free_to_go >> k) & 1 != 0:
+        thread = threads + (first + k) * nb.THREAD_SIZE
+        if load_i64(thread, nb.THREAD_WAITS) == kind:
+            mask = load_i64(thread, nb.THREAD_MASK)
+            if kind == nb.WAITS_AT_PLACE:
+                group = lanes_at(threads, first, last, mask)
+            else:
+                group = lanes_of(threads, first, last, k)
+            if kind == nb.WAITS_AT_PLACE or have_come(threads, first, group, mask):
+                store_i64(thread, nb.THREAD_GROUP, group)
+                found |= 1 << k
+    return found
+
+
+@native
+def let_lanes_through(threads, first, last):
+    """Let those lanes of a warp go on that have all come; return which they are."""
+    found = find_groups(threads, first, last, nb.WAITS_FOR_LANES)
+    if found == 0:
+        # Nobody else can come to where lanes wait for whoever comes.
+        found = find_groups(threads, first, last, nb.WAITS_AT_PLACE)
+    for k in range(last - first):
+        if (found >> k) & 1 != 0:
             thread = threads + (first + k) * nb.THREAD_SIZE
             # What was told is kept apart: whoever goes on may tell the next thing before others have heard this.
             store_i64(thread, nb.THREAD_TOLD, load_i64(thread, nb.THREAD_GIVEN))
             store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
-            count += 1
-    return count
+    return found
 
 
 @native
@@ -157,7 +181,8 @@ def run_warp(threads, first, last):
             thread = threads + k * nb.THREAD_SIZE
             if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_NOTHING:
                 resume(load_i64(thread, nb.THREAD_HANDLE))
-            if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
+            waits = load_i64(thread, nb.THREAD_WAITS)
+            if waits == nb.WAITS_FOR_LANES or waits == nb.WAITS_AT_PLACE:
                 in_lanes += 1
         if in_lanes == 0 or let_lanes_through(threads, first, last) == 0:
             return 0

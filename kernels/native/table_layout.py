@@ -147,7 +147,8 @@ THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROU
     40,
     48,
 )
-WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, IS_THROUGH = 0, 1, 2, 3
+# Who waits at a place waits for those lanes that come there, whichever these are; the mask is the place's number.
+WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, WAITS_AT_PLACE, IS_THROUGH = 0, 1, 2, 3, 4
 WARP_SIZE = 32
 # How a crew ended
 CREW_DONE, CREW_RAISED, CREW_STUCK = 0, 1, 2

@@ -132,10 +132,16 @@ def by_constant(x: nb.array[nb.vec3], y: nb.array[nb.vec3]):
     y[i] = nb.cross(t[0], t[1])
 
 
-def test_shared_memory_is_refused_on_the_cpu():
-    x = floats(N, 3)
-    with pytest.raises(nb.KernelUnsupportedError, match=r"cuda.shared.array needs a block(.|\n)*:\d+:\d+\n"):
-        nb.launch(reversed_in_blocks, N, [x, x.copy()])
+def test_shared_memory_of_vectors():
+    x, y = floats(128, 3), np.zeros((128, 3), np.float32)
+    nb.launch(reversed_in_blocks, 128, [x, y], block_dim=64)
+    assert np.array_equal(y, (x + np.float32([1, 0, 0])).reshape(2, 64, 3)[:, ::-1].reshape(128, 3))
+
+
+def test_dynamic_shared_memory_of_vectors():
+    x, y = floats(16, 3), np.zeros((16, 3), np.float32)
+    dynamic[2, 8, 0, 8 * 12](x, y)
+    assert np.array_equal(y, np.repeat(x[[0, 8]], 8, axis=0))
 
 
 def test_code_for_cuda():
