@@ -111,8 +111,6 @@ def test_only_what_requires_a_gradient_gets_one():
     assert not pair(x.detach(), w.detach())[0].requires_grad
 
 
-# torch 2.15 asks copies that it made itself for their gradients, and warns of that.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(
     ("op", "arguments"), [(pair, leaves), (gather, lambda: (leaves()[0], torch.tensor([0, 4, 0, -1])))]
 )
