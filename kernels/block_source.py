@@ -21,22 +21,10 @@ CREW, THREAD = "_nb_crew", "_nb_thread"
 _AXES = 3
 
 
-def as_coroutine(body: Sequence[ast.stmt], *, may_raise: bool) -> list[ast.stmt]:
-    """Return a kernel's statements as those of a coroutine, which ends nowhere but where it says so.
-
-    Parameters
-    ----------
-    body : sequence of ast.stmt
-        The statements.
-    may_raise : bool
-        Whether one of them may raise, which ends the launch.
-    """
-    start, end = _statement(f"_nb_start({CREW}, {THREAD})"), f"_nb_finish({CREW}, {THREAD})"
-    inside = list(_ending(body, end))
-    if may_raise:
-        caught = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [_statement(f"_nb_fail({CREW})")])
-        inside = [ast.Try(inside, [caught], [], [])]
-    return [start, *inside, _statement(end)]
+def as_coroutine(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return a kernel's statements as those of a coroutine, which ends nowhere but where it says so."""
+    end = f"_nb_finish({CREW}, {THREAD})"
+    return [_statement(f"_nb_start({CREW}, {THREAD})"), *_ending(body, end), _statement(end)]
 
 
 def _statement(text: str) -> ast.stmt:

@@ -8,13 +8,14 @@ Numba, so only code that is about to compile does.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import callconv, cgutils
 from numba.core.errors import TypingError
 from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
@@ -114,9 +115,33 @@ def start(typing_context: Any, crew: Any, thread: Any) -> Any:
         left = ir.IRBuilder(leave)
         _end(left, handle)
         left.ret(_I32(0))
+        # Numba leaves a function in which something raises by a return, wherever that is; a coroutine knows no returns.
+        builder.ret = functools.partial(_ended, builder, arguments[0], record)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+def _ended(builder: Any, crew: Any, record: Any, code: Any) -> None:
+    """Build what takes the place of a return: the thread and the launch end if the code says that something raised."""
+    if _is_success(code):
+        builder.unreachable()  # behind what ends the thread
+        return
+    builder.store(_I64(nb.CREW_RAISED), _place(builder, crew, nb.CREW_FAILED))
+    _finish(builder, record)
+
+
+def _is_success(code: Any) -> bool:
+    return isinstance(code, ir.Constant) and code.constant in (
+        callconv.RETCODE_OK.constant,
+        callconv.RETCODE_NONE.constant,
+    )
+
+
+def _finish(builder: Any, record: Any) -> None:
+    builder.store(_I64(nb.IS_THROUGH), _place(builder, record, nb.THREAD_WAITS))
+    _suspend(builder, finally_=True)
+    builder.unreachable()
 
 
 @intrinsic
@@ -124,9 +149,7 @@ def finish(typing_context: Any, crew: Any, thread: Any) -> Any:
     """End this thread."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(_I64(nb.IS_THROUGH), _place(builder, _record(builder, *arguments), nb.THREAD_WAITS))
-        _suspend(builder, finally_=True)
-        builder.unreachable()
+        _finish(builder, _record(builder, *arguments))
         # Numba goes on to build the return.
         builder.position_at_end(builder.append_basic_block("coroutine.never"))
         return context.get_dummy_value()
@@ -145,46 +168,19 @@ def skip(typing_context: Any, crew: Any, thread: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic
-def fail(typing_context: Any, crew: Any) -> Any:
-    """Have the launch end with an exception."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(_I64(nb.CREW_RAISED), _place(builder, arguments[0], nb.CREW_FAILED))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@intrinsic
-def _wait(typing_context: Any, crew: Any, thread: Any, waits: Any, mask: Any, given: Any) -> Any:
-    """Say what this thread waits for, and with which lanes, tell them a word, and wait."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        record = _record(builder, *arguments[:2])
-        for offset, value in zip((nb.THREAD_WAITS, nb.THREAD_MASK, nb.THREAD_GIVEN), arguments[2:], strict=True):
-            builder.store(value, _place(builder, record, offset))
-        _suspend(builder, finally_=False)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), generate
+def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
+    """Say what a thread waits for, and with which lanes, tell them a word, and wait."""
+    for offset, value in (
+        (nb.THREAD_WAITS, _I64(waits)),
+        (nb.THREAD_MASK, mask),
+        (nb.THREAD_GIVEN, given),
+    ):
+        builder.store(value, _place(builder, record, offset))
+    _suspend(builder, finally_=False)
 
 
-@intrinsic
-def _wait_here(typing_context: Any, crew: Any, thread: Any) -> Any:
-    """Wait for those lanes that come here, whichever these are."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        record, function = _record(builder, *arguments), builder.function
-        # Counted as code is built, since a device function is built anew at each of its calls.
-        place = getattr(function, _PLACES, 0)
-        setattr(function, _PLACES, place + 1)
-        builder.store(_I64(nb.WAITS_AT_PLACE), _place(builder, record, nb.THREAD_WAITS))
-        builder.store(_I64(place), _place(builder, record, nb.THREAD_MASK))
-        _suspend(builder, finally_=False)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+# --------------------------------------------------------------------------------------------------------------------
+# The numbers that threads tell each other, as words
 
 
 def _exchanged(kind: Any) -> Any:
@@ -194,98 +190,65 @@ def _exchanged(kind: Any) -> Any:
     return kind
 
 
-@intrinsic
-def _as_word(typing_context: Any, value: Any) -> Any:
-    """Return the bits of a number."""
-    kind = _exchanged(value)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], _EXCHANGED[kind])
-        return builder.zext(bits, _I64) if bits.type.width < _I64.width else bits
-
-    return types.int64(kind), generate
+def _word_of_number(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    bits = builder.bitcast(value, _EXCHANGED[kind])
+    return builder.zext(bits, _I64) if bits.type.width < _I64.width else bits
 
 
-@intrinsic
-def _as_number(typing_context: Any, word: Any, example: Any) -> Any:
-    """Return the number of the type of another that has some bits."""
-    kind = _exchanged(example)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = _EXCHANGED[kind]
-        cut = builder.trunc(arguments[0], bits) if bits.width < _I64.width else arguments[0]
-        return builder.bitcast(cut, context.get_value_type(kind))
-
-    return kind(types.int64, kind), generate
+def _number_of_word(context: Any, builder: Any, kind: Any, word: Any) -> Any:
+    bits = _EXCHANGED[kind]
+    cut = builder.trunc(word, bits) if bits.width < _I64.width else word
+    return builder.bitcast(cut, context.get_value_type(kind))
 
 
-@intrinsic
-def _predicate(typing_context: Any, value: Any) -> Any:
-    """Return whether a predicate of lanes holds, which is an integer or a truth value."""
-    kind = types.unliteral(value)
+def _of_truth(kind: Any) -> Any:
+    kind = types.unliteral(kind)
     if not isinstance(kind, types.Integer | types.Boolean):
         raise TypingError(f"a predicate is an integer or a truth value, and this is {kind}")
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.zext(context.cast(builder, arguments[0], kind, types.boolean), _I64)
-
-    return types.int64(kind), generate
+    return kind
 
 
-@intrinsic
-def _integer_predicate(typing_context: Any, value: Any) -> Any:
-    """Return whether a predicate of a block is not 0."""
-    kind = types.unliteral(value)
+def _word_of_truth(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return builder.zext(context.cast(builder, value, kind, types.boolean), _I64)
+
+
+def _of_block(kind: Any) -> Any:
+    kind = types.unliteral(kind)
     if not isinstance(kind, types.Integer):
         raise TypingError(f"numba.cuda takes an integer as the predicate of a block, and this is {kind}; use 1 or 0")
+    return kind
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # numba.cuda's is int32: of a wider integer the low half counts.
-        low = context.cast(builder, arguments[0], kind, types.int32)
-        return builder.zext(builder.icmp_signed("!=", low, low.type(0)), _I64)
 
-    return types.int64(kind), generate
+def _word_of_integer(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    # numba.cuda's is int32: of a wider integer the low half counts.
+    low = context.cast(builder, value, kind, types.int32)
+    return builder.zext(builder.icmp_signed("!=", low, low.type(0)), _I64)
+
+
+def _mask(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return builder.and_(context.cast(builder, value, kind, types.int64), _I64((1 << _WARP) - 1))
+
+
+def _integer(kind: Any) -> Any:
+    kind = types.unliteral(kind)
+    if not isinstance(kind, types.Integer):
+        raise TypingError(f"masks and lanes are integers, and this is {kind}")
+    return kind
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What kernels call; each takes its crew and its thread first
-
-_in_place = njit(inline="always", _nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-_ALL_LANES = (1 << _WARP) - 1
+# What threads learn once they are let through
 
 
-@_in_place
-def _syncthreads(crew: Any, thread: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_BLOCK, 0, 0)
-
-
-@_in_place
-def _syncthreads_count(crew: Any, thread: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_BLOCK, 0, _integer_predicate(predicate))
-    return types.int32(load_i64(crew, nb.CREW_TRUE))
-
-
-@_in_place
-def _syncthreads_and(crew: Any, thread: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_BLOCK, 0, _integer_predicate(predicate))
-    return types.int32(load_i64(crew, nb.CREW_TRUE) == load_i64(crew, nb.CREW_ARRIVED))
-
-
-@_in_place
-def _syncthreads_or(crew: Any, thread: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_BLOCK, 0, _integer_predicate(predicate))
-    return types.int32(load_i64(crew, nb.CREW_TRUE) != 0)
-
-
-@_in_place
-def _syncwarp(crew: Any, thread: Any, mask: Any = _ALL_LANES) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, 0)
+@native
+def _record_of(crew: Any, thread: Any) -> Any:
+    return load_i64(crew, nb.CREW_THREADS) + thread * nb.THREAD_SIZE
 
 
 @native
 def _told(crew: Any, thread: Any, lane: Any) -> Any:
     """Return what a lane told this thread's; of one that was not among them, or of none, what this thread told itself."""
-    own = load_i64(crew, nb.CREW_THREADS) + thread * nb.THREAD_SIZE
+    own = _record_of(crew, thread)
     group = load_i64(own, nb.THREAD_GROUP)
     if lane < 0 or lane >= _WARP or (group >> lane) & 1 == 0:
         return load_i64(own, nb.THREAD_TOLD)
@@ -295,7 +258,7 @@ def _told(crew: Any, thread: Any, lane: Any) -> Any:
 @native
 def _telling(crew: Any, thread: Any, word: Any) -> Any:
     """Return which of this thread's lanes told a word."""
-    own = load_i64(crew, nb.CREW_THREADS) + thread * nb.THREAD_SIZE
+    own = _record_of(crew, thread)
     first, group = own - thread % _WARP * nb.THREAD_SIZE, load_i64(own, nb.THREAD_GROUP)
     found = 0
     for lane in range(_WARP):
@@ -307,83 +270,160 @@ def _telling(crew: Any, thread: Any, word: Any) -> Any:
 @native
 def _group(crew: Any, thread: Any) -> Any:
     """Return which lanes this thread was last let through with."""
-    return load_i64(load_i64(crew, nb.CREW_THREADS) + thread * nb.THREAD_SIZE, nb.THREAD_GROUP)
+    return load_i64(_record_of(crew, thread), nb.THREAD_GROUP)
 
 
-@_in_place
-def _shfl_sync(crew: Any, thread: Any, mask: Any, value: Any, src_lane: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _as_word(value))
-    return _as_number(_told(crew, thread, types.int64(src_lane) & (_WARP - 1)), value)
+@native
+def _like_this(crew: Any, thread: Any) -> Any:
+    """Return which of this thread's lanes told what it told."""
+    return _telling(crew, thread, load_i64(_record_of(crew, thread), nb.THREAD_TOLD))
 
 
-@_in_place
-def _shfl_up_sync(crew: Any, thread: Any, mask: Any, value: Any, delta: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _as_word(value))
-    return _as_number(_told(crew, thread, thread % _WARP - (types.int64(delta) & (_WARP - 1))), value)
+# Of a lane beyond the warp, `_told` gives a thread its own word: PTX ISA, "shfl.sync".
+_SHUFFLES = {
+    "shfl_sync": lambda crew, thread, lane: _told(crew, thread, lane & (_WARP - 1)),
+    "shfl_up_sync": lambda crew, thread, delta: _told(crew, thread, thread % _WARP - (delta & (_WARP - 1))),
+    "shfl_down_sync": lambda crew, thread, delta: _told(crew, thread, thread % _WARP + (delta & (_WARP - 1))),
+    "shfl_xor_sync": lambda crew, thread, mask: _told(crew, thread, thread % _WARP ^ (mask & (_WARP - 1))),
+}
+_VOTES = {
+    "ballot_sync": (types.int32, lambda crew, thread: types.int32(_telling(crew, thread, 1))),
+    "all_sync": (types.boolean, lambda crew, thread: _telling(crew, thread, 0) == 0),
+    "any_sync": (types.boolean, lambda crew, thread: _telling(crew, thread, 1) != 0),
+    "eq_sync": (types.boolean, lambda crew, thread: _like_this(crew, thread) == _group(crew, thread)),
+}
+_MATCHES = {
+    "match_any_sync": (types.int32, lambda crew, thread: types.int32(_like_this(crew, thread))),
+    "match_all_sync": (
+        types.Tuple((types.int32, types.boolean)),
+        lambda crew, thread: (
+            types.int32(_group(crew, thread) if _like_this(crew, thread) == _group(crew, thread) else 0),
+            _like_this(crew, thread) == _group(crew, thread),
+        ),
+    ),
+}
+_COUNTS = {
+    "syncthreads_count": lambda crew, thread: types.int32(load_i64(crew, nb.CREW_TRUE)),
+    "syncthreads_and": lambda crew, thread: types.int32(
+        load_i64(crew, nb.CREW_TRUE) == load_i64(crew, nb.CREW_ARRIVED)
+    ),
+    "syncthreads_or": lambda crew, thread: types.int32(load_i64(crew, nb.CREW_TRUE) != 0),
+}
 
 
-@_in_place
-def _shfl_down_sync(crew: Any, thread: Any, mask: Any, value: Any, delta: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _as_word(value))
-    return _as_number(_told(crew, thread, thread % _WARP + (types.int64(delta) & (_WARP - 1))), value)
+def _learned(context: Any, builder: Any, function: Any, result: Any, *arguments: Any) -> Any:
+    return context.compile_internal(builder, function, result(*[types.int64] * len(arguments)), arguments)
 
 
-@_in_place
-def _shfl_xor_sync(crew: Any, thread: Any, mask: Any, value: Any, lane_mask: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _as_word(value))
-    return _as_number(_told(crew, thread, thread % _WARP ^ (types.int64(lane_mask) & (_WARP - 1))), value)
+# --------------------------------------------------------------------------------------------------------------------
+# What kernels call; each takes its crew and its thread first
 
 
-@_in_place
-def _ballot_sync(crew: Any, thread: Any, mask: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _predicate(predicate))
-    return types.int32(_telling(crew, thread, 1))
+@intrinsic
+def _syncthreads(typing_context: Any, crew: Any, thread: Any) -> Any:
+    """Wait for the block."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _wait(builder, _record(builder, *arguments), nb.WAITS_FOR_BLOCK, _I64(0), _I64(0))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
-@_in_place
-def _all_sync(crew: Any, thread: Any, mask: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _predicate(predicate))
-    return _telling(crew, thread, 0) == 0
+def _counting(function: Any) -> Any:
+    @intrinsic
+    def count(typing_context: Any, crew: Any, thread: Any, predicate: Any) -> Any:
+        """Wait for the block, and learn for how many threads a predicate holds."""
+        kind = _of_block(predicate)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            crew, thread, value = arguments
+            word = _word_of_integer(context, builder, kind, value)
+            _wait(builder, _record(builder, crew, thread), nb.WAITS_FOR_BLOCK, _I64(0), word)
+            return _learned(context, builder, function, types.int32, crew, thread)
+
+        return types.int32(types.int64, types.int64, kind), generate
+
+    return count
 
 
-@_in_place
-def _any_sync(crew: Any, thread: Any, mask: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _predicate(predicate))
-    return _telling(crew, thread, 1) != 0
+@intrinsic
+def _wait_for_lanes(typing_context: Any, crew: Any, thread: Any, mask: Any) -> Any:
+    lanes = _integer(mask)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        named = _mask(context, builder, lanes, arguments[2])
+        _wait(builder, _record(builder, *arguments[:2]), nb.WAITS_FOR_LANES, named, _I64(0))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, lanes), generate
 
 
-@_in_place
-def _eq_sync(crew: Any, thread: Any, mask: Any, predicate: Any) -> Any:
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, _predicate(predicate))
-    return _telling(crew, thread, 1) == 0 or _telling(crew, thread, 0) == 0
+@njit(inline="always")
+def _syncwarp(crew: Any, thread: Any, mask: Any = (1 << _WARP) - 1) -> Any:
+    _wait_for_lanes(crew, thread, mask)
 
 
-@_in_place
-def _match_any_sync(crew: Any, thread: Any, mask: Any, value: Any) -> Any:
-    word = _as_word(value)
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, word)
-    return types.int32(_telling(crew, thread, word))
+def _shuffling(function: Any) -> Any:
+    @intrinsic
+    def shuffle(typing_context: Any, crew: Any, thread: Any, mask: Any, value: Any, lane: Any) -> Any:
+        """Wait for lanes, and take what one of them told."""
+        lanes, kind, which = _integer(mask), _exchanged(value), _integer(lane)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            crew, thread, mask, value, lane = arguments
+            named, word = _mask(context, builder, lanes, mask), _word_of_number(context, builder, kind, value)
+            _wait(builder, _record(builder, crew, thread), nb.WAITS_FOR_LANES, named, word)
+            chosen = context.cast(builder, lane, which, types.int64)
+            found = _learned(context, builder, function, types.int64, crew, thread, chosen)
+            return _number_of_word(context, builder, kind, found)
+
+        return kind(types.int64, types.int64, lanes, kind, which), generate
+
+    return shuffle
 
 
-@_in_place
-def _match_all_sync(crew: Any, thread: Any, mask: Any, value: Any) -> Any:
-    word = _as_word(value)
-    _wait(crew, thread, nb.WAITS_FOR_LANES, types.int64(mask) & _ALL_LANES, word)
-    group = _group(crew, thread)
-    same = _telling(crew, thread, word) == group
-    return types.int32(group if same else 0), same
+def _asking(result: Any, function: Any, checked: Any, as_word: Any) -> Any:
+    @intrinsic
+    def ask(typing_context: Any, crew: Any, thread: Any, mask: Any, value: Any) -> Any:
+        """Wait for lanes, and learn which of them told what."""
+        lanes, kind = _integer(mask), checked(value)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            crew, thread, mask, value = arguments
+            named, word = _mask(context, builder, lanes, mask), as_word(context, builder, kind, value)
+            _wait(builder, _record(builder, crew, thread), nb.WAITS_FOR_LANES, named, word)
+            return _learned(context, builder, function, result, crew, thread)
+
+        return result(types.int64, types.int64, lanes, kind), generate
+
+    return ask
 
 
-@_in_place
-def _activemask(crew: Any, thread: Any) -> Any:
-    _wait_here(crew, thread)
-    return types.uint32(_group(crew, thread))
+@intrinsic
+def _activemask(typing_context: Any, crew: Any, thread: Any) -> Any:
+    """Wait for those lanes that come here, whichever these are, and learn it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = builder.function
+        # Counted as code is built, since a device function is built anew at each of its calls.
+        place = getattr(function, _PLACES, 0)
+        setattr(function, _PLACES, place + 1)
+        _wait(builder, _record(builder, *arguments), nb.WAITS_AT_PLACE, _I64(place), _I64(0))
+        group = _learned(context, builder, _group.py_func, types.int64, *arguments)
+        return builder.trunc(group, _I32)
+
+    return types.uint32(types.int64, types.int64), generate
 
 
 @native
 def _lanemask_lt(crew: Any, thread: Any) -> Any:
     """Return the lanes before this thread's."""
     return types.uint32((1 << thread % _WARP) - 1)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Shared memory
 
 
 def _array(context: Any, builder: Any, kind: Any, address: Any, extents: list[Any]) -> Any:
@@ -436,36 +476,26 @@ def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
     return kind(types.int64, dtype), generate
 
 
-_WAITING = {
+_OPERATIONS = {
     "syncthreads": _syncthreads,
-    "syncthreads_count": _syncthreads_count,
-    "syncthreads_and": _syncthreads_and,
-    "syncthreads_or": _syncthreads_or,
+    **{name: _counting(function) for name, function in _COUNTS.items()},
     "syncwarp": _syncwarp,
-    "shfl_sync": _shfl_sync,
-    "shfl_up_sync": _shfl_up_sync,
-    "shfl_down_sync": _shfl_down_sync,
-    "shfl_xor_sync": _shfl_xor_sync,
-    "ballot_sync": _ballot_sync,
-    "all_sync": _all_sync,
-    "any_sync": _any_sync,
-    "eq_sync": _eq_sync,
-    "match_any_sync": _match_any_sync,
-    "match_all_sync": _match_all_sync,
+    **{name: _shuffling(function) for name, function in _SHUFFLES.items()},
+    **{name: _asking(*row, _of_truth, _word_of_truth) for name, row in _VOTES.items()},
+    **{name: _asking(*row, _exchanged, _word_of_number) for name, row in _MATCHES.items()},
     "activemask": _activemask,
+    "lanemask_lt": _lanemask_lt,
 }
 # What text for blocks on the CPU refers to: what `block_source` needs, and the operations of numba.cuda by their names.
 NAMES: dict[str, Any] = {
     "_nb_start": start,
     "_nb_finish": finish,
     "_nb_skip": skip,
-    "_nb_fail": fail,
     "_nb_crew_begin": external("numbridge_crew_begin", types.int64, types.int64, types.int64, types.int64),
     "_nb_crew_run": external("numbridge_crew_run", types.int64, types.int64, types.int64),
     "_nb_crew_end": external("numbridge_crew_end", types.void, types.int64),
-    "_nb_in_place": _in_place,
+    "_nb_in_place": njit(inline="always"),
     "_nb_shared": shared,
     "_nb_dynamic": dynamic,
-    "_nb_block_lanemask_lt": _lanemask_lt,
-    **{f"_nb_block_{name}": function for name, function in _WAITING.items()},
+    **{f"_nb_block_{name}": function for name, function in _OPERATIONS.items()},
 }

@@ -40,7 +40,7 @@ def waited_in_vain(kernels: Iterable[Kernel]) -> KernelError | None:
         return None
     return KernelError(
         f"kernel {' or '.join(map(repr, waiting))}: in block {block - 1}, thread {thread} waits for lanes {mask:#010x} of its "
-        "warp, and not all of these come to a warp operation with the same mask: some wait for the whole block, or for other lanes. On "
-        "a GPU this would wait for ever. Let every lane that a mask names call the operation; the arrays that the kernel writes "
-        "may be partly written"
+        "warp, and not all of these come to a warp operation with the same mask: some wait for the whole block, or for other "
+        "lanes. On a GPU this would wait for ever. Let every lane that a mask names call the operation; the arrays that the "
+        "kernel writes may be partly written"
     )

@@ -26,7 +26,6 @@ from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
-from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.source import FunctionSource, Program, index_uses
 from numbridge.kernels.static_names import Static
@@ -271,8 +270,7 @@ class _Writer:
         inner = id(source) in self.waiting and source is not self.program.root
         body.decorator_list = [ast.Name("_nb_in_place" if inner else "_nb_device", ast.Load())]
         if self.in_blocks and source is self.program.root:
-            raises = self.check_bounds or any(may_raise(node) for part in self.program.sources for node in part.nodes)
-            body.body = as_coroutine(body.body, may_raise=raises)
+            body.body = as_coroutine(body.body)
         return ast.fix_missing_locations(body)
 
 

@@ -1,7 +1,7 @@
 """Kernels whose threads work together in warps and blocks, with arguments and the answers that NumPy gives: a table of cases.
 
-They are spelled as numba.cuda spells them, and use only what it defines: every lane that a mask names gets there, and every thread
-of a block reaches its barriers. Where a kernel runs is no matter of this module.
+They are spelled as numba.cuda spells them, and use only what it defines: every lane that a mask names gets there, and every
+thread of a block reaches its barriers. Where a kernel runs is no matter of this module.
 """
 
 from __future__ import annotations

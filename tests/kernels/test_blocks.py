@@ -2,11 +2,11 @@
 
 import threading
 
-import block_kernels
 import numpy as np
 import pytest
 from numba import cuda, njit
 
+import block_kernels
 import numbridge as nb
 
 FULL = 0xFFFFFFFF
@@ -17,3 +17,336 @@ def test_the_cpu_gives_the_answers_of_cuda(case):
     arguments = case.arguments()
     case.kernel[case.configuration](*arguments)
     case.check(arguments)
+
+
+def integers(n):
+    return np.random.default_rng(n).integers(-1000, 1000, n).astype(np.int32)
+
+
+@nb.kernel
+def reversed_blocks(x, y):
+    i = nb.tid()
+    k, size = cuda.threadIdx.x, min(cuda.blockDim.x, x.size - cuda.blockIdx.x * cuda.blockDim.x)
+    shared = cuda.shared.array(1024, np.int32)
+    shared[k] = x[i]
+    cuda.syncthreads()
+    y[i] = shared[size - 1 - k]
+
+
+def reversed_in(x, size):
+    return np.concatenate([x[k : k + size][::-1] for k in range(0, len(x), size)])
+
+
+@pytest.mark.parametrize(("dim", "block_dim"), [(1, 256), (600, 256), (1024, 1024), (100_003, 96), (7, 3)])
+def test_threads_beyond_the_launch_do_not_run_and_are_not_waited_for(dim, block_dim):
+    x, y = integers(dim), np.full(dim + 5, -7, np.int32)
+    nb.launch(reversed_blocks, dim, [x, y[:dim]], block_dim=block_dim)
+    assert np.array_equal(y[:dim], reversed_in(x, block_dim)) and (y[dim:] == -7).all()
+
+
+def test_launches_that_are_shared_out_and_several_at_once():
+    x = integers(1 << 16)
+    found = [np.zeros_like(x) for _ in range(8)]
+    threads = [
+        threading.Thread(
+            target=lambda y=y: [nb.launch(reversed_blocks, len(x), [x, y], block_dim=64) for _ in range(20)]
+        )
+        for y in found
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(y, reversed_in(x, 64)) for y in found)
+
+
+def test_a_launch_of_nothing():
+    reversed_blocks.forall(0)(integers(3), np.zeros(3, np.int32))
+
+
+@nb.kernel
+def placed2(out):
+    i, j = nb.tid()
+    cuda.syncthreads()
+    out[i, j] = ((cuda.blockIdx.x * 100 + cuda.blockIdx.y) * 100 + cuda.threadIdx.x) * 100 + cuda.threadIdx.y
+
+
+@nb.kernel
+def placed4(out):
+    i, j, k, m = nb.tid()
+    cuda.syncthreads()
+    out[i, j, k, m] = ((i * 10 + j) * 10 + k) * 10 + m
+
+
+def test_indices_of_several_dimensions():
+    out = np.zeros((7, 6), np.int64)
+    nb.launch(placed2, out.shape, [out], block_dim=4)
+    i, j = np.indices(out.shape)
+    assert np.array_equal(out, ((i // 4 * 100 + j) * 100 + i % 4) * 100)
+    out = np.zeros((8, 6), np.int64)
+    placed2[(2, 3), (4, 2)](out)
+    i, j = np.indices(out.shape)
+    assert np.array_equal(out, ((i // 4 * 100 + j // 2) * 100 + i % 4) * 100 + j % 2)
+    out = np.zeros((5, 4, 3, 2), np.int64)
+    nb.launch(placed4, out.shape, [out], block_dim=2)
+    i, j, k, m = np.indices(out.shape)
+    assert np.array_equal(out, ((i * 10 + j) * 10 + k) * 10 + m)
+
+
+@nb.kernel
+def unnumbered(count, lanes):
+    if cuda.syncthreads_count(1) > 32 and cuda.laneid == cuda.warpsize - 1:
+        nb.atomic_add(lanes, 0, 1)
+    nb.atomic_add(count, 0, 1)
+
+
+def test_a_kernel_that_does_not_ask_for_its_number():
+    count, lanes = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    nb.launch(unnumbered, 100, [count, lanes], block_dim=64)
+    # Of two blocks, of 64 and of 36 threads, three warps are whole.
+    assert (count[0], lanes[0]) == (100, 3)
+    unnumbered[2, 32](count, lanes)
+    assert (count[0], lanes[0]) == (164, 3)
+
+
+@nb.kernel
+def left_early(x, out, limit):
+    i = nb.tid()
+    if i >= limit:
+        return
+    for trip in range(4):
+        if x[i] < 0:
+            out[i] = -1
+            return
+        out[i] += cuda.syncthreads_count(1 if x[i] > trip else 0)
+
+
+def test_threads_that_return_are_not_waited_for():
+    x = np.array([3, -1, 1, 2, 0, 5, -1, 9], np.int32)
+    out = np.zeros(8, np.int32)
+    left_early[1, 8](x, out, 7)
+    counts = [np.count_nonzero(x[:7] > trip) for trip in range(4)]
+    expected = np.where(x < 0, -1, sum(counts))
+    expected[7] = 0
+    assert np.array_equal(out, expected)
+
+
+@nb.func
+def halved(x, limit):
+    for _ in range(10):
+        if cuda.syncthreads_and(int(x < limit)):
+            return x
+        x //= 2
+        cuda.syncthreads()
+    return -1
+
+
+@njit
+def plus(a, b):
+    return a + b
+
+
+@nb.func
+def of_block(x, scratch):
+    scratch[cuda.threadIdx.x] = halved(x, 100)
+    cuda.syncthreads()
+    return plus(scratch[cuda.blockDim.x - 1 - cuda.threadIdx.x], halved(x, 10))
+
+
+@nb.kernel
+def through_functions(x, out):
+    i = nb.tid()
+    scratch = cuda.shared.array(32, np.int64)
+    out[i] = of_block(x[i], scratch) + of_block(x[i] // 2, scratch)
+
+
+def test_device_functions_that_wait_and_return_early():
+    x = np.abs(integers(64)).astype(np.int64)
+    out = np.zeros_like(x)
+    through_functions[2, 32](x, out)
+
+    def halved_in_python(x, limit):
+        while not (x < limit).all():
+            x = x // 2
+        return x
+
+    def part(x):
+        return halved_in_python(x, 100)[::-1] + halved_in_python(x, 10)
+
+    expected = np.concatenate([part(block) + part(block // 2) for block in x.reshape(2, 32)])
+    assert np.array_equal(out, expected)
+
+
+PARTICLE = np.dtype([("x", np.float32), ("n", np.int32)], align=True)
+
+
+@nb.kernel
+def kept_across(p, v: nb.array[nb.vec3], out):
+    i = nb.tid()
+    own = cuda.local.array((2, 3), np.float32)
+    for k in range(3):
+        own[0, k] = v[i][k]
+        own[1, k] = i
+    u, q = 2.0 * v[i], p[i]
+    cuda.syncthreads()
+    v[i] = u + nb.vec3(own[1, 0], own[1, 1], own[0, 2])
+    cuda.syncwarp()
+    out[i] = own[0, 0] + own[0, 1] + u[2] + q.x * q.n
+
+
+def test_what_a_thread_has_of_its_own_is_kept_where_it_waits():
+    p = np.zeros(40, PARTICLE)
+    p["x"], p["n"] = np.arange(40), 3
+    v = np.random.default_rng(0).random((40, 3), np.float32)
+    held, out = v.copy(), np.zeros(40, np.float32)
+    nb.launch(kept_across, 40, [p, v, out], block_dim=32)
+    np.testing.assert_allclose(out, held[:, 0] + held[:, 1] + 2 * held[:, 2] + 3 * np.arange(40), rtol=1e-6)
+    added = np.stack([np.arange(40), np.arange(40), held[:, 2]], 1)
+    np.testing.assert_allclose(v, 2 * held + added, rtol=1e-6)
+
+
+@nb.kernel
+def who_is_there(out):
+    i = cuda.threadIdx.x
+    if i % 3 == 0:
+        out[i] = cuda.ballot_sync(cuda.activemask(), i > 5)
+    else:
+        out[i] = cuda.activemask()
+
+
+def test_lanes_that_run_together():
+    out = np.zeros(40, np.int64)
+    who_is_there[1, 40](out)
+
+    def mask(lanes, which):
+        return sum(1 << k % 32 for k in lanes if which(k))
+
+    for first, last in ((0, 32), (32, 40)):
+        lanes = range(first, last)
+        third = mask(lanes, lambda k: k % 3 == 0 and k > 5)
+        assert {int(out[k]) & 0xFFFFFFFF for k in lanes if k % 3 == 0} == {third}
+        assert {int(out[k]) for k in lanes if k % 3} == {mask(lanes, lambda k: k % 3 != 0)}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+@nb.kernel
+def waiting_for_others(x):
+    i = cuda.threadIdx.x
+    if i < 40:
+        cuda.syncthreads()
+    else:
+        cuda.syncwarp()
+    x[i] = 1
+
+
+@nb.kernel
+def of_different_opinions(x):
+    i = cuda.threadIdx.x
+    x[i] = cuda.shfl_sync(FULL if i % 2 else FULL - 1, x[i], 0)
+
+
+def test_threads_that_wait_for_each_other_in_vain():
+    x = np.zeros(128, np.int32)
+    with pytest.raises(nb.KernelError, match=r"'waiting_for_others': in block 0, thread 40 waits for lanes 0xffffffff"):
+        waiting_for_others[2, 64](x)
+    with pytest.raises(nb.KernelError, match=r"thread \d+ waits for lanes 0xfffffff.*same mask"):
+        of_different_opinions[1, 32](x)
+    with pytest.raises(nb.KernelError, match="raised an exception") as caught:
+        raising[1, 32](x, 0)
+    assert "waits for lanes" not in str(caught.value)
+
+
+@nb.func
+def refused(x):
+    if x > 20:
+        raise ValueError("too large")
+    cuda.syncthreads()
+    return x
+
+
+@nb.kernel
+def raising(x, how):
+    i = cuda.threadIdx.x
+    cuda.syncthreads()
+    assert i < 100
+    if how == 0 and i == 5:
+        raise ValueError("five")
+    if how == 1:
+        x[i] = refused(i)
+    cuda.syncthreads()
+    for k in range(i, x.size, 1 - min(how, 1) + 1):
+        if k > 1000:
+            return
+    x[i] += 100
+
+
+@nb.kernel(check_bounds=True)
+def out_of_bounds(x):
+    i = cuda.threadIdx.x
+    cuda.syncthreads()
+    shared = cuda.shared.array(8, np.int32)
+    shared[i % 8] = i
+    x[i + 20] = shared[i % 8]
+
+
+def test_a_thread_that_raises_ends_the_launch():
+    x = np.zeros(32, np.int32)
+    raising[1, 32](x, 2)
+    assert (x == 100).all()
+    for how, place in ((0, 'raise ValueError("five")'), (1, 'raise ValueError("too large")')):
+        x[:] = 0
+        with pytest.raises(nb.KernelError, match="raised an exception in one of its threads") as caught:
+            raising[1, 32](x, how)
+        assert place in str(caught.value) and (x < 100).all()
+    with pytest.raises(nb.NumbridgeIndexError, match="index 32 is out of range for axis 0 of x, whose extent is 32"):
+        out_of_bounds[1, 32](x)
+
+
+@nb.kernel
+def of_bytes(x):
+    x[0] = cuda.shfl_sync(FULL, x[0], 0)
+
+
+@nb.kernel
+def of_truth(x):
+    x[0] = cuda.syncthreads_count(x[0] > 0)
+
+
+@nb.kernel
+def of_any_size(x, n):
+    shared = cuda.shared.array(n, np.int32)
+    shared[0] = x[0]
+
+
+@nb.kernel
+def of_a_grid(x):
+    cuda.cg.this_grid().sync()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "text"),
+    [
+        (of_bytes, [np.zeros(1, np.uint8)], "lanes exchange int32, int64, float32 and float64"),
+        (of_truth, [np.zeros(1, np.int32)], "takes an integer as the predicate of a block"),
+        (of_any_size, [np.zeros(1, np.int32), 3], "needs a constant shape"),
+        (of_a_grid, [np.zeros(1, np.int32)], "lets blocks wait for each other"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_cannot_run_is_refused_with_its_place(kernel, arguments, text):
+    with pytest.raises(nb.KernelError, match=text) as caught:
+        nb.launch(kernel, 1, arguments)
+    assert f"{__file__}:" in str(caught.value) and "^" in str(caught.value)
+
+
+def test_there_is_no_derivative():
+    x = integers(64).astype(np.float32)
+    with pytest.raises(nb.KernelUnsupportedError, match="such a kernel has no derivative") as caught:
+        nb.launch(reversed_blocks, 64, [x], [x.copy()], adj_inputs=[x], adj_outputs=[x], adjoint=True)
+    assert f"{__file__}:" in str(caught.value)
+    a, b = nb.array(x, device="cpu", requires_grad=True), nb.zeros(64, device="cpu")
+    with nb.Tape(), pytest.raises(nb.KernelUnsupportedError, match="such a kernel has no derivative"):
+        nb.launch(reversed_blocks, 64, [a], [b])
