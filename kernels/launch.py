@@ -439,7 +439,9 @@ def launch(
     elif where is not None or handle is not None or max_blocks:
         known = forall(kernel, dim, block_dim, max_blocks, handle, where)
     else:
-        known = remembered(kernel, dim, block_dim)
+        # The usual case once more, since a call would take a tenth of the launch's time.
+        known = kernel.launchers.get((dim, block_dim)) if type(dim) is int else None
+        known = known or remembered(kernel, dim, block_dim)
     # What an adjoint writes has no gradient, which a tape must know whatever `record_tape` is.
     if record_tape or adjoint:
         known(*arguments)
