@@ -261,6 +261,56 @@ def aggregated(x, total, places):
         places[begin + cuda.popc(ballot & cuda.lanemask_lt())] += 1
 
 
+@nb.kernel
+def differing_distances(x, up, across):
+    # Each lane names its own distance.
+    i = cuda.grid(1)
+    up[i] = cuda.shfl_up_sync(FULL, x[i], cuda.laneid % 5)
+    across[i] = cuda.shfl_xor_sync(FULL, x[i], cuda.laneid % 4)
+
+
+@nb.kernel
+def ranks_of_values(x, out):
+    # One round for each value that the warp holds: its lanes leave the loop, the mask that goes on names the others.
+    i = cuda.grid(1)
+    lane = cuda.laneid
+    left = cuda.ballot_sync(FULL, True)
+    turn = 0
+    while True:
+        leader = cuda.ffs(left) - 1
+        chosen = cuda.shfl_sync(left, x[i], leader)
+        same = x[i] == chosen
+        group = cuda.ballot_sync(left, same)
+        if same:
+            out[i] = 100 * turn + cuda.popc(group & ((1 << lane) - 1))
+            break
+        left &= ~group
+        turn += 1
+
+
+@nb.kernel
+def rows_of_blocks(x, out):
+    # Warps run over the rows of a block that is 12 threads wide.
+    column, row = cuda.grid(2)
+    out[row, column] = cuda.shfl_down_sync(FULL, x[row, column], 1)
+
+
+@nb.kernel
+def strided_sums(x, out):
+    # Warps go round the loop a different number of times.
+    lane = cuda.laneid
+    total = x[0] - x[0]
+    for begin in range(cuda.grid(1) - lane, x.size, cuda.gridsize(1)):
+        value = x[begin + lane] if begin + lane < x.size else x[0] - x[0]
+        offset = 16
+        while offset:
+            value += cuda.shfl_down_sync(FULL, value, offset)
+            offset >>= 1
+        total += value
+    if lane == 0:
+        cuda.atomic.add(out, 0, total)
+
+
 # Blocks
 
 
@@ -507,6 +557,187 @@ def extremes(x, out):
         out[cuda.blockIdx.y, cuda.blockIdx.x, 1] = high[0]
 
 
+@nb.kernel
+def kept_across_barriers(x, v: nb.array[nb.vec3], out, w: nb.array[nb.vec3]):
+    # Everything that a thread has of its own is there after each barrier: numbers, tuples, elements, views and local arrays.
+    shared = cuda.shared.array(48, int32)
+    own = cuda.local.array(4, int32)
+    i, t, n = cuda.grid(1), cuda.threadIdx.x, cuda.blockDim.x
+    pair, element, view, z = (x[i], t), v[i], x[i:], complex(x[i], t)
+    for k in range(4):
+        own[k] = x[i] * k
+    total = 0
+    for k in range(3):
+        shared[t] = own[k + 1] + pair[1]
+        cuda.syncthreads()
+        for j in range(k, 4, 2):
+            total += shared[(t + j) % n] * (j + 1)
+            own[j] += 1
+        element = element + v[i] * float32(k)
+        cuda.syncthreads()
+    out[i] = total + pair[0] + own[3] + view[0] + int(z.imag)
+    w[i] = element
+
+
+@nb.kernel
+def spread(x, out):
+    # Until nothing changes in the block, which each thread learns at a barrier
+    shared = cuda.shared.array(64, int32)
+    i, t, n = cuda.grid(1), cuda.threadIdx.x, cuda.blockDim.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    rounds = 0
+    while True:
+        largest = max(shared[t], shared[max(t - 1, 0)], shared[min(t + 1, n - 1)])
+        changed = int32(largest != shared[t])
+        if not cuda.syncthreads_or(changed):
+            break
+        shared[t] = largest
+        rounds += 1
+        cuda.syncthreads()
+    out[i] = 1000 * rounds + shared[t]
+
+
+@nb.kernel
+def branches_of_blocks(x, limit, out):
+    # Both sides have barriers, and which is taken is the same for a whole block.
+    shared = cuda.shared.array(32, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    if cuda.blockIdx.x < limit:
+        for k in range(6):
+            if k == cuda.blockIdx.x + 3:
+                break
+            value = shared[(t + 1) % 32]
+            cuda.syncthreads()
+            if k % 2:
+                continue
+            shared[t] = value + k
+            cuda.syncthreads()
+        cuda.syncthreads()
+    else:
+        value = shared[31 - t]
+        cuda.syncthreads()
+        shared[t] = -value
+        cuda.syncthreads()
+    out[i] = shared[t ^ 1]
+
+
+@cuda.jit(device=True)
+def total_before(shared, value):
+    """Return the sum of the values of the threads before this one, and the sum of all."""
+    t = cuda.threadIdx.x
+    shared[t] = value
+    cuda.syncthreads()
+    before = 0
+    for k in range(t):
+        before += shared[k]
+    total = before
+    for k in range(t, cuda.blockDim.x):
+        total += shared[k]
+    cuda.syncthreads()
+    return before, total
+
+
+@nb.kernel
+def compacted_blocks(x, out, counts):
+    shared = cuda.shared.array(96, int32)
+    i = cuda.grid(1)
+    place, total = total_before(shared, int32(x[i] % 2 == 0))
+    if x[i] % 2 == 0:
+        out[cuda.blockIdx.x, place] = x[i]
+    weight, _ = total_before(shared, x[i])
+    if cuda.threadIdx.x == cuda.blockDim.x - 1:
+        counts[cuda.blockIdx.x, 0] = total
+        counts[cuda.blockIdx.x, 1] = weight + x[i]
+
+
+@nb.kernel
+def forces(x: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    # All pairs, a tile of positions at a time
+    tile = cuda.shared.array(32, nb.vec3)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    total = nb.vec3(0.0, 0.0, 0.0)
+    for begin in range(0, x.shape[0], 32):
+        tile[t] = x[begin + t]
+        cuda.syncthreads()
+        for k in range(32):
+            apart = tile[k] - x[i]
+            total += apart * nb.dot(apart, apart)
+        cuda.syncthreads()
+    out[i] = total
+
+
+@nb.kernel
+def dynamic_positions(x: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    shared = cuda.shared.array(0, nb.vec3)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    out[i] = shared[cuda.blockDim.x - 1 - t]
+
+
+@nb.kernel
+def products_of_matrices(x: nb.array[nb.mat22], out: nb.array[nb.mat22]):
+    shared = cuda.shared.array(16, nb.mat22)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    out[i] = shared[t] @ shared[(t + 1) % 16]
+
+
+def reversed_in_blocks(kind: Any) -> Any:
+    """Return a kernel with shared memory of a type."""
+
+    @nb.kernel
+    def reversed_of_a_type(x, out):
+        shared = cuda.shared.array(40, kind)
+        i, t = cuda.grid(1), cuda.threadIdx.x
+        shared[t] = x[i]
+        cuda.syncthreads()
+        out[i] = shared[cuda.blockDim.x - 1 - t]
+
+    return reversed_of_a_type
+
+
+@nb.kernel
+def tickets(x, drawn, last):
+    # Atomics on shared memory return what it held: each thread draws a number of its own.
+    counter = cuda.shared.array(2, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if t < 2:
+        counter[t] = 0
+    cuda.syncthreads()
+    number = cuda.atomic.add(counter, 0, 1)
+    cuda.atomic.max(counter, 1, x[i])
+    cuda.atomic.add(drawn, (cuda.blockIdx.x, number), 1)
+    cuda.syncthreads()
+    if number == cuda.blockDim.x - 1:
+        last[cuda.blockIdx.x, 0] = counter[0]
+        last[cuda.blockIdx.x, 1] = counter[1]
+
+
+@nb.kernel
+def cooled(x, steps, out):
+    # Jacobi's iteration on a block of 8 x 8, in two planes of one shared array
+    plane = cuda.shared.array((2, 8, 8), float32)
+    column, row = cuda.threadIdx.x, cuda.threadIdx.y
+    plane[0, row, column] = x[row, column]
+    plane[1, row, column] = x[row, column]
+    cuda.syncthreads()
+    now = 0
+    for _ in range(steps):
+        if 0 < row < 7 and 0 < column < 7:
+            beside = plane[now, row, column - 1] + plane[now, row, column + 1]
+            plane[1 - now, row, column] = (
+                beside + plane[now, row - 1, column] + plane[now, row + 1, column]
+            ) / float32(4)
+        now = 1 - now
+        cuda.syncthreads()
+    out[row, column] = plane[now, row, column]
+
+
 # What NumPy says of them. A row is a warp's 32 lanes.
 
 
@@ -598,6 +829,91 @@ def differences_of_rows(x, out):
 def extremes_of_tiles(x, out):
     tiles = x.reshape(2, 8, 3, 4)
     return [np.stack([tiles.min((1, 3)), tiles.max((1, 3))], -1)]
+
+
+def distances(x, up, across):
+    lane = np.arange(32)
+    behind = np.where(lane >= lane % 5, lane - lane % 5, lane)
+    return [rows(x)[:, behind].ravel(), rows(x)[:, lane ^ lane % 4].ravel()]
+
+
+def ranks(x, out):
+    found = np.zeros_like(rows(out))
+    for row, of in zip(rows(x), found, strict=True):
+        values = [*dict.fromkeys(row.tolist())]
+        for k, value in enumerate(row.tolist()):
+            of[k] = 100 * values.index(value) + row[:k].tolist().count(value)
+    return [found.ravel()]
+
+
+def next_of_rows(x, out):
+    found = rows(x)
+    return [found[:, np.r_[1:32, 31]].reshape(x.shape)]
+
+
+def kept_of_blocks(x, v, out, w):
+    found, t = x.reshape(-1, 48), np.arange(48)
+    own = [found * k for k in range(4)]
+    total = np.zeros_like(found)
+    for k in range(3):
+        shared = own[k + 1] + t
+        for j in range(k, 4, 2):
+            total += np.roll(shared, -j, 1) * (j + 1)
+            own[j] = own[j] + 1
+    return [(total + found + own[3] + found + t).ravel().astype(out.dtype), v * 4]
+
+
+def spread_in_blocks(x, out):
+    found = x.reshape(-1, 64).copy()
+    for row in found:
+        rounds = 0
+        while True:
+            largest = np.maximum(row, np.maximum(np.r_[row[:1], row[:-1]], np.r_[row[1:], row[-1:]]))
+            if (largest == row).all():
+                break
+            row[:] = largest
+            rounds += 1
+        row[:] += 1000 * rounds
+    return [found.ravel()]
+
+
+def branched(x, limit, out):
+    found = rows(x).copy()
+    for block, row in enumerate(found):
+        if block >= limit:
+            row[:] = -row[::-1]
+            continue
+        for k in range(min(6, block + 3)):
+            if k % 2 == 0:
+                row[:] = np.roll(row, -1) + k
+    return [found[:, np.arange(32) ^ 1].ravel()]
+
+
+def compacted_evenly(x, out, counts):
+    found = x.reshape(-1, 96)
+    for row, of, count in zip(found, out, counts, strict=True):
+        even = row[row % 2 == 0]
+        of[: even.size] = even
+        count[:] = even.size, row.sum()
+    return [out, counts]
+
+
+def forces_of_all(x, out):
+    apart = x[None, :] - x[:, None]
+    return [(apart * (apart * apart).sum(-1, keepdims=True)).sum(1)]
+
+
+def cooled_evenly(x, steps, out):
+    for _ in range(steps):
+        after = x.copy()
+        after[1:-1, 1:-1] = (((x[1:-1, :-2] + x[1:-1, 2:]) + x[:-2, 1:-1]) + x[2:, 1:-1]) / np.float32(4)
+        x = after
+    return [x]
+
+
+def drawn_by_all(x, drawn, last):
+    found = x.reshape(-1, 50)
+    return [np.ones_like(drawn), np.stack([np.full(len(found), 50), found.max(1)], 1).astype(last.dtype)]
 
 
 # The cases
@@ -847,5 +1163,100 @@ CASES = [
         (4, 8),
         lambda: [numbers(192).reshape(16, 12), np.zeros((2, 3, 2), np.int32)],
         extremes_of_tiles,
+    ),
+    Case("differing distances", differing_distances, 1, 64, of_count(64, (64,), (64,)), distances),
+    Case("ranks of values", ranks_of_values, 1, 64, of_count(64, (64,), high=4), ranks),
+    Case(
+        "rows of blocks",
+        rows_of_blocks,
+        (1, 2),
+        (12, 8),
+        lambda: [numbers(192).reshape(16, 12), np.zeros((16, 12), np.int32)],
+        next_of_rows,
+    ),
+    Case(
+        "strided sums",
+        strided_sums,
+        2,
+        96,
+        of_count(500, (1,), dtype=np.float64),
+        lambda x, out: [np.array([x.sum()])],
+    ),
+    Case(
+        "kept across barriers",
+        kept_across_barriers,
+        2,
+        48,
+        lambda: [
+            numbers(96),
+            numbers(288, np.float32).reshape(96, 3),
+            np.zeros(96, np.int32),
+            np.zeros((96, 3), np.float32),
+        ],
+        kept_of_blocks,
+    ),
+    Case("spread", spread, 2, 64, of_count(128, (128,), high=100), spread_in_blocks),
+    Case(
+        "branches of blocks",
+        branches_of_blocks,
+        5,
+        32,
+        lambda: [numbers(160), 4, np.zeros(160, np.int32)],
+        branched,
+    ),
+    Case("compacted blocks", compacted_blocks, 2, 96, of_count(192, (2, 96), (2, 2)), compacted_evenly),
+    Case(
+        "forces",
+        forces,
+        2,
+        32,
+        lambda: [numbers(192, np.float32, 5).reshape(64, 3), np.zeros((64, 3), np.float32)],
+        forces_of_all,
+    ),
+    Case(
+        "dynamic positions",
+        dynamic_positions,
+        2,
+        20,
+        lambda: [numbers(120, np.float32).reshape(40, 3), np.zeros((40, 3), np.float32)],
+        lambda x, out: [x.reshape(2, 20, 3)[:, ::-1].reshape(40, 3)],
+        shared=20 * 12,
+    ),
+    Case(
+        "products of matrices",
+        products_of_matrices,
+        2,
+        16,
+        lambda: [numbers(128, np.float32, 50).reshape(32, 2, 2), np.zeros((32, 2, 2), np.float32)],
+        lambda x, out: [(x.reshape(2, 16, 2, 2) @ np.roll(x.reshape(2, 16, 2, 2), -1, 1)).reshape(x.shape)],
+    ),
+    *(
+        Case(
+            f"reversed in blocks, {name}",
+            reversed_in_blocks(getattr(np, name)),
+            2,
+            40,
+            of_count(80, (80,), high=100, dtype=getattr(np, name)),
+            lambda x, out: [x.reshape(2, 40)[:, ::-1].ravel()],
+        )
+        for name in ("bool_", "int8", "uint16", "int64", "float16", "float64", "complex64")
+    ),
+    Case("one thread", reversed_in_blocks(np.int32), 3, 1, of_count(3, (3,)), lambda x, out: [x]),
+    Case("tickets", tickets, 2, 50, of_count(100, (2, 50), (2, 2)), drawn_by_all),
+    Case(
+        "cooled",
+        cooled,
+        1,
+        (8, 8),
+        lambda: [numbers(64, np.float32).reshape(8, 8), 7, np.zeros((8, 8), np.float32)],
+        cooled_evenly,
+    ),
+    Case(
+        "sums of a thousand threads",
+        sums_of_warp_sums,
+        1,
+        1024,
+        of_count(1024, (1,)),
+        lambda x, out: [np.array([x.sum()], x.dtype)],
     ),
 ]
