@@ -1064,7 +1064,7 @@ CASES = [
             block_votes,
             2,
             96,
-            lambda limit=limit: [np.sort(numbers(192)), limit, np.zeros((192, 3), np.int32)],
+            lambda limit=limit: [np.sort(numbers(192)), limit, np.full((192, 3), 9, np.int32)],
             counted,
         )
         for limit in (-2000, 0, 2000)
