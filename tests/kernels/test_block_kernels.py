@@ -63,7 +63,7 @@ def test_a_case_needs_each_of_its_barriers(name, monkeypatch):
         monkeypatch.setattr(emulated_cuda, "machine", without(number))
         values = case.arguments()
         launched(case.kernel, case.configuration, values)
-        with pytest.raises(AssertionError, match="Not equal"):
+        with pytest.raises(AssertionError, match="Arrays are not equal"):
             case.check(values)
 
 
