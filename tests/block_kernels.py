@@ -1,267 +1,22 @@
-"""Kernels whose threads work together in warps and blocks, with arguments and the answers that NumPy gives: a table of cases.
+"""Kernels whose threads work together in blocks, with arguments and the answers that NumPy gives; `CASES` has those of warps too.
 
-They are spelled as numba.cuda spells them, and use only what it defines: every lane that a mask names gets there, and every
-thread of a block reaches its barriers. Where a kernel runs is no matter of this module.
+They are spelled as numba.cuda spells them, and use only what CUDA defines: every lane that a mask names gets there or has
+returned, and every thread of a block reaches its barriers. Where a kernel runs is no matter of this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import cuda, float32, int32
 
 import numbridge as nb
+import warp_kernels
+from block_cases import Case, numbers, of_count, rows
+from warp_kernels import FULL
 
-FULL = 0xFFFFFFFF
 TILE = 16
-
-
-@dataclass(frozen=True)
-class Case:
-    """A launch: the last of its arguments must hold what `expected` returns, and the others what they held before.
-
-    Attributes
-    ----------
-    name : str
-        What the case is called; no other is.
-    kernel : Kernel
-        What is launched, as ``kernel[blocks, threads, 0, shared]``.
-    blocks, threads : int or tuple of int
-        The configuration.
-    shared : int
-        Bytes of dynamic shared memory.
-    arguments : callable
-        Makes the arguments, new ones each time.
-    expected : callable
-        Gets arguments as they are before the launch, and returns what the last ones of them hold after it: one array for each.
-    within : float
-        By how much, relative to it, each number may be off.
-    """
-
-    name: str
-    kernel: Any
-    blocks: int | tuple[int, ...]
-    threads: int | tuple[int, ...]
-    arguments: Callable[[], list[Any]]
-    expected: Callable[..., list[np.ndarray]]
-    shared: int = 0
-    within: float = 0.0
-
-    @property
-    def configuration(self) -> tuple[Any, ...]:
-        """What stands between the brackets of the launch."""
-        return self.blocks, self.threads, 0, self.shared
-
-    def check(self, arguments: Sequence[Any]) -> None:
-        """Check what a launch left in the arguments."""
-        before = self.arguments()
-        wanted = self.expected(*before)
-        kept = before[: len(before) - len(wanted)]
-        for k, (found, want) in enumerate(zip(arguments, [*kept, *wanted], strict=True)):
-            if isinstance(want, np.ndarray):
-                assert found.dtype == want.dtype, (self.name, k, found.dtype, want.dtype)
-                np.testing.assert_allclose(found, want, rtol=self.within, atol=0, err_msg=f"{self.name}, argument {k}")
-
-
-def numbers(count: int, dtype: Any = np.int32, high: int = 1000) -> np.ndarray:
-    """Return whole numbers, some of them negative, whose sums are exact in every type."""
-    return np.random.default_rng(count).integers(-high, high, count).astype(dtype)
-
-
-# Warps
-
-
-@nb.kernel
-def warp_sums(x, out):
-    i = cuda.grid(1)
-    value = x[i]
-    offset = 16
-    while offset:
-        value += cuda.shfl_down_sync(FULL, value, offset)
-        offset //= 2
-    if cuda.laneid == 0:
-        out[i // 32] = value
-
-
-@nb.kernel
-def warp_maxima(x, out):
-    i = cuda.grid(1)
-    value = x[i]
-    for step in range(5):
-        value = max(value, cuda.shfl_xor_sync(FULL, value, 1 << step))
-    out[i] = value
-
-
-@nb.kernel
-def warp_scans(x, out):
-    i = cuda.grid(1)
-    lane = cuda.laneid
-    value = x[i]
-    for step in range(5):
-        other = cuda.shfl_up_sync(FULL, value, 1 << step)
-        if lane >= 1 << step:
-            value += other
-    out[i] = value
-
-
-@nb.kernel
-def neighbours(x, before, behind):
-    # Beyond the warp's ends, a lane gets its own value back.
-    i = cuda.grid(1)
-    before[i] = cuda.shfl_up_sync(FULL, x[i], 3)
-    behind[i] = cuda.shfl_down_sync(FULL, x[i], 5)
-
-
-@nb.kernel
-def gathered(x, order, out):
-    # Of the lane's number, the lowest five bits count.
-    i = cuda.grid(1)
-    out[i] = cuda.shfl_sync(FULL, x[i], order[i])
-
-
-@nb.kernel
-def sums_of_eights(x, out):
-    # Four groups of one warp, each with a mask of its own
-    i = cuda.grid(1)
-    lane = cuda.laneid
-    mask = 0xFF << (lane & 24)
-    value = x[i]
-    for step in range(3):
-        value += cuda.shfl_xor_sync(mask, value, 1 << step)
-    out[i] = value
-
-
-@nb.kernel
-def votes(x, limit, out, ballots):
-    i = cuda.grid(1)
-    out[i, 0] = cuda.all_sync(FULL, x[i] < limit)
-    out[i, 1] = cuda.any_sync(FULL, x[i] < limit)
-    out[i, 2] = cuda.eq_sync(FULL, x[i] < limit)
-    ballots[i] = cuda.ballot_sync(FULL, x[i] < limit)
-
-
-@nb.kernel
-def compacted(x, out, counts):
-    i = cuda.grid(1)
-    keeps = x[i] > 0
-    ballot = cuda.ballot_sync(FULL, keeps)
-    if keeps:
-        out[i // 32, cuda.popc(ballot & cuda.lanemask_lt())] = x[i]
-    if cuda.laneid == 31:
-        counts[i // 32] = cuda.popc(ballot)
-
-
-@nb.kernel
-def grouped(x, masks):
-    i = cuda.grid(1)
-    masks[i] = cuda.match_any_sync(FULL, x[i])
-
-
-@nb.kernel
-def grouped_within_halves(x, masks):
-    # The halves of a warp go separate ways.
-    i = cuda.grid(1)
-    if cuda.laneid < 16:
-        masks[i] = cuda.match_any_sync(0x0000FFFF, x[i])
-    else:
-        masks[i] = cuda.match_any_sync(0xFFFF0000, x[i] // 2)
-
-
-@nb.kernel
-def all_alike(x, masks, alike):
-    i = cuda.grid(1)
-    mask, same = cuda.match_all_sync(FULL, x[i])
-    masks[i] = mask
-    alike[i] = same
-
-
-@nb.kernel
-def sums_of_what_there_is(x, out):
-    # The last warp of the block has fewer lanes than 32.
-    i = cuda.grid(1)
-    lane = cuda.laneid
-    lanes = min(32, x.size - (i - lane))
-    mask = (1 << lanes) - 1
-    value = x[i]
-    offset = 16
-    while offset:
-        other = cuda.shfl_down_sync(mask, value, offset)
-        if lane + offset < lanes:
-            value += other
-        offset //= 2
-    if lane == 0:
-        out[i // 32] = value
-
-
-@nb.kernel
-def votes_of_those_who_stay(x, out):
-    # Lanes that have returned are waited for by none, though the mask names them.
-    i = cuda.grid(1)
-    if cuda.laneid % 3 == 1:
-        return
-    out[i] = cuda.ballot_sync(FULL, x[i] > 0)
-
-
-@nb.kernel
-def turned_in_parts(x, out):
-    # Each side of the branch meets by itself, and the other side does not take part.
-    shared = cuda.shared.array(64, int32)
-    i, t, lane = cuda.grid(1), cuda.threadIdx.x, cuda.laneid
-    shared[t] = x[i]
-    if lane < 12:
-        cuda.syncwarp(0x00000FFF)
-        out[i] = shared[t - lane + 11 - lane]
-    else:
-        cuda.syncwarp(0xFFFFF000)
-        out[i] = -shared[t - lane + 43 - lane]
-
-
-@nb.kernel
-def warp_rounds(x, out):
-    # What a warp writes is read by its other lanes between two meetings, round after round.
-    shared = cuda.shared.array(64, int32)
-    i, t, lane = cuda.grid(1), cuda.threadIdx.x, cuda.laneid
-    shared[t] = x[i]
-    cuda.syncwarp()
-    for turn in range(5):
-        value = shared[t - lane + (lane + 1) % 32] + turn * shared[t]
-        cuda.syncwarp()
-        shared[t] = value
-        cuda.syncwarp()
-    out[i] = shared[t]
-
-
-@nb.kernel
-def lanes(out):
-    x, y, z = cuda.grid(3)
-    out[z, y, x, 0] = cuda.laneid
-    out[z, y, x, 1] = cuda.lanemask_lt()
-    out[z, y, x, 2] = cuda.warpsize
-
-
-@nb.kernel
-def active(out):
-    out[cuda.grid(1)] = cuda.activemask()
-
-
-@nb.kernel
-def aggregated(x, total, places):
-    # One atomic addition for each warp, and a place for each lane that asks for one
-    i = cuda.grid(1)
-    ballot = cuda.ballot_sync(FULL, x[i] % 3 == 0)
-    leader = cuda.ffs(ballot) - 1
-    begin = int32(0)
-    if ballot != 0 and cuda.laneid == leader:
-        begin = cuda.atomic.add(total, 0, cuda.popc(ballot))
-    begin = cuda.shfl_sync(FULL, begin, leader)
-    if x[i] % 3 == 0:
-        places[begin + cuda.popc(ballot & cuda.lanemask_lt())] += 1
-
-
-# Blocks
 
 
 @nb.kernel
@@ -507,64 +262,188 @@ def extremes(x, out):
         out[cuda.blockIdx.y, cuda.blockIdx.x, 1] = high[0]
 
 
-# What NumPy says of them. A row is a warp's 32 lanes.
+@nb.kernel
+def kept_across_barriers(x, v: nb.array[nb.vec3], out, w: nb.array[nb.vec3]):
+    # Everything that a thread has of its own is there after each barrier: numbers, tuples, elements, views and local arrays.
+    shared = cuda.shared.array(48, int32)
+    own = cuda.local.array(4, int32)
+    i, t, n = cuda.grid(1), cuda.threadIdx.x, cuda.blockDim.x
+    pair, element, view, z = (x[i], t), v[i], x[i:], complex(x[i], t)
+    for k in range(4):
+        own[k] = x[i] * k
+    total = 0
+    for k in range(3):
+        shared[t] = own[k + 1] + pair[1]
+        cuda.syncthreads()
+        for j in range(k, 4, 2):
+            total += shared[(t + j) % n] * (j + 1)
+            own[j] += 1
+        element = element + v[i] * float32(k)
+        cuda.syncthreads()
+    out[i] = total + pair[0] + own[3] + view[0] + int(z.imag)
+    w[i] = element
 
 
-def rows(x: np.ndarray) -> np.ndarray:
-    return x.reshape(-1, 32)
+@nb.kernel
+def spread(x, out):
+    # Until nothing changes in the block, which each thread learns at a barrier
+    shared = cuda.shared.array(64, int32)
+    i, t, n = cuda.grid(1), cuda.threadIdx.x, cuda.blockDim.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    rounds = 0
+    while True:
+        largest = max(shared[t], shared[max(t - 1, 0)], shared[min(t + 1, n - 1)])
+        changed = int32(largest != shared[t])
+        if not cuda.syncthreads_or(changed):
+            break
+        shared[t] = largest
+        rounds += 1
+        cuda.syncthreads()
+    out[i] = 1000 * rounds + shared[t]
 
 
-def packed(flags: np.ndarray) -> np.ndarray:
-    """Return 32 flags of the last axis as the bits of an int32, which is what numba.cuda makes of a mask."""
-    return (flags.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(-1).astype(np.uint32).view(np.int32)
+@nb.kernel
+def branches_of_blocks(x, limit, out):
+    # Both sides have barriers, and which is taken is the same for a whole block.
+    shared = cuda.shared.array(32, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    if cuda.blockIdx.x < limit:
+        for k in range(6):
+            if k == cuda.blockIdx.x + 3:
+                break
+            value = shared[(t + 1) % 32]
+            cuda.syncthreads()
+            if k % 2:
+                continue
+            shared[t] = value + k
+            cuda.syncthreads()
+        cuda.syncthreads()
+    else:
+        value = shared[31 - t]
+        cuda.syncthreads()
+        shared[t] = -value
+        cuda.syncthreads()
+    out[i] = shared[t ^ 1]
 
 
-def alike(x: np.ndarray) -> np.ndarray:
-    """Return for each element which of its warp are equal to it."""
-    return packed(rows(x)[:, :, None] == rows(x)[:, None, :]).ravel()
+@cuda.jit(device=True)
+def total_before(shared, value):
+    """Return the sum of the values of the threads before this one, and the sum of all."""
+    t = cuda.threadIdx.x
+    shared[t] = value
+    cuda.syncthreads()
+    before = 0
+    for k in range(t):
+        before += shared[k]
+    total = before
+    for k in range(t, cuda.blockDim.x):
+        total += shared[k]
+    cuda.syncthreads()
+    return before, total
 
 
-def voted(x, limit, out, ballots):
-    below = rows(x < limit)
-    told = [below.all(1), below.any(1), below.all(1) | ~below.any(1)]
-    return [np.repeat(np.stack(told, 1), 32, 0).astype(out.dtype), np.repeat(packed(below), 32)]
+@nb.kernel
+def compacted_blocks(x, out, counts):
+    shared = cuda.shared.array(96, int32)
+    i = cuda.grid(1)
+    place, total = total_before(shared, int32(x[i] % 2 == 0))
+    if x[i] % 2 == 0:
+        out[cuda.blockIdx.x, place] = x[i]
+    weight, _ = total_before(shared, x[i])
+    if cuda.threadIdx.x == cuda.blockDim.x - 1:
+        counts[cuda.blockIdx.x, 0] = total
+        counts[cuda.blockIdx.x, 1] = weight + x[i]
 
 
-def kept(x, out, counts):
-    for row, found in zip(rows(x), out, strict=True):
-        found[: (row > 0).sum()] = row[row > 0]
-    return [out, (rows(x) > 0).sum(1).astype(counts.dtype)]
+@nb.kernel
+def forces(x: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    # All pairs, a tile of positions at a time
+    tile = cuda.shared.array(32, nb.vec3)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    total = nb.vec3(0.0, 0.0, 0.0)
+    for begin in range(0, x.shape[0], 32):
+        tile[t] = x[begin + t]
+        cuda.syncthreads()
+        for k in range(32):
+            apart = tile[k] - x[i]
+            total += apart * nb.dot(apart, apart)
+        cuda.syncthreads()
+    out[i] = total
 
 
-def alike_within_halves(x, masks):
-    return [alike(np.where(np.arange(x.size) % 32 < 16, x, 10_000 + x // 2))]
+@nb.kernel
+def dynamic_positions(x: nb.array[nb.vec3], out: nb.array[nb.vec3]):
+    shared = cuda.shared.array(0, nb.vec3)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    out[i] = shared[cuda.blockDim.x - 1 - t]
 
 
-def whether_alike(x, masks, told):
-    same = np.repeat((rows(x) == rows(x)[:, :1]).all(1), 32)
-    return [np.where(same, -1, 0).astype(masks.dtype), same.astype(told.dtype)]
+@nb.kernel
+def products_of_matrices(x: nb.array[nb.mat22], out: nb.array[nb.mat22]):
+    shared = cuda.shared.array(16, nb.mat22)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t] = x[i]
+    cuda.syncthreads()
+    out[i] = shared[t] @ shared[(t + 1) % 16]
 
 
-def stayed(x, out):
-    stay = np.arange(32) % 3 != 1
-    return [np.where(stay, packed((rows(x) > 0) & stay)[:, None], out.reshape(-1, 32)).ravel()]
+def reversed_in_blocks(kind: Any) -> Any:
+    """Return a kernel with shared memory of a type."""
+
+    @nb.kernel
+    def reversed_of_a_type(x, out):
+        shared = cuda.shared.array(40, kind)
+        i, t = cuda.grid(1), cuda.threadIdx.x
+        shared[t] = x[i]
+        cuda.syncthreads()
+        out[i] = shared[cuda.blockDim.x - 1 - t]
+
+    return reversed_of_a_type
 
 
-def rounds_of_rows(x, out):
-    found = rows(x)
-    for turn in range(5):
-        found = np.roll(found, -1, 1) + turn * found
-    return [found.ravel()]
+@nb.kernel
+def tickets(x, drawn, last):
+    # Atomics on shared memory return what it held: each thread draws a number of its own.
+    counter = cuda.shared.array(2, int32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if t < 2:
+        counter[t] = 0
+    cuda.syncthreads()
+    number = cuda.atomic.add(counter, 0, 1)
+    cuda.atomic.max(counter, 1, x[i])
+    cuda.atomic.add(drawn, (cuda.blockIdx.x, number), 1)
+    cuda.syncthreads()
+    if number == cuda.blockDim.x - 1:
+        last[cuda.blockIdx.x, 0] = counter[0]
+        last[cuda.blockIdx.x, 1] = counter[1]
 
 
-def places_in_warps(out):
-    place = np.arange(out[..., 0].size).reshape(out.shape[:3])
-    return [np.stack([place % 32, (1 << place % 32) - 1, np.full(place.shape, 32)], -1).astype(out.dtype)]
+@nb.kernel
+def cooled(x, steps, out):
+    # Jacobi's iteration on a block of 8 x 8, in two planes of one shared array
+    plane = cuda.shared.array((2, 8, 8), float32)
+    column, row = cuda.threadIdx.x, cuda.threadIdx.y
+    plane[0, row, column] = x[row, column]
+    plane[1, row, column] = x[row, column]
+    cuda.syncthreads()
+    now = 0
+    for _ in range(steps):
+        if 0 < row < 7 and 0 < column < 7:
+            beside = plane[now, row, column - 1] + plane[now, row, column + 1]
+            plane[1 - now, row, column] = (
+                beside + plane[now, row - 1, column] + plane[now, row + 1, column]
+            ) / float32(4)
+        now = 1 - now
+        cuda.syncthreads()
+    out[row, column] = plane[now, row, column]
 
 
-def placed(x, total, places):
-    count = (x % 3 == 0).sum()
-    return [np.array([count], total.dtype), (np.arange(places.size) < count).astype(places.dtype)]
+# What NumPy says of them
 
 
 def counted(x, limit, out):
@@ -600,124 +479,73 @@ def extremes_of_tiles(x, out):
     return [np.stack([tiles.min((1, 3)), tiles.max((1, 3))], -1)]
 
 
-# The cases
+def kept_of_blocks(x, v, out, w):
+    found, t = x.reshape(-1, 48), np.arange(48)
+    own = [found * k for k in range(4)]
+    total = np.zeros_like(found)
+    for k in range(3):
+        shared = own[k + 1] + t
+        for j in range(k, 4, 2):
+            total += np.roll(shared, -j, 1) * (j + 1)
+            own[j] = own[j] + 1
+    return [(total + found + own[3] + found + t).ravel().astype(out.dtype), v * 4]
 
 
-def typed(kernel: Any, of: Callable[..., np.ndarray], count: int, results: int) -> list[Case]:
-    """Return a case for each type that numba.cuda shuffles."""
-    return [
-        Case(
-            f"{kernel.name}, {np.dtype(dtype).name}",
-            kernel,
-            2,
-            count // 2,
-            lambda dtype=dtype: [numbers(count, dtype), np.zeros(results, dtype)],
-            lambda x, out: [of(x).astype(x.dtype)],
-        )
-        for dtype in (np.int32, np.int64, np.float32, np.float64)
-    ]
+def spread_in_blocks(x, out):
+    found = x.reshape(-1, 64).copy()
+    for row in found:
+        rounds = 0
+        while True:
+            largest = np.maximum(row, np.maximum(np.r_[row[:1], row[:-1]], np.r_[row[1:], row[-1:]]))
+            if (largest == row).all():
+                break
+            row[:] = largest
+            rounds += 1
+        row[:] += 1000 * rounds
+    return [found.ravel()]
 
 
-def of_count(count: int, *results: tuple[int, ...], high: int = 1000, dtype: Any = np.int32) -> Callable[[], list[Any]]:
-    """Return what makes an array of numbers and arrays of zeros of a type."""
-    return lambda: [numbers(count, dtype, high), *(np.zeros(shape, dtype) for shape in results)]
+def branched(x, limit, out):
+    found = rows(x).copy()
+    for block, row in enumerate(found):
+        if block >= limit:
+            row[:] = -row[::-1]
+            continue
+        for k in range(min(6, block + 3)):
+            if k % 2 == 0:
+                row[:] = np.roll(row, -1) + k
+    return [found[:, np.arange(32) ^ 1].ravel()]
+
+
+def compacted_evenly(x, out, counts):
+    found = x.reshape(-1, 96)
+    for row, of, count in zip(found, out, counts, strict=True):
+        even = row[row % 2 == 0]
+        of[: even.size] = even
+        count[:] = even.size, row.sum()
+    return [out, counts]
+
+
+def forces_of_all(x, out):
+    apart = x[None, :] - x[:, None]
+    return [(apart * (apart * apart).sum(-1, keepdims=True)).sum(1)]
+
+
+def cooled_evenly(x, steps, out):
+    for _ in range(steps):
+        after = x.copy()
+        after[1:-1, 1:-1] = (((x[1:-1, :-2] + x[1:-1, 2:]) + x[:-2, 1:-1]) + x[2:, 1:-1]) / np.float32(4)
+        x = after
+    return [x]
+
+
+def drawn_by_all(x, drawn, last):
+    found = x.reshape(-1, 50)
+    return [np.ones_like(drawn), np.stack([np.full(len(found), 50), found.max(1)], 1).astype(last.dtype)]
 
 
 CASES = [
-    *typed(warp_sums, lambda x: rows(x).sum(1), 192, 6),
-    *typed(warp_maxima, lambda x: np.repeat(rows(x).max(1), 32), 128, 128),
-    *typed(warp_scans, lambda x: rows(x).cumsum(1).ravel(), 64, 64),
-    Case(
-        "neighbours",
-        neighbours,
-        1,
-        64,
-        of_count(64, (64,), (64,)),
-        lambda x, before, behind: [
-            rows(x)[:, np.r_[0:3, 0:29]].ravel(),
-            rows(x)[:, np.r_[5:32, 27:32]].ravel(),
-        ],
-    ),
-    Case(
-        "gathered",
-        gathered,
-        1,
-        64,
-        lambda: [numbers(64, np.float64), numbers(64, np.int32, 100), np.zeros(64)],
-        lambda x, order, out: [np.take_along_axis(rows(x), rows(order) % 32, 1).ravel()],
-    ),
-    Case(
-        "sums of eights",
-        sums_of_eights,
-        2,
-        64,
-        of_count(128, (128,)),
-        lambda x, out: [np.repeat(x.reshape(-1, 8).sum(1), 8).astype(x.dtype)],
-    ),
-    *(
-        Case(
-            f"votes below {limit}",
-            votes,
-            1,
-            96,
-            lambda limit=limit: [np.sort(numbers(96)), limit, np.zeros((96, 3), np.int8), np.zeros(96, np.int32)],
-            voted,
-        )
-        for limit in (-2000, 100, 2000)
-    ),
-    Case("compacted", compacted, 2, 64, of_count(128, (4, 32), (4,)), kept),
-    *(
-        Case(
-            f"grouped, {np.dtype(dtype).name}",
-            grouped,
-            1,
-            64,
-            lambda dtype=dtype: [numbers(64, dtype, 4), np.zeros(64, np.int32)],
-            lambda x, masks: [alike(x)],
-        )
-        for dtype in (np.int32, np.int64, np.float32, np.float64)
-    ),
-    Case("grouped within halves", grouped_within_halves, 1, 64, of_count(64, (64,), high=5), alike_within_halves),
-    Case(
-        "all alike",
-        all_alike,
-        1,
-        96,
-        lambda: [
-            np.repeat(numbers(48), 2) // np.repeat(np.int32([1, 5000, 1]), 32),
-            np.zeros(96, np.int32),
-            np.zeros(96, np.bool_),
-        ],
-        whether_alike,
-    ),
-    Case(
-        "sums of what there is",
-        sums_of_what_there_is,
-        1,
-        77,
-        of_count(77, (3,)),
-        lambda x, out: [np.array([x[:32].sum(), x[32:64].sum(), x[64:].sum()], x.dtype)],
-    ),
-    Case("votes of those who stay", votes_of_those_who_stay, 1, 64, of_count(64, (64,)), stayed),
-    Case(
-        "turned in parts",
-        turned_in_parts,
-        2,
-        64,
-        of_count(128, (128,)),
-        lambda x, out: [np.concatenate([rows(x)[:, 11::-1], -rows(x)[:, :11:-1]], 1).ravel()],
-    ),
-    Case("warp rounds", warp_rounds, 2, 64, of_count(128, (128,)), rounds_of_rows),
-    Case("lanes", lanes, (1, 1, 1), (5, 3, 6), lambda: [np.zeros((6, 3, 5, 3), np.int64)], places_in_warps),
-    Case(
-        "active",
-        active,
-        2,
-        64,
-        lambda: [np.zeros(128, np.uint32)],
-        lambda out: [np.full(128, 0xFFFFFFFF, np.uint32)],
-    ),
-    Case("aggregated", aggregated, 2, 64, of_count(128, (1,), (128,)), placed),
+    *warp_kernels.CASES,
     Case(
         "block sums",
         block_sums,
@@ -748,7 +576,7 @@ CASES = [
             block_votes,
             2,
             96,
-            lambda limit=limit: [np.sort(numbers(192)), limit, np.zeros((192, 3), np.int32)],
+            lambda limit=limit: [np.sort(numbers(192)), limit, np.full((192, 3), 9, np.int32)],
             counted,
         )
         for limit in (-2000, 0, 2000)
@@ -847,5 +675,82 @@ CASES = [
         (4, 8),
         lambda: [numbers(192).reshape(16, 12), np.zeros((2, 3, 2), np.int32)],
         extremes_of_tiles,
+    ),
+    Case(
+        "kept across barriers",
+        kept_across_barriers,
+        2,
+        48,
+        lambda: [
+            numbers(96),
+            numbers(288, np.float32).reshape(96, 3),
+            np.zeros(96, np.int32),
+            np.zeros((96, 3), np.float32),
+        ],
+        kept_of_blocks,
+    ),
+    Case("spread", spread, 2, 64, of_count(128, (128,), high=100), spread_in_blocks),
+    Case(
+        "branches of blocks",
+        branches_of_blocks,
+        5,
+        32,
+        lambda: [numbers(160), 4, np.zeros(160, np.int32)],
+        branched,
+    ),
+    Case("compacted blocks", compacted_blocks, 2, 96, of_count(192, (2, 96), (2, 2)), compacted_evenly),
+    Case(
+        "forces",
+        forces,
+        2,
+        32,
+        lambda: [numbers(192, np.float32, 5).reshape(64, 3), np.zeros((64, 3), np.float32)],
+        forces_of_all,
+    ),
+    Case(
+        "dynamic positions",
+        dynamic_positions,
+        2,
+        20,
+        lambda: [numbers(120, np.float32).reshape(40, 3), np.zeros((40, 3), np.float32)],
+        lambda x, out: [x.reshape(2, 20, 3)[:, ::-1].reshape(40, 3)],
+        shared=20 * 12,
+    ),
+    Case(
+        "products of matrices",
+        products_of_matrices,
+        2,
+        16,
+        lambda: [numbers(128, np.float32, 50).reshape(32, 2, 2), np.zeros((32, 2, 2), np.float32)],
+        lambda x, out: [(x.reshape(2, 16, 2, 2) @ np.roll(x.reshape(2, 16, 2, 2), -1, 1)).reshape(x.shape)],
+    ),
+    *(
+        Case(
+            f"reversed in blocks, {name}",
+            reversed_in_blocks(getattr(np, name)),
+            2,
+            40,
+            of_count(80, (80,), high=100, dtype=getattr(np, name)),
+            lambda x, out: [x.reshape(2, 40)[:, ::-1].ravel()],
+        )
+        for name in ("bool_", "int8", "uint16", "int64", "float16", "float64", "complex64")
+    ),
+    Case("one thread", reversed_in_blocks(np.int32), 3, 1, of_count(3, (3,)), lambda x, out: [x]),
+    Case("tickets", tickets, 2, 50, of_count(100, (2, 50), (2, 2)), drawn_by_all),
+    Case(
+        "cooled",
+        cooled,
+        1,
+        (8, 8),
+        lambda: [numbers(64, np.float32).reshape(8, 8), 7, np.zeros((8, 8), np.float32)],
+        cooled_evenly,
+    ),
+    Case(
+        "sums of a thousand threads",
+        sums_of_warp_sums,
+        1,
+        1024,
+        of_count(1024, (1,)),
+        lambda x, out: [np.array([x.sum()], x.dtype)],
     ),
 ]

@@ -97,7 +97,7 @@ class Emulation:
     def _launch(self, launched: Launched) -> None:
         ready = self._machine(*self._driver.loaded[launched.kernel])
         memory = [(begin, end, free) for begin, (end, free, _) in self._memory.items()]
-        ready.run(launched.grid, launched.block, launched.parameters, memory, self.printed.append)
+        ready.run(launched.grid, launched.block, launched.parameters, memory, self.printed.append, launched.shared)
 
     def _machine(self, cubin: bytes, symbol: str) -> Machine:
         return machine(_texts[cubin], symbol)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ptx_emulator.execution import BadAccessError, Machine
+from ptx_emulator.meetings import MeetingError
 
 HEAD = ".version 9.0\n.target sm_90\n.address_size 64\n"
 ONES = 0xFFFFFFFF
@@ -177,6 +178,173 @@ def test_every_thread_has_its_place():
     assert run(body, [], results=12, block=(3, 2, 1), grid=(2, 1, 1)) == [8 * k for k in range(12)]
 
 
+# Warps and blocks: each thread has its place in %r5, that times 8 in %x7, and stores a word there.
+
+PLACE = """mov.u32 %r5, %tid.x; mul.wide.u32 %x7, %r5, 8; add.s64 %x7, %out, %x7;"""
+
+
+def run_block(body, threads, words=(), setup=""):
+    """Run a body with as many threads, and return the %r6 that each is left with."""
+    text = f"{setup} {PLACE} mov.u32 %r6, 777; {body}\ncvt.u64.u32 %x6, %r6; st.global.u64 [%x7], %x6;"
+    return run(text, words, results=threads, block=(threads, 1, 1))
+
+
+def _sources(mode, b, c, lanes=range(32)):
+    """Return the lane that each reads from, by the segments that CUDA's `width` makes of a warp: c holds 32 - width above."""
+    width = 32 - (c >> 8)
+    found = {}
+    for lane in lanes:
+        first, within = lane - lane % width, lane % width
+        # "bfly" reaches back into the segments before its own.
+        wanted = {"up": within - b, "down": within + b, "bfly": (lane ^ b) - first, "idx": b % width}[mode]
+        inside = wanted >= 0 if mode == "up" else wanted < width
+        found[lane] = first + wanted if inside else lane
+    return found
+
+
+@pytest.mark.parametrize("width", [32, 16, 8, 2])
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+def test_shuffles_in_segments(mode, width):
+    # As CUDA C++ compiles __shfl_*_sync(mask, value, b, width)
+    c = 32 - width << 8 | (0 if mode == "up" else 31)
+    for b in (0, 1, 3, 7, 31):
+        body = f"mul.lo.s32 %r7, %r5, 3; shfl.sync.{mode}.b32 %r6|%p1, %r7, {b}, {c}, -1; @%p1 add.s32 %r6, %r6, 1000;"
+        sources = _sources(mode, b, c)
+        own = {lane for lane in sources if sources[lane] == lane}
+        found = run_block(body, 32)
+        for lane, source in sources.items():
+            # Where a lane reads its own value, the predicate tells whether it asked for that.
+            assert found[lane] % 1000 == 3 * source and (lane in own or found[lane] >= 1000), (b, lane)
+            in_reach = b == 0 if mode != "idx" else lane % width == b % width
+            assert lane not in own or (found[lane] >= 1000) == in_reach, (b, lane)
+
+
+def test_a_shuffle_without_predicate_reads_nothing_of_lanes_that_are_not_there():
+    body = "shfl.sync.down.b32 %r6, %r5, 4, 31, -1;"
+    nobody = [0xA5A5A5A5] * 4
+    assert run_block(body, 12) == [*range(4, 12), *nobody]
+    assert run_block(f"setp.lt.u32 %p1, %r5, 8; @%p1 {body}", 12) == [*range(4, 8), *nobody, *[777] * 4]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "wanted"),
+    [
+        ("vote.sync.all.pred %p2, %p1, %r8", lambda held, group: held == group),
+        ("vote.sync.all.pred %p2, !%p1, %r8", lambda held, group: not held),
+        ("vote.sync.any.pred %p2, %p1, %r8", lambda held, group: bool(held)),
+        ("vote.sync.uni.pred %p2, %p1, %r8", lambda held, group: held in (set(), group)),
+    ],
+)
+def test_votes_of_groups(instruction, wanted):
+    # Lanes 0 to 5 hold, of groups of four
+    body = f"""setp.lt.u32 %p1, %r5, 6; and.b32 %r7, %r5, 28; shl.b32 %r8, 15, %r7; {instruction}; selp.b32 %r6, 1, 0, %p2;"""
+    groups = [set(range(first, first + 4)) for first in range(0, 32, 4)]
+    assert run_block(body, 32) == [int(wanted(g & set(range(6)), g)) for g in groups for _ in range(4)]
+
+
+def test_ballots_have_no_bits_of_others():
+    # Only the lower half meets: the upper one goes another way.
+    body = "setp.ne.u32 %p1, %r5, 3; setp.lt.u32 %p2, %r5, 16; @%p2 vote.sync.ballot.b32 %r6, %p1, 0xffff;"
+    assert run_block(body, 40) == [*[0xFFF7] * 16, *[777] * 24]
+
+
+def test_matches():
+    body = "rem.u32 %r7, %r5, 3; match.any.sync.b32 %r6, %r7, -1;"
+    thirds = [sum(1 << lane for lane in range(k, 32, 3)) for k in range(3)]
+    assert run_block(body, 32) == [thirds[lane % 3] for lane in range(32)]
+    high = "cvt.u64.u32 %x1, %r5; shr.u64 %x1, %x1, 5; shl.b64 %x1, %x1, 40;"
+    body = f"{high} match.all.sync.b64 %r6|%p1, %x1, -1; selp.b32 %r6, %r6, 5, %p1;"
+    assert run_block(body, 40) == [*[ONES] * 32, *[255] * 8]
+    assert run_block("match.all.sync.b32 %r6|%p1, %r5, -1; selp.b32 %r6, 5, %r6, %p1;", 32) == [0] * 32
+
+
+def test_places_of_lanes():
+    for name, wanted in {
+        "laneid": lambda k: k % 32,
+        "warpid": lambda k: k // 32,
+        "nwarpid": lambda k: 2,
+        "lanemask_eq": lambda k: 1 << k % 32,
+        "lanemask_lt": lambda k: (1 << k % 32) - 1,
+        "lanemask_le": lambda k: (2 << k % 32) - 1,
+        "lanemask_gt": lambda k: ONES - ((2 << k % 32) - 1),
+        "lanemask_ge": lambda k: ONES - ((1 << k % 32) - 1),
+    }.items():
+        assert run_block(f"mov.u32 %r6, %{name};", 40) == [wanted(k) for k in range(40)], name
+    assert run_block("mov.u32 %r6, WARP_SZ;", 2) == [32, 32]
+
+
+def test_active_lanes():
+    assert run_block("activemask.b32 %r6;", 40) == [*[ONES] * 32, *[255] * 8]
+    sides = "setp.lt.u32 %p1, %r5, 7; @%p1 bra low; activemask.b32 %r6; bra both; low: activemask.b32 %r6; both:"
+    assert run_block(sides, 32) == [*[127] * 7, *[ONES - 127] * 25]
+
+
+@pytest.mark.parametrize("name", ["bar", "barrier.cta"])
+def test_barriers_that_reduce(name):
+    # Threads that have ended are not counted, and not waited for.
+    leave = "setp.gt.u32 %p3, %r5, 69; @%p3 ret;"
+    for count in (0, 20, 70):
+        body = f"{leave} setp.lt.u32 %p1, %r5, {count};"
+        assert run_block(f"{body} {name}.red.popc.u32 %r6, 0, %p1;", 80) == [count] * 70 + [0] * 10
+        for what, wanted in (("and", count == 70), ("or", count > 0)):
+            found = run_block(f"{body} {name}.red.{what}.pred %p2, 0, %p1; selp.b32 %r6, 1, 0, %p2;", 80)
+            assert found == [int(wanted)] * 70 + [0] * 10
+
+
+def test_a_block_meets_at_its_barriers_in_the_order_of_the_program():
+    # Each adds to a word between barriers: all find the same sum at each.
+    step = "atom.global.add.u64 %x3, [%in], 1; bar.sync 0; ld.global.u64 %x4, [%in]; bar.sync 0; add.u64 %x5, %x5, %x4;"
+    assert run_block(f"mov.u64 %x5, 0; {step * 3} cvt.u32.u64 %r6, %x5;", 50) == [50 + 100 + 150] * 50
+
+
+@pytest.mark.parametrize(("barrier", "sound"), [("bar.sync 0;", True), ("bar.warp.sync -1;", True), ("", False)])
+def test_a_missing_barrier_shows(barrier, sound):
+    other = "xor.b32 %r7, %r5, 1; mul.wide.u32 %x5, %r7, 8; add.s64 %x5, %out, %x5;"
+    body = f"{other} bar.sync 0; st.global.u64 [%x7], 5; {barrier} ld.global.u64 %x4, [%x5]; bar.sync 0; cvt.u32.u64 %r6, %x4;"
+    assert (run_block(body, 32) == [5] * 32) == sound
+
+
+LOW = "setp.lt.u32 %p1, %r5, 8; @%p1 bra low;"
+STUCK = {
+    "a barrier and a vote": (
+        f"{LOW} bar.sync 0; bra both; low: vote.sync.any.pred %p2, %p1, -1; bar.sync 0; both:",
+        r"for ever: threads 8 to 39 of block \(0, 0, 0\) at PTX line 10, .*; threads 0 to 7 of .* with the mask 0xffffffff",
+    ),
+    "masks that differ": (
+        f"{LOW} bar.warp.sync 0xffffffff; bra both; low: bar.warp.sync 0x7fffffff; both:",
+        "for ever: threads .* with the mask 0x7fffffff",
+    ),
+    "modes that differ": (
+        f"{LOW} shfl.sync.up.b32 %r6, %r5, 1, 0, -1; bra both; low: shfl.sync.down.b32 %r6, %r5, 1, 31, -1; both:",
+        "for ever: threads 8 to 31 of .*; threads 0 to 7 of",
+    ),
+    "a reduction and a barrier": (
+        "setp.lt.u32 %p1, %r5, 32; @%p1 bra low; bar.sync 0; bra both; low: bar.red.popc.u32 %r6, 0, %p1; both:",
+        "for ever: threads .*32 to 39",
+    ),
+    "two barriers for one warp": (
+        f"{LOW} bar.sync 0; bra both; low: bar.sync 0; both:",
+        r"warp 0 of block \(0, 0, 0\) is at different barriers at once: PTX line 10",
+    ),
+    "a mask without the lane": ("bar.warp.sync 0xfff0;", "lane [0-3] of .* is not in the mask 0xfff0 that it names"),
+}
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_meetings_that_never_take_place(name):
+    body, text = STUCK[name]
+    with pytest.raises(MeetingError, match=text):
+        run_block(body, 40)
+    # Nothing of it is left.
+    assert run_block("bar.sync 0; mov.u32 %r6, %r5;", 40) == [*range(40)]
+
+
+def test_a_wrong_access_is_told_before_who_waits_for_whom():
+    body = f"{LOW} bar.warp.sync -1; bra both; low: ld.global.u64 %x1, [%in+32]; bar.warp.sync 1; both:"
+    with pytest.raises(BadAccessError, match="reads 8 bytes"):
+        run_block(body, 40)
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [
@@ -190,7 +358,18 @@ def test_wrong_accesses(body, what):
         run(body, [])
 
 
-@pytest.mark.parametrize("body", ["vote.sync.any.pred %p1, %p2, -1;", "add.sat.bogus.s32 %r5, %r1, %r2;"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "add.sat.bogus.s32 %r5, %r1, %r2;",
+        "redux.sync.add.s32 %r5, %r1, -1;",
+        "shfl.up.b32 %r5, %r1, 1, 0;",
+        "bar.sync 1;",
+        "bar.sync 0, 64;",
+        "barrier.cta.arrive 0, 64;",
+        "mov.u32 %r5, %smid;",
+    ],
+)
 def test_what_it_does_not_know_is_refused(body):
-    with pytest.raises(NotImplementedError, match="PTX line 10: "):
+    with pytest.raises(NotImplementedError, match=r"PTX line 10: |special register %smid"):
         run(body, [])

@@ -1,6 +1,6 @@
 """Runs a grid of a kernel's PTX over host memory, and says which access went wrong.
 
-Threads run one after another, unless a barrier makes them wait for each other: then each has a thread of the operating system.
+Threads run one after another, unless some wait for others: then `scheduling` runs a block's by turns.
 """
 
 from __future__ import annotations
@@ -11,46 +11,17 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import llvmlite.binding as llvm
 import numpy as np
 
 from ptx_emulator.functions import CONTEXT, translate
 from ptx_emulator.program import Function, Program, parse
+from ptx_emulator.scheduling import Scheduler
 
 _lock = threading.Lock()
-_libc = ctypes.CDLL(None)
-_libc.pthread_barrier_wait.argtypes = [ctypes.c_void_p]
-_Thread = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _Print = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-# Runs the threads of a block, one after another.
-_LOOP = """
-define void @nb_block(ptr %ctx, ptr %parameters, i64 %count) {{
-  br label %next
-next:
-  %k = phi i64 [ 0, %0 ], [ %k1, %next ]
-  %nx_at = getelementptr i64, ptr %ctx, i64 {ntid_x}
-  %nx = load i64, ptr %nx_at
-  %ny_at = getelementptr i64, ptr %ctx, i64 {ntid_y}
-  %ny = load i64, ptr %ny_at
-  %x = urem i64 %k, %nx
-  %rest = udiv i64 %k, %nx
-  %y = urem i64 %rest, %ny
-  %z = udiv i64 %rest, %ny
-  store i64 %x, ptr %ctx
-  %y_at = getelementptr i64, ptr %ctx, i64 1
-  store i64 %y, ptr %y_at
-  %z_at = getelementptr i64, ptr %ctx, i64 2
-  store i64 %z, ptr %z_at
-  call void @"{kernel}"(ptr %ctx, ptr %parameters)
-  %k1 = add i64 %k, 1
-  %more = icmp ult i64 %k1, %count
-  br i1 %more, label %next, label %end
-end:
-  ret void
-}}
-"""
 
 
 class BadAccessError(Exception):
@@ -63,20 +34,12 @@ class Machine:
     def __init__(self, text: str, kernel: str) -> None:
         self.program: Program = parse(text)
         self.kernel: Function = self.program.kernel(kernel)
-        places = {f"ntid_{axis}": CONTEXT.index(f"ntid.{axis}") for axis in "xy"}
-        source = translate(self.program) + _LOOP.format(kernel=kernel, **places)
+        source, self._meetings = translate(self.program, kernel)
         self._engine = _compiled(source)
-        self._block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
+        self._block = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(
             self._engine.get_function_address("nb_block")
         )
-        self._thread = _Thread(self._engine.get_function_address(kernel))
-        words = {
-            statement.text.split()[0] for f in self.program.functions for statement in f.body or [] if statement.text
-        }
-        self._meets = any(word.startswith(("bar.", "barrier.")) for word in words)
-        self._meets_everywhere = any(
-            "cudaCGSynchronize" in s.text for f in self.program.functions for s in f.body or []
-        )
+        self._scopes = {meeting.scope for meeting in self._meetings} - {"thread"}
 
     def pack(self, parameters: Sequence[bytes]) -> bytes:
         """Return a kernel's parameters as they lie in its parameter memory."""
@@ -92,6 +55,7 @@ class Machine:
         parameters: Sequence[bytes],
         memory: Iterable[tuple[int, int, bool]],
         show: Callable[[str], None] = print,
+        shared: int = 0,
     ) -> None:
         """Run the kernel.
 
@@ -105,74 +69,94 @@ class Machine:
             Begin and end of the memory that the kernel may touch, and whether it may write there.
         show : callable
             Gets what the kernel prints.
+        shared : int
+            The bytes of dynamic shared memory.
 
         Raises
         ------
         BadAccessError
             If the kernel touches anything else, or an address that is not a multiple of the size of the access.
+        MeetingError
+            If threads wait for each other for ever, or meet in a way that PTX does not define.
         """
         with _lock:
-            ranges = np.array([*memory, *self._variables()], np.int64).reshape(-1, 3)
+            ranges = np.array([*memory, *self._variables(shared)], np.int64).reshape(-1, 3)
             fault = np.zeros(4, np.int64)
             packed = np.frombuffer(self.pack(parameters) + bytes(16), np.uint8).copy()
             context = np.zeros(len(CONTEXT), np.int64)
-            shown = _Print(functools.partial(_show, show))
+            showing = functools.partial(_show, show)
+            shown = _Print(showing)
             for name, value in {
                 **dict(zip(("ntid.x", "ntid.y", "ntid.z"), block, strict=True)),
                 **dict(zip(("nctaid.x", "nctaid.y", "nctaid.z"), grid, strict=True)),
+                "dynamic_smem_size": shared,
                 "ranges": ranges.ctypes.data,
                 "count": len(ranges),
                 "fault": fault.ctypes.data,
-                "wait": ctypes.cast(_libc.pthread_barrier_wait, ctypes.c_void_p).value,
+                "parameters": packed.ctypes.data,
                 "print": ctypes.cast(shown, ctypes.c_void_p).value,
             }.items():
                 context[CONTEXT.index(name)] = value
-            self._run_blocks(context, packed, grid, block)
-            if fault[0]:
-                raise BadAccessError(self._fault(fault, ranges))
+            try:
+                self._run_blocks(context, grid, block, shared, showing)
+            finally:
+                # Whatever else has gone wrong, it began with this.
+                if fault[0]:
+                    raise BadAccessError(self._fault(fault, ranges))
 
-    def _run_blocks(self, context: np.ndarray, packed: np.ndarray, grid: Sequence[int], block: Sequence[int]) -> None:
+    def _run_blocks(
+        self,
+        context: np.ndarray,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int,
+        show: Callable[[int, int], int],
+    ) -> None:
         places = list(itertools.product(*(range(n) for n in reversed(grid))))
-        threads = math.prod(block)
-        if self._meets_everywhere:
-            if self._meets and len(places) > 1:
-                raise NotImplementedError("barriers of blocks and of the grid in one kernel")
-            self._run_together(context, packed, block, places)
-            return
-        for place in places:
-            if self._meets:
-                self._run_together(context, packed, block, [place])
+        if "grid" in self._scopes and len(places) > 1 and any(v.space == "shared" for v in self.program.variables):
+            raise NotImplementedError("shared memory of blocks that run at once, up to a barrier of the grid")
+        for together in [places] if "grid" in self._scopes else [[place] for place in places]:
+            self._forget_shared(shared)
+            if self._scopes:
+                scheduler = Scheduler(self._meetings, self._line, show)
+                scheduler.run(self._engine.get_function_address("nb_fiber"), _contexts(context, block, together))
             else:
-                context[3:6] = place[::-1]
-                self._block(context.ctypes.data, packed.ctypes.data, threads)
+                context[3:6] = together[0][::-1]
+                self._block(context.ctypes.data, math.prod(block))
 
-    def _run_together(self, context: np.ndarray, packed: np.ndarray, block: Sequence[int], places: list) -> None:
-        count = math.prod(block) * len(places)
-        barrier = np.zeros(8, np.int64)
-        _libc.pthread_barrier_init(ctypes.c_void_p(barrier.ctypes.data), None, ctypes.c_uint(count))
-        started = []
-        for place in places:
-            for index in itertools.product(*(range(n) for n in reversed(block))):
-                own = context.copy()
-                own[:3], own[3:6] = index[::-1], place[::-1]
-                own[CONTEXT.index("block")] = own[CONTEXT.index("grid")] = barrier.ctypes.data
-                started.append((threading.Thread(target=self._thread, args=(own.ctypes.data, packed.ctypes.data)), own))
-        for thread, _ in started:
-            thread.start()
-        for thread, _ in started:
-            thread.join()
+    def _forget_shared(self, shared: int) -> None:
+        """Fill shared memory with what no kernel has put there: a block finds nothing of the one before it."""
+        for begin, end, _ in self._variables(shared, "shared"):
+            ctypes.memset(begin, 0xA5, end - begin)
 
-    def _variables(self) -> Iterable[tuple[int, int, bool]]:
+    def _variables(self, shared: int, *spaces: str) -> Iterable[tuple[int, int, bool]]:
+        """Yield where variables lie, of all spaces if none is named; dynamic shared memory ends with what the launch gave it."""
         for variable in self.program.variables:
-            begin = self._engine.get_global_value_address(variable.name)
-            yield begin, begin + variable.room, variable.space != "const"
+            if not spaces or variable.space in spaces:
+                begin = self._engine.get_global_value_address(variable.name)
+                yield begin, begin + (variable.size or shared), variable.space != "const"
+
+    def _line(self, number: int) -> str:
+        return self.program.text.splitlines()[number - 1].strip()
 
     def _fault(self, fault: np.ndarray, ranges: np.ndarray) -> str:
         line, address, size, write = (int(word) for word in fault)
-        text = self.program.text.splitlines()[line - 1].strip()
         what = "writes" if write else "reads"
         near = ", ".join(f"{begin:#x} to {end:#x}{'' if free else ' (read only)'}" for begin, end, free in ranges)
-        return f"PTX line {line}, {text!r}, {what} {size} bytes at {address:#x}; the kernel's memory is {near}"
+        return (
+            f"PTX line {line}, {self._line(line)!r}, {what} {size} bytes at {address:#x}; the kernel's memory is {near}"
+        )
+
+
+def _contexts(
+    context: np.ndarray, block: Sequence[int], places: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[np.ndarray, tuple[int, ...], int]]:
+    """Yield the context of each thread of some blocks, with its block's place and its own in the block."""
+    for place in places:
+        for k, index in enumerate(itertools.product(*(range(n) for n in reversed(block)))):
+            own = context.copy()
+            own[:3], own[3:6] = index[::-1], place[::-1]
+            yield own, place[::-1], k
 
 
 @functools.lru_cache(512)

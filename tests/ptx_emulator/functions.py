@@ -6,16 +6,26 @@ address of any state space is a host address. Accesses pass `@nb_place`, which k
 
 from __future__ import annotations
 
+import functools
 import re
 
-from ptx_emulator import instructions
+from ptx_emulator import instructions, meeting_instructions  # noqa: F401 - the latter registers its own
 from ptx_emulator.instructions import LLVM
+from ptx_emulator.meetings import ONES, Meeting
 from ptx_emulator.program import BITS, Function, Program, Statement, declarations, registers
 
-# What a thread knows, as int64 words: its index, its block's, their extents, and where the machine lies.
-CONTEXT = (
+WARP = 32
+# Special registers (PTX ISA, chapter 10) that a thread finds as they are
+_REGISTERS = (
     *("tid.x", "tid.y", "tid.z", "ctaid.x", "ctaid.y", "ctaid.z", "ntid.x", "ntid.y", "ntid.z"),
-    *("nctaid.x", "nctaid.y", "nctaid.z", "ranges", "count", "fault", "wait", "block", "grid", "print"),
+    *("nctaid.x", "nctaid.y", "nctaid.z", "dynamic_smem_size"),
+)
+# What a thread knows, as int64 words: its registers, where the machine and its stack lie, how it goes back to the scheduler (with
+# zeros where there is none), and what they tell each other.
+CONTEXT = (
+    *_REGISTERS,
+    *("ranges", "count", "fault", "print", "parameters", "top", "swap", "state", "back"),
+    *("meeting", "mask", "first", "second", "third", "answer", "holds"),
 )
 
 # A place that may be accessed is returned as it is; any other is noted (once) and replaced by a scratch place.
@@ -27,9 +37,12 @@ define internal ptr @nb_place(ptr %ctx, i64 %address, i64 %size, i64 %write, i64
   %aligned = icmp eq i64 %low, 0
   br i1 %aligned, label %stack, label %bad
 stack:
-  %top = ptrtoint ptr %here to i64
-  %far = sub i64 %address, %top
-  %near = icmp ult i64 %far, 4194304
+  %lowest = ptrtoint ptr %here to i64
+  %top_at = getelementptr i64, ptr %ctx, i64 @top@
+  %top = load i64, ptr %top_at
+  %room = sub i64 %top, %lowest
+  %far = sub i64 %address, %lowest
+  %near = icmp ult i64 %far, %room
   %asked = icmp ne i64 %stack_too, 0
   %on_stack = and i1 %near, %asked
   br i1 %on_stack, label %good, label %start
@@ -82,15 +95,102 @@ note:
 done:
   ret ptr @nb_scratch
 }
+define internal void @nb_meet(ptr %ctx, i64 %meeting, i64 %mask, i64 %first, i64 %second, i64 %third) noinline {
+  %meeting_at = getelementptr i64, ptr %ctx, i64 @meeting@
+  store i64 %meeting, ptr %meeting_at
+  %mask_at = getelementptr i64, ptr %ctx, i64 @mask@
+  store i64 %mask, ptr %mask_at
+  %first_at = getelementptr i64, ptr %ctx, i64 @first@
+  store i64 %first, ptr %first_at
+  %second_at = getelementptr i64, ptr %ctx, i64 @second@
+  store i64 %second, ptr %second_at
+  %third_at = getelementptr i64, ptr %ctx, i64 @third@
+  store i64 %third, ptr %third_at
+  %swap_at = getelementptr i64, ptr %ctx, i64 @swap@
+  %swap = load ptr, ptr %swap_at
+  %state_at = getelementptr i64, ptr %ctx, i64 @state@
+  %state = load ptr, ptr %state_at
+  %back_at = getelementptr i64, ptr %ctx, i64 @back@
+  %back = load ptr, ptr %back_at
+  call i32 %swap(ptr %state, ptr %back)
+  ret void
+}
+; The scheduler prints for its threads: Python code must not run on their stacks.
+define internal void @nb_print(ptr %ctx, i64 %meeting, i64 %text, i64 %values) noinline {
+  %swap_at = getelementptr i64, ptr %ctx, i64 @swap@
+  %swap = load i64, ptr %swap_at
+  %alone = icmp eq i64 %swap, 0
+  br i1 %alone, label %here, label %there
+here:
+  %print_at = getelementptr i64, ptr %ctx, i64 @print@
+  %print = load ptr, ptr %print_at
+  call i32 %print(i64 %text, i64 %values)
+  ret void
+there:
+  call void @nb_meet(ptr %ctx, i64 %meeting, i64 0, i64 %text, i64 %values, i64 0)
+  ret void
+}
 """
+# What runs one thread until it ends, after which it goes back for good; and what runs those of a block, one after another.
+_ENTRIES = """
+define void @nb_fiber(ptr %ctx) {{
+  %mark = alloca i64
+  %top_at = getelementptr i64, ptr %ctx, i64 @top@
+  %top = ptrtoint ptr %mark to i64
+  store i64 %top, ptr %top_at
+  %parameters_at = getelementptr i64, ptr %ctx, i64 @parameters@
+  %parameters = load ptr, ptr %parameters_at
+  call void @"{kernel}"(ptr %ctx, ptr %parameters) noinline
+  call void @nb_meet(ptr %ctx, i64 {ended}, i64 0, i64 0, i64 0, i64 0)
+  unreachable
+}}
+define void @nb_block(ptr %ctx, i64 %count) {{
+  %mark = alloca i64
+  %top_at = getelementptr i64, ptr %ctx, i64 @top@
+  %top = ptrtoint ptr %mark to i64
+  store i64 %top, ptr %top_at
+  %parameters_at = getelementptr i64, ptr %ctx, i64 @parameters@
+  %parameters = load ptr, ptr %parameters_at
+  br label %next
+next:
+  %k = phi i64 [ 0, %0 ], [ %k1, %next ]
+  %nx_at = getelementptr i64, ptr %ctx, i64 @ntid.x@
+  %nx = load i64, ptr %nx_at
+  %ny_at = getelementptr i64, ptr %ctx, i64 @ntid.y@
+  %ny = load i64, ptr %ny_at
+  %x = urem i64 %k, %nx
+  %rest = udiv i64 %k, %nx
+  %y = urem i64 %rest, %ny
+  %z = udiv i64 %rest, %ny
+  store i64 %x, ptr %ctx
+  %y_at = getelementptr i64, ptr %ctx, i64 1
+  store i64 %y, ptr %y_at
+  %z_at = getelementptr i64, ptr %ctx, i64 2
+  store i64 %z, ptr %z_at
+  call void @"{kernel}"(ptr %ctx, ptr %parameters) noinline
+  %k1 = add i64 %k, 1
+  %more = icmp ult i64 %k1, %count
+  br i1 %more, label %next, label %end
+end:
+  ret void
+}}
+"""
+# The number of no meeting: a thread has ended.
+ENDED = -1
 
 
-def translate(program: Program) -> str:
-    """Return LLVM IR for a program; kernel ``k`` becomes ``void @"k"(ptr context, ptr parameters)``."""
-    prelude = re.sub(r"@(\w+)@", lambda found: str(CONTEXT.index(found[1])), _PRELUDE)
+def translate(program: Program, kernel: str) -> tuple[str, list[Meeting]]:
+    """Return LLVM IR for a program, and the meetings that it numbers.
+
+    Of the kernel, ``void nb_block(context, count)`` runs threads one after another, and ``void nb_fiber(context)`` runs one of
+    those that wait for others.
+    """
     module = Module(program)
     bodies = [Body(module, function).translate() for function in program.functions if function.body is not None]
-    return "\n".join([prelude, *(_variable(v) for v in program.variables), *module.helpers.values(), *bodies])
+    fixed = _PRELUDE + _ENTRIES.format(kernel=kernel, ended=ENDED)
+    fixed = re.sub(r"@([\w.]+)@", lambda found: str(CONTEXT.index(found[1])), fixed)
+    parts = [fixed, *(_variable(v) for v in program.variables), *module.helpers.values(), *bodies]
+    return "\n".join(parts), module.meetings
 
 
 def _variable(variable) -> str:
@@ -104,17 +204,23 @@ def _variable(variable) -> str:
 
 
 class Module:
-    """What the functions of a program share: `helpers` are functions that their instructions need."""
+    """What the functions of a program share: `helpers` are what their instructions call, `meetings` where their threads wait."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.variables = {variable.name for variable in program.variables}
         self.functions = {function.name: function for function in program.functions}
         self.helpers: dict[str, str] = {}
+        self.meetings: list[Meeting] = []
 
     def helper(self, name: str, text: str) -> str:
         self.helpers.setdefault(name, text)
         return f"@{name}"
+
+    def meeting(self, meeting: Meeting) -> int:
+        """Return the number by which translated code names a meeting."""
+        self.meetings.append(meeting)
+        return len(self.meetings) - 1
 
 
 class Body:
@@ -247,14 +353,44 @@ class Body:
                 raise NotImplementedError(f"{operand} has {width} bits, and {bits} are read")
             return value if width == bits else self.emit(f"trunc i{width} {value} to i{bits}")
         if operand.startswith("%"):
-            value = self.word(operand[1:])
+            value = self._special(operand[1:])
             return value if bits == 64 else self.emit(f"trunc i64 {value} to i{bits}")
+        if operand == "WARP_SZ":
+            return str(WARP)
         if re.fullmatch(r"0[fFdD][0-9A-Fa-f]+", operand):
             return str(int(operand[2:], 16))
         if re.fullmatch(r"-?(0[xX][0-9A-Fa-f]+|\d+)U?", operand):
             number = int(operand.rstrip("U"), 0) % (1 << bits)
             return str(number if bits > 1 else ("false", "true")[number])
         return self.emit(f"ptrtoint ptr {self.memory_of(operand)} to i64")
+
+    def _special(self, name: str) -> str:
+        """Return a special register as 64 bits; a thread's place in its block tells its warp and lane."""
+        if name in _REGISTERS:
+            return self.word(name)
+        if name == "nwarpid":
+            threads = self._product(self.word("ntid.x"), self.word("ntid.y"), self.word("ntid.z"))
+            return self.emit(f"udiv i64 {self.emit(f'add i64 {threads}, {WARP - 1}')}, {WARP}")
+        row = self._sum(self.word("tid.y"), self._product(self.word("ntid.y"), self.word("tid.z")))
+        place = self._sum(self.word("tid.x"), self._product(self.word("ntid.x"), row))
+        if name == "warpid":
+            return self.emit(f"udiv i64 {place}, {WARP}")
+        lane = self.emit(f"urem i64 {place}, {WARP}")
+        if name == "laneid":
+            return lane
+        one = self.emit(f"shl i64 1, {lane}")
+        below = self.emit(f"sub i64 {one}, 1")
+        masks = {"eq": one, "lt": below, "le": self.emit(f"or i64 {one}, {below}")}
+        masks |= {"gt": self.emit(f"xor i64 {masks['le']}, {ONES}"), "ge": self.emit(f"xor i64 {below}, {ONES}")}
+        if name.removeprefix("lanemask_") not in masks:
+            raise NotImplementedError(f"the special register %{name}")
+        return masks[name.removeprefix("lanemask_")]
+
+    def _product(self, *values: str) -> str:
+        return functools.reduce(lambda one, other: self.emit(f"mul i64 {one}, {other}"), values)
+
+    def _sum(self, *values: str) -> str:
+        return functools.reduce(lambda one, other: self.emit(f"add i64 {one}, {other}"), values)
 
     def memory_of(self, name: str) -> str:
         """Return the place of a variable or parameter."""

@@ -70,7 +70,7 @@ def _operands(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _handles(*operations: str, modifiers: str = "") -> Callable[[Any], Any]:
+def handles(*operations: str, modifiers: str = "") -> Callable[[Any], Any]:
     def register(handler: Any) -> Any:
         for operation in operations:
             _HANDLERS[operation] = (handler, frozenset(modifiers.split()))
@@ -126,7 +126,7 @@ def _rounded(body: Any, it: Instruction, operation: str, values: list[str]) -> s
 _ARITHMETIC = "rn rz rm rp ftz sat approx full lo hi wide cc noftz"
 
 
-@_handles("add", "sub", "addc", "subc", modifiers=_ARITHMETIC)
+@handles("add", "sub", "addc", "subc", modifiers=_ARITHMETIC)
 def _add(body: Any, it: Instruction) -> None:
     if it.operation.endswith("c") or it.has("cc"):
         _carried(body, it, *_reads(body, it), it.operation[:3])
@@ -166,7 +166,7 @@ def _product(body: Any, it: Instruction, left: str, right: str) -> tuple[str, st
     return body.emit(f"trunc i{wide} {body.emit(f'lshr i{wide} {whole}, {bits}')} to i{bits}"), it.kind
 
 
-@_handles("mul", modifiers=_ARITHMETIC)
+@handles("mul", modifiers=_ARITHMETIC)
 def _mul(body: Any, it: Instruction) -> None:
     left, right = _reads(body, it)
     if not it.is_float:
@@ -178,7 +178,7 @@ def _mul(body: Any, it: Instruction) -> None:
         _writes(body, it, body.emit(f"fmul {it.type} {left}, {right}"))
 
 
-@_handles("fma", "mad", "madc", modifiers=_ARITHMETIC)
+@handles("fma", "mad", "madc", modifiers=_ARITHMETIC)
 def _fma(body: Any, it: Instruction) -> None:
     if not it.is_float:
         product, kind = _product(body, it, *_reads(body, it, 1, 2))
@@ -196,7 +196,7 @@ def _fma(body: Any, it: Instruction) -> None:
         _writes(body, it, body.emit(f"call {it.type} @llvm.fma.{it.kind}({given})"))
 
 
-@_handles("div", "rem", modifiers=_ARITHMETIC)
+@handles("div", "rem", modifiers=_ARITHMETIC)
 def _div(body: Any, it: Instruction) -> None:
     left, right = _reads(body, it)
     if it.is_float:
@@ -217,7 +217,7 @@ def _div(body: Any, it: Instruction) -> None:
     body.write(it.operands[0], body.emit(f"select i1 {zero}, {it.type} -1, {it.type} {value}"), it.kind)
 
 
-@_handles("abs", "neg", modifiers="ftz")
+@handles("abs", "neg", modifiers="ftz")
 def _sign(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     if it.is_float:
@@ -231,7 +231,7 @@ def _sign(body: Any, it: Instruction) -> None:
         body.write(it.operands[0], body.emit(f"sub {it.type} 0, {value}"), it.kind)
 
 
-@_handles("min", "max", modifiers="ftz NaN")
+@handles("min", "max", modifiers="ftz NaN")
 def _extreme(body: Any, it: Instruction) -> None:
     left, right = _reads(body, it)
     if it.is_float:
@@ -246,13 +246,13 @@ def _extreme(body: Any, it: Instruction) -> None:
 _FUNCTIONS = {"sqrt": "sqrt", "ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "tanh"}
 
 
-@_handles("sqrt", "ex2", "lg2", "sin", "cos", "tanh", modifiers="approx rn ftz")
+@handles("sqrt", "ex2", "lg2", "sin", "cos", "tanh", modifiers="approx rn ftz")
 def _function(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     _writes(body, it, body.emit(f"call {it.type} @llvm.{_FUNCTIONS[it.operation]}.{it.kind}({it.type} {value})"))
 
 
-@_handles("rcp", "rsqrt", modifiers="approx rn ftz")
+@handles("rcp", "rsqrt", modifiers="approx rn ftz")
 def _reciprocal(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     if it.operation == "rsqrt":
@@ -265,7 +265,7 @@ def _reciprocal(body: Any, it: Instruction) -> None:
     _writes(body, it, done)
 
 
-@_handles("copysign")
+@handles("copysign")
 def _copysign(body: Any, it: Instruction) -> None:
     sign, size = _reads(body, it)
     _writes(body, it, body.emit(f"call {it.type} @llvm.copysign.{it.kind}({it.type} {size}, {it.type} {sign})"))
@@ -275,7 +275,7 @@ def _copysign(body: Any, it: Instruction) -> None:
 _CLASSES = {"infinite": 0x204, "finite": 0x1F8, "number": 0x3FC, "notanumber": 3, "normal": 0x108, "subnormal": 0x90}
 
 
-@_handles("testp", modifiers=" ".join(_CLASSES))
+@handles("testp", modifiers=" ".join(_CLASSES))
 def _testp(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     classes = _CLASSES[it.modifiers[0]]
@@ -286,19 +286,19 @@ def _testp(body: Any, it: Instruction) -> None:
 # Bits
 
 
-@_handles("and", "or", "xor")
+@handles("and", "or", "xor")
 def _logic(body: Any, it: Instruction) -> None:
     left, right = _reads(body, it)
     body.write(it.operands[0], body.emit(f"{it.operation} {it.type} {left}, {right}"), it.kind)
 
 
-@_handles("not")
+@handles("not")
 def _not(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     body.write(it.operands[0], body.emit(f"xor {it.type} {value}, -1"), it.kind)
 
 
-@_handles("shl", "shr")
+@handles("shl", "shr")
 def _shift(body: Any, it: Instruction) -> None:
     (value,), bits = _reads(body, it, 1), it.bits
     amount = body.read(it.operands[2], "u32")
@@ -321,7 +321,7 @@ def _both(body: Any, low: str, high: str) -> str:
     return body.emit(f"or i64 {wide[0]}, {body.emit(f'shl i64 {wide[1]}, 32')}")
 
 
-@_handles("shf", modifiers="l r wrap clamp")
+@handles("shf", modifiers="l r wrap clamp")
 def _funnel(body: Any, it: Instruction) -> None:
     low, high, amount = _reads(body, it)
     whole = _both(body, low, high)
@@ -336,7 +336,7 @@ def _funnel(body: Any, it: Instruction) -> None:
     body.write(it.operands[0], body.emit(f"trunc i64 {moved} to i32"), it.kind)
 
 
-@_handles("prmt")
+@handles("prmt")
 def _permute(body: Any, it: Instruction) -> None:
     low, high, choice = _reads(body, it)
     both = _both(body, low, high)
@@ -367,7 +367,7 @@ def _field(body: Any, it: Instruction, place: str, length: str) -> tuple[str, st
     return found[0], found[1], ones
 
 
-@_handles("bfi")
+@handles("bfi")
 def _insert(body: Any, it: Instruction) -> None:
     new, old = _reads(body, it, 1, 2)
     place, _, ones = _field(body, it, it.operands[3], it.operands[4])
@@ -378,7 +378,7 @@ def _insert(body: Any, it: Instruction) -> None:
     body.write(it.operands[0], body.emit(f"or i{it.bits} {kept}, {moved}"), it.kind)
 
 
-@_handles("bfe")
+@handles("bfe")
 def _extract(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it, 1)
     place, length, ones = _field(body, it, it.operands[2], it.operands[3])
@@ -392,7 +392,7 @@ def _extract(body: Any, it: Instruction) -> None:
     body.write(it.operands[0], body.emit(f"trunc i128 {found} to i{it.bits}"), it.kind)
 
 
-@_handles("clz", "popc", "brev")
+@handles("clz", "popc", "brev")
 def _count(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     name = {"clz": "ctlz", "popc": "ctpop", "brev": "bitreverse"}[it.operation]
@@ -403,7 +403,7 @@ def _count(body: Any, it: Instruction) -> None:
     body.write(it.operands[0], done, it.kind if it.operation == "brev" else "u32")
 
 
-@_handles("bfind", modifiers="shiftamt")
+@handles("bfind", modifiers="shiftamt")
 def _highest(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
     kind, bits = it.type, it.bits
@@ -424,7 +424,7 @@ def _highest(body: Any, it: Instruction) -> None:
 _INTEGERS = {"lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
-@_handles("setp", modifiers="eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ftz and or xor")
+@handles("setp", modifiers="eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ftz and or xor")
 def _setp(body: Any, it: Instruction) -> None:
     comparison, *rest = it.modifiers
     left, right = _reads(body, it, 1, 2)
@@ -446,7 +446,7 @@ def _setp(body: Any, it: Instruction) -> None:
         body.write(target, value, "pred")
 
 
-@_handles("selp")
+@handles("selp")
 def _selp(body: Any, it: Instruction) -> None:
     one, other = _reads(body, it, 1, 2)
     holds = body.read(it.operands[3], "pred")
@@ -456,7 +456,7 @@ def _selp(body: Any, it: Instruction) -> None:
 # Moves and conversions
 
 
-@_handles("mov", "cvta", modifiers="to global local shared const param")
+@handles("mov", "cvta", modifiers="to global local shared const param")
 def _mov(body: Any, it: Instruction) -> None:
     target, source = it.operands
     if source.startswith("{"):
@@ -486,7 +486,7 @@ def _members(text: str) -> list[str]:
 _TO_INTEGER = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 
-@_handles("cvt", modifiers="rn rz rm rp rni rzi rmi rpi ftz sat")
+@handles("cvt", modifiers="rn rz rm rp rni rzi rmi rpi ftz sat")
 def _cvt(body: Any, it: Instruction) -> None:
     target, source = it.kinds
     value = body.read(it.operands[1], source)
@@ -569,7 +569,7 @@ def _offset(body: Any, place: str, it: Instruction, k: int) -> str:
     return body.emit(f"getelementptr i8, ptr {place}, i64 {k * it.bits // 8}") if k else place
 
 
-@_handles("ld", "ldu", modifiers=_ACCESS)
+@handles("ld", "ldu", modifiers=_ACCESS)
 def _load(body: Any, it: Instruction) -> None:
     targets = _members(it.operands[0])
     place = _place(body, it, it.operands[1], len(targets), write=False)
@@ -579,7 +579,7 @@ def _load(body: Any, it: Instruction) -> None:
         body.write(target, value, kind)
 
 
-@_handles("st", modifiers=_ACCESS)
+@handles("st", modifiers=_ACCESS)
 def _store(body: Any, it: Instruction) -> None:
     sources = _members(it.operands[1])
     values = [body.read(source, f"b{it.bits}") for source in sources]
@@ -591,7 +591,7 @@ def _store(body: Any, it: Instruction) -> None:
 _ATOMIC = {"exch": "xchg", "and": "and", "or": "or", "xor": "xor", "inc": "uinc_wrap", "dec": "udec_wrap"}
 
 
-@_handles("atom", "red", modifiers=f"{_ACCESS} noftz add min max cas {' '.join(_ATOMIC)}")
+@handles("atom", "red", modifiers=f"{_ACCESS} noftz add min max cas {' '.join(_ATOMIC)}")
 def _atom(body: Any, it: Instruction) -> None:
     operands = it.operands if it.operation == "atom" else ["_", *it.operands]
     target, where, *values = operands
@@ -618,59 +618,23 @@ def _extreme_name(it: Instruction, operation: str) -> str:
 # Control
 
 
-@_handles("bra", modifiers="uni")
+@handles("bra", modifiers="uni")
 def _bra(body: Any, it: Instruction) -> None:
     body.end(f'br label %"{it.operands[0]}"')
 
 
-@_handles("ret", "exit", modifiers="uni")
+@handles("ret", "exit", modifiers="uni")
 def _ret(body: Any, it: Instruction) -> None:
     body.end("ret void")
 
 
-@_handles("trap")
+@handles("trap")
 def _trap(body: Any, it: Instruction) -> None:
     # Noted as an access that no memory allows; the launch fails with it.
     body.emit(f"call ptr @nb_place(ptr %ctx, i64 0, i64 1, i64 0, i64 {it.line}, i64 0)")
     body.end("ret void")
 
 
-@_handles("membar", "fence", "nanosleep", modifiers="sc acq_rel acquire release sys gpu cta gl cluster")
+@handles("membar", "fence", "nanosleep", modifiers="sc acq_rel acquire release sys gpu cta gl cluster")
 def _nothing(body: Any, it: Instruction) -> None:
-    """Threads of a block run one after another, or meet at barriers of the operating system, which order memory."""
-
-
-@_handles("bar", "barrier", modifiers="sync aligned cta")
-def _barrier(body: Any, it: Instruction) -> None:
-    if it.operands != ["0"]:
-        raise NotImplementedError(f"PTX line {it.line}: a barrier of some threads")
-    _wait(body, "block")
-
-
-def _wait(body: Any, whose: str) -> None:
-    function = body.emit(f"inttoptr i64 {body.word('wait')} to ptr")
-    body.do(f"call i32 {function}(i64 {body.word(whose)})")
-
-
-@_handles("call", modifiers="uni")
-def _call(body: Any, it: Instruction) -> None:
-    results = it.operands.pop(0).strip("()") if it.operands[0].startswith("(") else ""
-    name, *given = it.operands
-    places = [
-        body.memory_of(part.strip()) for part in [results, *given[:1]] for part in part.strip("()").split(",") if part
-    ]
-    function = body.module.functions[name]
-    if function.body is not None:
-        body.do(f'call void @"{name}"({", ".join(["ptr %ctx", *(f"ptr {place}" for place in places)])})')
-    elif name == "vprintf":
-        function = body.emit(f"inttoptr i64 {body.word('print')} to ptr")
-        words = [body.emit(f"load i64, ptr {place}") for place in places[1:]]
-        body.do(f"call i32 {function}({', '.join(f'i64 {word}' for word in words)})")
-        body.do(f"store i32 0, ptr {places[0]}")
-    elif name == "cudaCGGetIntrinsicHandle":
-        body.do(f"store i64 1, ptr {places[0]}")
-    elif name == "cudaCGSynchronize":
-        _wait(body, "grid")
-        body.do(f"store i32 0, ptr {places[0]}")
-    else:
-        raise NotImplementedError(f"PTX line {it.line}: a call of {name}")
+    """Threads of a block run one after another, or by turns: each finds memory as the one before has left it."""

@@ -36,8 +36,8 @@ class Variable:
 
     @property
     def room(self) -> int:
-        """The bytes that it gets: dynamic shared memory has no size in PTX, and takes as much as a block may have."""
-        return self.size or 49152
+        """The bytes that it gets: dynamic shared memory has no size in PTX, and gets as much as a block may have on sm_90."""
+        return self.size or 227 << 10
 
 
 @dataclass(frozen=True)
