@@ -17,10 +17,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import callconv, cgutils
 from numba.core.errors import TypingError
-from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import constant_extents
+from numbridge.kernels.cpu_intrinsics import constant_extents, memory_dtype
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
 
@@ -439,17 +438,10 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, extents: list[An
     return array._getvalue()
 
 
-def _element(dtype: Any) -> Any:
-    element = parse_dtype(dtype)
-    if element is None:
-        raise TypingError(f"shared memory needs a dtype such as numpy.float32, got {dtype}")
-    return element
-
-
 @intrinsic
 def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -> Any:
     """Return the array of a block at a place in the source, with whatever its memory holds."""
-    extents, element = constant_extents(shape), _element(dtype)
+    extents, element = constant_extents(shape), memory_dtype(dtype)
     kind = types.Array(element, len(extents), "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -464,7 +456,7 @@ def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -
 @intrinsic
 def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
     """Return the array that lies over all of the block's dynamic shared memory."""
-    kind = types.Array(_element(dtype), 1, "C")
+    kind = types.Array(memory_dtype(dtype), 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,7 +27,9 @@ from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 from numba.np.arrayobj import fix_integer_index
 
+from numbridge.kernels.narrow_floats import narrow_float
 from numbridge.kernels.numba_records import ReadOnlyRecord
+from numbridge.kernels.scalars import scalar_of
 
 __all__ = [
     "accumulate",
@@ -50,6 +53,7 @@ __all__ = [
     "constant_extents",
     "element_address",
     "local_array",
+    "memory_dtype",
     "nonnegative",
     "prefetch",
     "readonly_violations",
@@ -448,9 +452,7 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     a loop, every trip gets the same, which keeps the stack from growing.
     """
     extents = constant_extents(shape)
-    element = parse_dtype(dtype)
-    if element is None:
-        raise TypingError(f"a local array needs a dtype such as numpy.float32, got {dtype}")
+    element = memory_dtype(dtype)
     target = cpu_target.target_context
     itemsize, count = target.get_abi_sizeof(target.get_data_type(element)), math.prod(extents)
     if itemsize * count > MAX_LOCAL_BYTES:
@@ -494,6 +496,14 @@ def constant_extents(shape: Any) -> tuple[int, ...]:
             f"got {shape}: write the numbers out, or take them from a global"
         )
     return tuple(part.literal_value for part in parts)
+
+
+def memory_dtype(dtype: Any) -> Any:
+    """Return what an array that a kernel makes has as its elements."""
+    element = parse_dtype(dtype)
+    if element is None:
+        raise TypingError(f"a local or shared array needs a dtype such as numpy.float32, got {dtype}")
+    return narrow_float(scalar_of(np.float16)) if element == types.float16 else element
 
 
 def readonly_violations(overload: Any) -> list[str]:

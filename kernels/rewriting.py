@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from numbridge.kernels import scalars
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.dependencies import MISSING
@@ -46,6 +47,8 @@ _WITHOUT_WAITING = frozenset({"shared", "shared.array", "laneid", "warpsize", "l
 _NOT_ON_THE_CPU = {
     "cg": "lets blocks wait for each other, which the CPU runs one after another; launch a kernel for each part",
 }
+
+_OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
 # Where an index is checked, and of which array.
 Site = tuple[FunctionSource, ast.AST, str]
@@ -582,6 +585,7 @@ class _Rewriter(ast.NodeTransformer):
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
+        self._check_memory(node, found, given["dtype"])
         dtype = self.visit(given["dtype"])
         # Dynamic shared memory, of extent 0, has one dimension.
         is_dynamic = found.name == "cuda.shared.array" and shape in (0, (0,))
@@ -592,6 +596,15 @@ class _Rewriter(ast.NodeTransformer):
         scalars = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
         memory = self._memory(found, 0 if is_dynamic else (*extents, element.count), scalars, is_dynamic=is_dynamic)
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
+
+    def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:
+        """Refuse memory of those dtypes that ml_dtypes has made."""
+        static = self.source.resolve(dtype)
+        if static is not None and any(static.value is kind for kind in _OF_ML_DTYPES):
+            name = static.value.__name__
+            raise self.source.error(
+                node, f"{found.name} of {name}: such numbers lie in arguments only; use float32 here"
+            )
 
     def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, is_dynamic: bool) -> ast.expr:
         """Return a call that makes memory of numbers."""

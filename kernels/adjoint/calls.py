@@ -159,6 +159,8 @@ class Calls(Expressions):
             extents = shape if isinstance(shape, tuple) else (shape,)
         if kind is None:
             raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+        if kind == types.float16:
+            raise self._refused(node, "local arrays of float16 have no derivative; use float32")
         self.type_name(getattr(kind, "dtype", kind))
         array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
         self.locals.append(array)

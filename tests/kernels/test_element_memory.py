@@ -213,3 +213,30 @@ def test_large_elements_that_are_read_in_order_are_asked_for_ahead():
     )
     index = np.array([1, 0], np.int32)
     assert "_nb_prefetch" not in str(picked.explain(m[0], index, np.zeros((2, 3, 3), np.float32)))
+
+
+@nb.kernel
+def in_halves(x, y):
+    i = nb.tid()
+    t = cuda.local.array(2, np.float16)
+    t[0] = x[i]
+    t[1] = 2 * t[0]
+    y[i] = t[0] * t[1]
+
+
+def test_local_memory_of_halves_rounds_and_has_no_derivative():
+    x, y = np.float32([1, 0.1, 3]), np.zeros(3, np.float32)
+    nb.launch(in_halves, 3, [x, y])
+    assert np.array_equal(y, 2 * np.float16(x).astype(np.float32) ** 2)
+    with pytest.raises(nb.KernelUnsupportedError, match="local arrays of float16 have no derivative"):
+        nb.launch(in_halves, 3, [x], [y], adj_inputs=[x], adj_outputs=[x], adjoint=True)
+
+
+@nb.kernel
+def in_bfloat16(x):
+    cuda.local.array(2, nb.bfloat16)[0] = x[0]
+
+
+def test_memory_of_other_narrow_floats_is_refused_with_its_place():
+    with pytest.raises(nb.KernelError, match=r"cuda.local.array of bfloat16: .* use float32 here(.|\n)*\^"):
+        nb.launch(in_bfloat16, 1, [np.ones(1, np.float32)])
