@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from numba import types
+
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
 from numbridge.kernels.adjoint.element_program import construct_element
