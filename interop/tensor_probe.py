@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from numbridge.kernels.native.object_layout import Span
@@ -95,6 +94,8 @@ def undisturbed(probe: Callable[[], _Found | None]) -> _Found | None:
     Inference mode, fake tensors, vmap, default devices and the like are states of a thread. Tensors that are made in one of
     them are not ordinary, and would be taken as the measure of what is.
     """
+    from concurrent.futures import ThreadPoolExecutor  # which imports much, for frameworks alone
+
     with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(probe)
         return None if probing.exception() is not None else probing.result()

@@ -104,7 +104,7 @@ class _Road:
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
-        if variant.device.is_cpu:
+        if variant.device.is_cpu and math.prod(self.geometry.dims) >= variant.serial_below:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)

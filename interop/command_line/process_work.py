@@ -17,7 +17,7 @@ from pathlib import Path
 from numbridge.command_line.installed import is_there
 from numbridge.command_line.work import Row
 
-__all__ = ["FIRST_LAUNCH", "FirstLaunch"]
+__all__ = ["FIRST_LAUNCH", "FirstLaunch", "with_bytecode"]
 
 FIRST_LAUNCH = "first launch of a process"
 
@@ -82,6 +82,11 @@ _PROGRAMS = {
 }
 
 
+def with_bytecode() -> dict[str, str]:
+    """Return the environment of a process that keeps Python's bytecode, which installed packages have from the start."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 @dataclass(frozen=True)
 class FirstLaunch:
     """The first launch of a process: its time, cold and warm, and the memory of the process."""
@@ -112,7 +117,7 @@ class FirstLaunch:
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder) / "first.py"
             script.write_text(program + _MEASURED)
-            environment = os.environ | {folder_of: str(Path(folder) / "cache")}
+            environment = with_bytecode() | {folder_of: str(Path(folder) / "cache")}
             command = [sys.executable, "-W", "ignore", str(script)]
             done = [
                 subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

@@ -31,7 +31,7 @@ from numbridge.command_line.comparison import facts
 from numbridge.command_line.kernel_work import calls_in_one_jit, one_call_in_a_jit, repeated, saxpy_of
 from numbridge.command_line.launch_work import TENSORS, conversion, launch
 from numbridge.command_line.memory_work import Memory
-from numbridge.command_line.process_work import FirstLaunch
+from numbridge.command_line.process_work import FirstLaunch, with_bytecode
 from numbridge.command_line.sample_kernels import add as jax_add
 from numbridge.command_line.sample_kernels import saxpy
 from numbridge.command_line.timing import alternating
@@ -524,7 +524,7 @@ def processes(bench: Bench) -> None:
         for _ in range(max(3, bench.rounds)):
             for name, found in times.items():
                 start = time.perf_counter()
-                subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+                subprocess.run([sys.executable, "-c", f"import {name}"], env=with_bytecode(), check=True)
                 found.append(time.perf_counter() - start)
         medians = {name: statistics.median(found) * 1e3 for name, found in times.items()}
         bench.add(
