@@ -102,9 +102,9 @@ def _version(package: str) -> str:
         beside = list(Path(spec.origin).parents[1].glob(f"{package}-*.dist-info"))
         if len(beside) == 1:
             return beside[0].name
-    import importlib.metadata
+    from importlib import metadata
 
-    return f"{package} {importlib.metadata.version(package)}"
+    return f"{package} {metadata.version(package)}"
 
 
 def _native_sources() -> str:
@@ -157,13 +157,13 @@ def generator_fingerprint() -> str:
 @functools.cache
 def cuda_fingerprint() -> str:
     """Return what code for CUDA depends on besides its source and architecture: the versions of the compilers."""
-    import importlib.metadata
+    from importlib import metadata
 
     found = []
     for name in ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-core", "nvidia-nvjitlink", "nvidia-nvvm"):
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
             found.append(f"{name}, not as a package")
     folder = Path(__file__).parent
     sources = digest(*((folder / f"{name}.py").read_bytes() for name in _CUDA_SOURCES))

@@ -1,4 +1,4 @@
-"""What a case of the tables of kernels is that work together in warps and blocks (`warp_kernels`, `block_kernels`)."""
+"""What a case of the tables of kernels is that work together in warps and blocks (`warp_operations`, `block_kernels`)."""
 
 from __future__ import annotations
 

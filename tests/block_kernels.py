@@ -12,9 +12,9 @@ import numpy as np
 from numba import cuda, float32, int32
 
 import numbridge as nb
-import warp_kernels
+import warp_operations
 from block_cases import Case, numbers, of_count, rows
-from warp_kernels import FULL
+from warp_operations import FULL
 
 TILE = 16
 
@@ -545,7 +545,7 @@ def drawn_by_all(x, drawn, last):
 
 
 CASES = [
-    *warp_kernels.CASES,
+    *warp_operations.CASES,
     Case(
         "block sums",
         block_sums,
