@@ -19,7 +19,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_blocks, cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
+from numbridge.kernels import cpu_blocks, cpu_copies, cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import checked
@@ -188,6 +188,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_add_either"] = cpu_intrinsics.add_either
     names.update(STACK)
     names.update(cpu_blocks.NAMES)
+    names.update(cpu_copies.NAMES)
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):
             names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)

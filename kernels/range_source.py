@@ -27,9 +27,10 @@ _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_D
 class Private:
     """A body that may touch elements without regard to other threads, and for which threads that is right.
 
-    It is right for all where one call runs the whole launch. With a `distance`, it is also right within a range for rows
-    that are far enough from its ends: each thread then only touches rows of `arrays` at most so far from its own index
-    along the first dimension.
+    It is right for all where one call runs the whole launch, unless other launches may add to the same arrays `meanwhile`.
+    With a `distance`, it is also right within a range for rows that are far enough from its ends: each thread then only
+    touches rows of `arrays` at most so far from its own index along the first dimension. It is right for every range
+    where that has copies of the arrays `added`, if there are any, to which the body only adds.
 
     If `entry` is the other body too, it takes a last argument that says which it shall be.
     """
@@ -37,6 +38,8 @@ class Private:
     entry: str
     distance: int | None = None
     arrays: tuple[str, ...] = ()
+    meanwhile: bool = False
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def range_source(
     ahead: Sequence[str] = (),
     totals: Sequence[Total] = (),
     lanes: Mapping[str, int] | None = None,
+    additions: int = 1,
 ) -> str:
     """Return the source of the loop around a kernel's body.
 
@@ -112,6 +116,8 @@ def range_source(
         What the body takes after its parameters, and adds to.
     lanes : mapping of str to int, optional
         Bodies of which there is another that runs so many neighbouring threads at once.
+    additions : int
+        How often a thread is taken to add to elements, which tells whether copies are worth their while.
     """
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
@@ -128,8 +134,9 @@ def range_source(
         loop = _loop(entry, [*passed, *(total.name for total in totals), *told], threads, ahead)
     else:
         bodies = dict.fromkeys((entry, private.entry))
+        passed += [total.name for total in totals]
         before = "".join(_function(body, passed, threads, either=len(bodies) == 1) for body in bodies)
-        loop = _parts(entry, private, passed, threads)
+        loop = _parts(entry, private, passed, threads, additions)
     loop = [
         *(f"    _nb_sum{k} = 0.0" for k in range(len(sums))),
         *(f"    {total.name} = _nb_total_of({total.array})" for total in totals),
@@ -163,31 +170,60 @@ def _sizes(threads: _Threads) -> list[str]:
     return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] != "i")]
 
 
-def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads) -> list[str]:
+def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads, additions: int) -> list[str]:
     """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
     extents = [f"_nb_n{k}" for k in range(threads.rank)]
     total, row = " * ".join(extents), " * ".join(extents[1:]) or "1"
-    lines = ["    _nb_low = _nb_first", "    _nb_high = _nb_first"]
-    lines += [f"    if _nb_first == 0 and _nb_last == {total}:", "        _nb_high = _nb_last"]
+    whole = f"_nb_first == 0 and _nb_last == {total}"
+
+    def run(body: str, start: str, stop: str, *, alone: bool, copies: bool = False) -> list[str]:
+        which = [str(alone)] if private.entry == entry else []
+        passed = [f"_nb_copy_{name}" if copies and name in private.added else name for name in names]
+        given = ", ".join([*_sizes(threads), *passed, *which, start, stop])
+        added = [f"_nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
+        return [f"    {line}" for line in (f"_nb_part = _nb_loop_{body}({given})", *added)]
+
+    lines = _on_copies(private, "False" if private.meanwhile else whole, additions, run) if private.added else []
+    lines += ["_nb_low = _nb_first", "_nb_high = _nb_first"]
+    if not private.meanwhile:
+        lines += [f"if {whole}:", "    _nb_high = _nb_last"]
     if private.distance is not None:
         reach = 2 * private.distance
         lengths = [f"{name}.shape[0] - 1" for name in private.arrays] if private.distance else []
         lines += [
-            "    elif _nb_first < _nb_last:",
-            f"        _nb_last_row = min({', '.join([f'(_nb_last - 1) // ({row})', *lengths])}) - {reach}",
-            f"        _nb_low = min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
-            f"        _nb_high = max(min(_nb_last_row * ({row}), _nb_last), _nb_low)",
+            "elif _nb_first < _nb_last:",
+            f"    _nb_last_row = min({', '.join([f'(_nb_last - 1) // ({row})', *lengths])}) - {reach}",
+            f"    _nb_low = min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
+            f"    _nb_high = max(min(_nb_last_row * ({row}), _nb_last), _nb_low)",
         ]
-    given = ", ".join([*_sizes(threads), *names])
     for body, start, stop in (
         (entry, "_nb_first", "_nb_low"),
         (private.entry, "_nb_low", "_nb_high"),
         (entry, "_nb_high", "_nb_last"),
     ):
-        which = f", {start == '_nb_low'}" if private.entry == entry else ""
-        lines += [f"    if {start} < {stop}:", f"        _nb_part = _nb_loop_{body}({given}{which}, {start}, {stop})"]
-        lines += [f"        _nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
-    return lines
+        lines += [f"if {start} < {stop}:", *run(body, start, stop, alone=start == "_nb_low")]
+    return [f"    {line}" for line in lines]
+
+
+def _on_copies(private: Private, whole: str, additions: int, run: Callable[..., list[str]]) -> list[str]:
+    """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
+    rooms = [f"_nb_room_of({name})" for name in private.added]
+    extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
+    lines = [
+        "_nb_copies = 0",
+        f"if not ({whole}):",
+        f"    _nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions})",
+        "if _nb_copies != 0:",
+    ]
+    for k, name in enumerate(private.added):
+        lines.append(f"    _nb_copy_{name} = _nb_copy_at({name}, {' + '.join(['_nb_copies', *rooms[:k]])})")
+    return [
+        *lines,
+        *run(private.entry, "_nb_first", "_nb_last", alone=True, copies=True),
+        *(f"    _nb_add_copy({name}, _nb_copy_{name})" for name in private.added),
+        "    _nb_free(_nb_copies)",
+        "    _nb_first = _nb_last",
+    ]
 
 
 def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[str] = ()) -> list[str]:

@@ -1,7 +1,8 @@
-"""Atomic additions to one element that all threads add to: a range of threads adds up by itself, and adds to the element once.
+"""Atomic additions to elements that many threads add to: a range of threads adds up by itself, and adds to the elements once.
 
 Threads that add to the same element wait for each other, however short the rest of their work is. Between the beginning and the
-end of a launch nobody can see what a kernel has added to an element at a constant index, if it does nothing else with the array.
+end of a launch nobody can see what a kernel has added to an array, if it does nothing else with it. So what it adds at constant
+indices is summed up in *totals*, and what it adds at others to a *copy* of the array, where that is small (see `range_source`).
 This module rewrites generated text, and compiles nothing.
 """
 
@@ -15,9 +16,12 @@ from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
-__all__ = ["Total", "total_array", "with_totals"]
+__all__ = ["Total", "only_added", "total_array", "with_either", "with_totals"]
 
 _ADD, _ADD_TO_TOTAL, _PREFIX = "_nb_atomic_add", "_nb_add_to_total", "_nb_total"
+_ADD_EITHER, _PRIVATE = "_nb_add_either", "_nb_private"
+# How derivatives add
+_ADD_UNREAD = "_nb_add"
 _MOST = (1 << 63) - 1  # what an index may be
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
@@ -63,18 +67,14 @@ def with_totals(
     wanted : sequence of Total, optional
         The totals of another text of the same kernel, whose parameters the result takes.
     """
-    start = text.rindex("@", 0, text.rindex(f"def {entry}("))
-    tree = ast.parse(text[start:]).body[0]
-    assert isinstance(tree, ast.FunctionDef)
+    start, tree = _body(text, entry)
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
-    rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    rank = {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
+    rank = _ranks(tree, parameters)
+    constant = [(array, index) for array, place, _ in additions if (index := _constant(place)) is not None]
     # Whatever else is done with the array, somebody might see what is in it.
-    counts = Counter(array for array, _, _ in additions)
-    places = dict.fromkeys(
-        (a, index) for a, index, _ in additions if counts[a] == names[a] and rank.get(a) == len(index)
-    )
+    counts = Counter(array for array, _ in constant)
+    places = dict.fromkeys((a, index) for a, index in constant if counts[a] == names[a] and rank.get(a) == len(index))
     totals = tuple(Total(f"{_PREFIX}{k}_{array}", array, index) for k, (array, index) in enumerate(places))
     totals = totals if wanted is None else tuple(wanted)
     if not totals or not places.keys() <= {(total.array, total.index) for total in totals}:
@@ -82,6 +82,63 @@ def with_totals(
     made = _Adder({(total.array, total.index): total.name for total in totals}, names).visit(tree)
     made.args.args += [ast.arg(total.name) for total in totals]
     return text[:start] + ast.unparse(ast.fix_missing_locations(made)), totals
+
+
+def with_either(
+    text: str, entry: str, parameters: Sequence[ParameterType], wanted: Sequence[str] | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Return a text whose body is told, by its last parameter, whether to add plainly, and the arrays where it is.
+
+    Parameters
+    ----------
+    text, entry, parameters
+        As for `with_totals`.
+    wanted : sequence of str, optional
+        The arrays of another text of the same kernel, which must be those of this one.
+    """
+    start, tree = _body(text, entry)
+    names, ranks = _names(tree), _ranks(tree, parameters)
+    counts = Counter(found[0] for node in ast.walk(tree) if (found := _addition(node, names)) is not None)
+    arrays = tuple(sorted(array for array, count in counts.items() if count == names[array] and array in ranks))
+    if not arrays or arrays != (arrays if wanted is None else tuple(wanted)):
+        return text, ()
+    made = _Chooser(arrays, names).visit(tree)
+    made.args.args.append(ast.arg(_PRIVATE))
+    return text[:start] + ast.unparse(ast.fix_missing_locations(made)), arrays
+
+
+def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tuple[str, ...]:
+    """Return the arrays to which a derivative's body adds and with which it does nothing else; none if it adds to others.
+
+    Parameters
+    ----------
+    text, entry, parameters
+        The derivative's, which is all that adds.
+    """
+    found = next((f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef) and f.name == entry), None)
+    if found is None:
+        return ()
+    names, ranks, counts = _names(found), _ranks(found, parameters), Counter[str]()
+    for node in ast.walk(found):
+        match node:
+            case ast.Call(ast.Name(called), [*_, array, _, _]) if called in (_ADD_UNREAD, _ADD_EITHER):
+                counts[array.id if isinstance(array, ast.Name) else ""] += 1
+    every = all(count == names[array] and array in ranks for array, count in counts.items())
+    return tuple(sorted(counts)) if every else ()
+
+
+def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:
+    """Return where a text's body begins, which is its last function, and its tree."""
+    start = text.rindex("@", 0, text.rindex(f"def {entry}("))
+    tree = ast.parse(text[start:]).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    return start, tree
+
+
+def _ranks(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, int]:
+    """Return the ranks of those arrays that a body may add up by itself."""
+    rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    return {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
 
 
 def _names(tree: ast.FunctionDef) -> Counter[str]:
@@ -93,16 +150,15 @@ def _has_totals(parameter: ArrayType) -> bool:
     return parameter.element is None and parameter.scalar.name in _ADDED
 
 
-def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, tuple[int, ...], ast.expr] | None:
-    """Return the array, the index and the value of an atomic addition at a constant index whose result nobody reads."""
+def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, ast.expr, ast.expr] | None:
+    """Return the array, the index and the value of an atomic addition whose result nobody reads."""
     match node:
         case ast.Assign([ast.Name(result)]) if names[result]:
             return None
         case ast.Expr(ast.Call(ast.Name(called), [ast.Name(array), place, value], [])) | ast.Assign(
             [ast.Name()], ast.Call(ast.Name(called), [ast.Name(array), place, value], [])
         ) if called == _ADD:
-            index = _constant(place)
-            return None if index is None else (array, index, value)
+            return array, place, value
     return None
 
 
@@ -125,8 +181,23 @@ class _Adder(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         found = _addition(node, self.names)
-        if found is None or found[:2] not in self.totals:
+        total = None if found is None else self.totals.get((found[0], _constant(found[1]) or ()))
+        if found is None or total is None:
             return super().visit(node)
-        array, index, value = found
-        given = [ast.Name(array, ast.Load()), ast.Name(self.totals[array, index], ast.Load()), value]
+        given = [ast.Name(found[0], ast.Load()), ast.Name(total, ast.Load()), found[2]]
         return ast.copy_location(ast.Expr(ast.Call(ast.Name(_ADD_TO_TOTAL, ast.Load()), given, [])), node)
+
+
+class _Chooser(ast.NodeTransformer):
+    """Makes atomic additions to some arrays such that are plain where the body is told so."""
+
+    def __init__(self, arrays: Sequence[str], names: Counter[str]) -> None:
+        self.arrays = arrays
+        self.names = names
+
+    def visit(self, node: ast.AST) -> Any:
+        found = _addition(node, self.names)
+        if found is None or found[0] not in self.arrays:
+            return super().visit(node)
+        given = [ast.Name(_PRIVATE, ast.Load()), ast.Name(found[0], ast.Load()), *found[1:]]
+        return ast.copy_location(ast.Expr(ast.Call(ast.Name(_ADD_EITHER, ast.Load()), given, [])), node)

@@ -37,11 +37,11 @@ from numbridge.kernels.object_cache import (
     machine_fingerprint,
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
-from numbridge.kernels.range_source import LaneSource, range_source
+from numbridge.kernels.range_source import LaneSource, Private, range_source
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
-from numbridge.kernels.totals import Total, with_totals
+from numbridge.kernels.totals import Total, only_added, with_either, with_totals
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -61,6 +61,8 @@ _SERIAL_BELOW, _SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
 _GRAIN = 1 << 13
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 _BRIEF_BELOW = 1 << 10
+# How often a thread with a loop is taken to add to elements.
+_ADDITIONS_WITH_LOOP = 16
 _MAX_CHECKED = 256
 
 _Types = tuple[tuple[ParameterType, ...], str]
@@ -336,7 +338,12 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     totals: tuple[Total, ...] = ()
     if not emitted.generated and not emitted.may_raise:
         added, totals = with_totals(emitted.text, emitted.entry, parameters)
-        emitted = replace(emitted, text=added)
+        added, arrays = with_either(added, emitted.entry, parameters) if rank else (added, ())
+        private = Private(emitted.entry, meanwhile=True, added=arrays) if arrays else None
+        emitted = replace(emitted, text=added, private=private)
+    elif emitted.private is not None and not emitted.may_raise:
+        arrays = only_added(emitted.text, emitted.entry, parameters)
+        emitted = replace(emitted, private=replace(emitted.private, added=arrays))
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -350,6 +357,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             ahead=ahead,
             totals=totals,
             lanes=lanes,
+            additions=_ADDITIONS_WITH_LOOP if emitted.has_loop else 1,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
@@ -430,11 +438,18 @@ def _bodies_for_lanes(
     from numbridge.kernels.adjoint.lane_source import lane_source
 
     found = lane_source(kernel.source, parameters, weak)
-    if found is None or not totals:
-        return found
+    if found is None:
+        return None
     text, namespace = found
-    text, added = with_totals(text, emitted.entry, parameters, totals)
-    return (text, namespace) if added else None
+    if totals:
+        text, made = with_totals(text, emitted.entry, parameters, totals)
+        if not made:
+            return None
+    if emitted.private is not None:
+        text, arrays = with_either(text, emitted.entry, parameters, emitted.private.added)
+        if not arrays:
+            return None
+    return text, namespace
 
 
 def _origins(emitted: Emitted, text: str) -> Callable[[int], str | None]:

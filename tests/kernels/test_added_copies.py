@@ -1,0 +1,207 @@
+"""Arrays that threads only add to, at indices of their own: where they are small, each worker adds to a copy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+from numbridge.kernels.parameter_types import ArrayType
+from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.totals import only_added, with_either
+
+N = 200_003
+random = np.random.default_rng(7)
+
+
+def has_copies(kernel, *arguments):
+    return "_nb_copy_at(" in kernel.explain(*arguments).source
+
+
+@nb.kernel
+def histogram(x, w, found):
+    i = nb.tid()
+    nb.atomic_add(found, x[i], w[i])
+
+
+DTYPES = [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bins", [1, 100, 70_000])
+def test_histograms(dtype, bins):
+    # 70,000 elements are more than a copy would pay for.
+    x, w = random.integers(-bins, bins, N), random.integers(0, 4, N).astype(dtype)
+    found = random.integers(0, 100, bins).astype(dtype)
+    wanted = found.astype(np.int64)
+    np.add.at(wanted, x, w.astype(np.int64))
+    assert has_copies(histogram, x, w, found.copy())
+    nb.launch(histogram, N, [x, w, found])
+    assert np.array_equal(found, wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("order", [lambda a: a, np.transpose, lambda a: a[::-1, ::2]])
+def test_arrays_of_any_order(order):
+    @nb.kernel
+    def pairs(x, found):
+        i, j = nb.tid()
+        cuda.atomic.add(found, (x[i, j], j % 3), 1)
+        nb.atomic_add(found, x[i, j], 0, 2)
+
+    x, held = random.integers(0, 5, (400, 300)), np.zeros((5, 6), np.int64)
+    found = order(held)
+    nb.launch(pairs, x.shape, [x, found])
+    wanted = np.zeros(found.shape, np.int64)
+    np.add.at(wanted, (x, np.arange(300) % 3 + np.zeros_like(x)), 1)
+    np.add.at(wanted, (x, np.zeros_like(x)), 2)
+    assert np.array_equal(found, wanted) and held.sum() == wanted.sum()
+
+
+@nb.kernel
+def several(x, first, second, total, last):
+    i = nb.tid()
+    for k in range(x[i] % 5):
+        nb.atomic_add(first, k, 1)
+        nb.atomic_add(second, (k, x[i] % 2), x[i])
+        nb.atomic_add(total, 0, 1)
+    nb.atomic_max(last, x[i] % 3, i)
+
+
+@pytest.mark.parametrize("simd", [False, None, True])
+def test_several_arrays_beside_totals_and_other_operations(simd):
+    kernel = nb.kernel(several.source.function, simd=simd)
+    x = random.integers(0, 50, N)
+    arguments = [np.zeros(5, np.int32), np.zeros((5, 2), np.int64), np.zeros(1, np.int64), np.zeros(3, np.int64)]
+    nb.launch(kernel, N, [x, *arguments])
+    wanted = [np.zeros_like(a) for a in arguments]
+    for k in range(5):
+        there = x[x % 5 > k]
+        wanted[0][k] += len(there)
+        np.add.at(wanted[1][k], there % 2, there)
+        wanted[2] += len(there)
+    np.maximum.at(wanted[3], x % 3, np.arange(N))
+    for got, right in zip(arguments, wanted, strict=True):
+        assert np.array_equal(got, right)
+
+
+def in_order(x, found):
+    i = nb.tid()
+    x[i] = nb.atomic_add(found, 0 * i, 1)
+
+
+def read_too(x, found):
+    i = nb.tid()
+    nb.atomic_add(found, i % 3, 1)
+    if found[i % 3] > 0:
+        x[i] = 1
+
+
+def lowered_too(x, found):
+    i = nb.tid()
+    nb.atomic_add(found, i % 3, 1)
+    nb.atomic_min(found, i % 3, 10**9)
+
+
+@pytest.mark.parametrize("function", [in_order, read_too, lowered_too])
+def test_what_somebody_may_see_is_added_at_once(function):
+    kernel = nb.kernel(function)
+    x, found = np.zeros(N, np.int64), np.zeros(3, np.int64)
+    assert not has_copies(kernel, x.copy(), found.copy())
+    nb.launch(kernel, N, [x, found])
+    assert found.sum() == N
+
+
+def test_launches_of_several_threads_add_to_one_array():
+    x, w, found = random.integers(0, 64, N), np.ones(N, np.int32), np.zeros(64, np.int64)
+    run = histogram.forall(N)
+    run(x, w, found)
+    threads = [threading.Thread(target=lambda: [run(x, w, found) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.array_equal(found, 41 * np.bincount(x, minlength=64))
+
+
+def test_nothing_is_lost_or_invented():
+    x = np.zeros(N, np.int64)
+    w, found = np.full(N, np.inf, np.float32), np.array([1, np.nan, -0.0], np.float32)
+    nb.launch(histogram, N, [x, w, found])
+    assert found[0] == np.inf and np.isnan(found[1]) and np.signbit(found[2])
+    w[:] = 0
+    w[-1] = np.nan
+    nb.launch(histogram, N, [x, w, found])
+    assert np.isnan(found[0])
+    nb.launch(histogram, 0, [x, w, np.zeros(0, np.float32)])
+
+
+@nb.kernel
+def dense(x: nb.array2d[float], w: nb.array2d[float], y: nb.array2d[float]):
+    i = nb.tid()
+    for k in range(w.shape[0]):
+        total = 0.0
+        for j in range(w.shape[1]):
+            total += w[k, j] * x[i, j]
+        y[i, k] = total
+
+
+@nb.kernel
+def embedded(table: nb.array[float], which: nb.array[nb.int32], scale: float, y: nb.array[float]):
+    i = nb.tid()
+    y[i] = scale * table[which[i]] * table[which[i]]
+
+
+def test_gradients_of_what_all_threads_read():
+    x, w = (random.integers(-3, 4, shape).astype(np.float32) for shape in ((3000, 8), (5, 8)))
+    y, by_y = np.zeros((3000, 5), np.float32), random.integers(-3, 4, (3000, 5)).astype(np.float32)
+    by_x, by_w = np.zeros_like(x), np.ones_like(w)
+    nb.launch(dense, 3000, [x, w], [y], adj_inputs=[by_x, by_w], adj_outputs=[by_y], adjoint=True)
+    assert np.array_equal(by_w, 1 + by_y.T @ x) and np.array_equal(by_x, by_y @ w)
+    table, which = random.integers(-3, 4, 50).astype(np.float32), random.integers(0, 50, N).astype(np.int32)
+    y, by_y = np.zeros(N, np.float32), random.integers(-1, 2, N).astype(np.float32)
+    by_table, by_scale = np.zeros_like(table), np.zeros((), np.float32)
+    adjoints = {"adj_inputs": [by_table, None, by_scale], "adj_outputs": [by_y], "adjoint": True}
+    nb.launch(embedded, N, [table, which, 2.0], [y], **adjoints)
+    assert np.array_equal(by_table, np.bincount(which, 4 * by_y * table[which], 50).astype(np.float32))
+    np.testing.assert_allclose(by_scale, (by_y * table[which] ** 2).sum(), rtol=1e-6)
+
+
+def test_it_is_the_same_on_one_thread_and_on_several():
+    program = (
+        "import numpy as np, numbridge as nb, test_added_copies as t\n"
+        "r = np.random.default_rng(0)\n"
+        "x, w, f = r.integers(0, 99, 300_000), r.integers(0, 9, 300_000), np.zeros(99, np.int64)\n"
+        "nb.launch(t.histogram, 300_000, [x, w, f])\n"
+        "assert np.array_equal(f, np.bincount(x, w, 99).astype(np.int64))\n"
+    )
+    paths = [os.path.dirname(__file__), *sys.path]
+    for threads in ("1", "2", "5"):
+        environment = os.environ | {"NUMBA_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(paths)}
+        subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+BODY = """@_nb_device
+def helper(a):
+    _nb_add(a, 0, 1.0)
+
+@_nb_device
+def adjoint(_nb_i0, x, a, b):
+    _nb_add(a, _nb_i0 % 3, x[_nb_i0]){}
+"""
+
+
+def test_what_a_derivative_only_adds_to():
+    parameters = [ArrayType(name, scalar_of(np.float32), 1, True, True) for name in ("x", "a", "b")]
+    assert only_added(BODY.format(""), "adjoint", parameters) == ("a",)
+    assert only_added(BODY.format("\n    _nb_add(b, 0, 1.0)"), "adjoint", parameters) == ("a", "b")
+    for more in ("\n    b[0] = a[0]", "\n    _nb_add(_nb_components(b), 0, 1.0)", "\n    a = b", "\n    a[1] = 2.0"):
+        assert only_added(BODY.format(more), "adjoint", parameters) == ()
+    assert only_added(BODY.format(""), "nothing", parameters) == ()
+    with_others = with_either(BODY.replace("_nb_add(", "_nb_atomic_add(").format(""), "adjoint", parameters, ["b"])
+    assert with_others[1] == ()
