@@ -111,6 +111,22 @@ def product(a, b, c):
 
 
 @nb.kernel
+def histogram(places, counts):
+    i = nb.tid()
+    nb.atomic_add(counts, places[i], 1)
+
+
+@nb.kernel
+def weighted(x, w, y):
+    i = nb.tid()
+    for k in range(w.shape[0]):
+        total = 0.0
+        for j in range(w.shape[1]):
+            total += w[k, j] * x[i, j]
+        y[i, k] = total
+
+
+@nb.kernel
 def squared_error(x, y, total):
     i = nb.tid()
     d = x[i] - y[i]
@@ -330,6 +346,8 @@ KERNELS = (
     "product of 512 x 512 float32, a sum in each thread",
     "Mandelbrot set, 1024 x 1024, up to 200 trips in each thread",
     "sum of squared errors, 4M float32, atomic_add to one number",
+    "histogram of 4M int32, atomic_add to 256 numbers",
+    "adjoint of 32 inputs times 16 x 32 weights, 20,000 threads",
 )
 
 
@@ -439,7 +457,7 @@ def sets(bench: Bench) -> None:
 
 
 def losses(bench: Bench) -> None:
-    """A kernel in which all threads add to one number, in this process."""
+    """Kernels in which all threads add to one number, or to few, in this process."""
     import torch
     import warp as wp
     import warp_kernels
@@ -456,6 +474,27 @@ def losses(bench: Bench) -> None:
             "Warp": (lambda: wp.launch(warp_kernels.squared_error, n, [*theirs, found], device="cpu"), 1 / 2),
             "torch": (lambda: torch.nn.functional.mse_loss(tx, ty, reduction="sum"), 1.0),
         },
+    )
+    places, counts = np.random.default_rng(0).integers(0, 256, n).astype(np.int32), np.zeros(256, np.int32)
+    given = [wp.array(array, dtype=wp.int32, device="cpu") for array in (places, counts)]
+    bench.compare(
+        KERNELS[8],
+        functools.partial(histogram.forall(n), places, counts),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.histogram, n, given, device="cpu"), 1.0),
+            "NumPy bincount": (lambda: np.bincount(places, minlength=256), 1.0),
+        },
+    )
+    rows = 20_000
+    shapes = (rows, 32), (16, 32), (rows, 16)
+    values, adjoints = ([np.random.default_rng(k).random(s, np.float32) for s in shapes] for k in (1, 2))
+    wide = [[wp.array(array, dtype=float, device="cpu") for array in arrays] for arrays in (values, adjoints)]
+    ours = {"adj_inputs": adjoints[:2], "adj_outputs": adjoints[2:], "adjoint": True}
+    theirs_too = {"adj_inputs": wide[1][:2], "adj_outputs": wide[1][2:], "adjoint": True, "device": "cpu"}
+    bench.compare(
+        KERNELS[9],
+        lambda: nb.launch(weighted, rows, values[:2], values[2:], **ours),
+        {"Warp": (lambda: wp.launch(warp_kernels.weighted, rows, wide[0][:2], wide[0][2:], **theirs_too), 1 / 2)},
     )
 
 

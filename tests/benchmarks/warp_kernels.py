@@ -27,6 +27,22 @@ def product(a: wp.array2d(dtype=float), b: wp.array2d(dtype=float), c: wp.array2
 
 
 @wp.kernel
+def histogram(places: wp.array(dtype=wp.int32), counts: wp.array(dtype=wp.int32)):
+    i = wp.tid()
+    wp.atomic_add(counts, places[i], 1)
+
+
+@wp.kernel
+def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
+    i = wp.tid()
+    for k in range(w.shape[0]):
+        total = 0.0
+        for j in range(w.shape[1]):
+            total += w[k, j] * x[i, j]
+        y[i, k] = total
+
+
+@wp.kernel
 def squared_error(x: wp.array(dtype=float), y: wp.array(dtype=float), total: wp.array(dtype=float)):
     i = wp.tid()
     d = x[i] - y[i]
