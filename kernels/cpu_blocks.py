@@ -75,17 +75,16 @@ def _end(builder: Any, handle: Any) -> None:
     builder.call(end, [handle, _BIT(0), _NO_TOKEN])
 
 
-def _suspend(builder: Any, *, finally_: bool) -> None:
+def _suspend(builder: Any) -> None:
     """Leave the coroutine; what is built next is where it goes on."""
     function = builder.function
     if not hasattr(function, _COROUTINE):
         raise TypingError("this waits for other threads, and so must stand in a kernel or in a function that it calls")
-    leave = getattr(function, _COROUTINE)
     suspend = _function(builder.module, "llvm.coro.suspend", _BYTE, _TOKEN, _BIT)
-    answer = builder.call(suspend, [_NO_TOKEN, _BIT(finally_)])
+    answer = builder.call(suspend, [_NO_TOKEN, _BIT(0)])
     onwards = builder.append_basic_block("coroutine.onwards")
     # 0: resumed; 1: destroyed, which nobody does, since frames hold nothing that must be given back; else: suspended.
-    builder.switch(answer, leave).add_case(_BYTE(0), onwards)
+    builder.switch(answer, getattr(function, _COROUTINE)).add_case(_BYTE(0), onwards)
     builder.position_at_end(onwards)
 
 
@@ -139,9 +138,9 @@ def _is_success(code: Any) -> bool:
 
 
 def _finish(builder: Any, record: Any) -> None:
+    # No suspension: LLVM takes but one final one in a coroutine, which may end in many places.
     builder.store(_I64(nb.IS_THROUGH), _place(builder, record, nb.THREAD_WAITS))
-    _suspend(builder, finally_=True)
-    builder.unreachable()
+    builder.branch(getattr(builder.function, _COROUTINE))
 
 
 @intrinsic
@@ -176,7 +175,7 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
         (nb.THREAD_GIVEN, given),
     ):
         builder.store(value, _place(builder, record, offset))
-    _suspend(builder, finally_=False)
+    _suspend(builder)
 
 
 # --------------------------------------------------------------------------------------------------------------------
