@@ -72,8 +72,8 @@ class Rewritten:
         The globals of the text, without what the back end adds.
     sites : tuple of (FunctionSource, ast.AST, str)
         Where indices are checked, and of which array.
-    places : int or None
-        For the CPU, if the threads of a block work together: how many places of the source have static shared memory.
+    in_blocks : bool
+        For the CPU: whether the threads of a block work together.
     """
 
     program: Program
@@ -82,7 +82,7 @@ class Rewritten:
     hidden: tuple[str, ...]
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
-    places: int | None = None
+    in_blocks: bool = False
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which a program of it would not say; None if there is none."""
@@ -131,8 +131,7 @@ def rewrite(
     in_blocks = blocks and target == "cpu" and source.works_in_blocks
     writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds, in_blocks=in_blocks)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    places = writer.places if in_blocks else None
-    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), places)
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks)
 
 
 class _Writer:
@@ -151,6 +150,7 @@ class _Writer:
         self.program = program
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
+        # How many places of the source have static shared memory.
         self.places = 0
         self.sites: list[Site] = []
         self.elements = elements
