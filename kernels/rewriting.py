@@ -201,10 +201,19 @@ class _Writer:
     def _find_waiting(self) -> set[int]:
         """Return the functions, by identity, in which a thread may wait for others."""
         waiting: set[int] = set()
-        for part in self.program.sources:  # callee before caller
+        seen: set[int] = set()
+        backwards = []
+        for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
+            calls = list(self.program.calls(part))
             waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
-            if waits or any(id(callee) in waiting for _, callee in self.program.calls(part)):
+            if waits or any(id(callee) in waiting for _, callee in calls):
                 waiting.add(id(part))
+            backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
+            seen.add(id(part))
+        for part, node, callee in backwards:
+            if {id(part), id(callee)} & waiting:
+                text = f"{callee.name} comes back to itself, which what waits for other threads cannot on the CPU; write a loop"
+                raise part.error(node, text, KernelUnsupportedError)
         return waiting
 
     def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:

@@ -396,9 +396,21 @@ def of_a_grid(x):
     cuda.cg.this_grid().sync()
 
 
+@nb.func
+def counted_down(n):
+    cuda.syncwarp()
+    return n if n <= 0 else counted_down(n - 1)
+
+
+@nb.kernel
+def of_itself(x):
+    x[0] = counted_down(3)
+
+
 @pytest.mark.parametrize(
     ("kernel", "arguments", "text"),
     [
+        (of_itself, [np.zeros(1, np.int32)], "counted_down comes back to itself"),
         (of_bytes, [np.zeros(1, np.uint8)], "lanes exchange int32, int64, float32 and float64"),
         (of_truth, [np.zeros(1, np.int32)], "takes an integer as the predicate of a block"),
         (of_any_size, [np.zeros(1, np.int32), 3], "needs a constant shape"),
