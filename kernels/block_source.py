@@ -42,9 +42,7 @@ def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
         yield statement
 
 
-def block_source(
-    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool
-) -> str:
+def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool) -> str:
     """Return the source of the loop around a kernel's blocks.
 
     Parameters

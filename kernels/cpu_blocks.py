@@ -187,7 +187,9 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
 def _exchanged(kind: Any) -> Any:
     kind = types.unliteral(kind)
     if kind not in _EXCHANGED:
-        raise TypingError(f"lanes exchange int32, int64, float32 and float64, as in numba.cuda, and this is {kind.name}")
+        raise TypingError(
+            f"lanes exchange int32, int64, float32 and float64, as in numba.cuda, and this is {kind.name}"
+        )
     return kind
 
 
