@@ -42,9 +42,7 @@ def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
         yield statement
 
 
-def block_source(
-    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, places: int, is_dynamic: bool
-) -> str:
+def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool) -> str:
     """Return the source of the loop around a kernel's blocks.
 
     Parameters
@@ -57,8 +55,6 @@ def block_source(
         How many thread indices the body takes, 1 to 4.
     hidden : sequence of str
         What the body takes before its parameters: the crew, the thread, indices, then what it asks of its block and grid.
-    places : int
-        How many places of the source have static shared memory.
     is_dynamic : bool
         Whether the kernel has dynamic shared memory.
     """
@@ -83,7 +79,7 @@ def block_source(
         "    _nb_end = _nb_blocks",
         "if _nb_now >= _nb_end:",
         "    return 0",
-        f"_nb_crew = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {places}, {dynamic})",
+        f"_nb_crew = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
         "if _nb_crew == 0:",
         f"    return {nb.CREW_RAISED}",
         "_nb_failed = 0",

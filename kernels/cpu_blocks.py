@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 from numbridge.kernels.cpu_intrinsics import constant_extents, memory_dtype
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
+from numbridge.kernels.object_cache import digest
 
 __all__ = ["NAMES"]
 
@@ -32,6 +33,8 @@ _WARP = nb.WARP_SIZE
 _COROUTINE = "_nb_coroutine"
 # Likewise, how many places it has at which lanes wait for whoever comes.
 _PLACES = "_nb_places"
+# More bytes than any memory has
+_MOST = 1 << 62
 _EXCHANGED = {types.int32: _I32, types.int64: _I64, types.float32: _I32, types.float64: _I64}
 
 
@@ -63,8 +66,7 @@ def _place(builder: Any, address: Any, offset: int) -> Any:
 
 def _record(builder: Any, crew: Any, thread: Any) -> Any:
     """Return the address of a thread's record."""
-    threads = builder.load(_place(builder, crew, nb.CREW_THREADS))
-    return builder.add(threads, builder.mul(thread, _I64(nb.THREAD_SIZE)))
+    return builder.add(builder.add(crew, _I64(nb.CREW_SIZE)), builder.mul(thread, _I64(nb.THREAD_SIZE)))
 
 
 def _end(builder: Any, handle: Any) -> None:
@@ -74,17 +76,16 @@ def _end(builder: Any, handle: Any) -> None:
     builder.call(end, [handle, _BIT(0), _NO_TOKEN])
 
 
-def _suspend(builder: Any, *, finally_: bool) -> None:
+def _suspend(builder: Any) -> None:
     """Leave the coroutine; what is built next is where it goes on."""
     function = builder.function
     if not hasattr(function, _COROUTINE):
         raise TypingError("this waits for other threads, and so must stand in a kernel or in a function that it calls")
-    leave = getattr(function, _COROUTINE)
     suspend = _function(builder.module, "llvm.coro.suspend", _BYTE, _TOKEN, _BIT)
-    answer = builder.call(suspend, [_NO_TOKEN, _BIT(finally_)])
+    answer = builder.call(suspend, [_NO_TOKEN, _BIT(0)])
     onwards = builder.append_basic_block("coroutine.onwards")
     # 0: resumed; 1: destroyed, which nobody does, since frames hold nothing that must be given back; else: suspended.
-    builder.switch(answer, leave).add_case(_BYTE(0), onwards)
+    builder.switch(answer, getattr(function, _COROUTINE)).add_case(_BYTE(0), onwards)
     builder.position_at_end(onwards)
 
 
@@ -138,9 +139,9 @@ def _is_success(code: Any) -> bool:
 
 
 def _finish(builder: Any, record: Any) -> None:
+    # No suspension: LLVM takes but one final one in a coroutine, which may end in many places.
     builder.store(_I64(nb.IS_THROUGH), _place(builder, record, nb.THREAD_WAITS))
-    _suspend(builder, finally_=True)
-    builder.unreachable()
+    builder.branch(getattr(builder.function, _COROUTINE))
 
 
 @intrinsic
@@ -175,7 +176,7 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
         (nb.THREAD_GIVEN, given),
     ):
         builder.store(value, _place(builder, record, offset))
-    _suspend(builder, finally_=False)
+    _suspend(builder)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -185,8 +186,20 @@ def _wait(builder: Any, record: Any, waits: int, mask: Any, given: Any) -> None:
 def _exchanged(kind: Any) -> Any:
     kind = types.unliteral(kind)
     if kind not in _EXCHANGED:
-        raise TypingError(f"lanes exchange int32, int64, float32 and float64, as in numba.cuda, and this is {kind}")
+        raise TypingError(
+            f"lanes exchange int32, int64, float32 and float64, as in numba.cuda, and this is {kind.name}"
+        )
     return kind
+
+
+def _compared(kind: Any) -> Any:
+    # numba.cuda takes other numbers as the first of these types that holds them, or all of their bits.
+    kind = types.unliteral(kind)
+    if isinstance(kind, types.Boolean):
+        return types.int32
+    if isinstance(kind, types.Integer) and kind not in _EXCHANGED:
+        return types.int32 if kind.bitwidth < _I32.width else types.int64
+    return types.float32 if isinstance(kind, types.Float) and kind.bitwidth < _I32.width else _exchanged(kind)
 
 
 def _word_of_number(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -241,7 +254,7 @@ def _integer(kind: Any) -> Any:
 
 @native
 def _record_of(crew: Any, thread: Any) -> Any:
-    return load_i64(crew, nb.CREW_THREADS) + thread * nb.THREAD_SIZE
+    return crew + nb.CREW_SIZE + thread * nb.THREAD_SIZE
 
 
 @native
@@ -440,17 +453,23 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, extents: list[An
 
 @intrinsic
 def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -> Any:
-    """Return the array of a block at a place in the source, with whatever its memory holds."""
+    """Return the array of a block at a place in the source, with whatever its memory holds.
+
+    A device function may have it for numbers of several types, and is compiled for each: each has memory of its own, as on CUDA.
+    """
     extents, element = constant_extents(shape), memory_dtype(dtype)
     kind = types.Array(element, len(extents), "C")
+    key = int(digest(f"{place.literal_value} {element.name}")[:15], 16)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        size = max(math.prod(extents), 1) * context.get_abi_sizeof(context.get_data_type(element))
+        size = min(max(math.prod(extents), 1) * context.get_abi_sizeof(context.get_data_type(element)), _MOST)
         function = _function(builder.module, "numbridge_crew_memory", _I64, _I64, _I64, _I64)
-        address = builder.call(function, [arguments[0], arguments[1], _I64(size)])
+        address = builder.call(function, [arguments[0], _I64(key), _I64(size)])
+        with builder.if_then(builder.icmp_unsigned("==", address, _I64(0)), likely=False):
+            context.call_conv.return_user_exc(builder, MemoryError, ("shared memory",))
         return _array(context, builder, kind, address, [_I64(extent) for extent in extents])
 
-    return kind(types.int64, types.int64, shape, dtype), generate
+    return kind(types.int64, place, shape, dtype), generate
 
 
 @intrinsic
@@ -474,7 +493,7 @@ _OPERATIONS = {
     "syncwarp": _syncwarp,
     **{name: _shuffling(function) for name, function in _SHUFFLES.items()},
     **{name: _asking(*row, _of_truth, _word_of_truth) for name, row in _VOTES.items()},
-    **{name: _asking(*row, _exchanged, _word_of_number) for name, row in _MATCHES.items()},
+    **{name: _asking(*row, _compared, _word_of_number) for name, row in _MATCHES.items()},
     "activemask": _activemask,
     "lanemask_lt": _lanemask_lt,
 }
@@ -483,7 +502,7 @@ NAMES: dict[str, Any] = {
     "_nb_start": start,
     "_nb_finish": finish,
     "_nb_skip": skip,
-    "_nb_crew_begin": external("numbridge_crew_begin", types.int64, types.int64, types.int64, types.int64),
+    "_nb_crew_begin": external("numbridge_crew_begin", types.int64, types.int64, types.int64),
     "_nb_crew_run": external("numbridge_crew_run", types.int64, types.int64, types.int64),
     "_nb_crew_end": external("numbridge_crew_end", types.void, types.int64),
     "_nb_in_place": njit(inline="always"),

@@ -1,4 +1,4 @@
-"""The compiled functions that run the threads of a block on the CPU, and what is said when those threads wait in vain."""
+"""The compiled functions that run the threads of a block on the CPU, and what is said when a block ends its launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numbridge.kernels.object_cache import Compiled, compiled_or_stored, digest,
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
-__all__ = ["load_crews", "waited_in_vain"]
+__all__ = ["ended_in_block", "load_crews"]
 
 
 def _compile() -> Compiled:
@@ -30,16 +30,29 @@ def load_crews() -> None:
     load(compiled)
 
 
-def waited_in_vain(kernels: Iterable[Kernel]) -> KernelError | None:
-    """Return the error of a launch of one of some kernels whose threads waited for each other in vain, or None."""
-    state = machine().state
-    block, thread, mask = (int(state[at // 8]) for at in (nb.STATE_STUCK, nb.STATE_STUCK_THREAD, nb.STATE_STUCK_MASK))
-    state[nb.STATE_STUCK // 8] = 0
+def ended_in_block(kernels: Iterable[Kernel]) -> KernelError | None:
+    """Return the error of a launch of one of some kernels that a block itself has ended, or None.
+
+    A block ends a launch if its threads waited for each other in vain, or if there is no memory for them.
+    """
     waiting = [kernel.name for kernel in kernels if kernel.source.works_in_blocks]
-    if not block or not waiting:
+    if not waiting:
+        return None
+    name = f"kernel {' or '.join(map(repr, waiting))}"
+    state = machine().state
+    block, thread, mask, lacking = (
+        int(state[at // 8]) for at in (nb.STATE_STUCK, nb.STATE_STUCK_THREAD, nb.STATE_STUCK_MASK, nb.STATE_LACKING)
+    )
+    state[nb.STATE_STUCK // 8] = state[nb.STATE_LACKING // 8] = 0
+    if lacking:
+        return KernelError(
+            f"{name}: there is no memory for {lacking} bytes, which one of its blocks needs as shared memory or for what its "
+            "threads keep where they wait. Launch it with less shared memory or smaller blocks"
+        )
+    if not block:
         return None
     return KernelError(
-        f"kernel {' or '.join(map(repr, waiting))}: in block {block - 1}, thread {thread} waits for lanes {mask:#010x} of its "
+        f"{name}: in block {block - 1}, thread {thread} waits for lanes {mask:#010x} of its "
         "warp, and not all of these come to a warp operation with the same mask: some wait for the whole block, or for other "
         "lanes. On a GPU this would wait for ever. Let every lane that a mask names call the operation; the arrays that the "
         "kernel writes may be partly written"

@@ -57,8 +57,8 @@ class Emitted:
         The functions of the text in its order, as they were rewritten; none for derivatives.
     sites : tuple of (FunctionSource, ast.AST, str)
         Where indices are checked, and of which array.
-    places : int or None
-        For the CPU, if the threads of a block work together: how many places of the source have static shared memory.
+    in_blocks : bool
+        For the CPU: whether the threads of a block work together.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Emitted:
     repeatable: bool = False
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
-    places: int | None = None
+    in_blocks: bool = False
 
     @property
     def generated(self) -> bool:
@@ -150,11 +150,11 @@ def emit(
         bool(rewritten.sites) or any(map(may_raise, nodes)),
         any(isinstance(node, ast.For | ast.While) for node in nodes)
         or any(True for _ in program.compiled_functions())
-        or rewritten.places is not None,
+        or rewritten.in_blocks,
         source.asks_for_block,
         parts=parts,
         sites=rewritten.sites,
-        places=rewritten.places,
+        in_blocks=rewritten.in_blocks,
     )
 
 

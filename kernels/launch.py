@@ -17,7 +17,7 @@ import numpy as np
 from numbridge.kernels import cuda_driver, watching
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.crews import waited_in_vain
+from numbridge.kernels.crews import ended_in_block
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.grid_source import block_shape, extents, grid_shape
@@ -123,7 +123,7 @@ class _Road:
         """Say that a kernel ended with an exception of its own."""
         raise (
             out_of_range([self.kernel])
-            or waited_in_vain([self.kernel])
+            or ended_in_block([self.kernel])
             or KernelError(
                 f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
                 f"written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so does a slice with a step of zero"

@@ -75,8 +75,8 @@ class Rewritten:
         The globals of the text, without what the back end adds.
     sites : tuple of (FunctionSource, ast.AST, str)
         Where indices are checked, and of which array.
-    places : int or None
-        For the CPU, if the threads of a block work together: how many places of the source have static shared memory.
+    in_blocks : bool
+        For the CPU: whether the threads of a block work together.
     """
 
     program: Program
@@ -85,7 +85,7 @@ class Rewritten:
     hidden: tuple[str, ...]
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
-    places: int | None = None
+    in_blocks: bool = False
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which a program of it would not say; None if there is none."""
@@ -134,8 +134,7 @@ def rewrite(
     in_blocks = blocks and target == "cpu" and source.works_in_blocks
     writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds, in_blocks=in_blocks)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    places = writer.places if in_blocks else None
-    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), places)
+    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks)
 
 
 class _Writer:
@@ -154,6 +153,7 @@ class _Writer:
         self.program = program
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
+        # How many places of the source have static shared memory.
         self.places = 0
         self.sites: list[Site] = []
         self.elements = elements
@@ -204,10 +204,19 @@ class _Writer:
     def _find_waiting(self) -> set[int]:
         """Return the functions, by identity, in which a thread may wait for others."""
         waiting: set[int] = set()
-        for part in self.program.sources:  # callee before caller
+        seen: set[int] = set()
+        backwards = []
+        for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
+            calls = list(self.program.calls(part))
             waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
-            if waits or any(id(callee) in waiting for _, callee in self.program.calls(part)):
+            if waits or any(id(callee) in waiting for _, callee in calls):
                 waiting.add(id(part))
+            backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
+            seen.add(id(part))
+        for part, node, callee in backwards:
+            if {id(part), id(callee)} & waiting:
+                text = f"{callee.name} comes back to itself, which what waits for other threads cannot on the CPU; write a loop"
+                raise part.error(node, text, KernelUnsupportedError)
         return waiting
 
     def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:

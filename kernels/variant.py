@@ -330,7 +330,7 @@ def variants_of(kernel: Kernel) -> Variants:
 
 def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code for a kernel's emitted text, from disk or from Numba."""
-    if emitted.places is not None:
+    if emitted.in_blocks:
         return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
@@ -395,14 +395,12 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code on the CPU for a kernel whose threads work with others of their block."""
-    assert emitted.places is not None
     load_crews()
     around = block_source(
         emitted.entry,
         [p.name for p in parameters],
         kernel.source.index_rank,
         emitted.hidden,
-        places=emitted.places,
         is_dynamic="_nb_dynamic(" in emitted.text,
     )
     text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")

@@ -25,7 +25,7 @@ from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import cuda_driver, scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.crews import waited_in_vain
+from numbridge.kernels.crews import ended_in_block
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
@@ -449,7 +449,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
         )
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
-        found = out_of_range(declared) or waited_in_vain(declared)
+        found = out_of_range(declared) or ended_in_block(declared)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (

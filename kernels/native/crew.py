@@ -26,7 +26,7 @@ free = external("free", types.void, intp)
 ALIGNMENT = 64
 
 EXPORTS = {
-    "numbridge_crew_begin": ("begin", "int64(int64, int64, int64)"),
+    "numbridge_crew_begin": ("begin", "int64(int64, int64)"),
     "numbridge_crew_frame": ("frame", "int64(int64, int64, int64)"),
     "numbridge_crew_memory": ("memory", "int64(int64, int64, int64)"),
     "numbridge_crew_run": ("run", "int64(int64, int64)"),
@@ -49,18 +49,25 @@ def resume(typing_context: Any, handle: Any) -> Any:
 
 
 @native
-def begin(count, places, dynamic):
-    """Return a new crew of so many threads, with so many places of static and bytes of dynamic shared memory, or 0."""
-    crew = allocate(nb.CREW_MEMORY + 8 * places + nb.THREAD_SIZE * count)
+def obtain(size):
+    """Return new memory, or 0 if there is none, which is written down."""
+    address = allocate(size)
+    if address == 0:
+        store_i64(state(), nb.STATE_LACKING, size)
+    return address
+
+
+@native
+def begin(count, dynamic):
+    """Return a new crew of so many threads with so many bytes of dynamic shared memory, or 0."""
+    crew = obtain(nb.CREW_SIZE + nb.THREAD_SIZE * count)
     if crew == 0:
         return 0
-    for k in range(nb.CREW_MEMORY // 8 + places):
+    for k in range(nb.CREW_SIZE // 8):
         store_i64(crew, 8 * k, 0)
     store_i64(crew, nb.CREW_COUNT, count)
-    store_i64(crew, nb.CREW_PLACES, places)
-    store_i64(crew, nb.CREW_THREADS, crew + nb.CREW_MEMORY + 8 * places)
     if dynamic > 0:
-        store_i64(crew, nb.CREW_DYNAMIC, allocate(dynamic))
+        store_i64(crew, nb.CREW_DYNAMIC, obtain(dynamic))
         store_i64(crew, nb.CREW_DYNAMIC_SIZE, dynamic)
         if load_i64(crew, nb.CREW_DYNAMIC) == 0:
             free(crew)
@@ -74,7 +81,7 @@ def frame(crew, thread, size):
     if load_i64(crew, nb.CREW_FRAMES) == 0:
         step = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         store_i64(crew, nb.CREW_FRAME_SIZE, step)
-        store_i64(crew, nb.CREW_FRAMES, allocate(step * load_i64(crew, nb.CREW_COUNT) + ALIGNMENT))
+        store_i64(crew, nb.CREW_FRAMES, obtain(step * load_i64(crew, nb.CREW_COUNT) + ALIGNMENT))
     frames = load_i64(crew, nb.CREW_FRAMES)
     if frames == 0:
         store_i64(crew, nb.CREW_FAILED, nb.CREW_RAISED)
@@ -84,19 +91,29 @@ def frame(crew, thread, size):
 
 
 @native
-def memory(crew, place, size):
-    """Return the shared memory of a place in the source, which is that of whichever thread comes there first."""
-    at = nb.CREW_MEMORY + 8 * place
-    if load_i64(crew, at) == 0:
-        store_i64(crew, at, allocate(size))
-    return load_i64(crew, at)
+def memory(crew, key, size):
+    """Return the static shared memory under a key, which whichever thread asks first makes, or 0."""
+    piece = load_i64(crew, nb.CREW_SHARED)
+    while piece != 0 and load_i64(piece, nb.PIECE_KEY) != key:
+        piece = load_i64(piece, nb.PIECE_NEXT)
+    if piece == 0:
+        piece = obtain(nb.PIECE_MEMORY + size)
+        if piece == 0:
+            return 0
+        store_i64(piece, nb.PIECE_KEY, key)
+        store_i64(piece, nb.PIECE_NEXT, load_i64(crew, nb.CREW_SHARED))
+        store_i64(crew, nb.CREW_SHARED, piece)
+    return piece + nb.PIECE_MEMORY
 
 
 @native
 def end(crew):
     """Free a crew with all its memory."""
-    for k in range(load_i64(crew, nb.CREW_PLACES)):
-        free(load_i64(crew, nb.CREW_MEMORY + 8 * k))
+    piece = load_i64(crew, nb.CREW_SHARED)
+    while piece != 0:
+        following = load_i64(piece, nb.PIECE_NEXT)
+        free(piece)
+        piece = following
     free(load_i64(crew, nb.CREW_DYNAMIC))
     free(load_i64(crew, nb.CREW_FRAMES))
     free(crew)
@@ -204,7 +221,7 @@ def report_stuck(threads, count, block):
 @native
 def run(crew, block):
     """Run the threads of a block until all are through; return how that ended."""
-    count, threads = load_i64(crew, nb.CREW_COUNT), load_i64(crew, nb.CREW_THREADS)
+    count, threads = load_i64(crew, nb.CREW_COUNT), crew + nb.CREW_SIZE
     while True:
         first = 0
         while first < count:

@@ -28,7 +28,9 @@ LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_REACH, LENT_SIZE = 0, 8, 16, 24, 32
 STATE_LENDER = 128
 # Of a block whose threads wait for each other in vain: its number and one more, or 0; a thread, and the lanes that it names.
 STATE_STUCK, STATE_STUCK_THREAD, STATE_STUCK_MASK = 136, 144, 152
-STATE_SIZE = 160
+# How many bytes a block asked for that there were not, or 0
+STATE_LACKING = 160
+STATE_SIZE = 176
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
@@ -132,10 +134,12 @@ SUM_PLACE, SUM_SIZE, SUM_CHUNKS, SUM_GRAIN, SUM_TOTALS, SUM_WORK = 0, 8, 16, 24,
 
 # A crew: the threads of a block that one worker of the CPU runs in turn. How many they are; where their frames lie, and how
 # many bytes each has; dynamic shared memory; whether one of them has ended with an exception; of those that were last let
-# through a barrier, how many gave a number that is not 0, and how many they were. The address of the first thread's record
-# follows, then those of static shared memory, one for each place in the source, and then the records.
+# through a barrier, how many gave a number that is not 0, and how many they were; the first piece of static shared memory. The
+# threads' records follow.
 CREW_COUNT, CREW_FRAMES, CREW_FRAME_SIZE, CREW_DYNAMIC, CREW_DYNAMIC_SIZE, CREW_FAILED = 0, 8, 16, 24, 32, 40
-CREW_TRUE, CREW_ARRIVED, CREW_PLACES, CREW_THREADS, CREW_MEMORY = 48, 56, 64, 72, 80
+CREW_TRUE, CREW_ARRIVED, CREW_SHARED, CREW_SIZE = 48, 56, 64, 80
+# A piece of static shared memory: the next one, what it is for, and the memory itself
+PIECE_NEXT, PIECE_KEY, PIECE_MEMORY = 0, 8, 16
 # A thread of a crew: its coroutine, what it waits for, with which lanes, and what it tells them; what it told when they were
 # last let through together, and who they were.
 THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROUP, THREAD_SIZE = (

@@ -177,6 +177,28 @@ def test_device_functions_that_wait_and_return_early():
     assert np.array_equal(out, expected)
 
 
+@nb.func
+def turned(x, k):
+    shared = cuda.shared.array(16, x.dtype)
+    shared[k] = x[k]
+    cuda.syncthreads()
+    return shared[15 - k]
+
+
+@nb.kernel
+def of_two_types(a, b, out):
+    k = cuda.threadIdx.x
+    out[k] = turned(a, k) + turned(b, k)
+
+
+def test_each_type_of_a_function_has_shared_memory_of_its_own():
+    # Were it shared, thread 0 would write its b before thread 15 has read its a, and that beyond the end.
+    a, b, out = np.arange(16, dtype=np.int8), np.arange(16) / 4.0, np.zeros(16)
+    for one, other in ((a, b), (b, a), (a, a.astype(np.uint8))):
+        of_two_types[1, 16](one, other, out)
+        assert np.array_equal(out, one[::-1] + other[::-1].astype(np.float64))
+
+
 PARTICLE = np.dtype([("x", np.float32), ("n", np.int32)], align=True)
 
 
@@ -228,8 +250,56 @@ def test_lanes_that_run_together():
         assert {int(out[k]) for k in lanes if k % 3} == {mask(lanes, lambda k: k % 3 != 0)}
 
 
+@nb.kernel
+def grouped(x, out):
+    i = cuda.threadIdx.x
+    out[i] = cuda.match_any_sync(FULL, x[i])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "uint32", "uint64", "float16", "float32"])
+def test_what_numba_cuda_converts_is_compared(dtype):
+    x = np.array([3, 0, -3, 3, 1, 0, -1, 7]).astype(dtype)
+    out = np.zeros(8, np.int64)
+    grouped[1, 8](x, out)
+    assert np.array_equal(out, [sum(1 << k for k in range(8) if x[k] == x[i]) for i in range(8)])
+
+
+def test_floats_are_compared_by_their_bits():
+    x = np.array([0.0, -0.0, np.nan, np.nan, 0.0, -np.nan, np.inf, -0.0])
+    out = np.zeros(8, np.int64)
+    grouped[1, 8](x, out)
+    bits = x.view(np.int64)
+    assert np.array_equal(out, [sum(1 << k for k in range(8) if bits[k] == bits[i]) for i in range(8)])
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Errors
+
+
+@nb.kernel
+def of_much_memory(x):
+    huge = cuda.shared.array((1099511627776, 4096), np.float64)
+    huge[0, cuda.threadIdx.x] = x[0]
+    cuda.syncthreads()
+    x[0] = huge[0, 0]
+
+
+@nb.kernel
+def of_given_memory(x):
+    given = cuda.shared.array(0, np.float64)
+    cuda.syncthreads()
+    x[0] = given.size
+
+
+def test_memory_that_there_is_not():
+    x = np.zeros(1)
+    with pytest.raises(nb.KernelError, match=r"'of_much_memory': there is no memory for \d+ bytes"):
+        of_much_memory[1, 32](x)
+    with pytest.raises(nb.KernelError, match=rf"'of_given_memory': there is no memory for {1 << 60} bytes"):
+        of_given_memory[1, 32, 0, 1 << 60](x)
+    assert x[0] == 0
+    of_given_memory[1, 32, 0, 2047](x)
+    assert x[0] == 255
 
 
 @nb.kernel
@@ -326,9 +396,21 @@ def of_a_grid(x):
     cuda.cg.this_grid().sync()
 
 
+@nb.func
+def counted_down(n):
+    cuda.syncwarp()
+    return n if n <= 0 else counted_down(n - 1)
+
+
+@nb.kernel
+def of_itself(x):
+    x[0] = counted_down(3)
+
+
 @pytest.mark.parametrize(
     ("kernel", "arguments", "text"),
     [
+        (of_itself, [np.zeros(1, np.int32)], "counted_down comes back to itself"),
         (of_bytes, [np.zeros(1, np.uint8)], "lanes exchange int32, int64, float32 and float64"),
         (of_truth, [np.zeros(1, np.int32)], "takes an integer as the predicate of a block"),
         (of_any_size, [np.zeros(1, np.int32), 3], "needs a constant shape"),

@@ -1,0 +1,16 @@
+"""Random kernels whose threads work together give on the CPU what their source gives in Python, one thread after the other."""
+
+import pytest
+
+
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_random_programs(first, run_python, tmp_path):
+    # In a process of their own, whose kernels are compiled for the CPU alone.
+    run_python(f"""
+        from pathlib import Path
+
+        import block_programs
+
+        for seed in range({first}, {first + 6}):
+            block_programs.check(seed, Path({str(tmp_path)!r}))
+    """)
