@@ -335,15 +335,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
-    totals: tuple[Total, ...] = ()
-    if not emitted.generated and not emitted.may_raise:
-        added, totals = with_totals(emitted.text, emitted.entry, parameters)
-        added, arrays = with_either(added, emitted.entry, parameters) if rank else (added, ())
-        private = Private(emitted.entry, meanwhile=True, added=arrays) if arrays else None
-        emitted = replace(emitted, text=added, private=private)
-    elif emitted.private is not None and not emitted.may_raise:
-        arrays = only_added(emitted.text, emitted.entry, parameters)
-        emitted = replace(emitted, private=replace(emitted.private, added=arrays))
+    emitted, totals = _added_up(emitted, parameters, rank)
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -367,12 +359,44 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     how = "alone" if not together else "always together" if simd else "together"
     generator = generator_fingerprint() if together and not emitted.generated else ""
     key = _key("variant", f"{machine_fingerprint()} {how}{generator}", text, emitted, parameters, fastmath=fastmath)
+
+    def more() -> dict[str, Any]:
+        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if together else None
+        lanes = None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd))
+        return {"generated": emitted.generated, "lanes": lanes}
+
+    return _loaded(kernel, emitted, parameters, weak, key, text, more)
+
+
+def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> tuple[Emitted, tuple[Total, ...]]:
+    """Return a text in which a range of threads adds up by itself what nobody can see before its end, and its totals."""
+    if emitted.may_raise:
+        return emitted, ()
+    if emitted.generated:
+        private = emitted.private
+        added = () if private is None else only_added(emitted.text, emitted.entry, parameters)
+        return (emitted if private is None else replace(emitted, private=replace(private, added=added))), ()
+    text, totals = with_totals(emitted.text, emitted.entry, parameters)
+    text, arrays = with_either(text, emitted.entry, parameters) if rank else (text, ())
+    private = Private(emitted.entry, meanwhile=True, added=arrays) if arrays else None
+    return replace(emitted, text=text, private=private), totals
+
+
+def _loaded(
+    kernel: Kernel,
+    emitted: Emitted,
+    parameters: tuple[ParameterType, ...],
+    weak: str,
+    key: str,
+    text: str,
+    more: Callable[[], dict[str, Any]] = dict,
+) -> Variant:
+    """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
     symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
 
     def compile() -> Compiled:
         from numbridge.kernels.cpu import compile_run
 
-        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if together else None
         return compile_run(
             symbol,
             text,
@@ -381,9 +405,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             parameters,
             entry=emitted.entry,
             origin=_origins(emitted, text),
-            fastmath=fastmath,
-            generated=emitted.generated,
-            lanes=None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd)),
+            fastmath=bool(kernel.options.get("fastmath")),
+            **more(),
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)
@@ -406,25 +429,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")
     fastmath = bool(kernel.options.get("fastmath"))
     key = _key("blocks", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
-
-    def compile() -> Compiled:
-        from numbridge.kernels.cpu import compile_run
-
-        return compile_run(
-            symbol,
-            text,
-            source_file,
-            emitted.namespace,
-            parameters,
-            entry=emitted.entry,
-            origin=_origins(emitted, text),
-            fastmath=fastmath,
-        )
-
-    compiled, from_cache = compiled_or_stored(key, compile)
-    wide = tuple(compiled.facts.get("wide", ()))
-    return Variant(parameters, weak, CPU, load(compiled)[symbol], source_file, from_cache, wide, emitted.has_loop)
+    return _loaded(kernel, emitted, parameters, weak, key, text)
 
 
 def _bodies_for_lanes(
