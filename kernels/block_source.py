@@ -42,7 +42,9 @@ def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
         yield statement
 
 
-def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool) -> str:
+def block_source(
+    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool, in_grid: bool
+) -> str:
     """Return the source of the loop around a kernel's blocks.
 
     Parameters
@@ -57,6 +59,8 @@ def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         What the body takes before its parameters: the crew, the thread, indices, then what it asks of its block and grid.
     is_dynamic : bool
         Whether the kernel has dynamic shared memory.
+    in_grid : bool
+        Whether blocks wait for each other: the call for the first range then runs them all.
     """
     dims, block, grid, shared = (
         nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
@@ -72,6 +76,16 @@ def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         *(["_nb_g2 = _nb_n2 * _nb_n3"] if rank == nb.MAX_DIMS else []),
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
+        *(_together if in_grid else _apart)(_threads(entry, names, rank, hidden), dynamic),
+    ]
+    return "\n".join(
+        [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
+    )
+
+
+def _apart(threads: list[str], dynamic: str) -> list[str]:
+    """Return the lines that run one block of a range after another."""
+    return [
         "_nb_each = max(_nb_total // _nb_blocks, 1)",
         "_nb_now = (_nb_first + _nb_each - 1) // _nb_each",
         "_nb_end = min((_nb_last + _nb_each - 1) // _nb_each, _nb_blocks)",
@@ -79,28 +93,55 @@ def block_source(entry: str, names: Sequence[str], rank: int, hidden: Sequence[s
         "    _nb_end = _nb_blocks",
         "if _nb_now >= _nb_end:",
         "    return 0",
-        f"_nb_crew = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
-        "if _nb_crew == 0:",
+        f"{CREW} = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
+        f"if {CREW} == 0:",
         f"    return {nb.CREW_RAISED}",
         "_nb_failed = 0",
         "while _nb_now < _nb_end and _nb_failed == 0:",
-        "    _nb_k0 = _nb_now % _nb_g0",
-        "    _nb_k1 = _nb_now // _nb_g0 % _nb_g1",
-        "    _nb_k2 = _nb_now // _nb_g0 // _nb_g1",
-        "    _nb_thread = 0",
-        "    for _nb_t2 in range(_nb_b2):",
-        "        for _nb_t1 in range(_nb_b1):",
-        "            for _nb_t0 in range(_nb_b0):",
-        *(f"                {line}" for line in _thread(entry, names, rank, hidden)),
-        "                _nb_thread += 1",
-        "    _nb_failed = _nb_crew_run(_nb_crew, _nb_now)",
+        *(f"    {line}" for line in threads),
+        f"    _nb_failed = _nb_crew_run({CREW}, _nb_now)",
         "    _nb_now += 1",
-        "_nb_crew_end(_nb_crew)",
+        f"_nb_crew_end({CREW})",
         "return _nb_failed",
     ]
-    return "\n".join(
-        [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
-    )
+
+
+def _together(threads: list[str], dynamic: str) -> list[str]:
+    """Return the lines that run all blocks, which wait for each other."""
+    return [
+        "if _nb_first != 0:",
+        "    return 0",
+        "_nb_crews = _nb_grid_begin(_nb_blocks)",
+        "if _nb_crews == 0:",
+        f"    return {nb.CREW_RAISED}",
+        "_nb_failed, _nb_now = 0, 0",
+        "while _nb_now < _nb_blocks and _nb_failed == 0:",
+        f"    {CREW} = _nb_grid_add(_nb_crews, _nb_now, _nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
+        f"    if {CREW} == 0:",
+        f"        _nb_failed = {nb.CREW_RAISED}",
+        "    else:",
+        *(f"        {line}" for line in threads),
+        "    _nb_now += 1",
+        "if _nb_failed == 0:",
+        "    _nb_failed = _nb_grid_run(_nb_crews, _nb_blocks)",
+        "_nb_grid_end(_nb_crews, _nb_blocks)",
+        "return _nb_failed",
+    ]
+
+
+def _threads(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+    """Return the lines that start the threads of a block, each up to where it first waits."""
+    return [
+        "_nb_k0 = _nb_now % _nb_g0",
+        "_nb_k1 = _nb_now // _nb_g0 % _nb_g1",
+        "_nb_k2 = _nb_now // _nb_g0 // _nb_g1",
+        f"{THREAD} = 0",
+        "for _nb_t2 in range(_nb_b2):",
+        "    for _nb_t1 in range(_nb_b1):",
+        "        for _nb_t0 in range(_nb_b0):",
+        *(f"            {line}" for line in _thread(entry, names, rank, hidden)),
+        f"            {THREAD} += 1",
+    ]
 
 
 def _thread(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:

@@ -331,15 +331,18 @@ def _learned(context: Any, builder: Any, function: Any, result: Any, *arguments:
 # What kernels call; each takes its crew and its thread first
 
 
-@intrinsic
-def _syncthreads(typing_context: Any, crew: Any, thread: Any) -> Any:
-    """Wait for the block."""
+def _barrier(waits: int) -> Any:
+    @intrinsic
+    def wait(typing_context: Any, crew: Any, thread: Any) -> Any:
+        """Wait for the block, or for all blocks."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _wait(builder, _record(builder, *arguments), nb.WAITS_FOR_BLOCK, _I64(0), _I64(0))
-        return context.get_dummy_value()
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _wait(builder, _record(builder, *arguments), waits, _I64(0), _I64(0))
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, types.int64), generate
+
+    return wait
 
 
 def _counting(function: Any) -> Any:
@@ -488,7 +491,8 @@ def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
 
 
 _OPERATIONS = {
-    "syncthreads": _syncthreads,
+    "syncthreads": _barrier(nb.WAITS_FOR_BLOCK),
+    "grid_sync": _barrier(nb.WAITS_FOR_GRID),
     **{name: _counting(function) for name, function in _COUNTS.items()},
     "syncwarp": _syncwarp,
     **{name: _shuffling(function) for name, function in _SHUFFLES.items()},
@@ -505,6 +509,10 @@ NAMES: dict[str, Any] = {
     "_nb_crew_begin": external("numbridge_crew_begin", types.int64, types.int64, types.int64),
     "_nb_crew_run": external("numbridge_crew_run", types.int64, types.int64, types.int64),
     "_nb_crew_end": external("numbridge_crew_end", types.void, types.int64),
+    "_nb_grid_begin": external("numbridge_grid_begin", types.int64, types.int64),
+    "_nb_grid_add": external("numbridge_grid_add", types.int64, *[types.int64] * 4),
+    "_nb_grid_run": external("numbridge_grid_run", types.int64, types.int64, types.int64),
+    "_nb_grid_end": external("numbridge_grid_end", types.void, types.int64, types.int64),
     "_nb_in_place": njit(inline="always"),
     "_nb_shared": shared,
     "_nb_dynamic": dynamic,

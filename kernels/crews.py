@@ -51,6 +51,12 @@ def ended_in_block(kernels: Iterable[Kernel]) -> KernelError | None:
         )
     if not block:
         return None
+    if not mask:
+        return KernelError(
+            f"{name}: in block {block - 1}, thread {thread} waits for all blocks of the grid, and others of its block wait for "
+            "the block. On a GPU this would wait for ever. Let every thread of a block come to the same barrier; the arrays that the "
+            "kernel writes may be partly written"
+        )
     return KernelError(
         f"{name}: in block {block - 1}, thread {thread} waits for lanes {mask:#010x} of its "
         "warp, and not all of these come to a warp operation with the same mask: some wait for the whole block, or for other "

@@ -43,10 +43,7 @@ _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "d
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 _SHORT_IN_BLOCKS = {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
-_WITHOUT_WAITING = frozenset({"shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
-_NOT_ON_THE_CPU = {
-    "cg": "lets blocks wait for each other, which the CPU runs one after another; launch a kernel for each part",
-}
+_WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
 
 _OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
@@ -153,6 +150,8 @@ class _Writer:
         self.program = program
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
+        uses = [found.operation for part in program.sources for _, found in part.block_uses()] if in_blocks else []
+        self.in_grid = "cg" in uses
         # How many places of the source have static shared memory.
         self.places = 0
         self.sites: list[Site] = []
@@ -196,10 +195,13 @@ class _Writer:
         users: set[int] = set()
         for part in self.program.sources:  # callee before caller
             calls = any(id(callee) in users for _, callee in self.program.calls(part))
-            blocks = self.in_blocks and any(True for _ in part.block_uses())
+            blocks = self.in_blocks and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
             if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
                 users.add(id(part))
         return users
+
+    def _syncs_grid(self, part: FunctionSource) -> bool:
+        return self.in_grid and any(part.is_grid_sync(node) for node in part.nodes)
 
     def _find_waiting(self) -> set[int]:
         """Return the functions, by identity, in which a thread may wait for others."""
@@ -209,7 +211,7 @@ class _Writer:
         for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
             calls = list(self.program.calls(part))
             waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
-            if waits or any(id(callee) in waiting for _, callee in calls):
+            if waits or self._syncs_grid(part) or any(id(callee) in waiting for _, callee in calls):
                 waiting.add(id(part))
             backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
             seen.add(id(part))
@@ -457,9 +459,7 @@ class _Rewriter(ast.NodeTransformer):
         return result
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
-        if found.operation in _NOT_ON_THE_CPU:
-            text = f"{_NOT_ON_THE_CPU[found.operation]}, or launch this kernel on CUDA arrays"
-        elif found.kind == "block":
+        if found.kind == "block":
             text = "works with the other threads of a block, and such a kernel has no derivative"
         else:
             text = "exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
@@ -471,6 +471,8 @@ class _Rewriter(ast.NodeTransformer):
         found = intrinsic_of(static.value) if static is not None else None
         if found is not None:
             return self._operation(node, found)
+        if self.writer.in_grid and self.source.is_grid_sync(node):
+            return _of_block("grid_sync", [])
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
@@ -505,7 +507,7 @@ class _Rewriter(ast.NodeTransformer):
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
             return made
-        if found.kind == "block" and self.writer.in_blocks and found.operation not in _NOT_ON_THE_CPU:
+        if found.kind == "block" and self.writer.in_blocks:
             return self._in_block(node, found)
         if found.name == "cuda.const.array_like" and len(node.args) == 1 and not node.keywords:
             # Global arrays are constants of the code anyway.
@@ -522,11 +524,11 @@ class _Rewriter(ast.NodeTransformer):
         """Return a call that works with the other threads of the block."""
         if found.operation == "shared.array":
             return self._local_array(node, found)
+        if found.operation == "cg":
+            return ast.Constant(0)  # there is one grid, which says nothing
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
-        crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
-        arguments = [self.visit(argument) for argument in node.args]
-        return ast.Call(ast.Name(f"_nb_block_{found.operation}", ast.Load()), [*crew, *arguments], [])
+        return _of_block(found.operation, [self.visit(argument) for argument in node.args])
 
     def _number_function(self, found: Intrinsic) -> ast.expr:
         # NumPy's has a derivative.
@@ -629,6 +631,11 @@ class _Rewriter(ast.NodeTransformer):
         place = ast.Constant(self.writer.places)
         self.writer.places += 1
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, size, dtype], [])
+
+
+def _of_block(operation: str, arguments: list[ast.expr]) -> ast.expr:
+    crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
+    return ast.Call(ast.Name(f"_nb_block_{operation}", ast.Load()), [*crew, *arguments], [])
 
 
 def _memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:

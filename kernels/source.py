@@ -183,6 +183,13 @@ class FunctionSource:
             if found is not None and found.kind == "block":
                 yield node, found
 
+    def is_grid_sync(self, node: ast.AST) -> bool:
+        """Tell whether a node is a call of the method by which threads wait for all blocks, if they have their grid."""
+        match node:
+            case ast.Call(ast.Attribute(attr="sync") as method, [], []):
+                return self.resolve(method) is None
+        return False
+
     @functools.cached_property
     def memory(self) -> frozenset[str]:
         """The local variables that are only ever local or shared memory of a thread or block."""

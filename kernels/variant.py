@@ -425,6 +425,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
         kernel.source.index_rank,
         emitted.hidden,
         is_dynamic="_nb_dynamic(" in emitted.text,
+        in_grid="_nb_block_grid_sync(" in emitted.text,
     )
     text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")
     fastmath = bool(kernel.options.get("fastmath"))

@@ -31,6 +31,10 @@ EXPORTS = {
     "numbridge_crew_memory": ("memory", "int64(int64, int64, int64)"),
     "numbridge_crew_run": ("run", "int64(int64, int64)"),
     "numbridge_crew_end": ("end", "void(int64)"),
+    "numbridge_grid_begin": ("begin_grid", "int64(int64)"),
+    "numbridge_grid_add": ("add_crew", "int64(int64, int64, int64, int64)"),
+    "numbridge_grid_run": ("run_grid", "int64(int64, int64)"),
+    "numbridge_grid_end": ("end_grid", "void(int64, int64)"),
 }
 
 
@@ -206,21 +210,21 @@ def run_warp(threads, first, last):
 
 
 @native
-def report_stuck(threads, count, block):
-    """Write down which thread of a block waits for lanes in vain."""
+def report_stuck(threads, count, block, kind):
+    """Write down which thread of a block waits in vain in some way."""
     for k in range(count):
         thread = threads + k * nb.THREAD_SIZE
-        if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_LANES:
+        if load_i64(thread, nb.THREAD_WAITS) == kind:
             store_i64(state(), nb.STATE_STUCK_THREAD, k)
             store_i64(state(), nb.STATE_STUCK_MASK, load_i64(thread, nb.THREAD_MASK))
             store_i64(state(), nb.STATE_STUCK, block + 1)
-            return 0
-    return 0
+            return nb.CREW_STUCK
+    return nb.CREW_STUCK
 
 
 @native
 def run(crew, block):
-    """Run the threads of a block until all are through; return how that ended."""
+    """Run the threads of a block until all are through, or wait for all blocks; return how that ended."""
     count, threads = load_i64(crew, nb.CREW_COUNT), crew + nb.CREW_SIZE
     while True:
         first = 0
@@ -230,7 +234,7 @@ def run(crew, block):
         failed = load_i64(crew, nb.CREW_FAILED)
         if failed != 0:
             return failed
-        arrived, told, stuck = 0, 0, 0
+        arrived, told, in_lanes, at_grid = 0, 0, 0, 0
         for k in range(count):
             thread = threads + k * nb.THREAD_SIZE
             waits = load_i64(thread, nb.THREAD_WAITS)
@@ -240,11 +244,61 @@ def run(crew, block):
                     told += 1
                 store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
             elif waits == nb.WAITS_FOR_LANES:
-                stuck += 1
-        if stuck > 0:
-            report_stuck(threads, count, block)
-            return nb.CREW_STUCK
+                in_lanes += 1
+            elif waits == nb.WAITS_FOR_GRID:
+                at_grid += 1
+        if in_lanes > 0:
+            return report_stuck(threads, count, block, nb.WAITS_FOR_LANES)
         if arrived == 0:
-            return nb.CREW_DONE
+            return nb.CREW_AT_GRID if at_grid > 0 else nb.CREW_DONE
+        if at_grid > 0:
+            return report_stuck(threads, count, block, nb.WAITS_FOR_GRID)
         store_i64(crew, nb.CREW_ARRIVED, arrived)
         store_i64(crew, nb.CREW_TRUE, told)
+
+
+@native
+def begin_grid(blocks):
+    """Return room for the crews of so many blocks, none of which is there yet, or 0."""
+    crews = obtain(8 * blocks)
+    for k in range(blocks if crews != 0 else 0):
+        store_i64(crews, 8 * k, 0)
+    return crews
+
+
+@native
+def add_crew(crews, block, count, dynamic):
+    """Return the new crew of a block, or 0; see `begin`."""
+    crew = begin(count, dynamic)
+    store_i64(crews, 8 * block, crew)
+    return crew
+
+
+@native
+def run_grid(crews, blocks):
+    """Run the threads of all blocks, one block after another from one place where they wait for all to the next."""
+    while True:
+        at_grid = 0
+        for block in range(blocks):
+            ended = run(load_i64(crews, 8 * block), block)
+            if ended == nb.CREW_AT_GRID:
+                at_grid += 1
+            elif ended != nb.CREW_DONE:
+                return ended
+        if at_grid == 0:
+            return nb.CREW_DONE
+        for block in range(blocks):
+            crew = load_i64(crews, 8 * block)
+            for k in range(load_i64(crew, nb.CREW_COUNT)):
+                thread = crew + nb.CREW_SIZE + k * nb.THREAD_SIZE
+                if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_GRID:
+                    store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
+
+
+@native
+def end_grid(crews, blocks):
+    """Free the crews that are there."""
+    for block in range(blocks):
+        if load_i64(crews, 8 * block) != 0:
+            end(load_i64(crews, 8 * block))
+    free(crews)

@@ -26,7 +26,8 @@ STATE_LENT, STATE_LENT_COUNT, STATE_LENT_ROOM = 104, 112, 120
 LENT_FIRST, LENT_BEHIND, LENT_BITS, LENT_REACH, LENT_SIZE = 0, 8, 16, 24, 32
 # The Python function that is told of each read-only Array that compiled code is about to hand on, or 0
 STATE_LENDER = 128
-# Of a block whose threads wait for each other in vain: its number and one more, or 0; a thread, and the lanes that it names.
+# Of a block whose threads wait for each other in vain: its number and one more, or 0; a thread, and the lanes that it names, or 0
+# for one that waits for all blocks.
 STATE_STUCK, STATE_STUCK_THREAD, STATE_STUCK_MASK = 136, 144, 152
 # How many bytes a block asked for that there were not, or 0
 STATE_LACKING = 160
@@ -152,10 +153,10 @@ THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROU
     48,
 )
 # Who waits at a place waits for those lanes that come there, whichever these are; the mask is the place's number.
-WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, WAITS_AT_PLACE, IS_THROUGH = 0, 1, 2, 3, 4
+WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, WAITS_AT_PLACE, WAITS_FOR_GRID, IS_THROUGH = 0, 1, 2, 3, 4, 5
 WARP_SIZE = 32
 # How a crew ended
-CREW_DONE, CREW_RAISED, CREW_STUCK = 0, 1, 2
+CREW_DONE, CREW_RAISED, CREW_STUCK, CREW_AT_GRID = 0, 1, 2, 3
 
 # Limits of what is read: no array has more dimensions, and none lies in the first pages of the address space
 READ_MAX_RANK, LOWEST_ADDRESS = 64, 1 << 16

@@ -10,6 +10,7 @@ import block_kernels
 import numbridge as nb
 
 FULL = 0xFFFFFFFF
+random = np.random.default_rng(11)
 
 
 @pytest.mark.parametrize("case", block_kernels.CASES, ids=lambda case: case.name)
@@ -272,6 +273,77 @@ def test_floats_are_compared_by_their_bits():
     assert np.array_equal(out, [sum(1 << k for k in range(8) if bits[k] == bits[i]) for i in range(8)])
 
 
+@nb.kernel
+def heat(x, y, steps):
+    i = cuda.grid(1)
+    grid = cuda.cg.this_grid()
+    for step in range(steps):
+        if 0 < i < x.size - 1:
+            if step % 2 == 0:
+                y[i] = (x[i - 1] + 2 * x[i] + x[i + 1]) // 4
+            else:
+                x[i] = (y[i - 1] + 2 * y[i] + y[i + 1]) // 4
+        grid.sync()
+
+
+@nb.func
+def after_all(grid, value, x):
+    if value < 0:
+        return 0
+    grid.sync()
+    return x[x.size - 1 - value]
+
+
+@nb.kernel
+def doubled_and_turned(x, y):
+    i, j = nb.tid()
+    shared = cuda.shared.array(4, np.int64)
+    shared[cuda.threadIdx.x] = x[i * 5 + j]
+    cuda.syncthreads()
+    x[i * 5 + j] = 2 * shared[cuda.threadIdx.x]
+    y[i, j] = after_all(cuda.cg.this_grid(), i * 5 + j if i != 3 else -1, x)
+
+
+def test_blocks_that_wait_for_each_other():
+    x = random.integers(0, 1000, 1000).astype(np.int64)
+    wanted = x.copy()
+    for _ in range(12):
+        wanted[1:-1] = (wanted[:-2] + 2 * wanted[1:-1] + wanted[2:]) // 4
+    heat[8, 128](x, x.copy(), 12)
+    assert np.array_equal(x, wanted)
+    x, y = np.arange(35), np.zeros((7, 5), np.int64)
+    nb.launch(doubled_and_turned, (7, 5), [x, y], block_dim=4)
+    wanted = 2 * np.arange(35)[::-1].reshape(7, 5)
+    wanted[3] = 0
+    assert np.array_equal(y, wanted) and np.array_equal(x, 2 * np.arange(35))
+
+
+@nb.kernel
+def at_two_barriers(x):
+    if cuda.grid(1) > 70:
+        cuda.syncthreads()
+    else:
+        cuda.cg.this_grid().sync()
+    x[0] = 1
+
+
+@nb.kernel
+def raising_between(x):
+    cuda.cg.this_grid().sync()
+    assert cuda.grid(1) != 70
+    cuda.cg.this_grid().sync()
+    x[0] = 1
+
+
+def test_blocks_that_wait_for_each_other_in_vain():
+    x = np.zeros(1, np.int32)
+    with pytest.raises(nb.KernelError, match="in block 1, thread 0 waits for all blocks of the grid, and others"):
+        at_two_barriers[2, 64](x)
+    with pytest.raises(nb.KernelError, match="raised an exception"):
+        raising_between[2, 64](x)
+    assert x[0] == 0
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Errors
 
@@ -391,11 +463,6 @@ def of_any_size(x, n):
     shared[0] = x[0]
 
 
-@nb.kernel
-def of_a_grid(x):
-    cuda.cg.this_grid().sync()
-
-
 @nb.func
 def counted_down(n):
     cuda.syncwarp()
@@ -414,7 +481,6 @@ def of_itself(x):
         (of_bytes, [np.zeros(1, np.uint8)], "lanes exchange int32, int64, float32 and float64"),
         (of_truth, [np.zeros(1, np.int32)], "takes an integer as the predicate of a block"),
         (of_any_size, [np.zeros(1, np.int32), 3], "needs a constant shape"),
-        (of_a_grid, [np.zeros(1, np.int32)], "lets blocks wait for each other"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )

@@ -10,7 +10,7 @@ from numba import cuda, njit
 
 import numbridge.kernels.intrinsics as markers
 from numbridge.kernels.emission import emit
-from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.errors import KernelError
 from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
 
@@ -160,8 +160,9 @@ def test_hidden_parameters_reach_device_functions():
         ("i, j, k, m, n = tid()", "up to 4 indices"),
         ("i = tid(); j, k = tid()", "use one rank"),
         ("x[cuda.grid(x[0])] = 1", "written as a constant"),
-        ("cuda.syncthreads()", "cuda.syncthreads needs a block"),
-        ("x[0] = cuda.laneid", "cuda.laneid needs a block"),
+        ("x[0] = cuda.libdevice.rsqrt(x[0])", "cuda.libdevice.rsqrt exists only on CUDA"),
+        ("cuda.syncthreads", "cuda.syncthreads must be called here"),
+        ("cuda.syncwarp(mask=1)", "cuda.syncwarp takes its arguments by position"),
     ],
 )
 def test_what_no_kernel_can_be_is_refused_with_its_place(tmp_path, body, text):
@@ -193,10 +194,22 @@ def test_signatures_that_no_kernel_can_have():
         kernel(lambda x: None)
 
 
-def test_warp_operations_are_unsupported_on_the_cpu():
+def test_a_kernel_whose_threads_work_together_is_a_coroutine_on_the_cpu():
     @kernel
     def warp(x):
-        x[0] = cuda.shfl_sync(0xFFFFFFFF, x[0], 0)
+        if x[0] > 0:
+            return
+        x[0] = cuda.shfl_sync(0xFFFFFFFF, x[0], cuda.laneid)
 
-    with pytest.raises(KernelUnsupportedError, match="needs a block of threads"):
-        emit(warp.source, "float32")
+    made = emit(warp.source, "float32")
+    assert made.in_blocks and made.hidden == ("_nb_crew", "_nb_thread", "_nb_i0")
+    body = made.text.split("\n", 3)[3]
+    assert body.splitlines() == [
+        "    _nb_start(_nb_crew, _nb_thread)",
+        "    if x[0] > 0:",
+        "        _nb_finish(_nb_crew, _nb_thread)",
+        "        return",
+        "    x[0] = _nb_block_shfl_sync(_nb_crew, _nb_thread, 4294967295, x[0], _nb_thread % 32)",
+        "    _nb_finish(_nb_crew, _nb_thread)",
+    ]
+    assert not emit(warp.source, "float32", "cuda").in_blocks
