@@ -54,8 +54,8 @@ def ended_in_block(kernels: Iterable[Kernel]) -> KernelError | None:
     if not mask:
         return KernelError(
             f"{name}: in block {block - 1}, thread {thread} waits for all blocks of the grid, and others of its block wait for "
-            "the block. On a GPU this would wait for ever. Let every thread of a block come to the same barrier; the arrays that the "
-            "kernel writes may be partly written"
+            "the block. On a GPU this would wait for ever. Let every thread of a block come to the same barrier; the arrays that "
+            "the kernel writes may be partly written"
         )
     return KernelError(
         f"{name}: in block {block - 1}, thread {thread} waits for lanes {mask:#010x} of its "
