@@ -124,6 +124,7 @@ _CPU_SOURCES = (
         "cpu",
         "cpu_blocks",
         "cpu_bounds",
+        "cpu_copies",
         "cpu_cuda_functions",
         "cpu_intrinsics",
         "cpu_math",

@@ -561,7 +561,7 @@ def test_each_thread_has_its_own():
     assert out.tolist() == [number * x.size for number in range(8)]
 
 
-CONSTANT = r"the shape of a local array must be a constant, .* that are not negative; got "
+CONSTANT = r"the shape of a local or shared array must be a constant, .* that are not negative; got "
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_a_local_array_is_not_returned():
 @pytest.mark.parametrize("dtype", [3, "zzz", bool])
 def test_what_is_no_dtype_is_refused(dtype):
     with pytest.raises(
-        TypingError, match=r"a local array needs a dtype such as numpy\.float32, got|Invalid NumPy dtype"
+        TypingError, match=r"a local or shared array needs a dtype such as numpy\.float32, got|Invalid NumPy dtype"
     ):
         body(lambda: local_array(3, dtype).size)()
 
