@@ -36,7 +36,7 @@ def histogram(places: wp.array(dtype=wp.int32), counts: wp.array(dtype=wp.int32)
 def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
     i = wp.tid()
     for k in range(w.shape[0]):
-        total = 0.0
+        total = wp.float32(0.0)
         for j in range(w.shape[1]):
             total += w[k, j] * x[i, j]
         y[i, k] = total
