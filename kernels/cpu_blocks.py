@@ -19,7 +19,7 @@ from numba.core import callconv, cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import constant_extents, memory_dtype
+from numbridge.kernels.cpu_intrinsics import array_at, constant_extents, memory_dtype
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
 from numbridge.kernels.object_cache import digest
@@ -29,7 +29,7 @@ __all__ = ["NAMES"]
 _POINTER, _BIT, _BYTE = ir.IntType(8).as_pointer(), ir.IntType(1), ir.IntType(8)
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _WARP = nb.WARP_SIZE
-# Set on the LLVM function that is a coroutine: its handle, and the block in which it leaves for whoever resumed it.
+# Set on the LLVM function that is a coroutine: the block in which it leaves for whoever resumed it.
 _COROUTINE = "_nb_coroutine"
 # Likewise, how many places it has at which lanes wait for whoever comes.
 _PLACES = "_nb_places"
@@ -441,19 +441,6 @@ def _lanemask_lt(crew: Any, thread: Any) -> Any:
 # Shared memory
 
 
-def _array(context: Any, builder: Any, kind: Any, address: Any, extents: list[Any]) -> Any:
-    """Return a C-contiguous array at an address."""
-    data_type = context.get_data_type(kind.dtype)
-    itemsize = _I64(context.get_abi_sizeof(data_type))
-    strides = [itemsize]
-    for extent in reversed(extents[1:]):
-        strides.insert(0, builder.mul(strides[0], extent))
-    array = context.make_array(kind)(context, builder)
-    data = builder.inttoptr(address, data_type.as_pointer())
-    context.populate_array(array, data=data, shape=extents, strides=strides, itemsize=itemsize, meminfo=None)
-    return array._getvalue()
-
-
 @intrinsic
 def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -> Any:
     """Return the array of a block at a place in the source, with whatever its memory holds.
@@ -470,7 +457,8 @@ def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -
         address = builder.call(function, [arguments[0], _I64(key), _I64(size)])
         with builder.if_then(builder.icmp_unsigned("==", address, _I64(0)), likely=False):
             context.call_conv.return_user_exc(builder, MemoryError, ("shared memory",))
-        return _array(context, builder, kind, address, [_I64(extent) for extent in extents])
+        memory = builder.inttoptr(address, _POINTER)
+        return array_at(context, builder, kind, memory, [_I64(extent) for extent in extents])
 
     return kind(types.int64, place, shape, dtype), generate
 
@@ -485,7 +473,8 @@ def dynamic(typing_context: Any, crew: Any, dtype: Any) -> Any:
         address, size = (
             builder.load(_place(builder, arguments[0], at)) for at in (nb.CREW_DYNAMIC, nb.CREW_DYNAMIC_SIZE)
         )
-        return _array(context, builder, kind, address, [builder.udiv(size, _I64(itemsize))])
+        memory = builder.inttoptr(address, _POINTER)
+        return array_at(context, builder, kind, memory, [builder.udiv(size, _I64(itemsize))])
 
     return kind(types.int64, dtype), generate
 

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import atomic_add
+from numbridge.kernels.cpu_intrinsics import array_at, atomic_add
 from numbridge.kernels.native.memory import external, native
 
 __all__ = ["NAMES"]
@@ -71,15 +71,8 @@ def _copy_at(typing_context: Any, array: Any, address: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         view = context.make_array(array)(context, builder, arguments[0])
-        copy = context.make_array(array)(context, builder)
-        extents = cgutils.unpack_tuple(builder, view.shape, array.ndim)
-        strides = [view.itemsize]
-        for extent in reversed(extents[1:]):
-            strides.insert(0, builder.mul(strides[0], extent))
-        data = builder.inttoptr(arguments[1], context.get_data_type(array.dtype).as_pointer())
-        strides = strides[: array.ndim]
-        context.populate_array(copy, data=data, shape=extents, strides=strides, itemsize=view.itemsize, meminfo=None)
-        return copy._getvalue()
+        memory = builder.inttoptr(arguments[1], ir.IntType(8).as_pointer())
+        return array_at(context, builder, array, memory, cgutils.unpack_tuple(builder, view.shape, array.ndim))
 
     return array(array, types.int64), generate
 

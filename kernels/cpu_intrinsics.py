@@ -37,6 +37,7 @@ __all__ = [
     "add_either",
     "add_to_total",
     "add_total",
+    "array_at",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -470,17 +471,25 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
 
 def _on_stack(context: Any, builder: Any, kind: Any, extents: Sequence[int]) -> Any:
     data_type = context.get_data_type(kind.dtype)
-    itemsize = context.get_abi_sizeof(data_type)
     # In the entry block it is part of the frame; elsewhere every trip of a loop would take more of the stack.
     with builder.goto_entry_block():
         memory = builder.alloca(ir.ArrayType(data_type, max(math.prod(extents), 1)))
+    return array_at(context, builder, kind, memory, [context.get_constant(types.intp, extent) for extent in extents])
+
+
+def array_at(context: Any, builder: Any, kind: Any, memory: Any, extents: Sequence[Any]) -> Any:
+    """Return an array in C order over memory that a pointer points to."""
+    data_type = context.get_data_type(kind.dtype)
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data_type))
+    strides = [itemsize]
+    for extent in reversed(extents[1:]):
+        strides.insert(0, builder.mul(strides[0], extent))
     array = context.make_array(kind)(context, builder)
-    strides = [itemsize * math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     context.populate_array(
         array,
         data=builder.bitcast(memory, data_type.as_pointer()),
-        shape=[context.get_constant(types.intp, extent) for extent in extents],
-        strides=[context.get_constant(types.intp, stride) for stride in strides],
+        shape=extents,
+        strides=strides[: len(extents)],
         itemsize=itemsize,
         meminfo=None,
     )

@@ -183,10 +183,11 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
         added = [f"_nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
         return [f"    {line}" for line in (f"_nb_part = _nb_loop_{body}({given})", *added)]
 
-    lines = _on_copies(private, "False" if private.meanwhile else whole, additions, run) if private.added else []
-    lines += ["_nb_low = _nb_first", "_nb_high = _nb_first"]
-    if not private.meanwhile:
-        lines += [f"if {whole}:", "    _nb_high = _nb_last"]
+    lines = _on_copies(private, whole, additions, run) if private.added else []
+    if private.meanwhile:
+        lines += ["if _nb_first < _nb_last:", *run(entry, "_nb_first", "_nb_last", alone=False)]
+        return [f"    {line}" for line in lines]
+    lines += ["_nb_low = _nb_first", "_nb_high = _nb_first", f"if {whole}:", "    _nb_high = _nb_last"]
     if private.distance is not None:
         reach = 2 * private.distance
         lengths = [f"{name}.shape[0] - 1" for name in private.arrays] if private.distance else []
@@ -209,12 +210,9 @@ def _on_copies(private: Private, whole: str, additions: int, run: Callable[..., 
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
-    lines = [
-        "_nb_copies = 0",
-        f"if not ({whole}):",
-        f"    _nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions})",
-        "if _nb_copies != 0:",
-    ]
+    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions})"
+    lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
+    lines.append("if _nb_copies != 0:")
     for k, name in enumerate(private.added):
         lines.append(f"    _nb_copy_{name} = _nb_copy_at({name}, {' + '.join(['_nb_copies', *rooms[:k]])})")
     return [

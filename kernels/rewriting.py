@@ -41,7 +41,7 @@ CUDA_FUNCTION = "_nb_cuda_"
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _SHORT = {"blockDim": "b", "gridDim": "g"}
-_SHORT_IN_BLOCKS = {"threadIdx": "t", "blockIdx": "k"}
+_SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
 
@@ -185,7 +185,7 @@ class _Writer:
                 elif kind == "axis":
                     static = part.resolve(node)
                     found = intrinsic_of(static.value) if static is not None else None
-                    letters = _SHORT | (_SHORT_IN_BLOCKS if self.in_blocks else {})
+                    letters = _SHORT_IN_BLOCKS if self.in_blocks else _SHORT
                     letter = letters.get(found.operation, "b") if found is not None else "b"
                     needed.add(f"_nb_{letter}{count - 1}")
         crew = (CREW, THREAD) if self.in_blocks else ()
@@ -435,10 +435,9 @@ class _Rewriter(ast.NodeTransformer):
             if found.kind == "cuda" or (found.kind == "block" and not self.writer.in_blocks):
                 raise self._unsupported(node, found)
             raise self.source.error(node, f"{found.name} must be called here")
-        i, b, g, t, k = (f"_nb_{letter}{found.axis}" for letter in "ibgtk")
         if self.writer.in_blocks:
-            names = {"threadIdx": t, "blockIdx": k, "blockDim": b, "gridDim": g}
-            return ast.Name(names[found.operation], ast.Load())
+            return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
+        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
 
@@ -604,8 +603,8 @@ class _Rewriter(ast.NodeTransformer):
             return self._memory(found, shape, dtype, is_dynamic=is_dynamic)
         scalar = scalar_in_memory(element)
         self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
-        scalars = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
-        memory = self._memory(found, 0 if is_dynamic else (*extents, element.count), scalars, is_dynamic=is_dynamic)
+        numbers = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
+        memory = self._memory(found, 0 if is_dynamic else (*extents, element.count), numbers, is_dynamic=is_dynamic)
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
 
     def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:

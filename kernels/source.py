@@ -156,9 +156,8 @@ class FunctionSource:
     @property
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
-        program = Program(self)
         # Threads of a block that work together are numbered, whether or not they ask for their numbers.
-        return _index_rank(program) or int(any(True for part in program.sources for _ in part.block_uses()))
+        return _index_rank(Program(self)) or int(self.works_in_blocks)
 
     @property
     def asks_for_block(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,14 @@ def with_totals(
     totals = totals if wanted is None else tuple(wanted)
     if not totals or not places.keys() <= {(total.array, total.index) for total in totals}:
         return text, ()
-    made = _Adder({(total.array, total.index): total.name for total in totals}, names).visit(tree)
+    known = {(total.array, total.index): total.name for total in totals}
+
+    def instead(array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
+        index = _constant(place)
+        total = None if index is None else known.get((array, index))
+        return None if total is None else _call(_ADD_TO_TOTAL, [array, total], value)
+
+    made = _Replacer(names, instead).visit(tree)
     made.args.args += [ast.arg(total.name) for total in totals]
     return text[:start] + ast.unparse(ast.fix_missing_locations(made)), totals
 
@@ -102,7 +109,11 @@ def with_either(
     arrays = tuple(sorted(array for array, count in counts.items() if count == names[array] and array in ranks))
     if not arrays or arrays != (arrays if wanted is None else tuple(wanted)):
         return text, ()
-    made = _Chooser(arrays, names).visit(tree)
+
+    def instead(array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
+        return _call(_ADD_EITHER, [_PRIVATE, array], place, value) if array in arrays else None
+
+    made = _Replacer(names, instead).visit(tree)
     made.args.args.append(ast.arg(_PRIVATE))
     return text[:start] + ast.unparse(ast.fix_missing_locations(made)), arrays
 
@@ -172,32 +183,18 @@ def _constant(place: ast.expr) -> tuple[int, ...] | None:
     return index if all(type(part) is int and abs(part) <= _MOST for part in index) else None
 
 
-class _Adder(ast.NodeTransformer):
-    """Makes additions to elements additions to totals."""
+class _Replacer(ast.NodeTransformer):
+    """Puts calls in the place of atomic additions; `instead` returns one for array, index and value, or None."""
 
-    def __init__(self, totals: Mapping[tuple[str, tuple[int, ...]], str], names: Counter[str]) -> None:
-        self.totals = totals
+    def __init__(self, names: Counter[str], instead: Callable[[str, ast.expr, ast.expr], ast.Call | None]) -> None:
         self.names = names
+        self.instead = instead
 
     def visit(self, node: ast.AST) -> Any:
         found = _addition(node, self.names)
-        total = None if found is None else self.totals.get((found[0], _constant(found[1]) or ()))
-        if found is None or total is None:
-            return super().visit(node)
-        given = [ast.Name(found[0], ast.Load()), ast.Name(total, ast.Load()), found[2]]
-        return ast.copy_location(ast.Expr(ast.Call(ast.Name(_ADD_TO_TOTAL, ast.Load()), given, [])), node)
+        made = None if found is None else self.instead(*found)
+        return super().visit(node) if made is None else ast.copy_location(ast.Expr(made), node)
 
 
-class _Chooser(ast.NodeTransformer):
-    """Makes atomic additions to some arrays such that are plain where the body is told so."""
-
-    def __init__(self, arrays: Sequence[str], names: Counter[str]) -> None:
-        self.arrays = arrays
-        self.names = names
-
-    def visit(self, node: ast.AST) -> Any:
-        found = _addition(node, self.names)
-        if found is None or found[0] not in self.arrays:
-            return super().visit(node)
-        given = [ast.Name(_PRIVATE, ast.Load()), ast.Name(found[0], ast.Load()), *found[1:]]
-        return ast.copy_location(ast.Expr(ast.Call(ast.Name(_ADD_EITHER, ast.Load()), given, [])), node)
+def _call(function: str, names: Sequence[str], *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(function, ast.Load()), [*(ast.Name(n, ast.Load()) for n in names), *arguments], [])
