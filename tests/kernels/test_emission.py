@@ -213,3 +213,14 @@ def test_a_kernel_whose_threads_work_together_is_a_coroutine_on_the_cpu():
         "    _nb_finish(_nb_crew, _nb_thread)",
     ]
     assert not emit(warp.source, "float32", "cuda").in_blocks
+
+
+def test_an_assertion_is_an_exception_on_cuda():
+    @kernel
+    def positive(x):
+        assert x[tid()] > 0, "negative"
+
+    (line,) = emit(positive.source, "float32").text.split("\n", 3)[3].splitlines()
+    assert line == "    assert x[_nb_i0] > 0, 'negative'"
+    lines = emit(positive.source, "float32", "cuda").text.splitlines()[-2:]
+    assert lines == ["    if not x[_nb_i0] > 0:", "        raise AssertionError('negative')"]
