@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,12 +17,13 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.bounds import FOUND
+from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.printing import print_line
 
-__all__ = ["MODULES", "Machine", "builtin", "capsule_pointer", "compile_functions", "machine"]
+__all__ = ["MODULES", "Machine", "builtin", "capsule_pointer", "check_objects", "compile_functions", "machine"]
 
 MODULES = ("entry", "records", "dlpack", "exchange_table", "lent", "checksum")
 _FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
@@ -210,6 +212,21 @@ def _numpy_api() -> tuple[type, int, int, dict[int, np.dtype[Any]]]:
     return np.ndarray, slot(layout.API_NEW_FROM_DESCR), slot(layout.API_SET_BASE_OBJECT), dtypes
 
 
+def check_objects() -> None:
+    """Check that Python's objects begin as compiled code takes it.
+
+    Raises
+    ------
+    NumbridgeError
+        If they do not.
+    """
+    if object.__basicsize__ != layout.OBJECT_SIZE:
+        raise NumbridgeError(
+            "numbridge reads objects as CPython with the global interpreter lock lays them out on 64-bit machines, and "
+            f"{sys.executable} is another build, such as the free-threaded python3.14t; use the ordinary build of this version"
+        )
+
+
 @functools.cache
 def machine() -> Machine:
     """Return the compiled functions of this process, loading or compiling them on first use."""
@@ -217,6 +234,7 @@ def machine() -> Machine:
 
 
 def _start() -> Machine:
+    check_objects()
     # Two threads that come first must not start two machines: code links to one only.
     with _starting:
         if not _started:

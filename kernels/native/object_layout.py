@@ -1,23 +1,17 @@
 """Byte offsets inside CPython and NumPy objects on a 64-bit machine, and the buffer structure of the C API.
 
-Numbers and ctypes structures; importing it fails where objects do not begin as they do in CPython with the GIL. CPython:
-``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h; with a hash before the items since 3.14) and ``Py_buffer``
-(Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14. NumPy: ``PyArrayObject_fields`` and
-``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2. `numpy_arrays` checks the NumPy
-offsets against a live array before it relies on them.
+Nothing but numbers and ctypes structures. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h; with a hash
+before the items since 3.14) and ``Py_buffer`` (Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy:
+``PyArrayObject_fields`` and ``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2.
+`machine` checks the size of objects before it compiles what relies on it, and `numpy_arrays` the NumPy offsets against a live
+array.
 """
 
 import ctypes
-import sys
 
-# PyObject is a count and a type; the free-threaded build's is twice as long, and so every offset below would be wrong.
-if object.__basicsize__ != 16:
-    raise ImportError(
-        f"numbridge reads Python's objects as CPython with the GIL lays them out on 64-bit machines, and {sys.executable} is "
-        "another build (a free-threaded one, such as python3.14t, or a debugging one); use the ordinary build of this version"
-    )
-OBJECT_TYPE = 8
-# What a tuple's type says its size is without the items: 24, and 32 since 3.14.
+# PyObject, of the build with the global interpreter lock
+OBJECT_SIZE, OBJECT_TYPE = 16, 8
+# What the type of tuples says their size is without the items: 24, and 32 since 3.14.
 TUPLE_ITEMS = tuple.__basicsize__
 # PyMemberDescrObject (Include/cpython/descrobject.h), and PyMemberDef, to which it points
 MEMBER_DESCR_DEF, MEMBER_OFFSET = 40, 16

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 import itertools
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numba import njit
 
-from numbridge.kernels.machine import MODULES, compile_functions
+from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.machine import MODULES, check_objects, compile_functions
 from numbridge.kernels.native import object_layout
 from numbridge.kernels.native.memory import function_symbol, inlined, load_i64, native, store_i64
 from numbridge.kernels.native_code import typed_exports
@@ -191,7 +190,8 @@ def test_items_lie_in_a_tuple_where_compiled_code_looks_for_them():
     assert [ctypes.c_int64.from_address(first + 8 * k).value for k in range(2)] == [id(item) for item in pair]
 
 
-def test_a_python_whose_objects_begin_otherwise_is_refused():
-    namespace = {"object": SimpleNamespace(__basicsize__=32)}  # as in the free-threaded build
-    with pytest.raises(ImportError, match=r"another build \(a free-threaded one.*use the ordinary build"):
-        exec(Path(object_layout.__file__).read_text(), namespace)
+def test_a_python_whose_objects_begin_otherwise_is_refused(monkeypatch):
+    check_objects()
+    monkeypatch.setattr(object_layout, "OBJECT_SIZE", 32)  # as in the free-threaded build
+    with pytest.raises(NumbridgeError, match=r"another build, such as the free-threaded.*use the ordinary build"):
+        check_objects()
