@@ -235,7 +235,7 @@ def layouts_are_numbers(house: House) -> Iterator[str]:
 
 
 def is_layout(statement: ast.stmt) -> bool:
-    """Whether a layout may hold this statement: numbers worked out by hand or that a type says, or a structure's fields."""
+    """Whether a layout may hold this statement: numbers that can be worked out by hand, or a structure's fields."""
     match statement:
         case ast.ImportFrom(module="__future__") | ast.Import(names=[ast.alias(name="ctypes")]):
             return True
@@ -253,12 +253,8 @@ def is_constant(statement: ast.stmt) -> bool:
         case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
             plain = ast.Constant | ast.Name | ast.Tuple | ast.BinOp | ast.UnaryOp
             syntax = ast.expr_context | ast.operator | ast.unaryop
-            return all(isinstance(node, plain | syntax) or is_size(node) for node in ast.walk(value))
+            return all(isinstance(node, plain | syntax) for node in ast.walk(value))
     return False
-
-
-def is_size(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "__basicsize__"
 
 
 def layouts_live_alone(house: House) -> Iterator[str]:

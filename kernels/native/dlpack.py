@@ -30,7 +30,7 @@ from numbridge.kernels.native.memory import (
     store_u32,
     text,
 )
-from numbridge.kernels.native.reading import capsule_is_valid, capsule_pointer, decrease, increase, intp, state
+from numbridge.kernels.native.reading import capsule_is_valid, capsule_pointer, decrease, increase, intp, item, state
 from numbridge.kernels.native.records import (
     ALIGNMENT,
     allocate_bytes,
@@ -254,7 +254,7 @@ def export_plain(self, array):
     if managed == 0:
         return no_memory()
     store_i64(out, 0, 0)
-    if call_to_object(to_address(load_i64(self, py.TUPLE_ITEMS)), managed, out) != 0:
+    if call_to_object(to_address(item(self, 0)), managed, out) != 0:
         return 0
     return load_i64(out, 0)
 
@@ -277,6 +277,6 @@ def export_aligned(self, array):
             return give_none()
         count *= load_i64(record, dl.RECORD_SHAPE + 8 * k)
     tag = from_int(types.int64(load_u32(record, dl.DTYPE)))
-    known = dict_get(load_i64(self, py.TUPLE_ITEMS), tag)
+    known = dict_get(item(self, 0), tag)
     decrease(tag)
     return export_legacy(self, capsule) if known != 0 else give_none()

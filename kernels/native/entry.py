@@ -42,6 +42,7 @@ from numbridge.kernels.native.reading import (
     decrease,
     increase,
     intp,
+    item,
     read,
     release,
     state,
@@ -395,7 +396,7 @@ def report_driver(function, code):
 @native
 def launch(self, arguments, count):
     """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
-    plan = to_address(load_i64(self, py.TUPLE_ITEMS))
+    plan = to_address(item(self, 0))
     outcome = nb.MISSED
     if count <= MAX_ARGUMENTS and is_announced(plan):
         readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
@@ -408,6 +409,6 @@ def launch(self, arguments, count):
         increase(none())
         return none()
     if outcome >= nb.DRIVER_FAILED:
-        return report_driver(load_i64(self, py.TUPLE_ITEMS + 24), outcome - nb.DRIVER_FAILED)
-    slow = load_i64(self, py.TUPLE_ITEMS + (8 if outcome == nb.MISSED else 16))
+        return report_driver(item(self, 3), outcome - nb.DRIVER_FAILED)
+    slow = item(self, 1 if outcome == nb.MISSED else 2)
     return call_with(slow, arguments, count, 0)

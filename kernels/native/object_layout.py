@@ -1,8 +1,8 @@
 """Byte offsets inside CPython and NumPy objects on a 64-bit machine, and the buffer structure of the C API.
 
-Nothing but numbers and ctypes structures. CPython: ``PyObject``, ``PyTupleObject`` (Include/cpython/tupleobject.h; with a hash
-before the items since 3.14) and ``Py_buffer`` (Include/pybuffer.h) of the stable ABI's era, 3.11 to 3.14 with the GIL. NumPy:
-``PyArrayObject_fields`` and ``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the same in NumPy 1 and 2.
+Nothing but numbers and ctypes structures. CPython: ``PyObject`` and ``Py_buffer`` (Include/pybuffer.h) of the stable ABI's era,
+3.11 to 3.14 with the GIL. NumPy: ``PyArrayObject_fields`` and ``_PyArray_Descr`` (ndarraytypes.h), whose leading fields are the
+same in NumPy 1 and 2.
 `machine` checks the size of objects before it compiles what relies on it, and `numpy_arrays` the NumPy offsets against a live
 array.
 """
@@ -11,8 +11,6 @@ import ctypes
 
 # PyObject, of the build with the global interpreter lock
 OBJECT_SIZE, OBJECT_TYPE = 16, 8
-# What the type of tuples says their size is without the items: 24, and 32 since 3.14.
-TUPLE_ITEMS = tuple.__basicsize__
 # PyMemberDescrObject (Include/cpython/descrobject.h), and PyMemberDef, to which it points
 MEMBER_DESCR_DEF, MEMBER_OFFSET = 40, 16
 

@@ -56,6 +56,15 @@ complex_real = external("PyComplex_RealAsDouble", double, intp)
 complex_imaginary = external("PyComplex_ImagAsDouble", double, intp)
 exchange_read = indirect(types.int32, 2)
 
+# PyTupleObject (Include/cpython/tupleobject.h): its size without the items, 24, and 32 since 3.14, which put a hash before them
+_TUPLE_ITEMS = tuple.__basicsize__
+
+
+@inlined
+def item(items, k):
+    """Return the object at place `k` of a tuple, which stays the tuple's."""
+    return load_i64(items, _TUPLE_ITEMS + 8 * k)
+
 
 @inlined
 def entry_of(kind):

@@ -39,6 +39,7 @@ from numbridge.kernels.native.reading import (
     exchange_read,
     increase,
     intp,
+    item,
     read,
     release,
     state,
@@ -537,7 +538,7 @@ def to_numpy(self, obj):
     if record == 0 or (load_i32(record, dl.DEVICE_TYPE) != dl.CPU and load_i32(record, dl.DEVICE_TYPE) != dl.CUDA_HOST):
         return give_none()
     tag = from_int(types.int64(load_u32(record, dl.DTYPE)))
-    descriptor = dict_get(load_i64(self, py.TUPLE_ITEMS + 24), tag)
+    descriptor = dict_get(item(self, 3), tag)
     decrease(tag)
     if descriptor == 0:
         return give_none()
@@ -549,8 +550,8 @@ def to_numpy(self, obj):
     flags = 0 if load_i64(record, dl.RECORD_FLAGS) & dl.FLAG_READ_ONLY else py.ARRAY_WRITEABLE
     increase(descriptor)  # NewFromDescr steals it
     array = new_numpy(
-        to_address(load_i64(self, py.TUPLE_ITEMS + 8)),
-        load_i64(self, py.TUPLE_ITEMS),
+        to_address(item(self, 1)),
+        item(self, 0),
         descriptor,
         ndim,
         record + dl.RECORD_SHAPE,
@@ -562,7 +563,7 @@ def to_numpy(self, obj):
     if array == 0:
         return 0
     increase(capsule)  # SetBaseObject steals it
-    if set_base(to_address(load_i64(self, py.TUPLE_ITEMS + 16)), array, capsule) != 0:
+    if set_base(to_address(item(self, 2)), array, capsule) != 0:
         decrease(array)
         return 0
     return array
