@@ -42,6 +42,7 @@ __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type
 _COOPERATIVE = "cudaCGGetIntrinsicHandle"
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 # nvJitLink's refusal of PTX that is newer than it
+_SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+) max\)")
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 # Of what numba.cuda allocates arrays with, which needs a runtime on the device
 _ALLOCATES = "Undefined reference to 'NRT_"
@@ -242,6 +243,13 @@ def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[An
     except (nvJitLinkError, RuntimeError) as error:
         if _ALLOCATES in str(error):
             raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error
+        too_large = _SHARED.search(str(error))
+        if too_large:
+            size, most = (int(number, 16) for number in too_large.groups())
+            raise KernelError(
+                f"kernel {kernel!r}: its arrays in shared memory take {size} bytes, and those of constant shape may take {most} "
+                "on CUDA; use smaller ones. An adjoint or tangent has a second array for each that carries a gradient"
+            ) from error
         raise KernelError(f"kernel {kernel!r} does not link for {arch}: {error}{_older_linker(str(error))}") from error
     return code
 

@@ -40,6 +40,7 @@ CUDA_MODULE = "_nb_cuda"
 CUDA_FUNCTION = "_nb_cuda_"
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
+_AXES = 3
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
@@ -120,7 +121,8 @@ def rewrite(
     check_bounds : bool
         Whether an index that an array has not ends the kernel.
     blocks : bool
-        Whether the CPU runs the threads of a block together, where the kernel asks for that; derivatives do not.
+        Whether the body of a kernel whose threads work together becomes a coroutine, for the CPU to compile. Derivatives are
+        made of the body as it is.
 
     Raises
     ------
@@ -128,8 +130,9 @@ def rewrite(
         If something cannot be rewritten; what has no counterpart is named, with its place.
     """
     program = Program(source, gradients=gradients)
-    in_blocks = blocks and target == "cpu" and source.works_in_blocks
-    writer = _Writer(program, weak_float, target, elements=elements, check_bounds=check_bounds, in_blocks=in_blocks)
+    in_blocks = target == "cpu" and source.works_in_blocks
+    how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
+    writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
     return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks)
 
@@ -146,10 +149,13 @@ class _Writer:
         elements: bool,
         check_bounds: bool,
         in_blocks: bool,
+        in_crew: bool,
     ) -> None:
         self.program = program
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
+        # Whether the body is a coroutine, which is told its crew, and its place in the block and the grid.
+        self.in_crew = in_crew
         uses = [found.operation for part in program.sources for _, found in part.block_uses()] if in_blocks else []
         self.in_grid = "cg" in uses
         # How many places of the source have static shared memory.
@@ -165,7 +171,7 @@ class _Writer:
             self.names[id(part)] = self._free(re.sub(r"\W", "_", part.name))
         self.hidden = self._hidden()
         self._uses_hidden = self._find_users()
-        self.waiting = self._find_waiting() if in_blocks else set()
+        self.waiting = self._find_waiting() if in_crew else set()
 
     def _free(self, preferred: str) -> str:
         name, number = preferred, 1
@@ -185,17 +191,19 @@ class _Writer:
                 elif kind == "axis":
                     static = part.resolve(node)
                     found = intrinsic_of(static.value) if static is not None else None
-                    letters = _SHORT_IN_BLOCKS if self.in_blocks else _SHORT
+                    letters = _SHORT_IN_BLOCKS if self.in_crew else _SHORT
                     letter = letters.get(found.operation, "b") if found is not None else "b"
                     needed.add(f"_nb_{letter}{count - 1}")
-        crew = (CREW, THREAD) if self.in_blocks else ()
+        if self.in_blocks and not self.in_crew:
+            needed |= {f"_nb_b{k}" for k in range(_AXES)}  # how many threads there are to share work
+        crew = (CREW, THREAD) if self.in_crew else ()
         return (*crew, *(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
 
     def _find_users(self) -> set[int]:
         users: set[int] = set()
         for part in self.program.sources:  # callee before caller
             calls = any(id(callee) in users for _, callee in self.program.calls(part))
-            blocks = self.in_blocks and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
+            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
             if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
                 users.add(id(part))
         return users
@@ -283,7 +291,7 @@ class _Writer:
         # Who waits must be part of the coroutine.
         inner = id(source) in self.waiting and source is not self.program.root
         body.decorator_list = [ast.Name("_nb_in_place" if inner else "_nb_device", ast.Load())]
-        if self.in_blocks and source is self.program.root:
+        if self.in_crew and source is self.program.root:
             body.body = as_coroutine(body.body)
         return ast.fix_missing_locations(body)
 
@@ -436,14 +444,14 @@ class _Rewriter(ast.NodeTransformer):
             return self._atomic_function(node, found)
         if found.kind == "function":
             return self._number_function(found)
-        if found.kind == "block" and found.operation in ("laneid", "warpsize") and self.writer.in_blocks:
+        if found.kind == "block" and found.operation in ("laneid", "warpsize"):
             text = f"{THREAD} % {WARP_SIZE}" if found.operation == "laneid" else str(WARP_SIZE)
             return ast.parse(text, mode="eval").body
         if found.kind != "axis":
-            if found.kind == "cuda" or (found.kind == "block" and not self.writer.in_blocks):
+            if found.kind == "cuda":
                 raise self._unsupported(node, found)
             raise self.source.error(node, f"{found.name} must be called here")
-        if self.writer.in_blocks:
+        if self.writer.in_crew:
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
         i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
@@ -466,11 +474,8 @@ class _Rewriter(ast.NodeTransformer):
         return result
 
     def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
-        if found.kind == "block":
-            text = "works with the other threads of a block, and such a kernel has no derivative"
-        else:
-            text = "exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
-        return self.source.error(node, f"{found.name} {text}", KernelUnsupportedError)
+        text = f"{found.name} exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
+        return self.source.error(node, text, KernelUnsupportedError)
 
     def visit_Call(self, node: ast.Call) -> Any:
         """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
@@ -514,7 +519,7 @@ class _Rewriter(ast.NodeTransformer):
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
             return made
-        if found.kind == "block" and self.writer.in_blocks:
+        if found.kind == "block":
             return self._in_block(node, found)
         if found.name == "cuda.const.array_like" and len(node.args) == 1 and not node.keywords:
             # Global arrays are constants of the code anyway.

@@ -229,6 +229,8 @@ def _program(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -
     else:
         rewritten = rewrite(kernel.source, weak, gradients=True)
         program = build(rewritten, parameters)
+    if program.in_blocks:
+        raise KernelUnsupportedError(f"the threads of {kernel.name} work together")
     check_prints(rewritten)
     return program
 

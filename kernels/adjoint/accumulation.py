@@ -153,8 +153,9 @@ class Accumulation(ForwardSweep):
                     "dtype of records with align=True",
                 )
             self._shared.add(array)
+            add = "_nb_add_in_block" if array.kind == "shared" else "_nb_add"
             for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
-                self.lines.add(f"_nb_add({memory}, {place}, {text}{part})")
+                self.lines.add(f"{add}({memory}, {place}, {text}{part})")
 
     def _fill(self) -> None:
         """Store zeros in adjoints that hold nothing, and which nothing has been added to."""

@@ -21,6 +21,7 @@ from numbridge.kernels.adjoint.ir import (
     If,
     Load,
     Loop,
+    Meet,
     Op,
     Program,
     Raise,
@@ -148,6 +149,8 @@ def _spread(op: Op, values: set[Any], arrays: set[Any]) -> None:
                 values.add(op.result)
         case Load() if op.array in arrays and is_float(op.result):
             values.add(op.result)
+        case Meet(result=Value() as told) if is_float(told) and op.arguments[1] in values:
+            values.add(told)
         case Atomic():
             if not values.isdisjoint(op.values):
                 arrays.add(op.array)
@@ -172,6 +175,8 @@ def _spread_back(op: Op, values: set[Any], arrays: set[Any]) -> None:
             values.update(op.arguments)
         case Load() if op.result in values:
             arrays.add(op.array)
+        case Meet(result=Value() as told) if told in values and is_float(told):
+            values.add(op.arguments[1])
         case Atomic():
             if op.array in arrays:
                 values.update(op.values)
@@ -235,8 +240,9 @@ class Needs:
         Operations with something to reverse, or that hold such.
     pullbacks : dict of Op to Pullback
         For each active computation.
-    replayed : set of Store
-        Stores that are done again, because what they store is read again, and undone.
+    replayed : set of Op
+        Stores that are done again, because what they store is read again, and undone; and atomic additions to shared memory,
+        which are not undone.
     read : set of Array
         Arrays whose contents the adjoint reads.
     """
@@ -292,7 +298,8 @@ class Needs:
             if isinstance(op, Loop) and op in self.live:
                 self.loops[op] = self._loop(op)
         raises = {v for op in self._ops if isinstance(op, Raise) for v in self._controls(op, None)}
-        self.values = self._closed(self._seeds(self.program.body) | raises, None)
+        orders = self._orders(self.program.body, None)
+        self.values = self._closed(self._seeds(self.program.body) | raises | orders, None)
         every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
         loads = [op for op in self._ops if isinstance(op, Load) and op.result in every]
         self.read = {op.array for op in loads if op.array.kind == "parameter"}
@@ -303,7 +310,8 @@ class Needs:
         by_array: dict[Array, list[Load]] = {}
         for load in loads:
             by_array.setdefault(load.array, []).append(load)
-        stores = [op for op in self._ops if isinstance(op, Store)]
+        stores = [op for op in self._ops if isinstance(op, Store | Atomic)]
+        stores = [op for op in stores if isinstance(op, Store) or op.array.kind == "shared"]
         return {op for op in stores if any(self._reaches(op, load) for load in by_array.get(op.array, ()))}
 
     def deciding(self, ops: Iterable[Op]) -> tuple[set[Value], set[Op]]:
@@ -331,6 +339,8 @@ class Needs:
     def _touches_adjoint(self, op: Op) -> bool:
         values, arrays = self.activity.values, self.activity.arrays
         match op:
+            case Meet():
+                return True  # whoever waited waits on the way back, too
             case Load():
                 return op.result in values
             case Store():
@@ -354,8 +364,13 @@ class Needs:
             match op:
                 case Compute():
                     seeds |= self.pullbacks[op].reads
-                case Load() | Atomic():
+                case Load():
                     seeds.update(op.index)
+                case Atomic():
+                    seeds.update(operands(op) if op in self.replayed else op.index)
+                case Meet():
+                    # The lanes that it names, and which of these gave what; not what this one gave.
+                    seeds.update(a for k, a in enumerate(op.arguments) if k != 1 and not op.of_block)
                 case Store():
                     seeds.update(op.index)
                     if op in self.replayed:
@@ -374,6 +389,11 @@ class Needs:
         outside = {v for v in needs.values | needs.again if not self._is_within(self._definers.get(v), op)}
         kept = {carried.phi for carried in needs.saved}
         return {*outside, *kept, *self._control(op), *(self._stored(op) if needs.stacked else ())}
+
+    def _orders(self, region: Region, within: Loop | None) -> set[Value]:
+        """Return what decides whether lanes wait for each other to have stored, and for which."""
+        waits = [op for op in walk(region) if isinstance(op, Meet) and op.operation == "syncwarp"]
+        return {value for op in waits for value in (*op.arguments, *self._controls(op, within))}
 
     def _stored(self, op: Loop) -> set[Value]:
         """Return what the replayed stores in a loop read, and what decides whether they run."""
@@ -397,8 +417,8 @@ class Needs:
         return False
 
     def _loop(self, op: Loop) -> LoopNeeds:
-        needs = LoopNeeds(stacked=any(inner in self.replayed for inner in walk(op.body)))
-        seeds = self._seeds(op.body)
+        needs = LoopNeeds(stacked=bool(self.stored_in(op)))
+        seeds = self._seeds(op.body) | self._orders(op.body, op)
         if needs.stacked:
             seeds |= self._stored(op)
         needs.values = self._closed(seeds, op)
@@ -450,9 +470,9 @@ class Needs:
             parent = self._parents[parent]
         return found
 
-    def _reaches(self, store: Store, load: Load) -> bool:
-        """Tell whether a load may come after a store: later in the source, or in a loop around both."""
-        if self.order[load] > self.order[store]:
+    def _reaches(self, store: Store | Atomic, load: Load) -> bool:
+        """Tell whether a load may come after a store: later in the source, in a loop around both, or by another thread."""
+        if self.order[load] > self.order[store] or store.array.kind == "shared":
             return True
         loops = [op for op in self.ancestors(store) if isinstance(op, Loop)]
         return any(loop in self.ancestors(load) for loop in loops)
@@ -478,12 +498,48 @@ class Needs:
                     "in an array and use it in another kernel",
                 )
             loads = [o for o in self._ops if isinstance(o, Load) and o.array is op.array and o.result in every]
+            way = "read it in another kernel"
+            if op.array.kind == "shared":
+                loads = [load for load in loads if self._runs_again_before(load, op)]
+                way = (
+                    "keep it in a variable before it changes, or let each thread store to an element of its own instead"
+                )
             if loads:
                 raise refused(
                     loads[0],
-                    f"the adjoint needs this element of {op.array.called!r}, which the kernel changes atomically; read it in "
-                    "another kernel",
+                    f"the adjoint needs this element of {op.array.called!r}, which the kernel changes atomically; {way}",
                 )
+
+    def _runs_again_before(self, load: Load, atomic: Atomic) -> bool:
+        """Tell whether a load is done again, on the way back, where an atomic addition that comes after it is not undone.
+
+        What is loaded outside of loops is known from the way forth, and a loop in which memory changes brings it all back.
+        """
+        loops = [op for op in self.ancestors(load) if isinstance(op, Loop)]
+        around = self.ancestors(atomic)
+        inner = [op for op in loops if op not in around]
+        common = next((op for op in loops if op in around), None)
+        if common is not None and not any(met.of_block for met in self.meetings(common)):
+            return True
+        kept = any(load.array in self.stored_in(op) for op in inner)
+        return bool(inner) and not kept and self.order[load] < self.order[atomic]
+
+    @property
+    def meets(self) -> bool:
+        """Whether what is computed again reads what other threads of the block stored, and so must wait for them."""
+        stored = {op.array.kind for op in self.replayed if isinstance(op, Store | Atomic)}
+        return bool(stored - {"local"})
+
+    def stored_in(self, op: Loop) -> list[Array]:
+        """Return the arrays whose contents the trips of a loop change when they run again, and which must be brought back."""
+        together = bool(self.meetings(op))
+        stores = [inner for inner in walk(op.body) if inner in self.replayed]
+        changing = Store | Atomic if together else Store
+        return list(dict.fromkeys(inner.array for inner in stores if isinstance(inner, changing)))
+
+    def meetings(self, op: Op) -> list[Meet]:
+        """Return where threads wait for each other within a branch or a loop."""
+        return [inner for region in regions(op) for inner in walk(region) if isinstance(inner, Meet)]
 
     @property
     def snapshot(self) -> set[Array]:

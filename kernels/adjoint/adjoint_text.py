@@ -19,7 +19,12 @@ def adjoint_source(kernel: Kernel) -> str:
     wanted = [p.name for p in types if has_gradient(p.element, p.scalar)]
     derivative: Derivative = kernel.adjoint(wanted)
     check_floats(derivative, types)
-    return derivative.plan(types, weak).text
+    plan = derivative.plan(types, weak)
+    if not plan.in_blocks:
+        return plan.text
+    from numbridge.kernels.adjoint.emit import for_reader
+
+    return for_reader(plan.text)
 
 
 def _last_types(kernel: Kernel) -> tuple[tuple[ParameterType, ...], str]:

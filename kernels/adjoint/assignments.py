@@ -23,6 +23,8 @@ class Assignments(Calls):
         match target:
             case ast.Name():
                 self._env[target.id] = value
+                if isinstance(value, View) and value.array in self.locals and not value.array.label:
+                    value.array.label = target.id  # what messages call it
             case ast.Tuple():
                 if not isinstance(value, tuple) or len(value) != len(target.elts):
                     raise self._refused(

@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, mem
 from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Merge, Program, Raise, Region, Store, Value
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.scope import Frame
+from numbridge.kernels.block_source import THREAD
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.rewriting import Rewritten
 from numbridge.kernels.source import FunctionSource
@@ -49,6 +50,8 @@ class _Builder(Assignments):
         """Read the kernel."""
         tree = self._rewritten.trees[id(self._root)]
         self._env = {value.name: value for value in self.hidden}
+        if self._rewritten.in_blocks:
+            self._env[THREAD] = Value(THREAD, types.int64)
         for parameter in self.parameters:
             item = parameter.item
             self._env[parameter.name] = memory(item) if isinstance(item, Array) else item
@@ -63,6 +66,7 @@ class _Builder(Assignments):
             self.region,
             self.namespace,
             self.names,
+            self._rewritten.in_blocks,
         )
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:

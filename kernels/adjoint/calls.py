@@ -1,4 +1,4 @@
-"""Calls in a kernel: functions with a derivative rule, device functions, atomics and local arrays."""
+"""Calls in a kernel: functions with a derivative rule, device functions, atomics, memory, and what threads of a block do."""
 
 from __future__ import annotations
 
@@ -13,18 +13,33 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
 from numbridge.kernels.adjoint.element_program import construct_element
 from numbridge.kernels.adjoint.expressions import Expressions
-from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Region, Value, is_float
+from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Meet, Region, Value, is_float, walk
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.element_functions import FUNCTIONS
 from numbridge.kernels.elements import ElementType
+from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.numba_elements import numba_element
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["Calls"]
 
 _MAX_INLINED = 32
+_EXCHANGED = (types.int32, types.int64, types.float32, types.float64)
+# What threads learn from each other, by the operation; lanes that exchange numbers learn one of the type of their own.
+_LEARNED: dict[str, Any] = {
+    **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or", "ballot_sync"), types.int32),
+    **dict.fromkeys(("all_sync", "any_sync", "eq_sync"), types.boolean),
+    "match_any_sync": types.int32,
+}
+_WITHOUT_DERIVATIVE = {
+    "grid_sync": ("waiting for all blocks of a grid", "let what follows be a kernel of its own"),
+    "activemask": ("cuda.activemask", "name the lanes by a mask of your own"),
+    "match_all_sync": ("cuda.match_all_sync", "use cuda.match_any_sync or cuda.all_sync"),
+    "lanemask_lt": ("cuda.lanemask_lt", "write (1 << cuda.laneid) - 1"),
+}
+_ALL_LANES = (1 << WARP_SIZE) - 1
 # What functions are called in the table of what elements can do.
 _NAMED: dict[Any, str] = {
     **{function: name for name, function in FUNCTIONS.items()},
@@ -48,8 +63,10 @@ class Calls(Expressions):
             name = bound.text if isinstance(bound, Static) else node.func.id
             if name.startswith("_nb_atomic_"):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
-            if name in ("_nb_local_array", "_nb_elements"):
-                return self._local_array(node)
+            if name in ("_nb_local_array", "_nb_shared", "_nb_dynamic", "_nb_elements"):
+                return self._memory(node)
+            if name.startswith("_nb_block_"):
+                return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
                 return self._inline(node, self._functions[name])
         callee = self._expression(node.func)
@@ -150,23 +167,59 @@ class Calls(Expressions):
             raise self._refused(node, f"the elements of {array.name} are {kind_name(array)}, not {kind_name(value)}")
         return value
 
-    def _local_array(self, node: ast.Call) -> View:
-        if isinstance(node.args[0], ast.Call):  # of elements, made of scalars
-            element = self._static(node.args[1])
-            kind, extents = numba_element(element), ast.literal_eval(node.args[0].args[0])[:-1]
-            if element.scalar.is_float and element.scalar.itemsize < 4:
-                raise self._refused(node, f"local arrays of {element.name} have no derivative; use float32")
+    def _memory(self, node: ast.Call) -> View:
+        """Return new memory of the thread's or the block's; that of elements is made of scalars."""
+        made = node.args[0] if isinstance(node.args[0], ast.Call) else node
+        called, given = ast.unparse(made.func), made.args
+        if called == "_nb_dynamic":
+            raise self._refused(
+                node,
+                "dynamic shared memory has no derivative, for which a launch has no room; give the array a constant shape",
+            )
+        place = ast.literal_eval(given[1]) if called == "_nb_shared" else -1
+        size, dtype = given[-2:]
+        shape = ast.literal_eval(size)
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        of = "local" if place < 0 else "shared"
+        if made is node:
+            kind = inference.dtype_of(self._static(dtype))
         else:
-            shape, kind = ast.literal_eval(node.args[0]), inference.dtype_of(self._static(node.args[1]))
-            extents = shape if isinstance(shape, tuple) else (shape,)
+            element = self._static(node.args[1])
+            kind, extents = numba_element(element), extents[:-1]
+            if element.scalar.is_float and element.scalar.itemsize < 4:
+                raise self._refused(node, f"{of} arrays of {element.name} have no derivative; use float32")
         if kind is None:
-            raise self._refused(node, "the dtype of a local array must be a NumPy scalar type, such as np.float32")
+            raise self._refused(node, f"the dtype of a {of} array must be a NumPy scalar type, such as np.float32")
         if kind == types.float16:
-            raise self._refused(node, "local arrays of float16 have no derivative; use float32")
+            raise self._refused(node, f"{of} arrays of float16 have no derivative; use float32")
         self.type_name(getattr(kind, "dtype", kind))
-        array = Array(self.names.fresh("local"), kind, len(extents), "local", extents, self.type_name(kind))
+        # A function that is called twice finds the same shared memory.
+        known = next((a for a in self.locals if a.kind == "shared" and (a.place, a.dtype) == (place, kind)), None)
+        if known is not None:
+            return View(known)
+        array = Array(self.names.fresh(of), kind, len(extents), of, extents, self.type_name(kind), place=place)
         self.locals.append(array)
         return View(array)
+
+    def _meet(self, node: ast.Call, operation: str) -> Binding:
+        """Wait for other threads of the block, and learn something from them."""
+        arguments = [self._scalar(argument) for argument in node.args[2:]]  # behind the crew and the thread
+        if operation == "syncwarp" and not arguments:
+            arguments = [self.constant(_ALL_LANES)]
+        if operation.startswith("shfl_"):
+            kind = types.unliteral(arguments[1].type)
+            if kind not in _EXCHANGED:
+                raise self._refused(node, f"lanes exchange int32, int64, float32 and float64, and this is {kind}")
+        elif operation in ("syncthreads", "syncwarp"):
+            kind = None
+        elif operation in _LEARNED:
+            kind = _LEARNED[operation]
+        else:
+            what, way = _WITHOUT_DERIVATIVE.get(operation, (f"cuda.{operation}", "leave it out"))
+            raise self._refused(node, f"{what} has no derivative; {way}")
+        made = None if kind is None else self.value("met", kind)
+        self.add(Meet(made, operation, arguments, place=(self._frames[-1].source, node)))
+        return made
 
     def _inline(self, node: ast.Call, source: FunctionSource) -> Binding:
         if any(frame.source is source for frame in self._frames):
@@ -210,6 +263,10 @@ class Calls(Expressions):
         cotangents = [self.value("cotangent", r.type) for r in results if is_float(r)]
         with self._into(pullback):
             gradients = self._gradients(node, source, gradient, arguments, cotangents)
+        if any(isinstance(op, Meet) for op in (*walk(body), *walk(pullback))):
+            raise self._refused(
+                node, f"{source.name} has a derivative by hand, and such functions do not wait for other threads"
+            )
         custom = Custom(arguments, made, body, list(results), cotangents, pullback, gradients, source.name)
         self.add(custom)
         return tuple(made) if isinstance(inner, tuple) else made[0]

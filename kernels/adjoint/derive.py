@@ -20,6 +20,7 @@ from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.arguments import bound_types, check_array, check_writable
+from numbridge.kernels.block_source import CREW, THREAD
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.element_arguments import check_value, full_shape
 from numbridge.kernels.elements import has_gradient
@@ -76,6 +77,8 @@ class Plan:
         Wanted arrays that the kernel stores to and never reads, so that an adjoint ends their adjoints.
     measured : Measured or None
         On CUDA, what counts the entries on its stacks, if it has any.
+    in_blocks : bool
+        As in `Emitted`.
     """
 
     text: str
@@ -91,6 +94,7 @@ class Plan:
     writes: frozenset[str]
     spent: frozenset[str] = frozenset()
     measured: Measured | None = None
+    in_blocks: bool = False
 
 
 class Derivative(Kernel):
@@ -223,28 +227,35 @@ class Derivative(Kernel):
         if self.mode == "tangent":
             return self._generate_tangent(parameters, weak, target)
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
-        from numbridge.kernels.adjoint.emit import for_cuda
         from numbridge.kernels.adjoint.measuring import measure
         from numbridge.kernels.adjoint.reverse import reverse
+        from numbridge.kernels.adjoint.uniform import check_meetings
 
         program, rewritten = self._base_program(parameters, weak)
+        check_meetings(program)
+        in_crew = target == "cpu" and program.in_blocks
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}
+        if in_crew:
+            # All threads of a block hold their slots at once. What they would return, none of them returns to.
+            limits = {"slots": CUDA_SLOTS, "returns": False}
         how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
-        text, private = _with_private(made) if target == "cpu" else (for_cuda(made.text), None)
+        text, private = made.text, None
+        if target == "cpu" and not in_crew:
+            text, private = _with_private(made)
         measured = None
         if made.stacks and target == "cuda":
             counting = measure(program, self.wanted, f"{program.name}_stacks")
-            measured = dataclasses.replace(counting, text=for_cuda(counting.text))
+            measured = dataclasses.replace(counting, text=_for(target, program, counting.text))
         plan = Plan(
-            text,
+            _for(target, program, text),
             made.name,
-            tuple(v.name for v in program.hidden),
+            _hidden(target, program),
             made.may_raise,
             made.has_loop,
-            tuple((f"{ADJOINT}{name}", place) for name, place in made.sums),
+            () if in_crew else tuple((f"{ADJOINT}{name}", place) for name, place in made.sums),
             private,
             describe_namespace(program.namespace, rewritten.program),
             made.reads,
@@ -252,6 +263,7 @@ class Derivative(Kernel):
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
             made.spent,
             measured,
+            in_crew,
         )
         return plan, program.namespace
 
@@ -265,16 +277,16 @@ class Derivative(Kernel):
     def _generate_tangent(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
     ) -> tuple[Plan, Mapping[str, Any]]:
-        from numbridge.kernels.adjoint.emit import for_cuda, program_text
+        from numbridge.kernels.adjoint.emit import program_text
         from numbridge.kernels.adjoint.forward import facts
 
         program, rewritten = self.program(parameters, weak)
         name = f"{program.name}_tangent"
         found = facts(program)
         plan = Plan(
-            program_text(program, name) if target == "cpu" else for_cuda(program_text(program, name)),
+            _for(target, program, program_text(program, name)),
             name,
-            tuple(v.name for v in program.hidden),
+            _hidden(target, program),
             found.may_raise,
             found.has_loop,
             (),
@@ -283,6 +295,7 @@ class Derivative(Kernel):
             found.reads,
             found.reads & found.writes,
             found.writes,
+            in_blocks=target == "cpu" and program.in_blocks,
         )
         return plan, program.namespace
 
@@ -338,6 +351,7 @@ class Derivative(Kernel):
             self.source.asks_for_block,
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
+            in_blocks=plan.in_blocks,
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:
@@ -348,18 +362,18 @@ class Derivative(Kernel):
         except StackMemoryError:
             return compiled_with_memory(self, arguments, capability, plain=plain)
 
-    def forall(self, dim: int | tuple[int, ...], *, checked: bool = True) -> Callable[..., None]:
+    def forall(self, dim: int | tuple[int, ...], block_dim: int = 256, *, checked: bool = True) -> Callable[..., None]:
         """Return a function of the derivative's arguments that checks them and runs it over `dim` threads.
 
         Without `checked` it takes the caller's word that adjoints have their arguments' shapes, and that no array that is
         written shares memory with another.
         """
-        where = functools.partial(geometry_of, self, dim)
-        run = self._launching(remembered(self, dim), where)
+        where = functools.partial(geometry_of, self, dim, block_dim)
+        run = self._launching(remembered(self, dim, block_dim), where)
         if not checked:
             return run
         together = self._together()
-        return self._checked(run, together._launching(remembered(together, dim), where))
+        return self._checked(run, together._launching(remembered(together, dim, block_dim), where))
 
     def over(self, geometry: Geometry) -> Callable[..., None]:
         """Return the same for the geometry of a launch of the base."""
@@ -464,6 +478,21 @@ def _with_private(made: Reversed) -> tuple[str, tuple[Any, ...] | None]:
     name = f"{made.name}_private"
     second = made.text.replace(f"def {made.name}(", f"def {name}(").replace("_nb_add(", "_nb_add_private(")
     return f"{made.text}\n\n\n{second}", (name, distance, arrays)
+
+
+def _for(target: Target, program: Program, text: str) -> str:
+    """Return a program's generated text for a back end."""
+    from numbridge.kernels.adjoint.emit import for_crew, for_cuda
+
+    if target == "cuda":
+        return for_cuda(text)
+    return for_crew(text) if program.in_blocks else text
+
+
+def _hidden(target: Target, program: Program) -> tuple[str, ...]:
+    """Return the leading parameters of a program's text for a back end."""
+    own = tuple(value.name for value in program.hidden)
+    return (CREW, THREAD, *own) if target == "cpu" and program.in_blocks else own
 
 
 class _Later(Mapping[str, Any]):

@@ -18,6 +18,7 @@ from numbridge.kernels.adjoint.ir import (
     If,
     Load,
     Loop,
+    Meet,
     Op,
     Program,
     Raise,
@@ -28,6 +29,7 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
+from numbridge.kernels.block_source import CREW, THREAD
 from numbridge.kernels.elements import scalar_in_memory
 from numbridge.kernels.rewriting import CUDA_MODULE
 
@@ -36,15 +38,21 @@ __all__ = [
     "Values",
     "element",
     "field_views",
+    "for_crew",
     "for_cuda",
+    "for_reader",
     "index_text",
+    "meeting",
     "moves",
     "operation",
+    "own_array",
     "program_text",
 ]
 
 
 _BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
+_MEETING = re.compile(rf"_nb_block_(\w+)\({CREW}, {THREAD}(?:, )?")
+_SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, ")
 
 
 class Values(Protocol):
@@ -114,9 +122,17 @@ def operation(op: Op) -> str:
         case Atomic():
             given = ", ".join([op.array.name, index_text(op.index), *(v.name for v in op.values)])
             return f"{op.result.name} = _nb_atomic_{op.operation}({given})"
+        case Meet():
+            called = meeting(op.operation, *(v.name for v in op.arguments))
+            return called if op.result is None else f"{op.result.name} = {called}"
         case Raise():
             return op.text
     raise TypeError(f"{op!r} is no simple operation")
+
+
+def meeting(operation: str, *arguments: str) -> str:
+    """Return the call of an operation by which threads of a block wait for each other."""
+    return f"_nb_block_{operation}({', '.join([CREW, THREAD, *arguments])})"
 
 
 def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]]) -> None:
@@ -133,15 +149,17 @@ def moves(lines: Lines, pairs: Sequence[tuple[Value, Value]]) -> None:
             lines.add(f"{target.name} = {source.name}")
 
 
-def local_array(lines: Lines, name: str, array: Array, zero: str = "") -> None:
-    """Write what makes an array on the stack, filled with `zero` if that is given."""
+def own_array(lines: Lines, name: str, array: Array, *, zero: str = "", place: int | None = None) -> None:
+    """Write what makes an array of the thread's, filled with `zero` if that is given, or of the block's, at a `place`."""
     held = element_of(array.dtype)
     extents: object = array.extents[0] if len(array.extents) == 1 else array.extents
-    memory = f"_nb_local_array({extents}, {array.dtype_text})"
+    dtype = array.dtype_text
     if held is not None:
-        memory = f"_nb_local_array({(*array.extents, held.count)}, _nb_{scalar_in_memory(held).__name__})"
-        memory = f"_nb_elements({memory}, {array.dtype_text})"
-    lines.add(f"{name} = {memory}")
+        extents, dtype = (*array.extents, held.count), f"_nb_{scalar_in_memory(held).__name__}"
+    memory = f"_nb_local_array({extents}, {dtype})"
+    if array.kind == "shared":
+        memory = f"_nb_shared({CREW}, {array.place if place is None else place}, {extents}, {dtype})"
+    lines.add(f"{name} = {memory if held is None else f'_nb_elements({memory}, {array.dtype_text})'}")
     if zero or array.zeroed:
         lines.add(f"{name}[...] = {zero or (0 if held is None else f'{array.dtype_text}()')}")
 
@@ -154,12 +172,39 @@ def field_views(lines: Lines, fields: Sequence[Array], prefix: str = "") -> None
 
 
 def for_cuda(text: str) -> str:
-    """Return generated text with numba.cuda's local arrays in place of the CPU's; a name that is replaced is reserved.
+    """Return generated text with what numba.cuda calls memory and meetings; a name that is replaced is reserved.
 
     Numba must not see which branches are never taken: it would drop them, and then not know the variables that they define.
     """
     text = _BRANCH.sub(r"\1_nb_decided(\2):", text)
-    return text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
+    text = text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
+    text = text.replace("_nb_add_in_block(", "_nb_add(")
+    text = _SHARED.sub(f"{CUDA_MODULE}.shared.array(", _MEETING.sub(rf"{CUDA_MODULE}.\1(", text))
+    if THREAD not in text:
+        return text
+    at, size = (f"{CUDA_MODULE}.{what}" for what in ("threadIdx", "blockDim"))
+    number = f"    {THREAD} = {at}.x + {size}.x * ({at}.y + {size}.y * {at}.z)"
+    return text.replace("):\n", f"):\n{number}\n", 1)
+
+
+def for_crew(text: str) -> str:
+    """Return the text of a function as that of a coroutine on the CPU, for a thread of a block."""
+    head, body = text.split("):\n", 1)
+    head = head.replace("(", f"({CREW}, {THREAD}, ", 1)
+    end = f"_nb_finish({CREW}, {THREAD})"
+    lines = [f"    _nb_start({CREW}, {THREAD})", body, f"    {end}"]
+    # One worker runs all threads of a block, so that none can come in between.
+    made = "\n".join(lines).replace("_nb_add_in_block(", "_nb_add_private(")
+    made = made.replace("_nb_stack_new()", f"_nb_stack_new({CREW})").replace("_nb_stack_", "_nb_crew_stack_")
+    return f"{head}):\n{made}"
+
+
+def for_reader(text: str) -> str:
+    """Return text for a thread of a block as a person reads it, with what numba.cuda calls memory and meetings."""
+    text = re.sub(rf" *_nb_(?:start|finish)\({CREW}, {THREAD}\)\n?", "", text)
+    text = text.replace(f"({CREW}, {THREAD}, _nb_i", "(_nb_i", 1).replace("_nb_crew_stack_", "_nb_stack_")
+    text = text.replace(f"_nb_stack_new({CREW})", "_nb_stack_new()")
+    return _SHARED.sub("cuda.shared.array(", _MEETING.sub(r"cuda.\1(", text))
 
 
 class Primal:
@@ -224,7 +269,7 @@ def program_text(program: Program, name: str) -> str:
     lines = Lines()
     field_views(lines, program.fields)
     for array in program.locals:
-        local_array(lines, array.name, array)
+        own_array(lines, array.name, array)
     Primal(program, lines).region(program.body)
     lines.add("pass")
     parameters = [v.name for v in program.hidden] + [p.name for p in program.parameters]

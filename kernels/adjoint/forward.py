@@ -23,6 +23,7 @@ from numbridge.kernels.adjoint.ir import (
     If,
     Load,
     Loop,
+    Meet,
     Merge,
     Op,
     Parameter,
@@ -122,7 +123,10 @@ class _Forward(Construct):
         return self.names.claim(f"{TANGENT}{name}")
 
     def _local(self, array: Array) -> Array:
-        self._arrays[array] = tangent = replace(array, name=self._name(array.name), zeroed=True)
+        shared = array.kind == "shared"
+        place = self._program.free_place + array.place if shared else array.place
+        tangent = replace(array, name=self._name(array.name), zeroed=not shared, place=place)
+        self._arrays[array] = tangent
         return tangent
 
     def run(self) -> Program:
@@ -172,6 +176,8 @@ class _Forward(Construct):
                     self.add(Store(self._arrays[op.array], op.index, self._tangent(op.value)))
             case Atomic():
                 self._atomic(op)
+            case Meet():
+                self._meet(op)
             case If():
                 self._if(op)
             case Loop():
@@ -213,6 +219,14 @@ class _Forward(Construct):
             held = Value(self._name(op.result.name), op.result.type)
             tangents = [self._tangent(value) for value in op.values]
             self.add(Atomic(held, op.operation, self._arrays[op.array], op.index, tangents))
+
+    def _meet(self, op: Meet) -> None:
+        self.add(op)
+        if op.result is not None and op.result in self._activity.values:
+            told = Value(self._name(op.result.name), op.result.type)
+            self._tangents[op.result] = told
+            mask, given, *which = op.arguments
+            self.add(replace(op, result=told, arguments=[mask, self._tangent(given), *which]))
 
     def _if(self, op: If) -> None:
         then, orelse = self._region(op.then), self._region(op.orelse)

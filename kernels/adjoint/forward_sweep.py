@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.activity import Activity, Needs
+from numbridge.kernels.adjoint.activity import Activity, Needs, refused
 from numbridge.kernels.adjoint.checkpoint import Checkpoints, constant_trips, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
@@ -17,6 +18,7 @@ from numbridge.kernels.adjoint.emit import (
     element,
     index_text,
     loop_head,
+    meeting,
     moves,
     operation,
     start_trip,
@@ -26,7 +28,9 @@ from numbridge.kernels.adjoint.ir import (
     Atomic,
     Custom,
     If,
+    Load,
     Loop,
+    Meet,
     Op,
     Program,
     Raise,
@@ -37,10 +41,14 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
+from numbridge.kernels.adjoint.thread_sharing import is_own, own_arrays
+from numbridge.kernels.block_source import THREAD
 
-__all__ = ["STACK", "ForwardSweep", "log_name", "scalar_places"]
+__all__ = ["FIRST", "SHARE", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
 
 STACK = "_nb_stack"
+FIRST, STEP, SHARE = "_nb_first", "_nb_step", "_nb_share"
+"""The names of the first number of shared memory that is a thread's to handle, how far it is to the next, and such a number."""
 
 
 class ForwardSweep:
@@ -65,6 +73,10 @@ class ForwardSweep:
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self._postponed: dict[If, Values] = {}
+        # The loop whose trips are being kept
+        self._keeping: Loop | None = None
+        for op in self.needs.loops:
+            self._check_together(op)
         self._plans = self._plan(slots)
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
@@ -78,6 +90,29 @@ class ForwardSweep:
             made[op] = Checkpoints(op, loops[op], number, max(trips or 0, 1) if exact else slots, exact)
         return made
 
+    def _check_together(self, op: Loop) -> None:
+        """Refuse a loop in which threads wait for each other, if they cannot bring back what they store there."""
+        meetings = self.needs.meetings(op)
+        in_lanes = not any(meeting.of_block for meeting in meetings)
+        own = own_arrays(self.program) if in_lanes else set()
+        for inner in walk(op.body) if meetings else ():
+            if not isinstance(inner, Store | Atomic) or inner not in self.needs.replayed:
+                continue
+            if inner.array.kind == "shared" and in_lanes:
+                raise refused(
+                    inner,
+                    "the adjoint needs shared memory as it was before each trip of this loop, in which only lanes of a warp wait "
+                    "for each other; wait for the block there (cuda.syncthreads), or exchange numbers between lanes instead",
+                )
+            known = inner.array in own if in_lanes else is_own(self.program, inner)
+            if inner.array.kind == "parameter" and not known:
+                raise refused(
+                    inner,
+                    f"the adjoint needs {inner.array.called!r} as it was before each trip of this loop, in which threads wait "
+                    "for each other and use elements that are not their own; use shared memory, or let each thread keep to the "
+                    "element of its own index",
+                )
+
     def _in_loop(self, op: Op) -> bool:
         return any(isinstance(outer, Loop) for outer in self.needs.ancestors(op))
 
@@ -85,7 +120,18 @@ class ForwardSweep:
     def _remembered(self) -> list[Store]:
         """The stores that are undone from a stack: those within a loop."""
         stores = [op for op in walk(self.program.body) if isinstance(op, Store)]
-        return [op for op in stores if op in self.needs.replayed and self._in_loop(op)]
+        return [op for op in stores if op in self.needs.replayed and self._is_logged(op)]
+
+    def _is_logged(self, op: Store) -> bool:
+        """Tell whether a thread by itself undoes a store that may run more than once.
+
+        Where threads wait for each other within each trip of a loop, no thread can bring back shared memory by itself; then all
+        of it is kept for each trip.
+        """
+        loops = [outer for outer in self.needs.ancestors(op) if isinstance(outer, Loop)]
+        if op.array.kind == "shared":
+            loops = [outer for outer in loops if not self.needs.meetings(outer)]
+        return bool(loops)
 
     @property
     def _logged(self) -> list[Array]:
@@ -93,13 +139,53 @@ class ForwardSweep:
         return list(dict.fromkeys(op.array for op in self._remembered))
 
     def _logged_in(self, op: Loop) -> list[Array]:
-        stores = [inner for inner in walk(op.body) if inner in self.needs.replayed]
-        return list(dict.fromkeys(inner.array for inner in stores if isinstance(inner, Store)))
+        """Return the arrays that a thread by itself brings back to what they were at the start of a trip."""
+        together = self.needs.meetings(op)
+        return [array for array in self.needs.stored_in(op) if not (together and array.kind == "shared")]
+
+    def _kept_whole(self, op: Loop) -> list[Array]:
+        """Return the shared memory that threads keep together at the start of each trip."""
+        return [array for array in self.needs.stored_in(op) if array not in self._logged_in(op)]
+
+    def _numbers(self, array: Array) -> int:
+        """Return how many numbers an array of the thread's or the block's has."""
+        return math.prod(array.extents) * len(scalar_places(array, "", ()))
+
+    def _each_share(self, array: Array, name: str = "", *, backwards: bool = False) -> tuple[str, str]:
+        """Return a range of the numbers of shared memory that are this thread's to handle, and the text of such a number."""
+        count = len(scalar_places(array, "", ()))
+        extents = (*array.extents, count) if count > 1 else array.extents
+        memory = name or array.name
+        memory = f"_nb_components({memory})" if count > 1 else memory
+        index = []
+        end = rest = self._numbers(array)
+        for axis, extent in enumerate(extents):
+            rest //= extent
+            at = f"{SHARE} // {rest}" if rest > 1 else SHARE
+            index.append(f"{at} % {extent}" if axis else at)
+        numbers = f"range({FIRST}, {end}, {STEP})"
+        if backwards:
+            numbers = f"range({FIRST} + ({end} - 1 - {FIRST}) // {STEP} * {STEP}, -1, -{STEP})"
+        return numbers, f"{memory}[{', '.join(index)}]"
 
     @property
     def _stacks(self) -> list[str]:
         stacked = [STACK] if any(needs.stacked for needs in self.needs.loops.values()) else []
         return stacked + [log_name(array) for array in self._logged]
+
+    @property
+    def _shares_work(self) -> bool:
+        """Whether threads of a block share out the handling of shared memory."""
+        return any(array.kind == "shared" and array in self.activity.arrays for array in self.program.locals) or any(
+            needs.stacked and self._kept_whole(op) for op, needs in self.needs.loops.items()
+        )
+
+    def _share_out(self, lines: Lines) -> None:
+        """Write which numbers of shared memory are this thread's to handle: every one, if its block is not all there."""
+        lines.add(f"if {meeting('syncthreads_count', '1')} == _nb_b0 * _nb_b1 * _nb_b2:")
+        lines.add(f"    {FIRST}, {STEP} = {THREAD}, _nb_b0 * _nb_b1 * _nb_b2")
+        lines.add("else:")
+        lines.add(f"    {FIRST}, {STEP} = 0, 1")
 
     def _release(self) -> None:
         """Write what ends the stacks, wherever the function ends."""
@@ -126,10 +212,30 @@ class ForwardSweep:
                         self._release()
                         self.lines.add(op.text)
                 case Atomic():
-                    pass
+                    if op in self.needs.replayed:
+                        self._forward_atomic(op)
+                case Meet():
+                    self._forward_meet(op, values)
                 case _:
                     if any(value in values for value in defined_by(op)):
                         self.lines.add(operation(op))
+
+    def _forward_atomic(self, op: Atomic) -> None:
+        # On the way back this may be done again: nothing reads it then (`Needs` sees to that) before it is brought back.
+        self.lines.add(operation(op))
+
+    def _forward_meet(self, op: Meet, values: Values) -> None:
+        if op.result in values:
+            self.lines.add(operation(op))
+        elif self.needs.meets and op.of_block:
+            self.lines.add(meeting("syncthreads"))
+        elif self.needs.meets and op.operation == "syncwarp":
+            self.lines.add(operation(op))
+
+    def _stand_in(self, op: Op) -> None:
+        """Write a barrier for those of a branch or a loop that is left out: what is stored before is read behind it."""
+        if self.needs.meets and any(met.of_block for met in self.needs.meetings(op)):
+            self.lines.add(meeting("syncthreads"))
 
     def _has_work(self, op: Op, values: Values, *, save: bool) -> bool:
         """Tell whether the forward sweep must go into a branch or a loop."""
@@ -139,6 +245,8 @@ class ForwardSweep:
             if any(value in values for value in defined_by(inner)) or inner in self.needs.replayed:
                 return True
             if isinstance(inner, Raise) and values is self.needs.values:
+                return True
+            if isinstance(inner, Meet) and inner.operation == "syncwarp" and self.needs.meets:
                 return True
             if save and isinstance(inner, Loop) and self._keeps(inner):
                 return True
@@ -150,6 +258,7 @@ class ForwardSweep:
 
     def _forward_if(self, op: If, values: Values, *, save: bool) -> None:
         if not self._has_work(op, values, save=save):
+            self._stand_in(op)
             return
         if save and self._serves_itself(op, values):
             self._postponed[op] = values
@@ -172,17 +281,25 @@ class ForwardSweep:
         if op not in self.needs.live or any(merge.result in values for merge in op.merges):
             return False
         inner = [o for region in regions(op) for o in walk(region)]
-        return not any(isinstance(o, Raise) or o in self.needs.replayed for o in inner)
+        # What is added is not taken away again on the way back.
+        added = {o.array for o in self.needs.replayed if isinstance(o, Atomic)}
+        return not any(
+            isinstance(o, Raise | Meet) or o in self.needs.replayed or (isinstance(o, Load) and o.array in added)
+            for o in inner
+        )
 
     def _forward_loop(self, op: Loop, values: Values, *, save: bool) -> None:
         plan = self._plan_of(op, save=save)
         keeps = plan is not None and self._keeps(op)
         if not keeps and not self._has_work(op, values, save=False):
+            self._stand_in(op)
             return
         kept = [c for c in op.carried if c.phi in values or c.result in values]
         moves(self.lines, [(c.phi, c.initial) for c in kept])
         if plan is not None:
             plan.start(self.lines)
+        outer = self._keeping
+        self._keeping = outer if plan is None else op
         with self._copy(op), self.lines.block(loop_head(op)):
             start_trip(self.lines, op)
             self._forward(op.test, values, save=False)
@@ -196,6 +313,7 @@ class ForwardSweep:
                 plan.end_trip(self.lines)
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
+        self._keeping = outer
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
 
     def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
@@ -224,11 +342,24 @@ class ForwardSweep:
                 self.lines.add(f"_nb_stack_push({STACK}, {carried.phi.name}{place})")
         for array in self._logged_in(plan.op):
             self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({log_name(array)}))")
+        whole = self._kept_whole(plan.op)
+        if whole:
+            self.lines.add(meeting("syncthreads"))
+        for array in whole:
+            head, held = self._each_share(array)
+            with self.lines.block(f"for {SHARE} in {head}:"):
+                self.lines.add(f"_nb_stack_push({STACK}, {held})")
+        if whole:
+            self.lines.add(meeting("syncthreads"))
+
+    def _is_kept_whole(self, array: Array) -> bool:
+        """Tell whether what is stored to an array now comes back with the whole of it."""
+        return array.kind == "shared" and self._keeping is not None and bool(self.needs.meetings(self._keeping))
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         if save:
             self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
-        else:
+        elif not self._is_kept_whole(op.array):
             for memory, index in scalar_places(op.array, op.array.name, op.index):
                 self.lines.add(f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})")
         self.lines.add(operation(op))

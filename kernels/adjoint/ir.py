@@ -24,6 +24,7 @@ __all__ = [
     "If",
     "Load",
     "Loop",
+    "Meet",
     "Merge",
     "Names",
     "Op",
@@ -72,10 +73,11 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Array:
-    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), or a constant.
+    """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), shared memory, or a constant.
 
-    One that is `narrow` is stored in fewer bits than its `dtype`, which is what its elements are computed with in. One that
-    has an `owner` is a field of the records of that array: the one of number `leaf`, whose own dimensions are `extents`.
+    Shared memory has a `place` of its own among that of the kernel. One that is `narrow` is stored in fewer bits than its
+    `dtype`, which is what its elements are computed with in. One that has an `owner` is a field of the records of that array:
+    the one of number `leaf`, whose own dimensions are `extents`.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Array:
     kind: str = "parameter"
     extents: tuple[int, ...] = ()
     dtype_text: str = ""
+    place: int = -1
     zeroed: bool = False
     narrow: bool = False
     owner: Array | None = None
@@ -170,6 +173,23 @@ class Atomic(Op):
     array: Array
     index: list[Value]
     values: list[Value]
+
+
+@dataclass(eq=False, slots=True)
+class Meet(Op):
+    """The thread waits for others of its block, and learns a `result` from them, or nothing.
+
+    `operation` is what numba.cuda calls it.
+    """
+
+    result: Value | None
+    operation: str
+    arguments: list[Value]
+
+    @property
+    def of_block(self) -> bool:
+        """Whether it waits for all threads of the block, and not for lanes that it names."""
+        return self.operation.startswith("syncthreads")
 
 
 @dataclass(eq=False, slots=True)
@@ -303,6 +323,8 @@ class Program:
         The globals that the text of its operations refers to.
     names : Names
         For values to be added.
+    in_blocks : bool
+        Whether the threads of a block work together.
     """
 
     name: str
@@ -313,11 +335,17 @@ class Program:
     body: Region
     namespace: dict[str, Any]
     names: Names
+    in_blocks: bool = False
 
     @property
     def indices(self) -> list[Value]:
         """The thread indices that it asks for."""
         return [value for value in self.hidden if value.name.startswith("_nb_i")]
+
+    @property
+    def free_place(self) -> int:
+        """The first place that no shared memory has; that many further on lies what belongs to each."""
+        return max((array.place for array in self.locals if array.kind == "shared"), default=-1) + 1
 
     def array(self, name: str) -> Array:
         """Return the array parameter of a name."""
@@ -386,7 +414,7 @@ def operands(op: Op) -> list[Value]:
             return [op.condition]
         case Loop():
             return op.bounds
-        case Custom():
+        case Custom() | Meet():
             return op.arguments
     return []
 
@@ -403,4 +431,6 @@ def defined_by(op: Op) -> list[Value]:
             return phis if op.index is None else [op.index, *phis]
         case Custom():
             return op.results
+        case Meet():
+            return [] if op.result is None else [op.result]
     return []

@@ -10,8 +10,8 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.accumulation import Accumulation
 from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
-from numbridge.kernels.adjoint.emit import Values, moves
-from numbridge.kernels.adjoint.forward_sweep import STACK, log_name
+from numbridge.kernels.adjoint.emit import Values, meeting, moves
+from numbridge.kernels.adjoint.forward_sweep import SHARE, STACK, log_name
 from numbridge.kernels.adjoint.ir import Carried, Loop, Op, Region
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
@@ -36,6 +36,7 @@ class LoopReversal(Accumulation, ABC):
         for c in active:
             held = self._adjoint(c.result) if self._has(c.result) else self.construct.zero(c.phi.type).name
             self.lines.add(f"{ADJOINT}{c.phi.name} = {held}")
+        self._reverse(op.test)
         trips = plan.start_reverse(self.lines)
         counter = plan.name("at")
         with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
@@ -45,6 +46,7 @@ class LoopReversal(Accumulation, ABC):
             outer = set(self._started), dict(self._held)
             moved = self._start_trip_adjoints(op, active)
             self._reverse(op.body)
+            self._reverse(op.test)
             for c in moved:
                 self._begin(c.phi)
             self._started, self._held = outer
@@ -85,6 +87,13 @@ class LoopReversal(Accumulation, ABC):
             self._restore_segment(plan, counter)
 
     def _restore_stacked(self, plan: Checkpoints) -> None:
+        # Nobody may still read what is brought back, nor already read what is not.
+        together = any(a.kind != "local" for a in self.needs.stored_in(plan.op)) and any(
+            met.of_block for met in self.needs.meetings(plan.op)
+        )
+        if together:
+            self.lines.add(meeting("syncthreads"))
+        self._restore_whole(plan.op)
         for array in reversed(self._logged_in(plan.op)):
             memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
             self.lines.add(f"_nb_stack_undo({log_name(array)}, {memory}, _nb_stack_pop({STACK}, 0))")
@@ -98,6 +107,16 @@ class LoopReversal(Accumulation, ABC):
             for part in reversed(parts):
                 self.lines.add(f"{part} = {popped}")
             self.lines.add(f"{c.phi.name} = {self.construct.type_name(c.phi.type)}({', '.join(parts)})")
+        if together:
+            self.lines.add(meeting("syncthreads"))
+
+    def _restore_whole(self, op: Loop) -> None:
+        """Bring back the shared memory that threads keep together."""
+        for array in reversed(self._kept_whole(op)):
+            head, held = self._each_share(array, backwards=True)
+            zero = self.construct.zero(getattr(array.dtype, "dtype", array.dtype)).name
+            with self.lines.block(f"for {SHARE} in {head}:"):
+                self.lines.add(f"{held} = _nb_stack_pop({STACK}, {zero})")
 
     def _restore_segment(self, plan: Checkpoints, counter: str) -> None:
         lines, saved = self.lines, plan.needs.saved

@@ -15,9 +15,9 @@ from collections.abc import Collection
 
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
 from numbridge.kernels.adjoint.element_program import places
-from numbridge.kernels.adjoint.emit import Lines, field_views, local_array, operation
-from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, log_name, scalar_places
-from numbridge.kernels.adjoint.ir import Load, Loop, Program, Raise, Store, is_float, walk
+from numbridge.kernels.adjoint.emit import Lines, field_views, operation, own_array
+from numbridge.kernels.adjoint.forward_sweep import FIRST, STEP, ForwardSweep, log_name, scalar_places
+from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Program, Raise, Store, is_float, walk
 from numbridge.kernels.adjoint.measured import NEEDS, Measured
 
 __all__ = ["measure"]
@@ -43,7 +43,7 @@ def measure(program: Program, wanted: Collection[str], name: str) -> Measured:
 class _Trips(Checkpoints):
     """Follows the height of the stack of trips through the trips of one loop."""
 
-    entries = 0
+    entries = "0"
 
     def start(self, lines: Lines) -> None:
         """Prepare for the loop: its trips begin at the height that there is."""
@@ -62,16 +62,17 @@ class _Measuring(ForwardSweep):
     def __init__(self, program: Program, wanted: Collection[str]) -> None:
         super().__init__(program, wanted, MOST_SLOTS, bounded=True)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
-        pushing = self._remembered
-        self.needs.values, self._stored = self.needs.deciding([*pushing, *raises])
-        self.needs.replayed = {*pushing, *self._stored}
+        again = [op for op in walk(program.body) if op in self.needs.replayed]
+        self._undone = [op for op in again if self._in_loop(op)]
+        self.needs.values, self._stored = self.needs.deciding([*self._undone, *raises])
+        self.needs.replayed = {*self._undone, *self._stored}
 
     def run(self, name: str) -> Measured:
         """Write everything."""
         self._forward(self.program.body, self.needs.values, save=True)
         self._release()
         head = [v.name for v in self.program.hidden] + [p.name for p in self.program.parameters]
-        source, node = self._remembered[0].place
+        source, node = self._undone[0].place
         return Measured(
             "\n".join(
                 [
@@ -99,10 +100,12 @@ class _Measuring(ForwardSweep):
         used = {op.array for op in loads} | {op.array for op in self._stores()}
         for array in self.program.locals:
             if array in used:
-                local_array(lines, array.name, array)
+                own_array(lines, array.name, array)
         for number in range(len(self._stacks)):
             lines.add(f"_nb_need{number} = 0")
         lines.add("_nb_height = 0")
+        if any(self._kept_whole(op) for op in self._plans):
+            self._share_out(lines)
         return lines
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
@@ -110,7 +113,9 @@ class _Measuring(ForwardSweep):
         for number, (op, needs) in enumerate(self.needs.loops.items(), 1):
             if needs.stacked:
                 made[op] = trips = _Trips(op, needs, number, most, exact=False)
-                trips.entries = sum(len(places(c.phi)) for c in needs.saved) + len(self._logged_in(op))
+                own = sum(len(places(c.phi)) for c in needs.saved) + len(self._logged_in(op))
+                shares = (_share_of(self._numbers(array)) for array in self._kept_whole(op))
+                trips.entries = " + ".join([str(own), *shares])
         return made
 
     def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
@@ -124,12 +129,21 @@ class _Measuring(ForwardSweep):
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
-        if not save:
+        if not save and not self._is_kept_whole(op.array):
             number = self._stacks.index(log_name(op.array))
             self.lines.add(f"_nb_need{number} += {_ENTRIES * len(scalar_places(op.array, op.array.name, op.index))}")
+        if op in self._stored:
+            self.lines.add(operation(op))
+
+    def _forward_atomic(self, op: Atomic) -> None:
         if op in self._stored:
             self.lines.add(operation(op))
 
     def _release(self) -> None:
         for number in range(len(self._stacks)):
             self.lines.add(f"_nb_stack_measured({NEEDS}, {number}, {len(self._stacks)}, _nb_need{number})")
+
+
+def _share_of(count: int) -> str:
+    """Return how many of so many numbers of shared memory are this thread's to handle."""
+    return f"({count} - 1 - {FIRST}) // {STEP} + 1"

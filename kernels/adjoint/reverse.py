@@ -14,7 +14,8 @@ import numpy as np
 
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS
 from numbridge.kernels.adjoint.element_program import places
-from numbridge.kernels.adjoint.emit import Lines, Primal, element, field_views, local_array, operation
+from numbridge.kernels.adjoint.emit import Lines, Primal, element, field_views, meeting, operation, own_array
+from numbridge.kernels.adjoint.forward_sweep import SHARE
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -23,6 +24,7 @@ from numbridge.kernels.adjoint.ir import (
     If,
     Load,
     Loop,
+    Meet,
     Op,
     Parameter,
     Program,
@@ -39,8 +41,11 @@ from numbridge.kernels.adjoint.measured import MEMORY, PLACES
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import AnyPartial, Partial
 from numbridge.kernels.adjoint.thread_sharing import nearness
+from numbridge.kernels.adjoint.warps import BACK, lanes_back
 
 __all__ = ["Reversed", "reverse"]
+
+_TOTAL = "_nb_total_"
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ def reverse(
     fresh: Collection[str] = (),
     slots: int = MOST_SLOTS,
     bounded: bool = False,
+    returns: bool = True,
 ) -> Reversed:
     """Return the adjoint of a program.
 
@@ -131,6 +137,9 @@ def reverse(
         How many trips of a loop are kept at once, at most; a power of two.
     bounded : bool
         Whether the function is given the memory of its stacks, as last parameters, instead of stacks that grow.
+    returns : bool
+        Whether the function returns the gradients of the active scalars. Else it adds them to arrays, which it takes in the order
+        of the parameters.
 
     Raises
     ------
@@ -140,7 +149,7 @@ def reverse(
     made = _Reverse(program, wanted, apart, slots, bounded)
     made.keep(kept)
     made.freshen(fresh)
-    return made.run(name)
+    return made.run(name, returns=returns)
 
 
 class _Reverse(LoopReversal):
@@ -150,7 +159,7 @@ class _Reverse(LoopReversal):
         self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
 
-    def run(self, name: str) -> Reversed:
+    def run(self, name: str, *, returns: bool) -> Reversed:
         """Write everything."""
         body = self.program.body
         self._forward(body, self.needs.values, save=True)
@@ -161,11 +170,16 @@ class _Reverse(LoopReversal):
             if isinstance(parameter.item, Value):
                 self._begin(parameter.item)
         self._release()
-        returned = "".join(f"{ADJOINT}{p.name}{place}, " for p in scalars for place in places(p.item))
-        self.lines.add(f"return ({returned.strip()})" if scalars else "pass")
         arrays = tuple(p.name for p in self._wanted if isinstance(p.item, Array))
         head = [v.name for v in self.program.hidden] + [p.name for p in self.program.parameters]
-        head += [f"{ADJOINT}{array}" for array in arrays]
+        if returns:
+            returned = "".join(f"{ADJOINT}{p.name}{place}, " for p in scalars for place in places(p.item))
+            self.lines.add(f"return ({returned.strip()})" if scalars else "pass")
+            head += [f"{ADJOINT}{array}" for array in arrays]
+        else:
+            for p in scalars:
+                self._add_total(p)
+            head += [f"{_TOTAL if p in scalars else ADJOINT}{p.name}" for p in self._wanted]
         head += [MEMORY, PLACES] if self.bounded and self._stacks else []
         text = [
             f"# The adjoint of {self.program.name}",
@@ -203,21 +217,47 @@ class _Reverse(LoopReversal):
         stored = {op.array.parameter for op in ops if isinstance(op, Store)}
         return stored - {op.array.parameter for op in ops if isinstance(op, Load | Atomic)}
 
+    def _add_total(self, parameter: Parameter) -> None:
+        """Add a gradient to an array of one element."""
+        parts = places(parameter.item)
+        for k, part in enumerate(parts):
+            where = (
+                f"{_TOTAL}{parameter.name}, ()"
+                if len(parts) == 1
+                else f"_nb_components({_TOTAL}{parameter.name}), ({k},)"
+            )
+            self.lines.add(f"_nb_add({where}, {ADJOINT}{parameter.name}{part})")
+
     def _declarations(self) -> Lines:
         lines = Lines()
         field_views(lines, self.program.fields)
         field_views(lines, [array for array in self.program.fields if array in self.activity.arrays], ADJOINT)
+        shared = [array for array in self.program.locals if array.kind == "shared"]
         for array in self.program.locals:
-            local_array(lines, array.name, array)
+            own_array(lines, array.name, array)
             if array in self.activity.arrays:
-                local_array(lines, ADJOINT + array.name, array, self.construct.zero(array.dtype).name)
+                zero = "" if array in shared else self.construct.zero(array.dtype).name
+                place = self.program.free_place + array.place
+                own_array(lines, ADJOINT + array.name, array, zero=zero, place=place)
         for plan in self._plans.values():
             plan.declare(lines, [self._kind(c.phi) for c in plan.needs.saved])
         for number, stack in enumerate(self._stacks):
             lines.add(f"{stack} = _nb_stack_new()")
             if self.bounded:
                 lines.add(f"_nb_stack_place({stack}, {MEMORY}, {PLACES}, {number}, {len(self._stacks)})")
+        if self._shares_work:
+            self._share_out(lines)
+            self._clear(lines, [array for array in shared if array in self.activity.arrays])
         return lines
+
+    def _clear(self, lines: Lines, arrays: Sequence[Array]) -> None:
+        """Write what sets the adjoints of shared memory to zero, which threads do together."""
+        for array in arrays:
+            head, held = self._each_share(array, ADJOINT + array.name)
+            with lines.block(f"for {SHARE} in {head}:"):
+                lines.add(f"{held} = {self.construct.zero(getattr(array.dtype, 'dtype', array.dtype)).name}")
+        if arrays:
+            lines.add(meeting("syncthreads"))
 
     def _kind(self, value: Value) -> str:
         self.construct.type_name(value.type)  # what an element that was kept is made again with
@@ -249,6 +289,8 @@ class _Reverse(LoopReversal):
                     self._reverse_loop(op)
                 case Custom():
                     self._reverse_custom(op)
+                case Meet():
+                    self._reverse_meet(op)
         self._flush()
 
     def _reverse_compute(self, op: Compute) -> None:
@@ -272,6 +314,16 @@ class _Reverse(LoopReversal):
     def _reverse_atomic(self, op: Atomic) -> None:
         adjoint = element(ADJOINT + op.array.name, op.index)
         self._add(op.values[0], adjoint if op.operation == "add" else f"-{adjoint}", lasting=False)
+
+    def _reverse_meet(self, op: Meet) -> None:
+        if op.of_block:
+            self.lines.add(meeting("syncthreads"))
+        elif op.result is not None and self._has(op.result):
+            for line in lanes_back(op, self._adjoint(op.result), self.construct.zero(op.result.type).name):
+                self.lines.add(line)
+            self._add(op.arguments[1], BACK, lasting=False)
+        else:
+            self.lines.add(meeting("syncwarp", op.arguments[0].name))
 
     def _reverse_if(self, op: If) -> None:
         self._prepare(op)
@@ -310,6 +362,8 @@ class _Reverse(LoopReversal):
                 yield op.value
             case Atomic():
                 yield from op.values
+            case Meet() if op.result in self.active:
+                yield op.arguments[1]
             case If():
                 for m in op.merges:
                     yield from (m.then, m.orelse)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from numbridge.kernels.adjoint.fence import offset
 from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Store, defined_by, walk
 
-__all__ = ["nearness", "own_arrays"]
+__all__ = ["is_own", "nearness", "own_arrays"]
 
 
 def own_arrays(program: Program) -> set[Array]:
@@ -22,6 +22,11 @@ def own_arrays(program: Program) -> set[Array]:
             found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
             places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
+
+
+def is_own(program: Program, op: Load | Store | Atomic) -> bool:
+    """Tell whether an access has all thread indices in its index, so that other threads' go elsewhere."""
+    return bool(program.indices) and all(index in op.index for index in program.indices)
 
 
 def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:

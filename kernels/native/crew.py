@@ -29,6 +29,8 @@ EXPORTS = {
     "numbridge_crew_begin": ("begin", "int64(int64, int64)"),
     "numbridge_crew_frame": ("frame", "int64(int64, int64, int64)"),
     "numbridge_crew_memory": ("memory", "int64(int64, int64, int64)"),
+    "numbridge_crew_lend": ("lend", "int64(int64, int64, int64)"),
+    "numbridge_crew_take_back": ("take_back", "void(int64, int64)"),
     "numbridge_crew_run": ("run", "int64(int64, int64)"),
     "numbridge_crew_end": ("end", "void(int64)"),
     "numbridge_grid_begin": ("begin_grid", "int64(int64)"),
@@ -111,8 +113,52 @@ def memory(crew, key, size):
 
 
 @native
+def unlink(crew, lent):
+    """Take memory out of what a crew has lent."""
+    before, after = load_i64(lent, nb.LENT_BEFORE), load_i64(lent, nb.LENT_AFTER)
+    if after != 0:
+        store_i64(after, nb.LENT_BEFORE, before)
+    if before != 0:
+        store_i64(before, nb.LENT_AFTER, after)
+    else:
+        store_i64(crew, nb.CREW_LENT, after)
+
+
+@native
+def lend(crew, memory, size):
+    """Return memory of so many bytes with what some, or none, held; or 0, which leaves it as it is."""
+    lent = obtain(nb.LENT_MEMORY + size)
+    if lent == 0:
+        return 0
+    if memory != 0:
+        old = memory - nb.LENT_MEMORY
+        for k in range(0, load_i64(old, nb.LENT_SIZE), 8):
+            store_i64(lent, nb.LENT_MEMORY + k, load_i64(memory, k))
+        unlink(crew, old)
+        free(old)
+    following = load_i64(crew, nb.CREW_LENT)
+    store_i64(lent, nb.LENT_BEFORE, 0)
+    store_i64(lent, nb.LENT_AFTER, following)
+    store_i64(lent, nb.LENT_SIZE, size)
+    if following != 0:
+        store_i64(following, nb.LENT_BEFORE, lent)
+    store_i64(crew, nb.CREW_LENT, lent)
+    return lent + nb.LENT_MEMORY
+
+
+@native
+def take_back(crew, memory):
+    """Free what was lent to a thread, if anything was."""
+    if memory != 0:
+        unlink(crew, memory - nb.LENT_MEMORY)
+        free(memory - nb.LENT_MEMORY)
+
+
+@native
 def end(crew):
     """Free a crew with all its memory."""
+    while load_i64(crew, nb.CREW_LENT) != 0:
+        take_back(crew, load_i64(crew, nb.CREW_LENT) + nb.LENT_MEMORY)
     piece = load_i64(crew, nb.CREW_SHARED)
     while piece != 0:
         following = load_i64(piece, nb.PIECE_NEXT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import block_gradient_cases as gradients
 from block_kernels import CASES
 
 
@@ -15,3 +16,10 @@ def test_cases(case):
     arguments = [cupy.asarray(v) if isinstance(v, np.ndarray) else v for v in case.arguments()]
     case.kernel[case.configuration](*arguments)
     case.check([cupy.asnumpy(v) if isinstance(v, cupy.ndarray) else v for v in arguments])
+
+
+@pytest.mark.parametrize("case", gradients.ON_CUDA, ids=gradients.name_of)
+def test_gradients(case):
+    import cupy
+
+    gradients.check_on_cuda(case, cupy.asarray, cupy.asnumpy)

@@ -488,13 +488,3 @@ def test_what_cannot_run_is_refused_with_its_place(kernel, arguments, text):
     with pytest.raises(nb.KernelError, match=text) as caught:
         nb.launch(kernel, 1, arguments)
     assert f"{__file__}:" in str(caught.value) and "^" in str(caught.value)
-
-
-def test_there_is_no_derivative():
-    x = integers(64).astype(np.float32)
-    with pytest.raises(nb.KernelUnsupportedError, match="such a kernel has no derivative") as caught:
-        nb.launch(reversed_blocks, 64, [x], [x.copy()], adj_inputs=[x], adj_outputs=[x], adjoint=True)
-    assert f"{__file__}:" in str(caught.value)
-    a, b = nb.array(x, device="cpu", requires_grad=True), nb.zeros(64, device="cpu")
-    with nb.Tape(), pytest.raises(nb.KernelUnsupportedError, match="such a kernel has no derivative"):
-        nb.launch(reversed_blocks, 64, [a], [b])

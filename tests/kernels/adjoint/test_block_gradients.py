@@ -1,0 +1,371 @@
+"""Derivatives of kernels whose threads work together: barriers, shared memory and lanes of a warp, forth and back."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+from block_gradient_cases import (
+    CASES,
+    ON_CUDA,
+    check,
+    check_on_cuda,
+    check_second,
+    name_of,
+    stepped,
+    sums_of_squares,
+    uniform,
+    zeros,
+)
+from block_gradient_programs import case, check_program
+from emulated_cuda import emulated_cuda
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_derivatives_are_those_of_differences(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_second_derivatives_are_differences_of_gradients(case):
+    check_second(case)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("NUMBRIDGE_BLOCK_GRADIENTS", "8"))))
+def test_random_programs(seed, tmp_path):
+    check_program(seed, tmp_path)
+
+
+@pytest.fixture
+def device():
+    with emulated_cuda() as emulation:
+        yield emulation
+
+
+def check_emulated(device, case):
+    memory = {}
+
+    def there(array):
+        made = device.on_device(array)
+        memory[id(made)] = made, array
+        return made
+
+    check_on_cuda(case, there, lambda made: memory[id(made)][1])
+
+
+@pytest.mark.parametrize("case", ON_CUDA, ids=name_of)
+def test_cuda_gives_the_gradients_of_the_cpu(device, case):
+    check_emulated(device, case)
+
+
+@pytest.mark.parametrize("seed", range(20, 24))
+def test_random_programs_on_cuda(device, seed, tmp_path):
+    check_emulated(device, case(seed, tmp_path))
+
+
+@nb.kernel
+def through_memory(y, out, n):
+    """Threads that meet in an array of the launch."""
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    other = i - t + (t + 1) % 32
+    for _ in range(n):
+        value = math.sin(y[i] * y[other]) + 0.3 * y[i]
+        cuda.syncthreads()
+        y[i] = value
+        cuda.syncthreads()
+    out[i] = y[i] * y[other]
+
+
+def test_threads_may_meet_in_an_array_of_the_launch():
+    made = (through_memory, 64, 32, [uniform(64), zeros(64), 5])
+    check(made)
+    check_second(made)
+
+
+@nb.kernel
+def lanes_in_turn(x, y, n):
+    """Lanes that wait for each other in a loop, in which each changes its own element alone."""
+    i = cuda.grid(1)
+    for _ in range(n):
+        x[i] = x[i] * cuda.shfl_xor_sync(0xFFFFFFFF, x[i], 3)
+        cuda.syncwarp()
+    y[i] = math.sin(x[i])
+
+
+def test_lanes_may_wait_for_each_other_in_a_loop():
+    check((lanes_in_turn, 64, 32, [uniform(64), zeros(64), 4]))
+
+
+@nb.kernel
+def ordered_elsewhere(x, y, n):
+    """Stores and loads that only barriers order of which nothing else is left in the adjoint."""
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    for _ in range(n):
+        if n > 1:
+            cuda.syncthreads()
+    y[i] = shared[31 - t] * shared[31 - t]
+
+
+def test_barriers_order_what_is_stored_before_them_wherever_they_stand():
+    check((ordered_elsewhere, 64, 32, [uniform(64), zeros(64), 3]))
+
+
+@nb.kernel
+def elsewhere(x, y):
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    other = i - t + (t + 1) % 32
+    for _ in range(3):
+        value = math.sin(x[other])
+        cuda.syncthreads()
+        x[other] = value
+        cuda.syncthreads()
+    y[i] = x[i]
+
+
+@nb.kernel
+def only_lanes_wait(x, y):
+    shared = cuda.shared.array(64, np.float64)
+    t = cuda.threadIdx.x
+    shared[t] = x[t]
+    cuda.syncthreads()
+    for _ in range(3):
+        value = shared[t] * shared[t ^ 1]
+        cuda.syncwarp()
+        shared[t] = value
+        cuda.syncwarp()
+    y[t] = shared[t]
+
+
+@nb.kernel
+def some_leave(x, y):
+    shared = cuda.shared.array(64, np.float64)
+    t = cuda.threadIdx.x
+    shared[t] = x[t]
+    cuda.syncthreads()
+    if t >= 32:
+        return
+    shared[t] *= shared[t + 32]
+    cuda.syncthreads()
+    y[t] = shared[t]
+
+
+@nb.kernel
+def unequally_often(x, y):
+    t = cuda.threadIdx.x
+    for _ in range(t):
+        cuda.syncthreads()
+    y[t] = x[t]
+
+
+@nb.kernel
+def guarded_in_a_loop(x, y):
+    t = cuda.threadIdx.x
+    for k in range(3):
+        if t > k:
+            cuda.syncthreads()
+    y[t] = x[t]
+
+
+@nb.kernel
+def until_it_differs(x, y):
+    t = cuda.threadIdx.x
+    value = x[t]
+    while value > 0.1:
+        cuda.syncthreads()
+        value *= 0.5
+    y[t] = value
+
+
+@nb.kernel
+def dynamic(x, y):
+    shared = cuda.shared.array(0, np.float64)
+    t = cuda.threadIdx.x
+    shared[t] = x[t]
+    cuda.syncthreads()
+    y[t] = shared[t]
+
+
+@nb.kernel
+def added_twice(x, y):
+    total = cuda.shared.array(1, np.float64)
+    t = cuda.threadIdx.x
+    value = x[t]
+    if t == 0:
+        total[0] = 0.0
+    cuda.syncthreads()
+    cuda.atomic.add(total, 0, value)
+    cuda.syncthreads()
+    for _ in range(3):
+        value = math.sin(value * total[0])
+    cuda.syncthreads()
+    cuda.atomic.add(total, 0, value)
+    cuda.syncthreads()
+    y[t] = total[0]
+
+
+@nb.kernel
+def largest(x, y):
+    best = cuda.shared.array(1, np.float64)
+    t = cuda.threadIdx.x
+    if t == 0:
+        best[0] = 0.0
+    cuda.syncthreads()
+    cuda.atomic.max(best, 0, x[t])
+    cuda.syncthreads()
+    y[t] = best[0]
+
+
+@nb.kernel
+def whoever_is_here(x, y):
+    y[cuda.grid(1)] = x[cuda.grid(1)] * cuda.activemask()
+
+
+@nb.kernel
+def all_blocks(x, y):
+    grid = cuda.cg.this_grid()
+    y[cuda.grid(1)] = x[cuda.grid(1)]
+    grid.sync()
+
+
+@nb.kernel
+def all_the_same(x, y):
+    mask, _ = cuda.match_all_sync(0xFFFFFFFF, 1)
+    y[cuda.grid(1)] = x[cuda.grid(1)] * mask
+
+
+@nb.func
+def waited(value):
+    cuda.syncwarp()
+    return value * value
+
+
+@nb.func_grad(waited)
+def waited_back(value, cotangent):
+    return 2.0 * value * cotangent
+
+
+@nb.kernel
+def by_hand(x, y):
+    i = cuda.grid(1)
+    y[i] = waited(x[i])
+
+
+@nb.kernel
+def lanes_asked_in_the_condition(x, y):
+    i, n = cuda.grid(1), 3
+    mask = cuda.ballot_sync(0xFFFFFFFF, n > 0)
+    while cuda.any_sync(mask, n > 0):
+        n -= 1
+    y[i] = x[i]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message", "line"),
+    [
+        (elsewhere, "'x' as it was before each trip of this loop, in which threads wait", "x[other] = value"),
+        (only_lanes_wait, "in which only lanes of a warp wait for each other; wait for the block", "shared[t] = value"),
+        (some_leave, "under a condition that may hold for some threads of a block only", "cuda.syncthreads()"),
+        (unequally_often, "in a loop that threads of a block may run through unequally often", "cuda.syncthreads()"),
+        (guarded_in_a_loop, "under a condition that may hold for some threads", "cuda.syncthreads()"),
+        (until_it_differs, "in a loop that threads of a block may run through unequally", "cuda.syncthreads()"),
+        (dynamic, "dynamic shared memory has no derivative.*; give the array a constant shape", "cuda.shared.array(0,"),
+        (added_twice, "element of 'total', which the kernel changes atomically; keep it in a variable", "total[0])"),
+        (largest, "atomic_max on 'best' has no derivative", "cuda.atomic.max(best"),
+        (whoever_is_here, "cuda.activemask has no derivative; name the lanes", "cuda.activemask()"),
+        (all_blocks, "waiting for all blocks of a grid has no derivative; let what follows", "grid.sync()"),
+        (all_the_same, "cuda.match_all_sync has no derivative; use", "cuda.match_all_sync"),
+        (by_hand, "waited has a derivative by hand, and such functions do not wait", "waited(x[i])"),
+        (lanes_asked_in_the_condition, "lanes that a while condition names must be a constant", "while cuda.any_sync"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_has_no_derivative_is_refused_with_its_place(kernel, message, line):
+    x, y, by_x, by_y = (np.ones(64) for _ in range(4))
+    with pytest.raises(nb.KernelUnsupportedError, match=message) as caught:
+        nb.launch(kernel, 64, [x], [y], adj_inputs=[by_x], adj_outputs=[by_y], adjoint=True, block_dim=64)
+    assert f"{__file__}:" in str(caught.value) and line in str(caught.value) and "^" in str(caught.value)
+    assert all((a == 1).all() for a in (x, y, by_x, by_y))
+
+
+def test_the_adjoint_reads_as_numba_cuda_does():
+    nb.launch(sums_of_squares, 64, [uniform(64)], [zeros(1)], block_dim=64)
+    text = sums_of_squares.adjoint_source
+    assert "cuda.shared.array(64, _nb_float64)" in text and "cuda.syncthreads()" in text
+    assert "crew" not in text and "_nb_start" not in text
+    compile(text, "adjoint", "exec")
+
+
+@nb.kernel
+def raises_late(x, y, n):
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncthreads()
+    for _ in range(n):
+        value = shared[t] * shared[31 - t]
+        cuda.syncthreads()
+        shared[t] = value
+        cuda.syncthreads()
+    if t == 31:
+        raise ValueError("late")
+    y[i] = shared[t]
+
+
+def test_what_threads_keep_is_given_back_when_another_ends_the_launch():
+    x, y = uniform(32), zeros(32)
+    run = raises_late.adjoint(["x", "y"]).forall(32, 32)
+    for k in range(600):
+        if k == 50:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(nb.KernelError, match="raised an exception"):
+            run(x, y, 1000, zeros(32), zeros(32))
+    # What one launch keeps, of all threads, is more than 256 KiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB
+
+
+def test_a_tape_goes_back_through_blocks():
+    x0 = uniform(96)
+    x, y, z = (nb.array(v, dtype=nb.float64, device="cpu", requires_grad=True) for v in (x0, zeros(96), zeros(96)))
+    with nb.Tape() as tape:
+        stepped[2, 48](x, y, 4)
+        stepped[2, 48](y, z, 3)
+        stepped[2, 48](z, y, 2)
+    tape.backward(grads=[(y, np.ones(96))])
+
+    def result(values):
+        a, b, c = values.copy(), zeros(96), zeros(96)
+        stepped[2, 48](a, b, 4)
+        stepped[2, 48](b, c, 3)
+        stepped[2, 48](c, b, 2)
+        return b.sum()
+
+    direction = np.random.default_rng(1).normal(size=96)
+    h = 1e-6
+    expected = (result(x0 + h * direction) - result(x0 - h * direction)) / (2 * h)
+    assert abs((x.grad.numpy() * direction).sum() - expected) < 1e-6 * max(abs(expected), 1)
+
+
+@nb.kernel
+def nearly_all_of_shared_memory(x, y):
+    shared = cuda.shared.array(4500, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i] * x[i]
+    cuda.syncthreads()
+    y[i] = shared[31 - t] * x[i]
+
+
+def test_an_adjoint_may_need_more_shared_memory_than_cuda_has():
+    x = np.ones(32)
+    assert nearly_all_of_shared_memory.cubin(x, x, capability=(9, 0))
+    with pytest.raises(
+        nb.KernelError, match="shared memory take 72000 bytes, and those of constant shape may take 49152"
+    ):
+        nearly_all_of_shared_memory.adjoint(["x", "y"]).cubin(x, x, x, x, capability=(9, 0))
