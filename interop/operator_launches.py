@@ -93,7 +93,7 @@ class Launches:
 
     def _launcher(self, dims: tuple[int, ...]) -> Any:
         self._is_covered = indexing_of(self.kernel).covered.issuperset(self.plan.outputs)
-        geometry = replace(geometry_of(self.kernel, dims), is_followed=True)
+        geometry = replace(geometry_of(self.kernel, dims, self.plan.block_dim), is_followed=True)
         return _kept(self._launchers, dims, launcher(self.kernel, geometry))
 
     def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
@@ -165,7 +165,7 @@ class Adjoint:
         plan = self.launches.plan
         more = (self._coming if kept else (), plan.outputs if unused else (), self._fresh if fresh else ())
         derivative = plan.kernel.adjoint(self._names, *more)
-        return _kept(self.launchers[way], dims, derivative.forall(dims, checked=False))
+        return _kept(self.launchers[way], dims, derivative.forall(dims, plan.block_dim, checked=False))
 
 
 def _kept(known: dict[Any, Any], key: Any, made: Any) -> Any:

@@ -109,7 +109,9 @@ class Level:
         names = (*self.inputs, *self.outputs, *self.spare)
         given = dict(zip(names, (*values, *outputs, *self.blank(values, self.spare)), strict=True))
         dims = tuple(self.launches.dims(values[: len(self.launches.plan.inputs)]))
-        kernel.forall(dims, checked=False)(*[given[p.name] for p in self.kernel.parameters], *more)
+        kernel.forall(dims, self.launches.plan.block_dim, checked=False)(
+            *[given[p.name] for p in self.kernel.parameters], *more
+        )
 
 
 def detached(value: Any) -> Any:

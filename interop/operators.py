@@ -17,6 +17,7 @@ from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, Sc
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.launch import block_size
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.kernels.source import FunctionSource, Sourced
 
@@ -51,6 +52,8 @@ class OperatorPlan:
         None is the shape of the first array. A callable gets the operator's inputs and returns one of the others; it also runs
         on tensors without data. `output_dims` may also be a dict by output name; its shapes may have the dimensions of vectors
         and matrices or not.
+    block_dim : int
+        Threads per block.
 
     Attributes
     ----------
@@ -71,8 +74,15 @@ class OperatorPlan:
         If `outputs` does not name array parameters that the kernel writes.
     """
 
-    def __init__(self, kernel: Kernel, outputs: str | Sequence[str], launch_dims: Dims, output_dims: Dims) -> None:
-        self.kernel = kernel
+    def __init__(
+        self,
+        kernel: Kernel,
+        outputs: str | Sequence[str],
+        launch_dims: Dims,
+        output_dims: Dims,
+        block_dim: int = 256,
+    ) -> None:
+        self.kernel, self.block_dim = kernel, block_size(kernel, block_dim)
         names = [parameter.name for parameter in kernel.parameters]
         given = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         unknown = [name for name in given if name not in names]

@@ -21,6 +21,7 @@ def paddle_op(
     launch_dims: Dims = None,
     output_dims: Dims = None,
     name: str | None = None,
+    block_dim: int = 256,
 ) -> PaddleOp:
     """Return a Paddle operator that runs a kernel.
 
@@ -37,6 +38,8 @@ def paddle_op(
         include theirs or not.
     name : str, optional
         What messages call it; the kernel's name by default.
+    block_dim : int
+        Threads per block, for kernels whose threads work together.
 
     Returns
     -------
@@ -50,7 +53,7 @@ def paddle_op(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"paddle_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
-    return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims), name or kernel.name)
+    return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
 
 
 class PaddleOp(Remade):
@@ -70,7 +73,7 @@ class PaddleOp(Remade):
         self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
         self._operator = Operator(Level.first(Launches(plan)), self.name)
-        self.made_by(paddle_op, *plan.arguments, name)
+        self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""

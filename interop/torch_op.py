@@ -27,6 +27,7 @@ def torch_op(
     launch_dims: Dims = None,
     output_dims: Dims = None,
     name: str | None = None,
+    block_dim: int = 256,
 ) -> TorchOp:
     """Return a PyTorch operator that runs a kernel.
 
@@ -43,6 +44,8 @@ def torch_op(
         tensors; dims may include theirs or not.
     name : str, optional
         The operator's name in ``torch.ops.numbridge``; the kernel's by default. One that is taken gets a number.
+    block_dim : int
+        Threads per block, for kernels whose threads work together.
 
     Returns
     -------
@@ -64,7 +67,7 @@ def torch_op(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"torch_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
-    return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims), name or kernel.name)
+    return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
 
 
 class TorchOp(Remade):
@@ -97,7 +100,7 @@ class TorchOp(Remade):
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
-        self.made_by(torch_op, *plan.arguments, self._operators.name)
+        self.made_by(torch_op, *plan.arguments, self._operators.name, plan.block_dim)
 
     def __call__(self, *values: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""

@@ -139,17 +139,19 @@ class Kernel(Sourced):
         shown = [p.name if p.annotation is None else f"{p.name}: {p.annotation!r}" for p in self.parameters]
         return f"<kernel {self.name}({', '.join(shown)})>"
 
-    def forall(self, dim: int | tuple[int, ...]) -> Callable[..., None]:
+    def forall(self, dim: int | tuple[int, ...], block_dim: int = 256) -> Callable[..., None]:
         """Return a function of the kernel's arguments that runs it over `dim` threads; the fastest way to launch.
 
         Parameters
         ----------
         dim : int or tuple of int
             Extents of the launch, up to four; threads beyond them do not run, and 0 runs nothing.
+        block_dim : int
+            Threads per block.
         """
         from numbridge.kernels import launch
 
-        run: Callable[..., None] = launch.remembered(self, dim)
+        run: Callable[..., None] = launch.remembered(self, dim, block_dim)
         return run
 
     def __getitem__(self, configuration: Any) -> Callable[..., None]:

@@ -31,7 +31,18 @@ from numbridge.kernels.source import Program
 from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
-__all__ = ["Explanation", "Geometry", "Launch", "configure", "explain", "forall", "geometry_of", "launch", "launcher"]
+__all__ = [
+    "Explanation",
+    "Geometry",
+    "Launch",
+    "block_size",
+    "configure",
+    "explain",
+    "forall",
+    "geometry_of",
+    "launch",
+    "launcher",
+]
 
 _MAX_ATTEMPTS = 16
 _MAX_LAUNCHERS = 256
@@ -221,7 +232,8 @@ def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
     return total
 
 
-def _block_size(kernel: Kernel, block_dim: Any) -> int:
+def block_size(kernel: Kernel, block_dim: Any) -> int:
+    """Return how many threads a block has, or refuse what is given."""
     if not isinstance(block_dim, int | np.integer) or not 1 <= block_dim <= _MAX_BLOCK:
         raise NumbridgeValueError(
             f"block_dim of kernel {kernel.name!r}: wanted an int from 1 to {_MAX_BLOCK}, got {block_dim!r}"
@@ -287,7 +299,7 @@ def geometry_of(
     dims = dimensions(kernel, dim)
     if max_blocks < 0:
         raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
-    block = (_block_size(kernel, block_dim), 1, 1)
+    block = (block_size(kernel, block_dim), 1, 1)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
     # Without thread indices the ids are only counted, along x.
     along_first = kernel.source.asks_for_block

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from block_gradient_cases import softmax
 
 
 @nb.kernel
@@ -265,3 +266,12 @@ def test_results_and_gradients_in_memory_that_held_something(case, wanted, monke
             found.append([result, *[tensor.grad for tensor in tensors]])
         for ours, theirs, want in zip(*found, (True, *wanted), strict=True):
             assert np.array_equal(ours.numpy(), theirs.numpy()) if want else ours is None
+
+
+def test_threads_of_a_block_work_together_in_blocks_of_the_given_size():
+    rows = nb.paddle_op(softmax, outputs="y", block_dim=64)
+    x = paddle.rand([128], dtype="float64")
+    x.stop_gradient = False
+    (found,) = paddle.grad(rows(x).square().sum(), x)
+    (expected,) = paddle.grad(paddle.nn.functional.softmax(x.reshape([2, 64]), 1).square().sum(), x)
+    assert paddle.allclose(found, expected)

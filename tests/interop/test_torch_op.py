@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from block_gradient_cases import softmax
 
 DOUBLE = torch.float64
 
@@ -390,3 +391,21 @@ def test_torch_fx_traces_a_module_that_holds_an_operator():
     traced = torch.fx.symbolic_trace(module)
     assert torch.ops.numbridge.traced_by_fx.default in [node.target for node in traced.graph.nodes]
     assert torch.equal(traced(x), module(x)) and torch.autograd.gradcheck(traced, x.requires_grad_())
+
+
+def test_threads_of_a_block_work_together_in_blocks_of_the_given_size():
+    rows = nb.torch_op(softmax, outputs="y", block_dim=64)
+    x = torch.rand(128, dtype=DOUBLE, requires_grad=True)
+    assert torch.allclose(rows(x), torch.softmax(x.reshape(2, 64), 1).reshape(-1))
+    assert torch.autograd.gradcheck(rows, (x,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(rows, (x,), fast_mode=True)
+    many = torch.rand(3, 128, dtype=DOUBLE)
+    assert torch.allclose(torch.func.vmap(rows)(many), torch.softmax(many.reshape(3, 2, 64), 2).reshape(3, 128))
+    compiled = torch.compile(lambda x: rows(x).square().sum(), fullgraph=True, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(x), x)
+    (expected,) = torch.autograd.grad(torch.softmax(x.reshape(2, 64), 1).square().sum(), x)
+    assert torch.allclose(found, expected)
+    with pytest.raises(
+        nb.NumbridgeValueError, match="block_dim of kernel 'softmax': wanted an int from 1 to 1024, got 2000"
+    ):
+        nb.torch_op(softmax, outputs="y", block_dim=2000)
