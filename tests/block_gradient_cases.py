@@ -444,6 +444,75 @@ def read_between_additions(x, y, z):
 
 
 @nb.kernel
+def guarded_rounds(x, y, n):
+    """Threads that leave before loops in which the others share memory."""
+    shared = cuda.shared.array(64, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    if i >= x.shape[0]:
+        return
+    count = min(cuda.blockDim.x, x.shape[0] - cuda.blockIdx.x * cuda.blockDim.x)
+    shared[63 - t] = x[i]
+    cuda.syncthreads()
+    for _ in range(n):
+        value = math.sin(shared[63 - t] + shared[63 - (t + 1) % count] * shared[63 - (t + 5) % count])
+        cuda.syncthreads()
+        shared[63 - t] = value
+        cuda.syncthreads()
+    y[i] = shared[63 - t] * shared[64 - count + t]
+
+
+@nb.kernel
+def across_branches_in_memory(x, y, z):
+    """Lanes of two branches that meet in an array of the launch."""
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    if t >= 16:
+        cuda.syncwarp(ALL)
+        value = math.sin(z[i - 16])
+    else:
+        z[i] = x[i] * x[i]
+        cuda.syncwarp(ALL)
+        value = x[i]
+    y[i] = value * x[i]
+
+
+@nb.kernel
+def histograms(x, y):
+    """Each thread adds to several places in a loop of its own, and counts others."""
+    sums = cuda.shared.array(4, np.float64)
+    counts = cuda.shared.array(4, np.int32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    value = x[i]
+    if t < 4:
+        sums[t] = 0.0
+        counts[t] = 0
+    cuda.syncthreads()
+    for j in range(40):
+        value = math.sin(value + 0.1 * j)
+        cuda.atomic.add(sums, (j + t) % 4, value * 0.01 * j)
+        cuda.atomic.add(counts, int(x[i] * 2.0 + j) % 4, 1)
+    cuda.syncthreads()
+    y[i] = math.sin(sums[t % 4] * x[i]) * counts[t % 4]
+
+
+@nb.kernel
+def asked_in_turn(x, y, n):
+    """Conditions of loops in which threads wait only if something else holds."""
+    shared = cuda.shared.array(32, np.float64)
+    used = cuda.shared.array(32, np.bool_)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    used[t] = x[i] > 0.9
+    k = 0
+    while k < n and cuda.syncthreads_or(1 if shared[t] > 0.1 else 0):
+        value = shared[31 - t] * (0.9 if used[t] else 0.8)
+        cuda.syncthreads()
+        shared[t] = math.sin(value)
+        k += 1
+    cuda.syncthreads()
+    y[i] = shared[(t + 1) % 32] * shared[t]
+
+
+@nb.kernel
 def in_place(x, n):
     """An array that a block changes in place, step by step."""
     shared = cuda.shared.array(32, np.float64)
@@ -485,6 +554,10 @@ CASES: list[Case] = [
     (backwards_in_part, 90, 64, [uniform(90), zeros(90), 3]),
     (halved_while_any, 64, 32, [uniform(64), zeros(64)]),
     (read_between_additions, 64, 32, [uniform(64), zeros(64), zeros(64)]),
+    (guarded_rounds, 128, 64, [uniform(90), zeros(90), 3]),
+    (across_branches_in_memory, 64, 32, [uniform(64), zeros(64), uniform(64)]),
+    (histograms, 64, 32, [uniform(64), zeros(64)]),
+    (asked_in_turn, 64, 32, [uniform(64), zeros(64), 4]),
     (in_place, 64, 32, [uniform(64), 6]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.

@@ -252,6 +252,8 @@ class Needs:
         self.program = activity.program
         self._ops = list(walk(self.program.body))
         self._parents: dict[Op, Op | None] = {}
+        # The branches around each operation, and whether it stands where their condition holds
+        self._sides: dict[Op, list[tuple[If, bool]]] = {}
         self._definers: dict[Value, Op] = {}
         self.order: dict[Op, int] = {}
         self._survey(self.program.body, None)
@@ -265,6 +267,9 @@ class Needs:
     def _survey(self, region: Region, parent: Op | None) -> None:
         for op in region:
             self._parents[op] = parent
+            self._sides[op] = [] if parent is None else list(self._sides[parent])
+            if isinstance(parent, If):
+                self._sides[op].append((parent, region is parent.then))
             self.order[op] = len(self.order)
             for value in defined_by(op):
                 self._definers[value] = op
@@ -388,7 +393,7 @@ class Needs:
         needs = self.loops[op]
         outside = {v for v in needs.values | needs.again if not self._is_within(self._definers.get(v), op)}
         kept = {carried.phi for carried in needs.saved}
-        return {*outside, *kept, *self._control(op), *(self._stored(op) if needs.stacked else ())}
+        return {*outside, *kept, *self._control(op), *self._stored(op)}
 
     def _orders(self, region: Region, within: Loop | None) -> set[Value]:
         """Return what decides whether lanes wait for each other to have stored, and for which."""
@@ -472,10 +477,21 @@ class Needs:
 
     def _reaches(self, store: Store | Atomic, load: Load) -> bool:
         """Tell whether a load may come after a store: later in the source, in a loop around both, or by another thread."""
-        if self.order[load] > self.order[store] or store.array.kind == "shared":
+        if self._may_precede(store, load) or store.array.kind == "shared":
             return True
         loops = [op for op in self.ancestors(store) if isinstance(op, Loop)]
         return any(loop in self.ancestors(load) for loop in loops)
+
+    def _may_precede(self, op: Op, other: Op) -> bool:
+        """Tell whether an operation stands before another in the source, or on the other side of a branch.
+
+        Threads on both sides of a branch may wait for each other.
+        """
+        if self.order[op] < self.order[other]:
+            return True
+        return self.program.in_blocks and any(
+            (branch, not side) in self._sides[other] for branch, side in self._sides[op]
+        )
 
     def ancestors(self, op: Op) -> list[Op]:
         """Return the branches and loops around an operation, innermost first."""
@@ -521,8 +537,8 @@ class Needs:
         common = next((op for op in loops if op in around), None)
         if common is not None and not any(met.of_block for met in self.meetings(common)):
             return True
-        kept = any(load.array in self.stored_in(op) for op in inner)
-        return bool(inner) and not kept and self.order[load] < self.order[atomic]
+        kept = any(load.array in self.stored_in(op) and self.meetings(op) for op in inner)
+        return bool(inner) and not kept and self._may_precede(load, atomic)
 
     @property
     def meets(self) -> bool:

@@ -19,6 +19,9 @@ __all__ = ["Assignments"]
 class Assignments(Calls):
     """Reads assignments."""
 
+    # Whether what is stored replaces a part of an element
+    _in_part = False
+
     def _assign(self, target: ast.expr, value: Binding) -> None:
         match target:
             case ast.Name():
@@ -88,7 +91,9 @@ class Assignments(Calls):
                     made = replaced(self, owner, index, value)
             if made is None:
                 raise self._refused(target, f"this does not fit into a part of {kind_name(owner)}")
+            before, self._in_part = self._in_part, True
             write(made)
+            self._in_part = before
 
         if isinstance(target, ast.Attribute):
             return lambda: self._part_named(target, owner), put
@@ -102,6 +107,12 @@ class Assignments(Calls):
         ):
             raise self._refused(
                 target, f"{kind_name(value)} cannot be stored into an array of {kind_name(view.array)}; make one"
+            )
+        if view.array.kind == "shared" and self._in_part:
+            raise self._refused(
+                target,
+                f"a part of {kind_name(view.array)} in shared memory, of which other threads may store other parts, cannot be "
+                "stored by itself in a kernel that is differentiated; store the whole",
             )
         if view.array.kind == "constant":
             raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from numbridge.kernels.adjoint import inference
@@ -197,9 +198,16 @@ class Calls(Expressions):
         known = next((a for a in self.locals if a.kind == "shared" and (a.place, a.dtype) == (place, kind)), None)
         if known is not None:
             return View(known)
-        array = Array(self.names.fresh(of), kind, len(extents), of, extents, self.type_name(kind), place=place)
+        array = Array(self.names.fresh(of), kind, len(extents), of, extents, self._memory_dtype(kind), place=place)
         self.locals.append(array)
         return View(array)
+
+    def _memory_dtype(self, kind: Any) -> str:
+        """Return how generated source names the dtype of memory."""
+        if not isinstance(kind, types.Boolean):
+            return self.type_name(kind)
+        self.namespace["_nb_bool"] = np.bool_
+        return "_nb_bool"
 
     def _meet(self, node: ast.Call, operation: str) -> Binding:
         """Wait for other threads of the block, and learn something from them."""

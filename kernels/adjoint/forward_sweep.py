@@ -41,7 +41,8 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
-from numbridge.kernels.adjoint.thread_sharing import is_own, own_arrays
+from numbridge.kernels.adjoint.thread_sharing import own_arrays
+from numbridge.kernels.adjoint.uniform import check_lanes, is_guarded
 from numbridge.kernels.block_source import THREAD
 
 __all__ = ["FIRST", "SHARE", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
@@ -75,8 +76,11 @@ class ForwardSweep:
         self._postponed: dict[If, Values] = {}
         # The loop whose trips are being kept
         self._keeping: Loop | None = None
+        # Whether the atomic additions of what runs again have been done
+        self._is_done = False
         for op in self.needs.loops:
             self._check_together(op)
+        check_lanes(program, self._treated)
         self._plans = self._plan(slots)
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
@@ -90,11 +94,20 @@ class ForwardSweep:
             made[op] = Checkpoints(op, loops[op], number, max(trips or 0, 1) if exact else slots, exact)
         return made
 
+    def _treated(self, op: Meet) -> tuple[bool, ...]:
+        """Return what becomes of an exchange between lanes: whether it is reversed, and whether it is done again, and where."""
+        loops = self.needs.loops.values()
+        again = (
+            any(op.result in part for part in parts)
+            for parts in zip(*((n.values, n.again) for n in loops), strict=True)
+        )
+        return op.result in self.activity.values, op.result in self.needs.values, *again
+
     def _check_together(self, op: Loop) -> None:
         """Refuse a loop in which threads wait for each other, if they cannot bring back what they store there."""
         meetings = self.needs.meetings(op)
         in_lanes = not any(meeting.of_block for meeting in meetings)
-        own = own_arrays(self.program) if in_lanes else set()
+        own = own_arrays(self.program, (Load, Store, Atomic) if in_lanes else (Store, Atomic))
         for inner in walk(op.body) if meetings else ():
             if not isinstance(inner, Store | Atomic) or inner not in self.needs.replayed:
                 continue
@@ -104,8 +117,7 @@ class ForwardSweep:
                     "the adjoint needs shared memory as it was before each trip of this loop, in which only lanes of a warp wait "
                     "for each other; wait for the block there (cuda.syncthreads), or exchange numbers between lanes instead",
                 )
-            known = inner.array in own if in_lanes else is_own(self.program, inner)
-            if inner.array.kind == "parameter" and not known:
+            if inner.array.kind == "parameter" and inner.array not in own:
                 raise refused(
                     inner,
                     f"the adjoint needs {inner.array.called!r} as it was before each trip of this loop, in which threads wait "
@@ -181,7 +193,10 @@ class ForwardSweep:
         )
 
     def _share_out(self, lines: Lines) -> None:
-        """Write which numbers of shared memory are this thread's to handle: every one, if its block is not all there."""
+        """Write which numbers of shared memory are this thread's to handle: every one, where its block may not be all there."""
+        if is_guarded(self.program):
+            lines.add(f"{FIRST}, {STEP} = 0, 1")
+            return
         lines.add(f"if {meeting('syncthreads_count', '1')} == _nb_b0 * _nb_b1 * _nb_b2:")
         lines.add(f"    {FIRST}, {STEP} = {THREAD}, _nb_b0 * _nb_b1 * _nb_b2")
         lines.add("else:")
@@ -221,8 +236,9 @@ class ForwardSweep:
                         self.lines.add(operation(op))
 
     def _forward_atomic(self, op: Atomic) -> None:
-        # On the way back this may be done again: nothing reads it then (`Needs` sees to that) before it is brought back.
-        self.lines.add(operation(op))
+        # A trip of a loop that is run again to be reversed finds it done, unless shared memory was brought back before.
+        if not self._is_done:
+            self.lines.add(operation(op))
 
     def _forward_meet(self, op: Meet, values: Values) -> None:
         if op.result in values:

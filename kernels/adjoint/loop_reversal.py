@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from numba import types
 
@@ -12,7 +14,7 @@ from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Values, meeting, moves
 from numbridge.kernels.adjoint.forward_sweep import SHARE, STACK, log_name
-from numbridge.kernels.adjoint.ir import Carried, Loop, Op, Region
+from numbridge.kernels.adjoint.ir import Carried, Loop, Meet, Op, Region, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
 __all__ = ["LoopReversal"]
@@ -36,23 +38,36 @@ class LoopReversal(Accumulation, ABC):
         for c in active:
             held = self._adjoint(c.result) if self._has(c.result) else self.construct.zero(c.phi.type).name
             self.lines.add(f"{ADJOINT}{c.phi.name} = {held}")
-        self._reverse(op.test)
+        self._meet_again(op.test)
         trips = plan.start_reverse(self.lines)
         counter = plan.name("at")
         with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
             self._restore(plan, counter)
             self._set_index(op, counter, self.needs.loops[op].values)
-            self._forward(op.body, self.needs.loops[op].values, save=True)
+            with self._done(op):
+                self._forward(op.body, self.needs.loops[op].values, save=True)
             outer = set(self._started), dict(self._held)
             moved = self._start_trip_adjoints(op, active)
             self._reverse(op.body)
-            self._reverse(op.test)
+            self._meet_again(op.test)
             for c in moved:
                 self._begin(c.phi)
             self._started, self._held = outer
         self._started.update(c.phi for c in active)
         for c in active:
             self._add(c.initial, self._adjoint(c.phi))
+
+    @contextmanager
+    def _done(self, op: Loop) -> Iterator[None]:
+        """Run a trip of a loop again, in which additions to shared memory are not repeated unless that was brought back."""
+        before, self._is_done = self._is_done, self._is_done or not self._kept_whole(op)
+        yield
+        self._is_done = before
+
+    def _meet_again(self, test: Region) -> None:
+        """Wait where the condition of a loop did; what lanes ask of each other there orders nothing."""
+        if any(isinstance(op, Meet) and op.of_block for op in walk(test)):
+            self.lines.add(meeting("syncthreads"))
 
     def _start_trip_adjoints(self, op: Loop, active: list[Carried]) -> list[Carried]:
         """Hand the adjoints of the variables, as they are after the trip, to what computed them; return those moved."""
@@ -142,5 +157,6 @@ class LoopReversal(Accumulation, ABC):
                     for c in saved:
                         plan.put(lines, c, plan.again(c), f"{again} >> {again_shift}")
                 self._set_index(plan.op, f"(({segment} << {shift}) + {again})", plan.needs.again)
-                self._forward(plan.op.body, plan.needs.again, save=False)
+                with self._done(plan.op):
+                    self._forward(plan.op.body, plan.needs.again, save=False)
                 moves(lines, [(c.phi, c.following) for c in saved])

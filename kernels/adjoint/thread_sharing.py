@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from numbridge.kernels.adjoint.fence import offset
-from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Store, defined_by, walk
+from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Op, Program, Store, defined_by, walk
 
-__all__ = ["is_own", "nearness", "own_arrays"]
+__all__ = ["nearness", "own_arrays"]
 
 
-def own_arrays(program: Program) -> set[Array]:
-    """Return the arrays of which each thread only touches elements that no other thread touches.
+def own_arrays(program: Program, kinds: tuple[type[Op], ...] = (Load, Store, Atomic)) -> set[Array]:
+    """Return the arrays of which each thread only touches elements that no other thread touches, in some kinds of access.
 
     Every access has each thread index, as it is, at one and the same place of the index.
     """
     indices = program.indices
     places: dict[Array, set[tuple[int, ...] | None]] = {}
     for op in walk(program.body):
-        if isinstance(op, Load | Store | Atomic):
+        if isinstance(op, Load | Store | Atomic) and isinstance(op, kinds):
             found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
             places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
-
-
-def is_own(program: Program, op: Load | Store | Atomic) -> bool:
-    """Tell whether an access has all thread indices in its index, so that other threads' go elsewhere."""
-    return bool(program.indices) and all(index in op.index for index in program.indices)
 
 
 def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:

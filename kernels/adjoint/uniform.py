@@ -8,7 +8,7 @@ usual, ``if i < n``, as long as all barriers stand under the guard. Lanes of a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.ir import (
@@ -32,7 +32,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.block_source import THREAD
 
-__all__ = ["check_meetings"]
+__all__ = ["check_lanes", "check_meetings", "is_guarded"]
 
 _COUNTED = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 
@@ -51,10 +51,16 @@ def check_meetings(program: Program) -> None:
                 raise refused(
                     inner, "lanes that a while condition names must be a constant; ask them in the loop's body"
                 )
-    barriers = _barriers(program.body)
-    if not barriers:
-        return
     known = _Uniform(program)
+    for lanes, around in _placed(program.body, (), of_block=False):
+        for op, side in around:
+            if isinstance(op, Loop) and side is op.body and not known.is_decided(op):
+                raise refused(
+                    lanes,
+                    "lanes of a warp wait for each other in a loop that they may run through unequally often, and such a kernel "
+                    "has no derivative; let the loop depend on what all threads of the block know",
+                )
+    barriers = _barriers(program.body)
     for barrier, around in _placed(program.body, ()):
         for depth, (op, side) in enumerate(around):
             if isinstance(op, Loop):
@@ -64,6 +70,49 @@ def check_meetings(program: Program) -> None:
                 alone = all(other in _barriers(side) for other in barriers)
                 if not alone or any(isinstance(outer, Loop) for outer, _ in around[:depth]):
                     raise _apart(barrier, "under a condition that may hold for some threads of a block only")
+
+
+def is_guarded(program: Program) -> bool:
+    """Tell whether barriers stand under a condition that may hold for some threads of a block only."""
+    known = _Uniform(program)
+    around = [ops for _, ops in _placed(program.body, ())]
+    return any(isinstance(op, If) and not known.holds(op.condition) for ops in around for op, _ in ops)
+
+
+def check_lanes(program: Program, treated: Callable[[Meet], Hashable]) -> None:
+    """Refuse lanes that may exchange numbers at different places of the source, of which an adjoint drops one.
+
+    Parameters
+    ----------
+    program : Program
+        What is reversed.
+    treated : callable
+        Returns what the adjoint does with an exchange or a vote; what lanes do together it must do with all of them.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If there are such places; the message shows one.
+    """
+    known = _Uniform(program)
+    found = [
+        (met, frozenset((op, id(side)) for op, side in around if isinstance(op, If) and not known.holds(op.condition)))
+        for met, around in _placed(program.body, (), of_block=False)
+        if met.result is not None
+    ]
+    for k, (one, ways) in enumerate(found):
+        for other, others in found[:k]:
+            apart = not (ways <= others or others <= ways) and one.operation == other.operation
+            if apart and _may_be_same(one.arguments[0], other.arguments[0]) and treated(one) != treated(other):
+                raise refused(
+                    one,
+                    f"lanes of a warp may come to this cuda.{one.operation} while others come to another in the kernel, of "
+                    "which the gradient needs one only; let all of them call it at one place",
+                )
+
+
+def _may_be_same(mask: Value, other: Value) -> bool:
+    return mask.constant is None or other.constant is None or mask.constant == other.constant
 
 
 def _barriers(region: Region) -> list[Op]:
@@ -82,14 +131,14 @@ def _apart(op: Op, where: str) -> Exception:
 Around = tuple[tuple[If | Loop, Region], ...]
 
 
-def _placed(region: Region, around: Around) -> Iterator[tuple[Meet, Around]]:
-    """Yield the barriers of a region, each with the branches and loops around it and the sides of these on which it stands."""
+def _placed(region: Region, around: Around, *, of_block: bool = True) -> Iterator[tuple[Meet, Around]]:
+    """Yield the barriers of a region, or what lanes do, with the branches and loops around it and on which side it stands."""
     for op in region:
-        if isinstance(op, Meet) and op.of_block:
+        if isinstance(op, Meet) and op.of_block == of_block:
             yield op, around
         if isinstance(op, If | Loop):
             for inner in regions(op):
-                yield from _placed(inner, (*around, (op, inner)))
+                yield from _placed(inner, (*around, (op, inner)), of_block=of_block)
 
 
 class _Uniform:

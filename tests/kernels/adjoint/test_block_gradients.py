@@ -259,6 +259,93 @@ def by_hand(x, y):
 
 
 @nb.kernel
+def rows_and_columns(x, y):
+    i, j = cuda.threadIdx.x % 8, cuda.threadIdx.x // 8
+    a = x[i * 8 + j]
+    for _ in range(2):
+        x[i * 8 + j] = math.sin(x[i * 8 + j] * a)
+        cuda.syncthreads()
+        x[j * 8 + i] = math.sin(x[j * 8 + i] * a)
+        cuda.syncthreads()
+    y[cuda.grid(1)] = x[cuda.grid(1)]
+
+
+@nb.kernel
+def added_after_an_own_loop(x, y):
+    shared = cuda.shared.array(128, np.float64)
+    t = cuda.threadIdx.x
+    shared[t] = x[t]
+    shared[64 + t] = x[t] * x[t]
+    cuda.syncthreads()
+    for _ in range(3):
+        shared[t] = math.sin(shared[t] * shared[64 + t])
+    cuda.syncthreads()
+    cuda.atomic.add(shared, 64 + (t + 1) % 64, x[t])
+    cuda.syncthreads()
+    y[t] = shared[t] * shared[64 + t]
+
+
+@nb.kernel
+def added_on_the_other_side(x, y):
+    shared = cuda.shared.array(16, np.float64)
+    t = cuda.threadIdx.x
+    value = x[t]
+    if t < 16:
+        shared[t] = value
+    cuda.syncthreads()
+    if t % 32 < 16:
+        cuda.syncwarp()
+        cuda.atomic.add(shared, (t + 1) % 16, value * value)
+    else:
+        for j in range(3):
+            value = math.sin(value * shared[(t + j) % 16])
+        cuda.syncwarp()
+    cuda.syncthreads()
+    y[t] = value * shared[t % 16]
+
+
+@nb.kernel
+def lanes_unequally_often(x, y):
+    t = cuda.threadIdx.x
+    value = x[t]
+    for k in range(5 if t % 32 < 16 else 70):
+        value = math.sin(value * 1.3)
+        if k < 5:
+            value = value * cuda.shfl_xor_sync(0xFFFFFFFF, value, 16) + 0.7
+    y[t] = value
+
+
+@nb.kernel
+def given_elsewhere(x, y):
+    t = cuda.threadIdx.x
+    value = x[t] * x[t]
+    if t % 32 < 16:
+        y[t] = math.sin(cuda.shfl_sync(0xFFFFFFFF, value, t % 32 + 16)) * value
+    else:
+        cuda.shfl_sync(0xFFFFFFFF, value, 0)
+        y[t] = value
+
+
+@nb.kernel
+def voted_elsewhere(x, y):
+    t = cuda.threadIdx.x
+    if x[t] > 1.0:
+        y[t] = x[t] * x[t] * (cuda.ballot_sync(0xFFFFFFFF, 1) & 7)
+    else:
+        cuda.ballot_sync(0xFFFFFFFF, 1)
+        y[t] = x[t] * x[t]
+
+
+@nb.kernel
+def parts_of_vectors(x, y):
+    shared = cuda.shared.array(32, nb.vec3d)
+    t = cuda.threadIdx.x
+    shared[t // 3][t % 3] = x[t]
+    cuda.syncthreads()
+    y[t] = nb.dot(shared[t // 3], shared[t // 3])
+
+
+@nb.kernel
 def lanes_asked_in_the_condition(x, y):
     i, n = cuda.grid(1), 3
     mask = cuda.ballot_sync(0xFFFFFFFF, n > 0)
@@ -282,6 +369,25 @@ def lanes_asked_in_the_condition(x, y):
         (whoever_is_here, "cuda.activemask has no derivative; name the lanes", "cuda.activemask()"),
         (all_blocks, "waiting for all blocks of a grid has no derivative; let what follows", "grid.sync()"),
         (all_the_same, "cuda.match_all_sync has no derivative; use", "cuda.match_all_sync"),
+        (rows_and_columns, "'x' as it was before each trip of this loop, in which threads wait", "x[i * 8 + j] ="),
+        (
+            added_after_an_own_loop,
+            "element of 'shared', which the kernel changes atomically; keep it",
+            "shared[64 + t])",
+        ),
+        (added_on_the_other_side, "element of 'shared', which the kernel changes atomically; keep it", "% 16])"),
+        (
+            lanes_unequally_often,
+            "lanes of a warp wait for each other in a loop that they may run through unequally",
+            "shfl_xor",
+        ),
+        (given_elsewhere, "lanes of a warp may come to this cuda.shfl_sync while others come to another", "value, 0)"),
+        (voted_elsewhere, "lanes of a warp may come to this cuda.ballot_sync while others come to another", "_sync"),
+        (
+            parts_of_vectors,
+            "a part of vec3d in shared memory, of which other threads may store other",
+            "shared[t // 3][t % 3]",
+        ),
         (by_hand, "waited has a derivative by hand, and such functions do not wait", "waited(x[i])"),
         (lanes_asked_in_the_condition, "lanes that a while condition names must be a constant", "while cuda.any_sync"),
     ],
