@@ -226,6 +226,16 @@ def every_test_is_run(house: House) -> Iterator[str]:
                     yield module.at(1, f"{name} is defined {count} times: only the last one runs")
 
 
+def constants_are_said_once(house: House) -> Iterator[str]:
+    for module in house.modules:
+        known: dict[str, int] = {}
+        for statement in module.tree.body:
+            for name in _assigned(statement) if isinstance(statement, ast.Assign) else ():
+                if name in known:
+                    yield module.at(statement.lineno, f"{name} is something else in line {known[name]}")
+                known[name] = statement.lineno
+
+
 def layouts_are_numbers(house: House) -> Iterator[str]:
     for module in house.within("interop", "kernels"):
         if module.path.stem.endswith("_layout"):
@@ -279,7 +289,8 @@ def _layout_names(house: House) -> Iterator[tuple[str, str]]:
 
 
 def _assigned(statement: ast.Assign) -> list[str]:
-    return [node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    names = (node for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name))
+    return [name.id for name in names if isinstance(name.ctx, ast.Store)]
 
 
 def packages_are_listed(house: House) -> Iterator[str]:
@@ -311,6 +322,7 @@ RULES: tuple[Rule, ...] = (
     names_say_something,
     modules_have_docstrings,
     every_test_is_run,
+    constants_are_said_once,
     layouts_are_numbers,
     layouts_live_alone,
     packages_are_listed,

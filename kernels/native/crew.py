@@ -115,50 +115,50 @@ def memory(crew, key, size):
 @native
 def unlink(crew, lent):
     """Take memory out of what a crew has lent."""
-    before, after = load_i64(lent, nb.LENT_BEFORE), load_i64(lent, nb.LENT_AFTER)
+    before, after = load_i64(lent, nb.LOAN_BEFORE), load_i64(lent, nb.LOAN_AFTER)
     if after != 0:
-        store_i64(after, nb.LENT_BEFORE, before)
+        store_i64(after, nb.LOAN_BEFORE, before)
     if before != 0:
-        store_i64(before, nb.LENT_AFTER, after)
+        store_i64(before, nb.LOAN_AFTER, after)
     else:
-        store_i64(crew, nb.CREW_LENT, after)
+        store_i64(crew, nb.CREW_LOANS, after)
 
 
 @native
 def lend(crew, memory, size):
     """Return memory of so many bytes with what some, or none, held; or 0, which leaves it as it is."""
-    lent = obtain(nb.LENT_MEMORY + size)
+    lent = obtain(nb.LOAN_MEMORY + size)
     if lent == 0:
         return 0
     if memory != 0:
-        old = memory - nb.LENT_MEMORY
-        for k in range(0, load_i64(old, nb.LENT_SIZE), 8):
-            store_i64(lent, nb.LENT_MEMORY + k, load_i64(memory, k))
+        old = memory - nb.LOAN_MEMORY
+        for k in range(0, load_i64(old, nb.LOAN_SIZE), 8):
+            store_i64(lent, nb.LOAN_MEMORY + k, load_i64(memory, k))
         unlink(crew, old)
         free(old)
-    following = load_i64(crew, nb.CREW_LENT)
-    store_i64(lent, nb.LENT_BEFORE, 0)
-    store_i64(lent, nb.LENT_AFTER, following)
-    store_i64(lent, nb.LENT_SIZE, size)
+    following = load_i64(crew, nb.CREW_LOANS)
+    store_i64(lent, nb.LOAN_BEFORE, 0)
+    store_i64(lent, nb.LOAN_AFTER, following)
+    store_i64(lent, nb.LOAN_SIZE, size)
     if following != 0:
-        store_i64(following, nb.LENT_BEFORE, lent)
-    store_i64(crew, nb.CREW_LENT, lent)
-    return lent + nb.LENT_MEMORY
+        store_i64(following, nb.LOAN_BEFORE, lent)
+    store_i64(crew, nb.CREW_LOANS, lent)
+    return lent + nb.LOAN_MEMORY
 
 
 @native
 def take_back(crew, memory):
     """Free what was lent to a thread, if anything was."""
     if memory != 0:
-        unlink(crew, memory - nb.LENT_MEMORY)
-        free(memory - nb.LENT_MEMORY)
+        unlink(crew, memory - nb.LOAN_MEMORY)
+        free(memory - nb.LOAN_MEMORY)
 
 
 @native
 def end(crew):
     """Free a crew with all its memory."""
-    while load_i64(crew, nb.CREW_LENT) != 0:
-        take_back(crew, load_i64(crew, nb.CREW_LENT) + nb.LENT_MEMORY)
+    while load_i64(crew, nb.CREW_LOANS) != 0:
+        take_back(crew, load_i64(crew, nb.CREW_LOANS) + nb.LOAN_MEMORY)
     piece = load_i64(crew, nb.CREW_SHARED)
     while piece != 0:
         following = load_i64(piece, nb.PIECE_NEXT)

@@ -138,11 +138,11 @@ SUM_PLACE, SUM_SIZE, SUM_CHUNKS, SUM_GRAIN, SUM_TOTALS, SUM_WORK = 0, 8, 16, 24,
 # through a barrier, how many gave a number that is not 0, and how many they were; the first piece of static shared memory; the
 # first of what it has lent to threads. The threads' records follow.
 CREW_COUNT, CREW_FRAMES, CREW_FRAME_SIZE, CREW_DYNAMIC, CREW_DYNAMIC_SIZE, CREW_FAILED = 0, 8, 16, 24, 32, 40
-CREW_TRUE, CREW_ARRIVED, CREW_SHARED, CREW_LENT, CREW_SIZE = 48, 56, 64, 72, 80
+CREW_TRUE, CREW_ARRIVED, CREW_SHARED, CREW_LOANS, CREW_SIZE = 48, 56, 64, 72, 80
 # A piece of static shared memory: the next one, what it is for, and the memory itself
 PIECE_NEXT, PIECE_KEY, PIECE_MEMORY = 0, 8, 16
 # What a crew has lent to a thread: the one before it and the one after it, how many bytes, and the memory itself
-LENT_BEFORE, LENT_AFTER, LENT_SIZE, LENT_MEMORY = 0, 8, 16, 24
+LOAN_BEFORE, LOAN_AFTER, LOAN_SIZE, LOAN_MEMORY = 0, 8, 16, 24
 # A thread of a crew: its coroutine, what it waits for, with which lanes, and what it tells them; what it told when they were
 # last let through together, and who they were.
 THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROUP, THREAD_SIZE = (
