@@ -1,7 +1,9 @@
 """Stores into elements, as source: ``v[k] = x`` becomes ``v = _nb_replaced(v, k, x)``, since elements are values.
 
 What a name stands for is not known here. The same text works in place where it turns out to be an array, so only what is
-certain to be a plain store into an array stays as it is written. Nothing is compiled, and no types are inferred.
+certain to be a plain store into an array stays as it is written. A store of several steps, ``a[i].p[k] = x``, becomes
+``a = _nb_put_part(a, "[],p,[]", (i, k), x)``, which stores that component alone: other threads may store others. Nothing is
+compiled, and no types are inferred.
 """
 
 from __future__ import annotations
@@ -78,6 +80,13 @@ class StoreRewriter:
 
     def _put(self, target: ast.expr, value: ast.expr) -> ast.stmt:
         """Return the statement that stores into a chain: from the last step outward, every owner is replaced."""
+        steps, base = _chain(target)
+        assert isinstance(base, ast.Name)
+        if len(steps) > 1 and not any(map(_is_field, steps)):
+            way = ",".join(step if isinstance(step, str) else "[]" for step in steps)
+            indices = ast.Tuple([step for step in steps if not isinstance(step, str)], ast.Load())
+            value = _call("_nb_put_part", ast.Name(base.id, ast.Load()), ast.Constant(way), indices, value)
+            target = base
         last = True
         while isinstance(target, ast.Subscript | ast.Attribute):
             owner = _loaded(target.value)
@@ -86,8 +95,7 @@ class StoreRewriter:
             else:
                 value = _call("_nb_replaced" if last else "_nb_put_back", owner, target.slice, value)
             target, last = target.value, False
-        assert isinstance(target, ast.Name)
-        return ast.Assign([ast.Name(target.id, ast.Store())], value)
+        return ast.Assign([ast.Name(base.id, ast.Store())], value)
 
     def _steady(self, target: ast.expr, before: list[ast.stmt]) -> ast.expr:
         """Return a target whose indices may be evaluated again; `before` gets what must run first."""
@@ -112,6 +120,11 @@ class StoreRewriter:
     def _name(self) -> str:
         self._count += 1
         return f"_nb_held{self._count}"
+
+
+def _is_field(step: ast.expr | str) -> bool:
+    """Tell whether a step names a field of a record by its name in a string."""
+    return isinstance(step, ast.Constant) and isinstance(step.value, str)
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:

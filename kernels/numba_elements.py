@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from llvmlite import ir
@@ -27,7 +28,7 @@ from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element"]
+__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element", "part_in_memory"]
 
 # Elements with more components are indexed by a variable through the stack: comparing each place would take longer.
 _COMPARED = 16
@@ -472,6 +473,152 @@ def _put_back(target: Any, index: Any, value: Any) -> Any:
     return _replaced(target, index, value)
 
 
+def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
+    """Marker: `target` with what a way of names and indices leads to replaced, and nothing else of it.
+
+    The way is written ``"[],p,x"``, and `steps` has what stands in brackets. Other threads may store other components of one
+    element of an array, so these are stored by themselves.
+    """
+    raise NotImplementedError
+
+
+@_overload(put_part)
+def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
+    if not isinstance(way, types.StringLiteral):
+        return None  # Numba comes back with the literal
+    names = way.literal_value.split(",")
+    found = part_in_memory(target, names, steps)
+    if found is None:
+        return _put_through(target, names)
+    head = ["def implementation(target, way, steps, value):", "    whole = scalars_of(target)"]
+    head.append(f"    first = {' + '.join(found.terms())}")
+    index = "".join(f"{text}, " for text in found.index)
+    if found.element is None and isinstance(value, types.Number | types.Boolean):
+        lines = [f"    whole[({index}first,)] = value"]
+    elif found.element is not None and isinstance(value, NumbaElement) and found.holds(value.element):
+        lines = [f"    whole[({index}first + {k},)] = at(value, {k})" for k in range(found.element.count)]
+    else:
+        wanted = "a number" if found.element is None else found.element.__name__
+        given = value.element.__name__ if isinstance(value, NumbaElement) else value
+        raise TypingError(
+            f"{wanted} can be stored into this part of a {target.dtype.element.__name__}, and not {given}"
+        )
+    text = "\n".join([*head, *lines, "    return target"])
+    return _made(text, {"scalars_of": _scalars_of, "wrap": _wrap, "at": at})
+
+
+@dataclass(frozen=True)
+class ComponentIndex:
+    """An index of components: as an expression, as a Numba type, along which axis of what, and how far apart they lie."""
+
+    text: str
+    type: Any
+    element: ElementType
+    axis: int
+    step: int
+
+
+@dataclass
+class PartInMemory:
+    """A part of an element of an array.
+
+    Attributes
+    ----------
+    index : list of str
+        The element's, as expressions of `steps`.
+    element : ElementType or None
+        What the part is; None for a component.
+    matrix : ElementType or None
+        What the part is a row of, by the last brackets.
+    offset : int
+        Its first component, but for what is computed.
+    inner : list of ComponentIndex
+        The indices by which it was found.
+    """
+
+    index: list[str]
+    element: ElementType | None
+    matrix: ElementType | None = None
+    offset: int = 0
+    inner: list[ComponentIndex] = field(default_factory=list)
+
+    def terms(self) -> list[str]:
+        """Return expressions whose sum is the place of its first component."""
+        found = [f"wrap({i.text}, {i.element.extents[i.axis]}) * {i.step}" for i in self.inner]
+        return [*found, str(self.offset)]
+
+    def holds(self, element: ElementType) -> bool:
+        """Tell whether something of an element type can be stored there."""
+        own = self.element
+        return element is own or (self.matrix is not None and own is not None and element.extents == own.extents)
+
+    def enter(self, name: str) -> bool:
+        """Go on to the part of a name, if there is one."""
+        found = None if self.element is None else component(self.element, name)
+        if found is None:
+            return False
+        self.offset += found[0]
+        self.element, self.matrix = found[1], None
+        return True
+
+    def select(self, text: str, kind: Any) -> bool:
+        """Go on to the component, or the row of a matrix, of an index, if there is one."""
+        if self.element is None:
+            return False
+        extents, scalar = self.element.extents, self.element.scalar
+        if len(extents) == 2:
+            self.inner.append(ComponentIndex(text, kind, self.element, 0, extents[1]))
+            self.element, self.matrix = vector(extents[1], scalar), self.element
+        else:
+            self.inner.append(ComponentIndex(text, kind, self.matrix or self.element, int(self.matrix is not None), 1))
+            self.element = self.matrix = None
+        return True
+
+
+def part_in_memory(target: Any, names: Sequence[str], steps: Any) -> PartInMemory | None:
+    """Return the part of an element of an array that a way leads to, or None if it leads to none."""
+    if not isinstance(target, types.Array) or not isinstance(target.dtype, NumbaElement):
+        return None
+    found, given = PartInMemory([], target.dtype.element), enumerate(steps)
+    for name in names:
+        if name != "[]":
+            if len(found.index) < target.ndim or not found.enter(name):
+                return None
+            continue
+        number, kind = next(given)
+        many, found.matrix = isinstance(kind, types.BaseTuple), None
+        for k, part in enumerate(kind if many else [kind]):
+            text = f"steps[{number}][{k}]" if many else f"steps[{number}]"
+            if not isinstance(part, types.Integer):
+                return None
+            if len(found.index) < target.ndim:
+                found.index.append(text)
+            elif not found.select(text, part):
+                return None
+    return found if len(found.index) == target.ndim else None
+
+
+def _put_through(target: Any, names: Sequence[str]) -> Any:
+    """Return an implementation of `put_part` for what is no element of an array: every owner on the way is replaced."""
+    made = "target" if isinstance(target, types.Buffer | types.Record) else "value0"
+    lines, back, number = ["    owner0 = target"], [], 0
+    for k, name in enumerate(names):
+        last = k + 1 == len(names)
+        if name == "[]":
+            read, put = f"owner{k}[steps[{number}]]", "replaced" if last else "put_back"
+            back.append(f"    value{k} = {put}(owner{k}, steps[{number}], value{k + 1})")
+            number += 1
+        else:
+            read = f"owner{k}.{name}"
+            back.append(f"    value{k} = with_{name}(owner{k}, value{k + 1})")
+        if not last:
+            lines.append(f"    owner{k + 1} = {read}")
+    lines += [f"    value{len(names)} = value", *reversed(back), f"    return {made}"]
+    setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in names if name != "[]"}
+    text = "\n".join(["def implementation(target, way, steps, value):", *lines])
+    return _made(text, {"replaced": replaced, "put_back": put_back, **setters})
+
+
 def _part_setter(name: str) -> Any:
     """Return a marker function ``(target, value)``: `target` with the part of a name replaced."""
 
@@ -594,6 +741,8 @@ NAMES: dict[str, Callable[..., Any]] = {
     "_nb_put_back": put_back,
     "_nb_components": _scalars_of,
     "_nb_elements": _elements_of,
+    "_nb_put_part": put_part,
+    "_nb_wrap": _wrap,
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()

@@ -1,5 +1,7 @@
 """The fields of Numba's records as arrays of their own: an array of records has one array of numbers for each field.
 
+An array of vectors or matrices has one of their components.
+
 Fields within fields, and dimensions within fields, count as fields and dimensions of the records themselves. Derivatives
 are made of these arrays, since a field's adjoint depends on no other field. Importing this module imports Numba.
 """
@@ -16,6 +18,9 @@ import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from numbridge.kernels.elements import ElementType
+from numbridge.kernels.numba_elements import NumbaElement, numba_scalar
 
 __all__ = ["Leaf", "field", "is_aligned", "leaves", "overlap"]
 
@@ -61,6 +66,12 @@ def _leaves(kind: Any, outer: Leaf) -> Iterator[Leaf]:
         yield outer
 
 
+def _components(element: ElementType) -> Leaf:
+    size, scalar = element.scalar.itemsize, numba_scalar(element.scalar)
+    inner = (element.extents[1] * size, size) if len(element.extents) == 2 else (size,)
+    return Leaf((), scalar, 0, element.extents, inner)
+
+
 def _itemsize(kind: Any) -> int:
     return max(getattr(kind, "bitwidth", 8) // 8, 1)
 
@@ -85,12 +96,14 @@ def overlap(record: Any) -> bool:
 
 @intrinsic(prefer_literal=True)
 def field(typing_context: Any, array: Any, number: Any) -> Any:
-    """Return the array of a field, by its number among the `leaves`, on the memory of an array of records."""
-    if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Record):
+    """Return the array of a field, by its number among the `leaves`, on the memory of an array of records or elements."""
+    if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Record | NumbaElement):
         return None
-    leaf = leaves(array.dtype)[number.literal_value]
-    aligned, ndim = array.aligned and is_aligned(array.dtype), array.ndim + len(leaf.extents)
-    kind = types.Array(leaf.type, ndim, "A", readonly=not array.mutable, aligned=aligned)
+    is_element = isinstance(array.dtype, NumbaElement)
+    leaf = _components(array.dtype.element) if is_element else leaves(array.dtype)[number.literal_value]
+    aligned, ndim = array.aligned and (is_element or is_aligned(array.dtype)), array.ndim + len(leaf.extents)
+    layout = "C" if is_element and array.layout == "C" else "A"
+    kind = types.Array(leaf.type, ndim, layout, readonly=not array.mutable, aligned=aligned)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         given = context.make_array(array)(context, builder, arguments[0])

@@ -524,6 +524,41 @@ def in_place(x, n):
         cuda.syncthreads()
 
 
+@nb.kernel
+def parts_of_vectors(x, y):
+    """Vectors of which each component is stored by another thread, and all are read by others."""
+    shared = cuda.shared.array(16, nb.vec3d)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t // 3][t % 3] = x[i]
+    cuda.syncthreads()
+    v = shared[15 - t // 3]
+    mixed = nb.dot(v, v) * v[t % 3]
+    cuda.syncthreads()
+    shared[t // 3][t % 3] += 0.1 * mixed
+    cuda.syncthreads()
+    y[i] = nb.length_sq(shared[(t + 5) % 16]) * shared[t // 3].y
+
+
+@nb.kernel
+def parts_of_matrices(x, y, n):
+    """Numbers and rows of matrices in turn, and all of one by one thread."""
+    shared = cuda.shared.array((2, 4), nb.mat22d)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    row = shared[t // 16]
+    row[t % 16 // 4][t // 2 % 2][t % 2] = x[i]
+    cuda.syncthreads()
+    for k in range(n):
+        m = shared[t // 16, (t % 16 // 4 + k) % 4]
+        cuda.syncthreads()
+        if t % 2 == 0:
+            shared[t // 16, t % 16 // 4][t // 2 % 2] = m[t // 2 % 2] * m[0, 1]
+        cuda.syncthreads()
+        if t == 5:
+            shared[1, k % 4] = shared[0, k % 4] @ shared[1, 2]
+        cuda.syncthreads()
+    y[i] = nb.trace(shared[t // 16, t % 4] @ shared[0, 1])
+
+
 Case = tuple[Any, Any, int, list[Any]]
 CASES: list[Case] = [
     (sums_of_squares, 128, 64, [uniform(128), zeros(2)]),
@@ -559,6 +594,8 @@ CASES: list[Case] = [
     (histograms, 64, 32, [uniform(64), zeros(64)]),
     (asked_in_turn, 64, 32, [uniform(64), zeros(64), 4]),
     (in_place, 64, 32, [uniform(64), 6]),
+    (parts_of_vectors, 96, 48, [uniform(96), zeros(96)]),
+    (parts_of_matrices, 64, 32, [uniform(64), zeros(64), 3]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.
 ON_CUDA = [case for case in CASES if case[1] != 84]

@@ -219,7 +219,9 @@ class _Reader:
     def _array(self, item: Array) -> str:
         """Return the dtype of an array that can be an operand of XLA's."""
         if item.kind != "parameter" or item.owner is not None or item.narrow:
-            what = "16-bit floats" if item.narrow else "records" if item.owner is not None else f"a {item.kind} array"
+            what = (
+                "16-bit floats" if item.narrow else "structures" if item.owner is not None else f"a {item.kind} array"
+            )
             raise self._refused(f"{item.called} is of {what}, which cannot be fused; use arrays of numbers")
         return self._dtype(item.dtype, item.name)
 

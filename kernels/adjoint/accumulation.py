@@ -9,7 +9,7 @@ from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.element_rules import Part
 from numbridge.kernels.adjoint.emit import element, operation
 from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, scalar_places
-from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Raise, Store, Value, walk
+from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Raise, Store, Value, same_index, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import AnyPartial
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
@@ -137,7 +137,8 @@ class Accumulation(ForwardSweep):
         self._added.add(array)
         name = ADJOINT + array.name
         private = array in self._own or array.kind == "local"
-        if array in self._fresh or (private and self._pending.get(array) == list(index)):
+        is_zero = array in self._pending and same_index(self._pending[array], index)
+        if array in self._fresh or (private and is_zero):
             self._fresh.pop(array, None)
             self._pending.pop(array, None)
             self.lines.add(f"{element(name, index)} = {text}")

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
-from numbridge.kernels.adjoint.element_program import replaced, with_named_part
-from numbridge.kernels.adjoint.ir import Store, Value
+from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
+from numbridge.kernels.adjoint.ir import Array, Store, Value
+from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsError, whole_element
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.element_stores import PARTS
 
 __all__ = ["Assignments"]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where something can be stored: what reads it, and what writes it.
+
+    `part` is the part of an element in memory that this is, if its components can be stored, and `memory` the array of whose
+    elements it is one, if they cannot.
+    """
+
+    read: Callable[[], Binding]
+    write: Callable[[Binding], None]
+    part: MemoryPart | None = None
+    memory: Array | None = None
+
+
 class Assignments(Calls):
     """Reads assignments."""
-
-    # Whether what is stored replaces a part of an element
-    _in_part = False
 
     def _assign(self, target: ast.expr, value: Binding) -> None:
         match target:
@@ -36,35 +49,43 @@ class Assignments(Calls):
                 for element, part in zip(target.elts, value, strict=True):
                     self._assign(element, part)
             case ast.Subscript() | ast.Attribute():
-                self._place(target)[1](value)
+                self._place(target).write(value)
             case _:
                 raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
 
-    def _place(self, target: ast.expr) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+    def _place(self, target: ast.expr) -> _Place:
         """Return what reads and what writes a variable, an element of an array, or a part of a vector or matrix."""
         if isinstance(target, ast.Name):
             name = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-            return lambda: self._name(name), lambda value: self._env.update({target.id: value})
+            return _Place(lambda: self._name(name), lambda value: self._env.update({target.id: value}))
         if not isinstance(target, ast.Subscript | ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
-        read, write = self._place(target.value) if self._is_place(target.value) else (None, None)
-        owner = self._expression(target.value) if read is None else read()
-        if isinstance(owner, Value) and inference.element_of(owner.type) is not None and write is not None:
-            return self._part_place(target, owner, write)
+        outer = self._place(target.value) if self._is_place(target.value) else None
+        if outer is not None and outer.part is not None:
+            return self._place_in_memory(target, self._part_in_memory(target, outer.part))
+        owner = self._expression(target.value) if outer is None else outer.read()
+        if isinstance(owner, Value) and inference.element_of(owner.type) is not None and outer is not None:
+            return self._part_place(target, owner, outer)
         if isinstance(owner, Records):
             return self._memory_place(target, self._within_records(target, owner))
         if isinstance(target, ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         return self._memory_place(target, self._indexed(target, owner))
 
-    def _memory_place(
-        self, target: ast.expr, found: View | Records
-    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
-        if len(found.index) != (found.array.ndim if isinstance(found, View) else found.ndim):
-            return lambda: found, lambda value: self._whole_row(target)
+    def _memory_place(self, target: ast.expr, found: View | Records) -> _Place:
+        if len(found.index) != found.ndim:
+            return _Place(lambda: found, lambda value: self._whole_row(target))
         if isinstance(found, Records):
-            return lambda: found, lambda value: self._copy_record(target, found, value)
-        return lambda: self._load(found), lambda value: self._store(target, found, value)
+            return _Place(lambda: found, lambda value: self._copy_record(target, found, value))
+        part = whole_element(found)
+        if part is not None:
+            return self._place_in_memory(target, part)
+        # What the thread has to itself is replaced as a whole.
+        shared_by = found.array if found.array.kind in ("parameter", "shared") else None
+        return _Place(lambda: self._load(found), lambda value: self._store(target, found, value), memory=shared_by)
+
+    def _place_in_memory(self, target: ast.expr, part: MemoryPart) -> _Place:
+        return _Place(lambda: self._part_loaded(part), lambda value: self._store_part(target, part, value), part)
 
     def _is_place(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Attribute):
@@ -76,10 +97,10 @@ class Assignments(Calls):
             target, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
         )
 
-    def _part_place(
-        self, target: ast.Subscript | ast.Attribute, owner: Value, write: Callable[[Binding], None]
-    ) -> tuple[Callable[[], Binding], Callable[[Binding], None]]:
+    def _part_place(self, target: ast.Subscript | ast.Attribute, owner: Value, outer: _Place) -> _Place:
         """Return what reads and writes a part of an element: to write one is to replace the whole."""
+        if outer.memory is not None:
+            raise NeedsComponentsError(outer.memory)
         index = [] if isinstance(target, ast.Attribute) else self._integers(target)
 
         def put(value: Binding) -> None:
@@ -91,13 +112,11 @@ class Assignments(Calls):
                     made = replaced(self, owner, index, value)
             if made is None:
                 raise self._refused(target, f"this does not fit into a part of {kind_name(owner)}")
-            before, self._in_part = self._in_part, True
-            write(made)
-            self._in_part = before
+            outer.write(made)
 
         if isinstance(target, ast.Attribute):
-            return lambda: self._part_named(target, owner), put
-        return lambda: self._part_at(target, owner, index), put
+            return _Place(lambda: self._part_named(target, owner), put)
+        return _Place(lambda: self._part_at(target, owner, index), put)
 
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
@@ -108,15 +127,20 @@ class Assignments(Calls):
             raise self._refused(
                 target, f"{kind_name(value)} cannot be stored into an array of {kind_name(view.array)}; make one"
             )
-        if view.array.kind == "shared" and self._in_part:
-            raise self._refused(
-                target,
-                f"a part of {kind_name(view.array)} in shared memory, of which other threads may store other parts, cannot be "
-                "stored by itself in a kernel that is differentiated; store the whole",
-            )
         if view.array.kind == "constant":
             raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
+
+    def _store_part(self, target: ast.expr, part: MemoryPart, value: Binding) -> None:
+        """Store all numbers of a part of an element, and no others."""
+        given = inference.element_of(value.type) if isinstance(value, Value) else None
+        if not isinstance(value, Value) or given is not part.element:
+            wanted = "a number" if part.element is None else part.element.name
+            what = "this" if not isinstance(value, Value) else kind_name(value)
+            raise self._refused(target, f"{what} does not fit into a part of an element that is {wanted}; make one")
+        numbers = [value] if given is None else components(self, value)
+        for view, number in zip(part.numbers(self), numbers, strict=True):
+            self._store(target, view, number)
 
     def _copy_record(self, target: ast.expr, to: Records, value: Binding) -> None:
         if not isinstance(value, Records) or len(value.index) != value.ndim or not same_record(to.type, value.type):
@@ -142,10 +166,10 @@ class Assignments(Calls):
             self._store(target, view, loaded)
 
     def _augment(self, node: ast.AugAssign) -> None:
-        read, write = self._place(node.target)
-        held = read()
+        place = self._place(node.target)
+        held = place.read()
         if isinstance(held, View | Records) and not isinstance(node.target, ast.Name):
             self._whole_row(node.target)
         if not isinstance(held, Value):
             raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")
-        write(self._binary(node, node.op, held, self._value(node.value)))
+        place.write(self._binary(node, node.op, held, self._value(node.value)))

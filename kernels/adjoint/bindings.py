@@ -43,6 +43,11 @@ class View:
     array: Array
     index: tuple[Value, ...] = ()
 
+    @property
+    def ndim(self) -> int:
+        """How many indices select one element."""
+        return self.array.ndim if self.array.whole is None else self.array.ndim - len(self.array.whole.element.extents)
+
 
 @dataclass(frozen=True)
 class Missing:

@@ -15,9 +15,22 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.assignments import Assignments
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, memory, readable
-from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Merge, Program, Raise, Region, Store, Value
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, memory, readable
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Carried,
+    If,
+    Loop,
+    Merge,
+    Program,
+    Raise,
+    Region,
+    Store,
+    Value,
+    same_index,
+)
 from numbridge.kernels.adjoint.lowering import without_jumps
+from numbridge.kernels.adjoint.memory_parts import NeedsComponentsError, memory_key
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.block_source import THREAD
 from numbridge.kernels.parameter_types import ParameterType
@@ -42,7 +55,12 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
     KernelUnsupportedError
         If something in the kernel has no derivative here; the message shows where, and what to do.
     """
-    return _Builder(rewritten, parameters).run()
+    in_components: set[str | int] = set()
+    while True:
+        try:
+            return _Builder(rewritten, parameters, in_components).run()
+        except NeedsComponentsError as found:  # which is seen where the first part is stored, after other accesses
+            in_components.add(found.memory)
 
 
 class _Builder(Assignments):
@@ -54,7 +72,7 @@ class _Builder(Assignments):
             self._env[THREAD] = Value(THREAD, types.int64)
         for parameter in self.parameters:
             item = parameter.item
-            self._env[parameter.name] = memory(item) if isinstance(item, Array) else item
+            self._env[parameter.name] = self._argument(item)
         self._read(self._root, tree)
         name = self._rewritten.names[id(self._root)]
         return Program(
@@ -68,6 +86,11 @@ class _Builder(Assignments):
             self.names,
             self._rewritten.in_blocks,
         )
+
+    def _argument(self, item: Array | Value) -> Binding:
+        if isinstance(item, Value):
+            return item
+        return View(self._fields.components(item)) if memory_key(item) in self._in_components else memory(item)
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -143,7 +166,9 @@ class _Builder(Assignments):
         stores: list[Store] = []
         while then and orelse:
             a, b = then[-1], orelse[-1]
-            if not (isinstance(a, Store) and isinstance(b, Store) and a.array is b.array and a.index == b.index):
+            if not (isinstance(a, Store) and isinstance(b, Store) and a.array is b.array):
+                break
+            if not same_index(a.index, b.index):
                 break
             merge = Merge(self.value(a.array.name, a.array.dtype), a.value, b.value)
             merges.append(merge)

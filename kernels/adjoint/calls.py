@@ -12,10 +12,11 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
-from numbridge.kernels.adjoint.element_program import construct_element
+from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
 from numbridge.kernels.adjoint.expressions import Expressions
 from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Meet, Region, Value, is_float, walk
 from numbridge.kernels.adjoint.lowering import ANSWER
+from numbridge.kernels.adjoint.memory_parts import whole_element
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.element_functions import FUNCTIONS
@@ -153,19 +154,31 @@ class Calls(Expressions):
         if not isinstance(array, View):
             raise self._refused(node, "an atomic operation needs an array")
         view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
-        if len(view.index) != view.array.ndim:
+        if len(view.index) != view.ndim:
             raise self._refused(node, "an atomic operation needs one index for each dimension")
         values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
+        part = whole_element(view)
+        if part is None or part.element is None:
+            return self._update(node, operation, view, values)
+        numbers = zip(*(components(self, value) for value in values), strict=True)
+        views = part.numbers(self)
+        updated = [self._update(node, operation, to, given) for to, given in zip(views, numbers, strict=True)]
+        return made_of(self, part.element, updated)
+
+    def _update(self, node: ast.Call, operation: str, view: View, values: Sequence[Value]) -> Value:
         made = self.value(view.array.name, view.array.dtype)
-        self.add(Atomic(made, operation, view.array, list(view.index), values, place=(self._frames[-1].source, node)))
+        place = (self._frames[-1].source, node)
+        self.add(Atomic(made, operation, view.array, list(view.index), list(values), place=place))
         return made
 
     def _atomic_value(self, node: ast.Call, argument: ast.expr, array: Array) -> Value:
-        if inference.element_of(array.dtype) is None:
-            return self.cast(self._scalar(argument), array.dtype)
+        kind = array.whole or array.dtype
+        element = inference.element_of(kind)
+        if element is None:
+            return self.cast(self._scalar(argument), kind)
         value = self._value(argument)
-        if value.type != array.dtype:
-            raise self._refused(node, f"the elements of {array.name} are {kind_name(array)}, not {kind_name(value)}")
+        if value.type != kind:
+            raise self._refused(node, f"the elements of {array.called} are {element.name}, not {kind_name(value)}")
         return value
 
     def _memory(self, node: ast.Call) -> View:
@@ -195,10 +208,15 @@ class Calls(Expressions):
             raise self._refused(node, f"{of} arrays of float16 have no derivative; use float32")
         self.type_name(getattr(kind, "dtype", kind))
         # A function that is called twice finds the same shared memory.
-        known = next((a for a in self.locals if a.kind == "shared" and (a.place, a.dtype) == (place, kind)), None)
+        shared = (a for a in self.locals if a.kind == "shared" and a.place == place)
+        known = next((a for a in shared if kind in (a.whole, a.dtype)), None)
         if known is not None:
             return View(known)
-        array = Array(self.names.fresh(of), kind, len(extents), of, extents, self._memory_dtype(kind), place=place)
+        whole = kind if place in self._in_components and made is not node else None
+        if whole is not None:
+            kind, extents = whole.dtype, (*extents, *whole.element.extents)
+        text = self._memory_dtype(kind)
+        array = Array(self.names.fresh(of), kind, len(extents), of, extents, text, place=place, whole=whole)
         self.locals.append(array)
         return View(array)
 

@@ -29,6 +29,7 @@ __all__ = [
     "MAKE",
     "REPLACED",
     "component_at",
+    "components",
     "construct_element",
     "known",
     "made_of",

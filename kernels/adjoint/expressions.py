@@ -18,8 +18,9 @@ from numba import types
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name
 from numbridge.kernels.adjoint.construct import ARITHMETIC
-from numbridge.kernels.adjoint.element_program import named_part, operate, part
+from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
+from numbridge.kernels.adjoint.memory_parts import ComponentRangeError, MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.rewriting import CUDA_FUNCTION
@@ -146,7 +147,9 @@ class Expressions(Scope, ABC):
         return None
 
     def _attribute(self, node: ast.Attribute) -> Binding:
-        base = self._expression(node.value)
+        base = self._owner(node.value)
+        if isinstance(base, MemoryPart):
+            return self._part_loaded(self._part_in_memory(node, base))
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, Records) and node.attr in base.type.fields:
@@ -185,8 +188,11 @@ class Expressions(Scope, ABC):
         """Return what gives the extents of the dimensions that no index has been given for."""
         array = view.array
         owner = array if array.owner is None else array.owner
-        inner = view.extents if isinstance(view, Records) else array.extents if array.owner is not None else ()
-        outer = [functools.partial(self._extent, owner, axis) for axis in range(owner.ndim)]
+        inner = view.extents if isinstance(view, Records) else ()
+        if isinstance(view, View) and array.owner is not None and array.whole is None:
+            inner = array.extents
+        ndim = view.ndim if array is owner else owner.ndim
+        outer = [functools.partial(self._extent, owner, axis) for axis in range(ndim)]
         return [*outer, *(functools.partial(self.constant, extent) for extent in inner)][len(view.index) :]
 
     def _extent(self, array: Array, axis: int) -> Value:
@@ -197,7 +203,14 @@ class Expressions(Scope, ABC):
         return made
 
     def _subscript(self, node: ast.Subscript) -> Binding:
-        base = self._expression(node.value)
+        found = self._selected(node)
+        return self._loaded(found) if isinstance(found, View | Records) else found
+
+    def _selected(self, node: ast.Subscript) -> Binding:
+        """Return what an index selects; elements, records and rows in memory are not loaded."""
+        base = self._owner(node.value)
+        if isinstance(base, MemoryPart):
+            return self._part_loaded(self._part_in_memory(node, base))
         if isinstance(base, tuple):
             place = self._expression(node.slice)
             if isinstance(place, Value) and type(place.constant) is int and -len(base) <= place.constant < len(base):
@@ -206,12 +219,40 @@ class Expressions(Scope, ABC):
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_at(node, base, self._integers(node))
         if isinstance(base, Records):
-            return self._loaded(self._within_records(node, base))
-        return self._loaded(self._indexed(node, base))
+            return self._within_records(node, base)
+        return self._indexed(node, base)
+
+    def _owner(self, node: ast.expr) -> Binding:
+        """Return what a part is taken of: of an element in memory only that part is loaded, where it can be."""
+        if not isinstance(node, ast.Subscript):
+            return self._expression(node)
+        found = self._selected(node)
+        if not isinstance(found, View | Records):
+            return found
+        part = whole_element(found) if isinstance(found, View) else None
+        return self._loaded(found) if part is None else part
 
     def _loaded(self, found: View | Records) -> Binding:
         """Return an element; records and rows stay memory."""
-        return self._load(found) if isinstance(found, View) and len(found.index) == found.array.ndim else found
+        return self._load(found) if isinstance(found, View) and len(found.index) == found.ndim else found
+
+    def _part_in_memory(self, node: ast.Subscript | ast.Attribute, owner: MemoryPart) -> MemoryPart:
+        """Return a part of an element in memory, or of a part of one."""
+        try:
+            if isinstance(node, ast.Attribute):
+                found = owner.named(self, node.attr)
+            else:
+                found = owner.at(self, self._integers(node))
+        except ComponentRangeError as error:
+            raise self._refused(node, str(error)) from None
+        if found is None:
+            what = "a number" if owner.element is None else owner.element.name
+            raise self._refused(node, f"{what} has no such part; index it by integers, within its dimensions")
+        return found
+
+    def _part_loaded(self, part: MemoryPart) -> Value:
+        numbers = [self._load_number(view) for view in part.numbers(self)]
+        return numbers[0] if part.element is None else made_of(self, part.element, numbers)
 
     # Records
 
@@ -259,10 +300,8 @@ class Expressions(Scope, ABC):
         if not isinstance(base, View):
             raise self._refused(node, "only arrays and tuples have elements here")
         index = self._integers(node)
-        if len(base.index) + len(index) > base.array.ndim:
-            raise self._refused(
-                node, f"{base.array.name} has {base.array.ndim} dimension(s), and more indices are given"
-            )
+        if len(base.index) + len(index) > base.ndim:
+            raise self._refused(node, f"{base.array.called} has {base.ndim} dimension(s), and more indices are given")
         return View(base.array, (*base.index, *index))
 
     def _integers(self, node: ast.Subscript) -> list[Value]:
@@ -285,6 +324,10 @@ class Expressions(Scope, ABC):
         return list(found) if isinstance(found, tuple) else [found]
 
     def _load(self, view: View) -> Value:
+        part = whole_element(view)
+        return self._load_number(view) if part is None else self._part_loaded(part)
+
+    def _load_number(self, view: View) -> Value:
         made = self.value(view.array.name, view.array.dtype)
         self.add(Load(made, view.array, list(view.index)))
         return made

@@ -34,7 +34,6 @@ from numbridge.kernels.adjoint.ir import (
     Store,
     Value,
     is_float,
-    is_records,
     walk,
 )
 from numbridge.kernels.adjoint.prefixes import TANGENT
@@ -104,10 +103,10 @@ class _Forward(Construct):
         if isinstance(item, Array):
             tangent = replace(item, name=name)
             self._added.append(Parameter(name, tangent))
-            if is_records(item):
-                self._add_fields(item, tangent)
-            else:
+            if self._program.parts(item) == [item]:
                 self._arrays[item] = tangent
+            else:
+                self._add_fields(item, tangent)
         else:
             self._tangents[item] = value = Value(name, item.type)
             self._added.append(Parameter(name, value))

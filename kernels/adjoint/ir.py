@@ -8,7 +8,7 @@ This module only describes programs; it neither reads source nor writes any.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "nested",
     "operands",
     "regions",
+    "same_index",
     "walk",
 ]
 
@@ -77,7 +78,8 @@ class Array:
 
     Shared memory has a `place` of its own among that of the kernel. One that is `narrow` is stored in fewer bits than its
     `dtype`, which is what its elements are computed with in. One that has an `owner` is a field of the records of that array:
-    the one of number `leaf`, whose own dimensions are `extents`.
+    the one of number `leaf`, whose own dimensions are `extents`. One of components has them as its last dimensions, and their
+    elements are of the Numba type `whole`.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Array:
     leaf: int = 0
     label: str = ""
     misaligned: bool = False
+    whole: Any = None
 
     @property
     def parameter(self) -> str:
@@ -316,7 +319,7 @@ class Program:
     locals : list of Array
         Arrays on the thread's stack.
     fields : list of Array
-        The fields of records that it touches, each as an array of its own.
+        The fields of records that it touches, each as an array of its own, and components of elements whose parts it stores.
     body : Region
         What it does.
     namespace : dict
@@ -352,8 +355,9 @@ class Program:
         return next(p.item for p in self.parameters if p.name == name and isinstance(p.item, Array))
 
     def parts(self, item: Array) -> list[Array]:
-        """Return the arrays of numbers and elements that a parameter is: the fields of records, or the array itself."""
-        return [f for f in self.fields if f.owner is item] if is_records(item) else [item]
+        """Return the arrays of numbers and elements that a parameter is: the fields of records, components, or the array."""
+        found = [f for f in self.fields if f.owner is item]
+        return found if found or is_records(item) else [item]
 
 
 def is_float(value: Value | Array) -> bool:
@@ -380,6 +384,14 @@ def regions(op: Op) -> Iterator[Region]:
             yield op.body
         case Custom():
             yield op.body
+
+
+def same_index(a: Sequence[Value], b: Sequence[Value]) -> bool:
+    """Tell whether two indices are certainly the same: of the same values, or constants."""
+    return len(a) == len(b) and all(
+        x is y or (type(x.constant) is int and type(y.constant) is int and x.constant == y.constant)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def walk(region: Region) -> Iterator[Op]:

@@ -100,6 +100,20 @@ class Fields:
             )
         return self._known[key]
 
+    def components(self, array: Array) -> Array:
+        """Return the components of an array of elements."""
+        extents = array.dtype.element.extents
+        made = Array(
+            self._names.fresh(f"{array.name}_components"),
+            array.dtype.dtype,
+            array.ndim + len(extents),
+            extents=extents,
+            owner=array,
+            label=array.called,
+            whole=array.dtype,
+        )
+        return self._known.setdefault((array, ()), made)
+
 
 def why_no_derivative(place: Records) -> str | None:
     """Return what is wrong with a field that holds no fields, and what to do; None if nothing is."""

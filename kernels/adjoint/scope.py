@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +41,13 @@ class Scope(Construct):
         The kernel's syntax trees.
     parameters : sequence of ParameterType
         The types of its arguments.
+    in_components : set
+        The arrays of elements that are their components, by their `memory_key`.
     """
 
-    def __init__(self, rewritten: Rewritten, parameters: Sequence[ParameterType]) -> None:
+    def __init__(
+        self, rewritten: Rewritten, parameters: Sequence[ParameterType], in_components: Set[str | int]
+    ) -> None:
         self._rewritten = rewritten
         self._root = rewritten.program.root
         taken = {*rewritten.namespace, *rewritten.names.values(), *(p.name for p in parameters), *dir(builtins)}
@@ -53,6 +57,7 @@ class Scope(Construct):
         self._env: dict[str, Binding] = {}
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
+        self._in_components = in_components
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, parameter_item(p)) for p in parameters]
         self.type_name(types.float32)  # in which elements of fewer bits are loaded

@@ -166,10 +166,157 @@ def test_shapes_are_constants():
         nb.launch(wrong, N, [floats(N, 3)])
 
 
-def test_a_derivative_of_shared_memory_is_refused():
-    x = floats(N, 3)
-    with pytest.raises(nb.KernelUnsupportedError, match=r"shared(.|\n)*:\d+:\d+\n"):
-        reversed_in_blocks.adjoint(["x", "y"]).ptx(x, x.copy(), x.copy(), x.copy(), capability=(9, 0))
+# ------------------------------------------------------------------ threads that store different components of one element
+
+
+@nb.kernel
+def scattered(order: nb.array[nb.int64], v: nb.array[nb.float64], out: nb.array[nb.vec3d]):
+    p = order[nb.tid()]
+    out[p // 3][p % 3] = v[p]
+
+
+@nb.kernel
+def squared(order: nb.array[nb.int64], x: nb.array[nb.vec3d], y: nb.array[nb.mat33d]):
+    p = order[nb.tid()]
+    x[p // 3][p % 3] *= x[p // 3][p % 3]
+    y[p // 9][p // 3 % 3][p % 3] = x[p // 3][p % 3] * 3.0
+
+
+@nb.kernel
+def diagonal(out: nb.array[nb.mat33d], v: nb.array[nb.float64]):
+    i, k = nb.tid()
+    out[i][k][k] = v[i]
+
+
+@nb.kernel
+def by_name(out: nb.array[nb.transformd], v: nb.array[nb.float64]):
+    i = nb.tid()
+    out[i].q.w = v[i]
+
+
+def interleaved(count):
+    """Return an order in which neighbouring components are far apart, so that workers store them at the same time."""
+    return np.concatenate([np.arange(0, count, 2), np.arange(1, count, 2)])
+
+
+def test_no_component_that_another_thread_stores_is_lost():
+    order, v = interleaved(3 << 17), np.random.default_rng(1).uniform(1, 2, 3 << 17)
+    for _ in range(20):
+        out = np.zeros((1 << 17, 3))
+        nb.launch(scattered, v.size, [order, v, out])
+        assert np.array_equal(out.ravel(), v)
+
+
+def test_no_part_of_a_gradient_is_lost():
+    random, count = np.random.default_rng(2), 9 << 14
+    order, values = interleaved(count), random.uniform(1, 2, (count // 3, 3))
+    cotangents = random.normal(size=values.shape), random.normal(size=(count // 9, 3, 3))
+    wanted = 2 * values * (cotangents[0] + 3 * cotangents[1].reshape(values.shape))
+    adjoint = squared.adjoint(["x", "y"])
+    for _ in range(20):
+        by_x, by_y = (c.copy() for c in cotangents)
+        adjoint.forall(count)(order, values.copy(), np.zeros(by_y.shape), by_x, by_y)
+        np.testing.assert_allclose(by_x, wanted, rtol=1e-13)
+        assert not by_y.any()
+
+
+@pytest.mark.parametrize(("kernel", "extents", "in_adjoint"), [(diagonal, (3, 3), (1, 1)), (by_name, (7,), (2, 2))])
+def test_one_component_is_stored_on_cuda(kernel, extents, in_adjoint):
+    def accesses(text):
+        assert ".local" not in text and ".v2" not in text
+        return text.count("ld.global"), text.count("st.global")
+
+    out, v = np.zeros((N, *extents)), np.zeros(N)
+    assert accesses(kernel.ptx(out, v, capability=(9, 0))) == (1, 1)
+    # That component's cotangent goes to `v`, in whose adjoint several threads add or this one alone, and becomes zero.
+    adjoint = kernel.adjoint(["out", "v"])
+    assert accesses(adjoint.ptx(out, v, out.copy(), v.copy(), capability=(9, 0))) == in_adjoint
+
+
+def test_steps_of_a_store():
+    record = np.dtype([("x", np.float64), ("v", np.float64, 3)])
+    name = "v"
+
+    @nb.kernel
+    def steps(
+        a: nb.array2d[nb.vec2d], m: nb.array[nb.mat33d], t: nb.array[nb.transformd], p, q: nb.array2d[nb.float64]
+    ):
+        i = nb.tid()
+        place = (i, 1)
+        a[place][-1] = 1.0
+        a[i][0].x = 2.0
+        row = a[i]
+        row[2].y += 3.0
+        m[i][-1] = nb.vec3d(1.0, 2.0, 3.0)
+        m[i][0][1] = 4.0
+        m[i][i, -i] += 5.0
+        m[i][1].z = 6.0
+        t[i].p[i] = 7.0
+        t[i].q = nb.quatd(1.0, 2.0, 3.0, 4.0)
+        t[i].q.y *= 8.0
+        p[i].x = 9.0
+        p[i]["v"][1] = 10.0
+        p[i][name][2] = 11.0
+        p.v[i][0] = 12.0
+        q[i][i] = 13.0
+        own = m[i]
+        own[2][2] = 14.0
+        own[1].x = own[2].z
+        m[i][1, 1] = own[2][2] + own[1][0]
+
+    a, m, t, p, q = np.zeros((2, 3, 2)), np.zeros((2, 3, 3)), np.zeros((2, 7)), np.zeros(2, record), np.zeros((2, 2))
+    nb.launch(steps, 2, [a, m, t, p, q])
+    assert a.tolist() == [[[2, 0], [0, 1], [0, 3]]] * 2
+    assert m[0].tolist() == [[5, 4, 0], [0, 28, 6], [1, 2, 3]] and m[1].tolist() == [[0, 4, 0], [0, 28, 6], [1, 2, 3]]
+    assert t.tolist() == [[7, 0, 0, 1, 16, 3, 4], [0, 7, 0, 1, 16, 3, 4]]
+    assert p["x"].tolist() == [9, 9] and p["v"].tolist() == [[12, 10, 11]] * 2
+    assert q.tolist() == [[13, 0], [0, 13]]
+
+
+def test_what_does_not_fit_into_a_part_is_refused_with_its_place():
+    def refused(body, message):
+        with pytest.raises(nb.KernelError, match=message) as caught:
+            nb.launch(body, 2, [np.zeros((2, 3, 3))])
+        assert f"{__file__}:" in str(caught.value) and "^" in str(caught.value)
+        with pytest.raises(nb.KernelError, match=message):
+            body.adjoint(["m"]).forall(2)(np.zeros((2, 3, 3)), np.zeros((2, 3, 3)))
+
+    @nb.kernel
+    def beyond(m: nb.array[nb.mat33d]):
+        m[nb.tid()][1][-4] = 1.0
+
+    @nb.kernel
+    def no_row(m: nb.array[nb.mat33d]):
+        m[nb.tid()][1] = 1.0
+
+    @nb.kernel
+    def no_part(m: nb.array[nb.mat33d]):
+        m[nb.tid()].q = 1.0
+
+    refused(beyond, "index -4 is out of range for axis 0 of a vec3d, whose extent is 3")
+    refused(no_row, r"vec3d can be stored into this part of a mat33d, and not float64|float64 does not fit .* vec3d")
+    refused(no_part, "has no such part|has no part")
+
+
+def test_an_index_beyond_the_components_is_the_first_as_in_values():
+    @nb.kernel
+    def far(y: nb.array[nb.vec3d], k: int):
+        y[nb.tid()][k] = 1.0
+
+    for k, place in ((3, 0), (-1, 2), (-4, 0), (2, 2)):
+        y, by = np.zeros((2, 3)), np.ones((2, 3))
+        nb.launch(far, 2, [y, k])
+        assert y.ravel().nonzero()[0].tolist() == [place, 3 + place]
+        far.adjoint(["y"]).forall(2)(y, k, by)
+        assert (by == 0).ravel().nonzero()[0].tolist() == [place, 3 + place]
+
+
+def test_the_derivative_of_shared_memory():
+    x, y, weights, by = floats(128, 3), np.zeros((128, 3), np.float32), floats(128, 3), np.zeros((128, 3), np.float32)
+    kept = weights.copy()
+    nb.launch(reversed_in_blocks, 128, [x], [y], [by], [weights], adjoint=True, block_dim=64)
+    assert np.array_equal(by, kept.reshape(2, 64, 3)[:, ::-1].reshape(128, 3))
+    assert ".shared" in reversed_in_blocks.adjoint(["x", "y"]).ptx(x, y, by, weights, capability=(9, 0))
 
 
 def test_a_derivative_of_halves_is_refused():

@@ -337,15 +337,6 @@ def voted_elsewhere(x, y):
 
 
 @nb.kernel
-def parts_of_vectors(x, y):
-    shared = cuda.shared.array(32, nb.vec3d)
-    t = cuda.threadIdx.x
-    shared[t // 3][t % 3] = x[t]
-    cuda.syncthreads()
-    y[t] = nb.dot(shared[t // 3], shared[t // 3])
-
-
-@nb.kernel
 def lanes_asked_in_the_condition(x, y):
     i, n = cuda.grid(1), 3
     mask = cuda.ballot_sync(0xFFFFFFFF, n > 0)
@@ -383,11 +374,6 @@ def lanes_asked_in_the_condition(x, y):
         ),
         (given_elsewhere, "lanes of a warp may come to this cuda.shfl_sync while others come to another", "value, 0)"),
         (voted_elsewhere, "lanes of a warp may come to this cuda.ballot_sync while others come to another", "_sync"),
-        (
-            parts_of_vectors,
-            "a part of vec3d in shared memory, of which other threads may store other",
-            "shared[t // 3][t % 3]",
-        ),
         (by_hand, "waited has a derivative by hand, and such functions do not wait", "waited(x[i])"),
         (lanes_asked_in_the_condition, "lanes that a while condition names must be a constant", "while cuda.any_sync"),
     ],

@@ -214,6 +214,53 @@ def in_local_memory_without_loops(x: nb.array1d[VEC3], y: nb.array1d[VEC3]):
     y[i] = t[0] * nb.dot(t[1], t[2])
 
 
+@nb.kernel
+def column(
+    x: nb.array1d[VEC3], m: nb.array1d[MAT33], t: nb.array1d[TRANSFORM], y: nb.array2d[VEC3], z: nb.array1d[MAT33]
+):
+    """Each thread stores a component of every element."""
+    j = nb.tid()
+    for i in range(N):
+        y[0, i][j] = x[i][j] * x[i][2 - j] * t[i].p[j]
+        y[1][i][-j] = x[i].y * m[i][j, 1]
+        m[i][j][1] = m[i][j][0] * m[i][j, 2]
+        m[i][j, 0] *= x[i][j]
+        z[i][j] = m[i][j] * y[0, i][j] + t[i].q[3] * m[i][j]
+        z[i][j][j] += 0.5 * z[i][j].x
+        t[i].p[j] = z[i][j, 2]
+    y[0, 0][j] += y[0, 1][j] * y[0, 2][j]
+
+
+@nb.func
+def scatter(v, place, number):
+    v[place // 3][place % 3] += number
+    v[place // 3][place % 3] *= number
+
+
+@nb.kernel
+def whole_and_parts(
+    x: nb.array1d[VEC3],
+    order: nb.array1d[nb.int64],
+    y: nb.array1d[VEC3],
+    total: nb.array1d[VEC3],
+    t: nb.array1d[TRANSFORM],
+):
+    i = nb.tid()
+    for k in range(3):
+        scatter(y, order[3 * i + k], x[i][k])
+    p, number = t[i].p, t[i].q.w
+    t[i].p = nb.cross(p, x[i]) * number
+    t[i].q.w = p.x
+    t[i].p.y += number * t[i].p[1]
+    x[i] = x[i] * nb.dot(p, x[i])
+    if x[i].x > 0.1:
+        x[i].x = x[i].y * x[i].x
+    else:
+        x[i][1] = x[i][2]
+    nb.atomic_add(total, 0, nb.cross(x[i], t[i].p))
+    total[1 + i].z = number
+
+
 def floats(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
@@ -222,6 +269,7 @@ def near_one(rows):
     return np.eye(rows) + 0.3 * floats(N, rows, rows)
 
 
+ORDER = np.array([4, 8, 0, 3, 6, 1, 5, 7, 2])
 CASES = [
     (vectors, floats(N, 3), floats(N, 3) + 1, 2 + floats(N) ** 2, floats(N, 4, 3)),
     (matrices, near_one(3), near_one(3) + 0.1, floats(N, 3), floats(N, 4, 3, 3)),
@@ -238,6 +286,8 @@ CASES = [
     (spatial, floats(N, 6), floats(N, 6, 6), floats(N, 6)),
     (in_local_memory, floats(N, 3), near_one(3), floats(N, 3)),
     (in_local_memory_without_loops, floats(N, 3), floats(N, 3)),
+    (column, floats(N, 3), floats(N, 3, 3), floats(N, 7), floats(2, N, 3), floats(N, 3, 3)),
+    (whole_and_parts, floats(N, 3), ORDER, floats(N, 3), floats(N + 1, 3), floats(N, 7)),
 ]
 
 
