@@ -129,6 +129,7 @@ class Assignments(Calls):
             )
         if view.array.kind == "constant":
             raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
+        self._as_wholes.add(view.array)
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 
     def _store_part(self, target: ast.expr, part: MemoryPart, value: Binding) -> None:

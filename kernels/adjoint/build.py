@@ -8,7 +8,7 @@ statements here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from numba import types
@@ -32,6 +32,7 @@ from numbridge.kernels.adjoint.ir import (
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.memory_parts import NeedsComponentsError, memory_key
 from numbridge.kernels.adjoint.scope import Frame
+from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.block_source import THREAD
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.rewriting import Rewritten
@@ -57,10 +58,17 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
     """
     in_components: set[str | int] = set()
     while True:
+        builder = _Builder(rewritten, parameters, in_components)
         try:
-            return _Builder(rewritten, parameters, in_components).run()
+            program = builder.run()
         except NeedsComponentsError as found:  # which is seen where the first part is stored, after other accesses
             in_components.add(found.memory)
+            continue
+        # Threads that read a component of another's element add to the adjoint of that component alone.
+        more = builder.read_in_parts(own_arrays(program))
+        if not more:
+            return program
+        in_components |= more
 
 
 class _Builder(Assignments):
@@ -86,6 +94,10 @@ class _Builder(Assignments):
             self.names,
             self._rewritten.in_blocks,
         )
+
+    def read_in_parts(self, own: Collection[Array]) -> set[str | int]:
+        """Return the arrays of elements of which only parts are read, by threads whose `own` they are not."""
+        return {memory_key(array) for array in self._in_parts - self._as_wholes - set(own)}
 
     def _argument(self, item: Array | Value) -> Binding:
         if isinstance(item, Value):

@@ -168,6 +168,7 @@ class Calls(Expressions):
     def _update(self, node: ast.Call, operation: str, view: View, values: Sequence[Value]) -> Value:
         made = self.value(view.array.name, view.array.dtype)
         place = (self._frames[-1].source, node)
+        self._as_wholes.add(view.array)
         self.add(Atomic(made, operation, view.array, list(view.index), list(values), place=place))
         return made
 

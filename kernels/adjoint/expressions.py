@@ -147,9 +147,14 @@ class Expressions(Scope, ABC):
         return None
 
     def _attribute(self, node: ast.Attribute) -> Binding:
+        found = self._named(node)
+        return self._part_loaded(found) if isinstance(found, MemoryPart) else found
+
+    def _named(self, node: ast.Attribute) -> Binding:
+        """Return what a name after a point stands for; a part of an element in memory is not loaded."""
         base = self._owner(node.value)
         if isinstance(base, MemoryPart):
-            return self._part_loaded(self._part_in_memory(node, base))
+            return self._part_in_memory(node, base)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, Records) and node.attr in base.type.fields:
@@ -203,19 +208,19 @@ class Expressions(Scope, ABC):
         return made
 
     def _subscript(self, node: ast.Subscript) -> Binding:
-        found = self._selected(node)
-        return self._loaded(found) if isinstance(found, View | Records) else found
-
-    def _selected(self, node: ast.Subscript) -> Binding:
-        """Return what an index selects; elements, records and rows in memory are not loaded."""
         base = self._owner(node.value)
+        return self._item(node, base) if isinstance(base, tuple) else self._loaded(self._selected(node, base))
+
+    def _item(self, node: ast.Subscript, items: tuple[Binding, ...]) -> Binding:
+        place = self._expression(node.slice)
+        if isinstance(place, Value) and type(place.constant) is int and -len(items) <= place.constant < len(items):
+            return items[place.constant]
+        raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+
+    def _selected(self, node: ast.Subscript, base: Binding) -> Binding:
+        """Return what an index selects; elements, records and rows in memory are not loaded."""
         if isinstance(base, MemoryPart):
-            return self._part_loaded(self._part_in_memory(node, base))
-        if isinstance(base, tuple):
-            place = self._expression(node.slice)
-            if isinstance(place, Value) and type(place.constant) is int and -len(base) <= place.constant < len(base):
-                return base[place.constant]
-            raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+            return self._part_in_memory(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_at(node, base, self._integers(node))
         if isinstance(base, Records):
@@ -224,16 +229,27 @@ class Expressions(Scope, ABC):
 
     def _owner(self, node: ast.expr) -> Binding:
         """Return what a part is taken of: of an element in memory only that part is loaded, where it can be."""
+        if isinstance(node, ast.Attribute):
+            return self._named(node)
         if not isinstance(node, ast.Subscript):
             return self._expression(node)
-        found = self._selected(node)
-        if not isinstance(found, View | Records):
-            return found
+        base = self._owner(node.value)
+        if isinstance(base, tuple):
+            return self._item(node, base)
+        found = self._selected(node, base)
         part = whole_element(found) if isinstance(found, View) else None
-        return self._loaded(found) if part is None else part
+        if part is not None:
+            return part
+        if not isinstance(found, View) or len(found.index) != found.ndim:
+            return found
+        if found.array.kind in ("parameter", "shared") and inference.element_of(found.array.dtype) is not None:
+            self._in_parts.add(found.array)
+        return self._load_number(found)
 
-    def _loaded(self, found: View | Records) -> Binding:
-        """Return an element; records and rows stay memory."""
+    def _loaded(self, found: Binding) -> Binding:
+        """Return an element or a part of one; records and rows stay memory."""
+        if isinstance(found, MemoryPart):
+            return self._part_loaded(found)
         return self._load(found) if isinstance(found, View) and len(found.index) == found.ndim else found
 
     def _part_in_memory(self, node: ast.Subscript | ast.Attribute, owner: MemoryPart) -> MemoryPart:
@@ -325,7 +341,10 @@ class Expressions(Scope, ABC):
 
     def _load(self, view: View) -> Value:
         part = whole_element(view)
-        return self._load_number(view) if part is None else self._part_loaded(part)
+        if part is not None:
+            return self._part_loaded(part)
+        self._as_wholes.add(view.array)
+        return self._load_number(view)
 
     def _load_number(self, view: View) -> Value:
         made = self.value(view.array.name, view.array.dtype)

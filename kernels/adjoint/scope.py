@@ -58,6 +58,9 @@ class Scope(Construct):
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
         self._in_components = in_components
+        # Arrays of elements of which a part is taken where they are loaded, and those with other accesses
+        self._in_parts: set[Array] = set()
+        self._as_wholes: set[Array] = set()
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, parameter_item(p)) for p in parameters]
         self.type_name(types.float32)  # in which elements of fewer bits are loaded

@@ -231,6 +231,21 @@ def column(
     y[0, 0][j] += y[0, 1][j] * y[0, 2][j]
 
 
+@nb.kernel
+def neighbours(
+    x: nb.array1d[VEC3],
+    m: nb.array1d[MAT33],
+    t: nb.array1d[TRANSFORM],
+    index: nb.array1d[nb.int64],
+    y: nb.array1d[nb.float64],
+):
+    """Only parts are read, of elements that other threads read too."""
+    i = nb.tid()
+    a, b = index[i], index[i + 1]
+    row = m[a][b]
+    y[i] = x[a].y * x[b][b] + t[a].p[b] * t[b].q.w + row[a] * m[b][a][1] + nb.dot(m[b][2], t[a].p)
+
+
 @nb.func
 def scatter(v, place, number):
     v[place // 3][place % 3] += number
@@ -287,6 +302,7 @@ CASES = [
     (in_local_memory, floats(N, 3), near_one(3), floats(N, 3)),
     (in_local_memory_without_loops, floats(N, 3), floats(N, 3)),
     (column, floats(N, 3), floats(N, 3, 3), floats(N, 7), floats(2, N, 3), floats(N, 3, 3)),
+    (neighbours, floats(N, 3), floats(N, 3, 3), floats(N, 7), np.array([2, 1, 2, 0]), floats(N)),
     (whole_and_parts, floats(N, 3), ORDER, floats(N, 3), floats(N + 1, 3), floats(N, 7)),
 ]
 
@@ -374,6 +390,15 @@ def as_tangent(value, direction):
 
 # The others are written out in scalars, of which test_forward checks second derivatives.
 SECOND = [case for case in CASES if case[0] not in (of_four, transforms, spatial)]
+
+
+def test_what_is_read_of_an_element_is_what_its_adjoint_is_added_to():
+    kernel, by_name, names = split(CASES[[case[0] for case in CASES].index(neighbours)])
+    gradient(kernel, by_name, weights_of(by_name, names))
+    text = kernel.adjoint_source.split("\n\n\n")[0]
+    # x[a].y, x[b][b], t[a].p[b], t[b].q.w, the row m[a][b], m[b][a][1], the row m[b][2] and the vector t[a].p
+    added = [line for line in text.splitlines() if line.strip().startswith("_nb_add")]
+    assert len(added) == 1 + 1 + 1 + 1 + 3 + 1 + 3 + 3
 
 
 @pytest.mark.parametrize("case", SECOND, ids=lambda case: case[0].name)
