@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import combinations
 
 from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.element_program import places
@@ -16,6 +17,12 @@ from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["Accumulation"]
+
+
+def _are_apart(a: Sequence[Value], b: Sequence[Value]) -> bool:
+    """Tell whether constants in two indices make them different."""
+    pairs = ((x.constant, y.constant) for x, y in zip(a, b, strict=True))
+    return any(type(x) is int and type(y) is int and x >= 0 and y >= 0 and x != y for x, y in pairs)
 
 
 class Accumulation(ForwardSweep):
@@ -53,7 +60,9 @@ class Accumulation(ForwardSweep):
     def _keep_array(self, array: Array) -> None:
         uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
         added = all(isinstance(op, Atomic) for op in uses)
-        if not added and (len(uses) > 1 or not isinstance(uses[0], Store) or self._in_loop(uses[0])):
+        stores = [op for op in uses if isinstance(op, Store) and not self._in_loop(op)]
+        once = stores == uses and all(_are_apart(a.index, b.index) for a, b in combinations(stores, 2))
+        if not added and not once:
             raise refused(
                 uses[-1],
                 f"the adjoint of {array.called!r} changes on the way back, since an element may be read, or written again; "

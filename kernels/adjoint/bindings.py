@@ -51,9 +51,10 @@ class View:
 
 @dataclass(frozen=True)
 class Missing:
-    """A variable that has no usable value here, and why."""
+    """A variable that has no usable value here, why, and what to do."""
 
     why: str
+    remedy: str = "assign it on every path before this"
 
 
 Binding = Any  # Value | View | Records | Static | Missing | tuple of bindings

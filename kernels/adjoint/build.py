@@ -31,6 +31,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.memory_parts import NeedsComponentsError, memory_key
+from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.block_source import THREAD
@@ -326,4 +327,9 @@ def _loop_variable(node: ast.For) -> str:
 def _lost(binding: Binding) -> Missing:
     if isinstance(binding, Missing):
         return binding
+    if isinstance(binding, View | Records):
+        return Missing(
+            "may be another array in every trip of this loop",
+            "give one array a dimension more, and choose by an index: both[trip % 2, i]",
+        )
     return Missing("is assigned in a loop, and is not a number there or may not have been assigned")

@@ -110,7 +110,7 @@ class Expressions(Scope, ABC):
         if found is None:
             return self._global(node)
         if isinstance(found, Missing):
-            raise self._refused(node, f"{node.id} {found.why}; assign it on every path before this")
+            raise self._refused(node, f"{node.id} {found.why}; {found.remedy}")
         if isinstance(found, Value) and found.literal and self._frames[-1].assignments.get(node.id, 0) > 1:
             # Numba takes a variable for a constant only where it is assigned once.
             return Value(found.name, found.type, found.constant)

@@ -465,6 +465,30 @@ def test_adjoints_that_are_only_read():
         squared.adjoint(["x", "z"])
 
 
+@kernel
+def columns(x, y):
+    i = tid()
+    y[i, 0] = x[i] * x[i]
+    if x[i] > 0.0:
+        y[i, 1] = 3.0 * x[i]
+
+
+@kernel
+def perhaps_one_column(x, y):
+    i = tid()
+    y[i, 0] = x[i]
+    y[i, -1] = x[i]
+
+
+def test_adjoints_of_elements_that_are_stored_once_are_only_read():
+    x, y, by_x, by_y = np.array([2.0, -2.0]), np.ones((2, 2)), np.zeros(2), np.array([[1.0, 10.0], [2.0, 20.0]])
+    by_y.flags.writeable = False
+    columns.adjoint(["x", "y"], kept=["y"]).forall(2)(x, y, by_x, by_y)
+    assert by_x.tolist() == [34, -8]
+    with pytest.raises(KernelUnsupportedError, match="the adjoint of 'y' changes on the way back"):
+        perhaps_one_column.adjoint(["x", "y"], kept=["y"]).forall(2)(x, y, by_x, by_y)
+
+
 def test_arrays_that_are_not_used_may_be_any():
     x, by_x, by_y = np.ones(3), np.zeros(3), np.full(3, 2.0)
     squared.adjoint(["x", "y"], unused=["y"]).forall(3, checked=False)(x, by_y, by_x, by_y)

@@ -155,7 +155,21 @@ def named(x, y):
     y[i] = round(x[i], ndigits=2)
 
 
+@kernel
+def swapped(x, y):
+    i = tid()
+    now, then = x, y
+    for _ in range(3):
+        then[i] = 2.0 * now[i]
+        now, then = then, now
+
+
 REFUSED = [
+    (
+        swapped,
+        "may be another array in every trip of this loop; give one array a dimension more, and choose by an index: both[",
+        "then[i] = 2.0 * now[i]",
+    ),
     (gamma, "gamma has no derivative here; give one with @nb.func_grad", "y[i] = math.gamma(x[i])"),
     (library, "compiled has no derivative here; write it as a function decorated with @nb.func", "compiled(x[i])"),
     (noise, "random has no derivative here", "random.random()"),
