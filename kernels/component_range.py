@@ -13,7 +13,7 @@ from numba import types
 
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.numba_elements import NAMES, NumbaElement, part_in_memory
+from numbridge.kernels.numba_elements import NAMES, NumbaElement, part_of
 
 __all__ = ["check_components"]
 
@@ -75,7 +75,7 @@ def _indexed(annotation: Any) -> Iterator[tuple[ElementType, tuple[Any, ...], in
 
 def _on_the_way(target: Any, way: Any, steps: Any, line: int) -> Iterator[tuple[ElementType, tuple[Any, ...], int]]:
     """Yield the elements that a store of several steps indexes."""
-    found = part_in_memory(target, way.literal_value.split(","), steps)
+    found = part_of(target, way.literal_value.split(","), steps)
     for index in found.inner if found is not None else ():
         yield index.element, (*(None for _ in range(index.axis)), _constant(index.type)), line
 

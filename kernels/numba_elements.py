@@ -28,7 +28,7 @@ from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element", "part_in_memory"]
+__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element", "part_of"]
 
 # Elements with more components are indexed by a variable through the stack: comparing each place would take longer.
 _COMPARED = 16
@@ -486,25 +486,56 @@ def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
 def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
     if not isinstance(way, types.StringLiteral):
         return None  # Numba comes back with the literal
-    names = way.literal_value.split(",")
-    found = part_in_memory(target, names, steps)
+    start = _through_tuples(Way("target", target, way.literal_value.split(","), steps_of(steps)))
+    found = part_at(start)
     if found is None:
-        return _put_through(target, names)
-    head = ["def implementation(target, way, steps, value):", "    whole = scalars_of(target)"]
-    head.append(f"    first = {' + '.join(found.terms())}")
-    index = "".join(f"{text}, " for text in found.index)
+        return _put_through(start, target)
     if found.element is None and isinstance(value, types.Number | types.Boolean):
-        lines = [f"    whole[({index}first,)] = value"]
+        parts = ["value"]
     elif found.element is not None and isinstance(value, NumbaElement) and found.holds(value.element):
-        lines = [f"    whole[({index}first + {k},)] = at(value, {k})" for k in range(found.element.count)]
+        parts = [f"at(value, {k})" for k in range(found.element.count)]
     else:
         wanted = "a number" if found.element is None else found.element.__name__
         given = value.element.__name__ if isinstance(value, NumbaElement) else value
-        raise TypingError(
-            f"{wanted} can be stored into this part of a {target.dtype.element.__name__}, and not {given}"
-        )
-    text = "\n".join([*head, *lines, "    return target"])
-    return _made(text, {"scalars_of": _scalars_of, "wrap": _wrap, "at": at})
+        raise TypingError(f"{wanted} can be stored into this part of a {found.whole.__name__}, and not {given}")
+    lines = ["def implementation(target, way, steps, value):", f"    first = {' + '.join(found.terms())}"]
+    if isinstance(start.type, NumbaElement):
+        lines += [f"    target = set(target, first + {k}, {part})" for k, part in enumerate(parts)]
+    else:
+        index = "".join(f"{text}, " for text in found.index)
+        lines.append(f"    whole = scalars_of({start.text})")
+        lines += [f"    whole[({index}first + {k},)] = {part}" for k, part in enumerate(parts)]
+    names = {"scalars_of": _scalars_of, "wrap": _wrap, "at": at, "set": with_component}
+    return _made("\n".join([*lines, "    return target"]), names)
+
+
+@dataclass(frozen=True)
+class Way:
+    """What lies before a store of several steps: something of a Numba type, as `text`, with names and indices to go."""
+
+    text: str
+    type: Any
+    names: Sequence[str]
+    steps: Sequence[tuple[str, Any]]
+
+
+def steps_of(kinds: Any) -> list[tuple[str, Any]]:
+    """Return the indices of a way, as expressions of `steps`, with their Numba types."""
+    return [(f"steps[{k}]", kind) for k, kind in enumerate(kinds)]
+
+
+def _through_tuples(way: Way) -> Way:
+    """Return what is left of a way behind the tuples at its beginning."""
+    while isinstance(way.type, types.BaseTuple) and way.names[0] == "[]":
+        (text, kind), *left = way.steps
+        if isinstance(kind, types.IntegerLiteral) and -len(way.type) <= kind.literal_value < len(way.type):
+            text, inner = str(kind.literal_value), way.type[kind.literal_value]
+        elif isinstance(way.type, types.UniTuple) and isinstance(kind, types.Integer):
+            inner = way.type.dtype
+        else:
+            break
+        way = Way(f"{way.text}[{text}]", inner, way.names[1:], left)
+    return way
 
 
 @dataclass(frozen=True)
@@ -519,23 +550,26 @@ class ComponentIndex:
 
 
 @dataclass
-class PartInMemory:
-    """A part of an element of an array.
+class ElementPart:
+    """A part of an element.
 
     Attributes
     ----------
+    whole : ElementType
+        What the element is.
     index : list of str
-        The element's, as expressions of `steps`.
+        Its index in an array, as expressions of `steps`.
     element : ElementType or None
         What the part is; None for a component.
     matrix : ElementType or None
-        What the part is a row of, by the last brackets.
+        What the part is a row of.
     offset : int
         Its first component, but for what is computed.
     inner : list of ComponentIndex
         The indices by which it was found.
     """
 
+    whole: ElementType
     index: list[str]
     element: ElementType | None
     matrix: ElementType | None = None
@@ -561,60 +595,72 @@ class PartInMemory:
         self.element, self.matrix = found[1], None
         return True
 
-    def select(self, text: str, kind: Any) -> bool:
-        """Go on to the component, or the row of a matrix, of an index, if there is one."""
-        if self.element is None:
+    def select(self, given: Sequence[tuple[str, Any]], *, many: bool) -> bool:
+        """Go on to the component, or the row of a matrix, of an index or a tuple of `many`, if there is one."""
+        if self.element is None or (many and not len(given) == len(self.element.extents) == 2):
             return False
         extents, scalar = self.element.extents, self.element.scalar
-        if len(extents) == 2:
-            self.inner.append(ComponentIndex(text, kind, self.element, 0, extents[1]))
-            self.element, self.matrix = vector(extents[1], scalar), self.element
-        else:
-            self.inner.append(ComponentIndex(text, kind, self.matrix or self.element, int(self.matrix is not None), 1))
+        if len(extents) == 1:
+            self.inner.append(ComponentIndex(*given[0], self.element, 0, 1))
             self.element = self.matrix = None
+            return True
+        self.inner += [
+            ComponentIndex(*part, self.element, axis, (extents[1], 1)[axis]) for axis, part in enumerate(given)
+        ]
+        self.element, self.matrix = (None, None) if many else (vector(extents[1], scalar), self.element)
         return True
 
 
-def part_in_memory(target: Any, names: Sequence[str], steps: Any) -> PartInMemory | None:
-    """Return the part of an element of an array that a way leads to, or None if it leads to none."""
-    if not isinstance(target, types.Array) or not isinstance(target.dtype, NumbaElement):
+def part_of(target: Any, names: Sequence[str], steps: Any) -> ElementPart | None:
+    """Return the part of an element that a way leads to, or None if it leads to none."""
+    return part_at(_through_tuples(Way("target", target, names, steps_of(steps))))
+
+
+def part_at(way: Way) -> ElementPart | None:
+    """Return the part of an element that is left to go to, or None if there is none."""
+    whole = way.type.dtype if isinstance(way.type, types.Array) else way.type
+    if not isinstance(whole, NumbaElement) or not way.names:
         return None
-    found, given = PartInMemory([], target.dtype.element), enumerate(steps)
-    for name in names:
+    found, given = ElementPart(whole.element, [], whole.element), iter(way.steps)
+    ndim = way.type.ndim if isinstance(way.type, types.Array) else 0
+    for name in way.names:
         if name != "[]":
-            if len(found.index) < target.ndim or not found.enter(name):
+            if len(found.index) < ndim or not found.enter(name):
                 return None
             continue
-        number, kind = next(given)
-        many, found.matrix = isinstance(kind, types.BaseTuple), None
-        for k, part in enumerate(kind if many else [kind]):
-            text = f"steps[{number}][{k}]" if many else f"steps[{number}]"
-            if not isinstance(part, types.Integer):
-                return None
-            if len(found.index) < target.ndim:
-                found.index.append(text)
-            elif not found.select(text, part):
-                return None
-    return found if len(found.index) == target.ndim else None
+        text, kind = next(given)
+        many = isinstance(kind, types.BaseTuple)
+        parts = [(f"{text}[{k}]", part) for k, part in enumerate(kind)] if many else [(text, kind)]
+        if not all(isinstance(part, types.Integer) for _, part in parts):
+            return None
+        if len(found.index) < ndim:
+            found.index += [text for text, _ in parts]
+        elif not found.select(parts, many=many):
+            return None
+    return found if len(found.index) == ndim else None
 
 
-def _put_through(target: Any, names: Sequence[str]) -> Any:
+def _put_through(way: Way, target: Any) -> Any:
     """Return an implementation of `put_part` for what is no element of an array: every owner on the way is replaced."""
-    made = "target" if isinstance(target, types.Buffer | types.Record) else "value0"
-    lines, back, number = ["    owner0 = target"], [], 0
-    for k, name in enumerate(names):
-        last = k + 1 == len(names)
+    lines, back, number = [f"    owner0 = {way.text}"], [], 0
+    for k, name in enumerate(way.names):
+        last = k + 1 == len(way.names)
         if name == "[]":
-            read, put = f"owner{k}[steps[{number}]]", "replaced" if last else "put_back"
-            back.append(f"    value{k} = {put}(owner{k}, steps[{number}], value{k + 1})")
+            text, kind = way.steps[number]
+            text = repr(kind.literal_value) if isinstance(kind, types.IntegerLiteral | types.StringLiteral) else text
+            read, put = f"owner{k}[{text}]", "replaced" if last else "put_back"
+            back.append(f"    value{k} = {put}(owner{k}, {text}, value{k + 1})")
             number += 1
         else:
             read = f"owner{k}.{name}"
             back.append(f"    value{k} = with_{name}(owner{k}, value{k + 1})")
         if not last:
             lines.append(f"    owner{k + 1} = {read}")
-    lines += [f"    value{len(names)} = value", *reversed(back), f"    return {made}"]
-    setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in names if name != "[]"}
+    if isinstance(target, types.BaseTuple) and not isinstance(way.type, types.Buffer | types.Record):
+        return None
+    made = "target" if isinstance(target, types.Buffer | types.Record | types.BaseTuple) else "value0"
+    lines += [f"    value{len(way.names)} = value", *reversed(back), f"    return {made}"]
+    setters = {f"with_{name}": NAMES[f"_nb_with_{name}"] for name in way.names if name != "[]"}
     text = "\n".join(["def implementation(target, way, steps, value):", *lines])
     return _made(text, {"replaced": replaced, "put_back": put_back, **setters})
 

@@ -49,8 +49,9 @@ def in_plain_words(text: str) -> str | None:
         found = re.search(pattern, text)
         if found is not None:
             return said(found)
-    called = _CALL.search(text)
-    return None if called is None else _of_call(called[1], called[2])
+    # A store of several steps fails in one of them, of which Numba speaks after it.
+    calls = [call for call in _CALL.finditer(text) if not call[2].startswith("put_part(")]
+    return _of_call(calls[0][1], calls[0][2]) if calls else None
 
 
 def _named(kind: str) -> str:

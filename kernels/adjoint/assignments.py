@@ -68,6 +68,9 @@ class Assignments(Calls):
             return self._part_place(target, owner, outer)
         if isinstance(owner, Records):
             return self._memory_place(target, self._within_records(target, owner))
+        if isinstance(owner, tuple) and isinstance(target, ast.Subscript):
+            item = self._item(target, owner)
+            return _Place(lambda: item, lambda value: self._assign_item(target))
         if isinstance(target, ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         return self._memory_place(target, self._indexed(target, owner))
@@ -91,6 +94,9 @@ class Assignments(Calls):
         if isinstance(node, ast.Attribute):
             return node.attr in PARTS
         return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and node.id in self._env)
+
+    def _assign_item(self, target: ast.expr) -> None:
+        raise self._refused(target, "tuples cannot be changed; make a new one")
 
     def _whole_row(self, target: ast.expr) -> None:
         raise self._refused(

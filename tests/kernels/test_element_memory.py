@@ -290,12 +290,85 @@ def test_what_does_not_fit_into_a_part_is_refused_with_its_place():
         m[nb.tid()][1] = 1.0
 
     @nb.kernel
+    def no_integer(m: nb.array[nb.mat33d]):
+        m[nb.tid()][0][0.5 * nb.tid()] = 1.0
+
+    @nb.kernel
+    def together(m: nb.array[nb.mat33d]):
+        m[nb.tid(), 1][0] = 1.0
+
+    @nb.kernel
     def no_part(m: nb.array[nb.mat33d]):
         m[nb.tid()].q = 1.0
 
     refused(beyond, "index -4 is out of range for axis 0 of a vec3d, whose extent is 3")
     refused(no_row, r"vec3d can be stored into this part of a mat33d, and not float64|float64 does not fit .* vec3d")
+    refused(no_integer, "does not take float64 at an index of type float64|an index is an integer")
+    refused(
+        together,
+        r"an array of mat33d has no index of type tuple; its elements are indexed apart|more indices are given",
+    )
     refused(no_part, "has no such part|has no part")
+
+
+def test_constants_beyond_the_components_of_values_are_refused():
+    @nb.kernel
+    def row(y: nb.array[nb.float64]):
+        m = nb.mat33d(1.0)
+        m[5][0] = y[0]
+        y[nb.tid()] = m[0][0]
+
+    @nb.kernel
+    def component(y: nb.array[nb.float64]):
+        t = nb.transformd()
+        t.p[3] = 2.0
+        y[nb.tid()] = t.p[0]
+
+    for kernel, message in ((row, "index 5 .* axis 0 of a mat33d"), (component, "index 3 .* axis 0 of a vec3d")):
+        with pytest.raises(nb.KernelError, match=message):
+            nb.launch(kernel, 2, [np.zeros(2)])
+
+
+@nb.func
+def stored(pair, i, value):
+    vectors, factor = pair
+    vectors[i][1] = factor * value
+
+
+@nb.kernel
+def through_tuples(
+    order: nb.array[nb.int64], v: nb.array[nb.float64], a: nb.array[nb.vec3d], b: nb.array2d[nb.float64]
+):
+    p = order[nb.tid()]
+    mixed, alike = (1.0, a, b), (a, a)
+    mixed[1][p // 3][p % 3] = v[p]
+    mixed[2][p // 3][p % 3] = 2.0 * v[p]
+    alike[p % 2][p // 3][p % 3] += mixed[0]
+    if p % 3 == 1:
+        stored((a, 3), p // 3, v[p])
+
+
+def test_stores_through_tuples():
+    count = 3 << 16
+    order, v = interleaved(count), np.random.default_rng(1).uniform(1, 2, count)
+    wanted = (v + 1.0).reshape(-1, 3)
+    wanted[:, 1] = 3.0 * v.reshape(-1, 3)[:, 1]
+    for _ in range(10):
+        a, b = np.zeros((1 << 16, 3)), np.zeros((1 << 16, 3))
+        nb.launch(through_tuples, count, [order, v, a, b])
+        assert np.array_equal(a, wanted) and np.array_equal(b.ravel(), 2.0 * v)
+
+
+def test_the_derivative_of_a_store_through_a_tuple():
+    @nb.kernel
+    def doubled(x: nb.array[nb.float64], y: nb.array[nb.vec3d]):
+        i = nb.tid()
+        pair = (2.0, y)
+        pair[1][i][2] = pair[0] * x[i]
+
+    x, y, by_x, by_y = np.ones(2), np.zeros((2, 3)), np.zeros(2), np.ones((2, 3))
+    doubled.adjoint(["x", "y"]).forall(2)(x, y, by_x, by_y)
+    assert by_x.tolist() == [2, 2] and by_y.tolist() == [[1, 1, 0]] * 2
 
 
 def test_an_index_beyond_the_components_is_the_first_as_in_values():
