@@ -36,7 +36,7 @@ from numbridge.kernels.native.printing import show
 from numbridge.kernels.numba_records import numba_record
 from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
-from numbridge.kernels.range_source import LANES, RUN, LaneSource
+from numbridge.kernels.range_source import LANES, RUN, WORK, LaneSource
 from numbridge.kernels.record_fields import field
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 from numbridge.kernels.totals import total_array
@@ -231,7 +231,7 @@ def _typed(
     found = []
     for tree in module.body:
         if isinstance(tree, ast.FunctionDef):
-            function = typed(tree, _kinds(tree, parameters), names, fastmath=fastmath and tree.name != RUN)
+            function = typed(tree, _kinds(tree, parameters), names, fastmath=fastmath and tree.name not in (RUN, WORK))
             if function is not None:
                 found.append(function)
                 names[tree.name] = function.call

@@ -15,9 +15,9 @@ from typing import Any
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
 
-__all__ = ["LANES", "RUN", "LaneSource", "Private", "range_source"]
+__all__ = ["LANES", "RUN", "WORK", "LaneSource", "Private", "range_source"]
 
-RUN = "_nb_run"
+RUN, WORK = "_nb_run", "_nb_work"
 LANES = "_nb_lanes_"
 """What stands before a body's name in that of another which runs several threads at once."""
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
@@ -144,9 +144,18 @@ def range_source(
         *(f"    _nb_atomic_add({_summed(*pair)}, _nb_sum{k})" for k, pair in enumerate(sums)),
         *(f"    _nb_add_total({total.array}, {total.index}, {total.name})" for total in totals),
     ]
-    if may_raise:
-        loop = ["    try:", *(f"    {line}" for line in loop), "    except Exception:", "        return 1"]
-    return before + "\n".join([*lines, *loop, "    return 0", ""])
+    if not may_raise:
+        return before + "\n".join([*lines, *loop, "    return 0", ""])
+    # Numba compiles no call of more than 30 arguments within `try`, so that stands around a function of few.
+    lines[:1] = ["@_nb_device", f"def {WORK}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
+    caught = [
+        f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):",
+        "    try:",
+        f"        {WORK}(_nb_block, _nb_geometry, _nb_first, _nb_last)",
+        "    except Exception:",
+        "        return 1",
+    ]
+    return before + "\n".join([*lines, *loop, "    return 0", "\n", *caught, "    return 0", ""])
 
 
 def _summed(name: str, place: str) -> str:

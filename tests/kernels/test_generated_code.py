@@ -119,6 +119,28 @@ def test_lines_of_float64_are_known():
     assert typed(tree, [types.float32], NAMES, fastmath=False).wide == {2}
 
 
+@nb.kernel
+def of_many(a, b, c, d, e, f, g, h, j, k, m, n, o, p, q, r, s, t, u, v, w, x, y, z, aa, bb, cc, dd, ee, ff, gg, hh):
+    i = nb.tid()
+    if a[i] < 0.0:
+        raise ValueError("a")
+    b[i] = a[i] + c[i] + d[i] + e[i] + f[i] + g[i] + h[i] + j[i] + k[i] + m[i] + n[i] + o[i] + p[i] + q[i] + r[i] + s[i]
+    b[i] += (
+        t[i] + u[i] + v[i] + w[i] + x[i] + y[i] + z[i] + aa[i] + bb[i] + cc[i] + dd[i] + ee[i] + ff[i] + gg[i] + hh[i]
+    )
+
+
+def test_more_arguments_than_numba_calls_with_where_it_catches():
+    arrays, adjoints = ([np.ones(3) for _ in range(32)] for _ in range(2))
+    launch(of_many, 3, arrays)
+    assert arrays[1].tolist() == [31] * 3
+    launch(of_many, 3, arrays, adj_inputs=adjoints, adjoint=True)
+    assert all(by.tolist() == [2] * 3 for k, by in enumerate(adjoints) if k != 1)
+    arrays[0][1] = -1.0
+    with pytest.raises(nb.KernelError, match="raised an exception in one of its threads"):
+        launch(of_many, 3, arrays)
+
+
 @pytest.mark.parametrize("kernel", [long_one, prefix_products], ids=lambda kernel: kernel.name)
 def test_adjoints_are_not_analysed(kernel, monkeypatch, tmp_path):
     found = {}
