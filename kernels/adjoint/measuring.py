@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from numbridge.kernels.adjoint.activity import Sweep
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines, field_views, operation, own_array
 from numbridge.kernels.adjoint.forward_sweep import FIRST, STEP, ForwardSweep, log_name, scalar_places
-from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Program, Raise, Store, is_float, walk
+from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Op, Program, Raise, Store, is_float, walk
 from numbridge.kernels.adjoint.measured import NEEDS, Measured
 
 __all__ = ["measure"]
@@ -63,9 +64,10 @@ class _Measuring(ForwardSweep):
         super().__init__(program, wanted, MOST_SLOTS, bounded=True)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
         again = [op for op in walk(program.body) if op in self.needs.replayed]
-        self._undone = [op for op in again if self._in_loop(op)]
-        self.needs.values, self._stored = self.needs.deciding([*self._undone, *raises])
+        self._undone = [op for op in again if self._is_kept(op)]
+        decided, self._stored = self.needs.deciding([*self._undone, *raises])
         self.needs.replayed = {*self._undone, *self._stored}
+        self.needs.values = Sweep(decided, (op for op in self.needs.replayed if isinstance(op, Store)))
 
     def run(self, name: str) -> Measured:
         """Write everything."""
@@ -89,6 +91,11 @@ class _Measuring(ForwardSweep):
             any(is_float(value) for value in self.needs.values),
             source.excerpt(node),
         )
+
+    def _is_kept(self, op: Op) -> bool:
+        """Tell whether something is put on a stack so that an operation can be undone."""
+        loops = self.needs.survey.loops(op)
+        return isinstance(op, Store | Atomic) and any(self.needs.is_brought_back(op.array, outer) for outer in loops)
 
     def _stores(self) -> list[Store]:
         return [op for op in walk(self.program.body) if isinstance(op, Store) and op in self._stored]
@@ -129,7 +136,7 @@ class _Measuring(ForwardSweep):
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
-        if not save and not self._is_kept_whole(op.array):
+        if not save and self._logs(op):
             number = self._stacks.index(log_name(op.array))
             self.lines.add(f"_nb_need{number} += {_ENTRIES * len(scalar_places(op.array, op.array.name, op.index))}")
         if op in self._stored:
