@@ -177,13 +177,14 @@ class ScratchWriter(Writer):
         else:
             super().statement(depth, in_loop, level)
 
-    def span(self) -> str:
-        spans = ("4", "4", "4", "n % 5", "1, 4", "m % 5", "p % 4 + 1", "2")
-        return f"range({spans[self.pick(len(spans))]})"
+    def span(self, depth: int) -> str:
+        spans = ("4", "4", "4", "n % 5", "1, 4", "m % 5", "p % 4 + 1", "2", "k % 5")
+        # The outer loops' variable is there in their bodies only.
+        return f"range({spans[self.pick(len(spans) - (depth < 2))]})"
 
     def _trips(self, depth: int) -> str:
         self.loops += 1
-        self.line(depth, f"for j{self.loops} in {self.span()}:")
+        self.line(depth, f"for j{self.loops} in {self.span(depth)}:")
         return f"j{self.loops}"
 
     def _fill(self, depth: int, level: int) -> None:
@@ -203,7 +204,8 @@ class ScratchWriter(Writer):
             *(f"math.sin(s + {j})", f"x[{j}] * t", f"math.tanh({self.real(1)})", f"math.sin({other}[{j}] + s)"),
             *(f"{array}[{j}] * math.cos(t)", f"0.5 * {other}[3 - {j}] + u", f"{array}[({j} + 1) % 4] * 0.5"),
         )
-        place = (j, j, j, j, f"3 - {j}", f"({j} + m) % 4")[self.pick(6)]
+        places = (j, j, j, j, f"3 - {j}", f"({j} + m) % 4", f"({j} + k) % 4")
+        place = places[self.pick(len(places) - (depth < 3))]
         self.line(depth + 1, f"{array}[{place}] = {values[self.pick(len(values))]}")
 
     def _total(self, depth: int) -> None:
@@ -212,7 +214,8 @@ class ScratchWriter(Writer):
         self.line(depth + 1, f"{total} = 0.7 * {total} + math.sin({self.scratch()}[{j}] * {self.real(1)})")
 
     def _cell(self, depth: int) -> None:
-        place = ("0", "1", "2", "n % 4", self.place())[self.pick(5)]
+        places = ("0", "1", "2", "n % 4", self.place(), "k % 4")
+        place = places[self.pick(len(places) - (depth < 2))]
         self.line(depth, f"{self.scratch()}[{place}] = {self.bounded()}")
 
     def program(self) -> str:
@@ -228,6 +231,8 @@ class ScratchWriter(Writer):
             self.line(1, heads[self.pick(len(heads))])
             for _ in range(2 + self.pick(3)):
                 self.statement(2, True, 2)
+            if self.pick(3) == 0:
+                self.statement(1, False, 2)
         self.line(1, f"y[i, {self.place()}] = s * t + math.sin(u) * y[i, 0] + c[1] * {self.real(1)}")
         return "\n".join(self.lines) + "\n"
 

@@ -581,6 +581,10 @@ class Needs:
         """Tell whether an array is to be as it was at the start of each trip of a loop, when the trip runs again."""
         return self._renewed.is_brought_back(array, op)
 
+    def filling(self, array: Array) -> list[Loop]:
+        """Return the loops whose trips fill an array before they read it, so that it need not be kept for them."""
+        return self._renewed.loops(array)
+
     def fills(self, op: Loop) -> bool:
         """Tell whether trips of a loop, when they run again, fill shared memory that is not brought back."""
         stores = self.loops[op].values.stores

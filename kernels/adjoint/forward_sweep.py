@@ -327,7 +327,7 @@ class ForwardSweep:
                 self.lines.add(f"if not {op.condition.name}: break")
             if plan is not None:
                 self._keep(plan)
-            self._forward(op.body, values, save=False)
+            self._forward_body(op, values)
             moves(self.lines, [(c.phi, c.following) for c in kept])
             if plan is not None:
                 plan.end_trip(self.lines)
@@ -335,6 +335,9 @@ class ForwardSweep:
                 self.lines.add(f"if {op.leave.name}: break")
         self._keeping = outer
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
+
+    def _forward_body(self, op: Loop, values: Sweep) -> None:
+        self._forward(op.body, values, save=False)
 
     def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
         """Return how a loop's trips are kept, if they are kept now."""

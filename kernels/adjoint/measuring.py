@@ -68,6 +68,11 @@ class _Measuring(ForwardSweep):
         decided, self._stored = self.needs.deciding([*self._undone, *raises])
         self.needs.replayed = {*self._undone, *self._stored}
         self.needs.values = Sweep(decided, (op for op in self.needs.replayed if isinstance(op, Store)))
+        # Loops whose trips are done again by themselves, and what they put on the stacks is gone when they have been reversed
+        self._alone: dict[Loop, list[int]] = {}
+        for number, array in enumerate(self._logged, len(self._stacks) - len(self._logged)):
+            for loop in self.needs.filling(array):
+                self._alone.setdefault(loop, []).append(number)
 
     def run(self, name: str) -> Measured:
         """Write everything."""
@@ -110,6 +115,7 @@ class _Measuring(ForwardSweep):
                 own_array(lines, array.name, array)
         for number in range(len(self._stacks)):
             lines.add(f"_nb_need{number} = 0")
+            lines.add(f"_nb_logged{number} = 0")
         lines.add("_nb_height = 0")
         if any(self._kept_whole(op) for op in self._plans):
             self._share_out(lines)
@@ -134,11 +140,24 @@ class _Measuring(ForwardSweep):
     def _keep(self, plan: Checkpoints) -> None:
         plan.keep(self.lines)
 
+    def _forward_body(self, op: Loop, values: Sweep) -> None:
+        heights = [f"_nb_logged{number}" for number in self._alone.get(op, [])]
+        if op not in self._plans and any(inner in self._plans for inner in walk(op.body)):
+            heights.append("_nb_height")
+        before = {height: self.program.names.fresh("_nb_before") for height in heights}
+        for height, kept in before.items():
+            self.lines.add(f"{kept} = {height}")
+        super()._forward_body(op, values)
+        for height, kept in before.items():
+            self.lines.add(f"{height} = {kept}")
+
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
         if not save and self._logs(op):
             number = self._stacks.index(log_name(op.array))
-            self.lines.add(f"_nb_need{number} += {_ENTRIES * len(scalar_places(op.array, op.array.name, op.index))}")
+            entries = _ENTRIES * len(scalar_places(op.array, op.array.name, op.index))
+            self.lines.add(f"_nb_logged{number} += {entries}")
+            self.lines.add(f"_nb_need{number} = max(_nb_need{number}, _nb_logged{number})")
         if op in self._stored:
             self.lines.add(operation(op))
 

@@ -170,10 +170,14 @@ class Renewed:
         """Tell whether every load of an array in a loop finds what its trip stored."""
         return array in self._loops
 
+    def loops(self, array: Array) -> list[Loop]:
+        """Return the loops whose trips fill an array before they read it."""
+        return self._loops.get(array, [])
+
     def loop(self, array: Array, op: Op) -> Loop | None:
         """Return the loop around an operation whose trips fill an array before they read it, or None."""
         around = self._survey.loops(op)
-        return next((loop for loop in self._loops.get(array, ()) if loop in around), None)
+        return next((loop for loop in self.loops(array) if loop in around), None)
 
     def loads(self, array: Array) -> list[Load]:
         """Return the loads of an array."""
