@@ -46,16 +46,16 @@ _DEEPEST = 64
 
 @dataclass(frozen=True)
 class Reach:
-    """The elements that a store goes to in a trip.
+    """The elements that a store, or a load, goes to in a trip.
 
     Attributes
     ----------
     index : tuple of (Text or None)
         The index, by axis; None where it may differ from trip to trip.
     conditions : frozenset of (Text, bool)
-        The conditions between the loop and the store, as far as they are the same in each trip, and which side it stands on.
+        The conditions between the loop and the operation, as far as they are the same in each trip, and which side it stands on.
     loops : tuple of Loop
-        The loops in the trip around the store.
+        The loops in the trip around it.
     whole : frozenset of int
         The axes along which one of these loops goes through the whole array.
     """
@@ -258,45 +258,49 @@ class Renewed:
         if array.kind == "shared" and stores and not meets:
             return None
         reaches: list[Reach] = []
-        if not self._loads_in(array, loop.test):
-            self._collect(array, loop.body, Reach((), frozenset(), ()), reaches)
+        if not self._reads_more(array, loop, loop.test, reaches):
+            self._collect(array, loop, loop.body, Reach((), frozenset(), ()), reaches)
         return reaches if all(self._is_covered(self._reach(store, loop), reaches) for store in stores) else None
 
-    def _loads_in(self, array: Array, region: Region) -> bool:
-        return any(isinstance(op, Load) and op.array is array for op in walk(region))
+    def _reads_more(self, array: Array, loop: Loop, region: Region, reaches: list[Reach]) -> bool:
+        """Tell whether a region may load what the trip has not stored before."""
+        loads = (op for op in walk(region) if isinstance(op, Load) and op.array is array)
+        return not all(self._is_covered(self._reach(load, loop), reaches) for load in loads)
 
-    def _collect(self, array: Array, region: Region, here: Reach, reaches: list[Reach]) -> bool:
-        """Collect what a region certainly stores to before it loads; return whether a load was met."""
+    def _collect(self, array: Array, loop: Loop, region: Region, here: Reach, reaches: list[Reach]) -> bool:
+        """Collect what a region certainly stores to before it loads anything else; return whether it came to such a load."""
         for op in region:
             match op:
                 case Load() if op.array is array:
-                    return True
+                    if self._reads_more(array, loop, [op], reaches):
+                        return True
                 case Store() if op.array is array:
                     index = tuple(self._texts.within(value, here.loops) for value in op.index)
                     reaches.append(self._settled(array, replace(here, index=index)))
                 case If():
-                    if self._collect_branch(array, op, here, reaches):
+                    if self._collect_branch(array, loop, op, here, reaches):
                         return True
                 case Loop():
-                    if self._loads_in(array, [op]):
+                    if self._reads_more(array, loop, [op], reaches):
                         return True
                     if op.index is not None and op.leave is None and self._texts.within(op.index, (*here.loops, op)):
-                        self._collect(array, op.body, replace(here, loops=(*here.loops, op)), reaches)
+                        self._collect(array, loop, op.body, replace(here, loops=(*here.loops, op)), reaches)
         return False
 
-    def _collect_branch(self, array: Array, op: If, here: Reach, reaches: list[Reach]) -> bool:
+    def _collect_branch(self, array: Array, loop: Loop, op: If, here: Reach, reaches: list[Reach]) -> bool:
         """Collect from both sides of a branch: under its condition, or what both store to."""
+        if self._reads_more(array, loop, [op], reaches):
+            return True
         text = self._texts.within(op.condition, here.loops)
         sides: list[list[Reach]] = [[], []]
-        met = False
         for region, side, collected in ((op.then, True, sides[0]), (op.orelse, False, sides[1])):
-            met |= self._collect(array, region, here, collected)
+            self._collect(array, loop, region, here, collected)
             if text is not None:
                 reaches += [replace(r, conditions=r.conditions | {(text, side)}, whole=frozenset()) for r in collected]
         reaches += [
             one for one in sides[0] if any(self._covers(one, other) and self._covers(other, one) for other in sides[1])
         ]
-        return met
+        return False
 
     def _settled(self, array: Array, reach: Reach) -> Reach:
         """Return a reach with the axes along which it goes through the whole array."""
@@ -311,14 +315,14 @@ class Renewed:
                     whole.add(axis)
         return replace(reach, whole=frozenset(whole))
 
-    def _reach(self, store: Store, loop: Loop) -> Reach:
-        """Return the elements that a store in a loop goes to, or more."""
-        between = self._between(store, loop)
-        loops = tuple(op for op in reversed(between) if isinstance(op, Loop))
-        branches = [(op, side) for op, side in self._survey.sides(store) if op in between]
-        conditions = [(self._texts.within(op.condition, loops), side) for op, side in branches]
+    def _reach(self, op: Load | Store, loop: Loop) -> Reach:
+        """Return the elements that a load or a store in a loop goes to, or more."""
+        between = self._between(op, loop)
+        loops = tuple(outer for outer in reversed(between) if isinstance(outer, Loop))
+        branches = [(outer, side) for outer, side in self._survey.sides(op) if outer in between]
+        conditions = [(self._texts.within(branch.condition, loops), side) for branch, side in branches]
         known = frozenset((text, side) for text, side in conditions if text is not None)
-        return Reach(tuple(self._texts.within(value, loops) for value in store.index), known, loops)
+        return Reach(tuple(self._texts.within(value, loops) for value in op.index), known, loops)
 
     def _is_covered(self, reach: Reach, filled: list[Reach]) -> bool:
         return any(self._covers(other, reach) for other in filled)
