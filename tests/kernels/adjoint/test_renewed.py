@@ -22,11 +22,16 @@ from adjoint_as_python import (
     program_of,
 )
 from adjoint_programs import ScratchWriter, arguments, declared
+from block_gradient_cases import attended, matmul, rows_with_halo, twice_a_trip, two_halves_in_turn
 from numbridge.kernels.adjoint import activity
+from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.renewed import Renewed
 from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.parameter_types import ArrayType, ScalarType
+from numbridge.kernels.rewriting import rewrite
+from numbridge.kernels.scalars import scalar_of
 
 N = 4
 
@@ -142,6 +147,25 @@ def changed_in_the_trip(x, y, n):
         for j in range(N):
             total += c[j] * c[(j + k) % N] * 0.2
     y[i] = total
+
+
+def read_under_a_branch(x, y, n):
+    """What the branch reads, it may read again after the second filling."""
+    i = tid()
+    c = cuda.local.array(N, float64)
+    total = 0.3
+    for k in range(n):
+        for j in range(N):
+            c[j] = math.sin(x[j] + k)
+        if x[k % N] > 0.5:
+            total += math.sin(c[1])
+        for j in range(N):
+            c[j] = math.cos(x[j] * k)
+        total += c[0] * c[k % N]
+    y[i] = total
+
+
+CHANGED = (changed_in_the_trip, read_under_a_branch)
 
 
 def read_after_the_loop(x, y, n):
@@ -402,7 +426,7 @@ def made_with(slots, written, given, *, renewed=True, monkeypatch=None):
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 7, 12])
-@pytest.mark.parametrize("written", [*FILLED, changed_in_the_trip, *NOT_FILLED], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("written", [*FILLED, *CHANGED, *NOT_FILLED], ids=lambda f: f.__name__)
 def test_gradients_are_differences(monkeypatch, written, n):
     n = n % (N + 1) if written is filled_in_part else n
     check_directions(kernel(written), 2, *values(n))
@@ -417,10 +441,27 @@ def test_what_is_filled_first_is_not_kept(monkeypatch, written):
     assert made.stacks == 0, made.text
 
 
-@pytest.mark.parametrize("written", [changed_in_the_trip, *NOT_FILLED], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("written", [*CHANGED, *NOT_FILLED], ids=lambda f: f.__name__)
 def test_the_rest_is_kept(monkeypatch, written):
     made, _ = made_with(1024, kernel(written), values(3), monkeypatch=monkeypatch)
     assert made.stacks > 0, made.text
+
+
+def vector(name, rank=1):
+    return ArrayType(name, scalar_of(np.dtype("float64")), rank, True, True)
+
+
+def test_shared_memory_that_is_filled_first_is_not_kept():
+    def stacks(written, *types):
+        types = [ScalarType(kind, scalar_of(np.dtype("int64"))) if kind == "n" else vector(*kind) for kind in types]
+        program = build(rewrite(written.source, "float64", gradients=True), types)
+        return reverse(program, [p.name for p in program.parameters if p.name != "n"], "adjoint").stacks
+
+    assert stacks(matmul, ("a", 2), ("b", 2), ("c", 2)) == 0
+    assert stacks(attended, ("query",), ("keys",), ("values",), ("out",)) == 0
+    assert stacks(rows_with_halo, ("x", 2), ("y", 2)) == 0
+    assert stacks(twice_a_trip, ("x",), ("y",), "n") == 0
+    assert stacks(two_halves_in_turn, ("x",), ("y",), "n") > 0
 
 
 def test_what_changes_within_a_trip_is_kept_for_that_trip():
