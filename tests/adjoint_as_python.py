@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.emit import program_text
 from numbridge.kernels.adjoint.forward import forward
 from numbridge.kernels.adjoint.ir import Program
+from numbridge.kernels.adjoint.measured import Measured
+from numbridge.kernels.adjoint.measuring import measure
 from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
 from numbridge.kernels.emission import emit
@@ -60,7 +63,7 @@ RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
     # What may be a vector or matrix is an array in these kernels, which is stored into.
     "_nb_replaced": lambda array, index, value: operator.setitem(array, index, value) or array,
-    "_nb_local_array": lambda shape, dtype: np.full(shape, 77, dtype),
+    "_nb_local_array": lambda shape, dtype: np.full(shape, 77, str(dtype) if isinstance(dtype, types.Type) else dtype),
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
     "_nb_add": _atomic_add,
@@ -289,3 +292,43 @@ def _difference(
         after = oracle(kernel, (dim,), moved)
         sides.append(float(sum((cotangents[k] * after[k]).sum() for k in cotangents)))
     return (sides[0] - sides[1]) / (2 * step)
+
+
+def copied(values: Sequence[Any]) -> list[Any]:
+    """Return arguments with arrays of their own."""
+    return [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+
+
+def measured_and_taken(
+    kernel: Any, dim: int | Sequence[int], values: Sequence[Any]
+) -> tuple[list[Any], list[Any], Measured] | None:
+    """Return, for each thread, the entries that are counted on each stack, and those that the adjoint had there; and what
+    counts them."""
+    wanted = floats_of(kernel, values)
+    program = program_of(kernel, values)
+    made = reverse(program, wanted, "adjoint", bounded=True)
+    if not made.stacks:
+        return None
+    counting = measure(program, wanted, "counts")
+    names = [p.name for p in kernel.parameters]
+    adjoints = [np.ones(np.shape(values[names.index(name)])) for name in made.arrays]
+    count = function(counting.text, "counts", program.namespace)
+    run = function(made.text, "adjoint", program.namespace)
+    given, untouched = copied(values), copied(values)
+    counted: list[Any] = []
+    taken: list[Any] = []
+
+    def both(*index: int) -> None:
+        index = index[: len(program.hidden)]
+        counted.append([])
+        count(*index, *given, counted[-1])
+        stacks: list[Any] = []
+        run(*index, *values, *adjoints, stacks, None)
+        # A remembered element is one thing here, and two entries in memory.
+        taken.append([stacks[0].highest, *(2 * log.highest for log in stacks[1:])])
+        assert not any(stacks)
+
+    over((dim,) if isinstance(dim, int) else dim, both)
+    for name, one, other in zip(names, given, untouched, strict=True):
+        assert name in counting.changes or np.array_equal(one, other), f"{name} was changed\n{counting.text}"
+    return counted, taken, counting

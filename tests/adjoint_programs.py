@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import cuda, float64
 
 from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
@@ -154,11 +155,94 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
+class ScratchWriter(Writer):
+    """Writes programs with two arrays of the thread's own, `c` and `d`, that loops fill, change and read in many ways."""
+
+    def scratch(self) -> str:
+        return "cd"[self.pick(2)]
+
+    def real(self, depth: int = 2) -> str:
+        if self.pick(3) == 0:
+            return f"{self.scratch()}[{self.place()}]"
+        return super().real(depth)
+
+    def statement(self, depth: int, in_loop: bool, level: int) -> None:
+        kind = self.pick(10)
+        if kind < 3:
+            self._fill(depth, level)
+        elif kind == 3:
+            self._total(depth)
+        elif kind == 4:
+            self._cell(depth)
+        else:
+            super().statement(depth, in_loop, level)
+
+    def span(self, depth: int) -> str:
+        spans = ("4", "4", "4", "n % 5", "1, 4", "m % 5", "p % 4 + 1", "2", "k % 5")
+        # The outer loops' variable is there in their bodies only.
+        return f"range({spans[self.pick(len(spans) - (depth < 2))]})"
+
+    def _trips(self, depth: int) -> str:
+        self.loops += 1
+        self.line(depth, f"for j{self.loops} in {self.span(depth)}:")
+        return f"j{self.loops}"
+
+    def _fill(self, depth: int, level: int) -> None:
+        array, other = self.scratch(), self.scratch()
+        if self.pick(5) == 0 and level > 0:
+            self.line(depth, f"if {('n > 2', self.condition())[self.pick(2)]}:")
+            self._fill(depth + 1, level - 1)
+            if self.pick(3):
+                self.line(depth, "else:")
+                self._fill(depth + 1, level - 1)
+            return
+        j = self._trips(depth)
+        if self.pick(6) == 0:
+            self.line(depth + 1, f"if {(f'{j} > 1', self.condition())[self.pick(2)]}:")
+            depth += 1
+        values = (
+            *(f"math.sin(s + {j})", f"x[{j}] * t", f"math.tanh({self.real(1)})", f"math.sin({other}[{j}] + s)"),
+            *(f"{array}[{j}] * math.cos(t)", f"0.5 * {other}[3 - {j}] + u", f"{array}[({j} + 1) % 4] * 0.5"),
+        )
+        places = (j, j, j, j, f"3 - {j}", f"({j} + m) % 4", f"({j} + k) % 4")
+        place = places[self.pick(len(places) - (depth < 3))]
+        self.line(depth + 1, f"{array}[{place}] = {values[self.pick(len(values))]}")
+
+    def _total(self, depth: int) -> None:
+        j = self._trips(depth)
+        total = FLOATS[self.pick(3)]
+        self.line(depth + 1, f"{total} = 0.7 * {total} + math.sin({self.scratch()}[{j}] * {self.real(1)})")
+
+    def _cell(self, depth: int) -> None:
+        places = ("0", "1", "2", "n % 4", self.place(), "k % 4")
+        place = places[self.pick(len(places) - (depth < 2))]
+        self.line(depth, f"{self.scratch()}[{place}] = {self.bounded()}")
+
+    def program(self) -> str:
+        self.line(0, "def generated(x, y, z, index, a, n):")
+        for text in ("i = tid()", "s = x[i]", "t = a * x[1]", "u = 0.5", "m = i", "p = index[i]"):
+            self.line(1, text)
+        for array in "cd":
+            self.line(1, f"{array} = cuda.local.array({WIDTH}, float64)")
+        for _ in range(self.pick(3)):
+            self._fill(1, 0)
+        heads = ("for k in range(n + 2):", "for k in range(6):", "for k in range(n):")
+        for _ in range(1 + self.pick(2)):
+            self.line(1, heads[self.pick(len(heads))])
+            for _ in range(2 + self.pick(3)):
+                self.statement(2, True, 2)
+            if self.pick(3) == 0:
+                self.statement(1, False, 2)
+        self.line(1, f"y[i, {self.place()}] = s * t + math.sin(u) * y[i, 0] + c[1] * {self.real(1)}")
+        return "\n".join(self.lines) + "\n"
+
+
 def declared(text: str, **more: Any) -> Any:
     """Return the kernel that a program's text declares; its source can be read as if from a file, `more` are its globals."""
     filename = f"<generated {hash(text):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, Any] = {"tid": tid, "atomic_add": atomic_add, "math": math, "blend": blend}
+    names |= {"cuda": cuda, "float64": float64}
     exec(compile(text, filename, "exec"), names | more, declares := {})
     return kernel(*declares.values())
 

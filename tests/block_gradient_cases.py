@@ -559,6 +559,83 @@ def parts_of_matrices(x, y, n):
     y[i] = nb.trace(shared[t // 16, t % 4] @ shared[0, 1])
 
 
+@nb.kernel
+def attended(query, keys, values, out):
+    """Attention, a tile of keys and values at a time, with the softmax carried along."""
+    tile_k = cuda.shared.array(32, np.float64)
+    tile_v = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    highest, total, mean = -1e9, 0.0, 0.0
+    for tile in range(keys.shape[0] // 32):
+        tile_k[t] = keys[tile * 32 + t]
+        tile_v[t] = values[tile * 32 + t]
+        cuda.syncthreads()
+        for j in range(32):
+            score = query[i] * tile_k[j]
+            higher = max(highest, score)
+            scale, weight = math.exp(highest - higher), math.exp(score - higher)
+            total = total * scale + weight
+            mean = mean * scale + weight * tile_v[j]
+            highest = higher
+        cuda.syncthreads()
+    out[i] = mean / total
+
+
+@nb.kernel
+def rows_with_halo(x, y):
+    """Each trip fills a row, and some threads its ends, before all read their neighbours."""
+    row = cuda.shared.array(36, np.float64)
+    t = cuda.threadIdx.x
+    carried = 1.0
+    for k in range(x.shape[0]):
+        row[t + 2] = x[k, t] * carried
+        if t < 2:
+            row[t] = x[k, t] * x[k, 31 - t]
+            row[t + 34] = 0.5 * x[k, t]
+        cuda.syncthreads()
+        carried = math.sin(row[t] * row[t + 4] + row[t + 2])
+        cuda.syncthreads()
+        y[k, t] = carried
+
+
+@nb.kernel
+def twice_a_trip(x, y, n):
+    """The same memory, filled and read twice in each trip, the second time from what was read the first time."""
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    value = x[i]
+    for k in range(n):
+        shared[t] = math.sin(value)
+        cuda.syncthreads()
+        total = 0.0
+        for j in range(3):
+            total += shared[(t + j) % 32] * shared[(t + 5 * j + k) % 32]
+        cuda.syncthreads()
+        shared[t] = math.cos(total)
+        cuda.syncthreads()
+        for j in range(2):
+            value += 0.3 * shared[31 - t] * shared[(t + j) % 32]
+        cuda.syncthreads()
+    y[i] = value
+
+
+@nb.kernel
+def two_halves_in_turn(x, y, n):
+    """Each trip reads the half that the trip before stored."""
+    shared = cuda.shared.array(64, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncthreads()
+    for k in range(n):
+        here, there = k % 2 * 32, (k + 1) % 2 * 32
+        value = 0.0
+        for j in range(3):
+            value += shared[here + (t + j) % 32] * shared[here + 31 - t]
+        shared[there + t] = math.sin(value)
+        cuda.syncthreads()
+    y[i] = shared[n % 2 * 32 + t]
+
+
 Case = tuple[Any, Any, int, list[Any]]
 CASES: list[Case] = [
     (sums_of_squares, 128, 64, [uniform(128), zeros(2)]),
@@ -596,6 +673,10 @@ CASES: list[Case] = [
     (in_place, 64, 32, [uniform(64), 6]),
     (parts_of_vectors, 96, 48, [uniform(96), zeros(96)]),
     (parts_of_matrices, 64, 32, [uniform(64), zeros(64), 3]),
+    (attended, 64, 32, [uniform(64), uniform(96), uniform(96), zeros(64)]),
+    (rows_with_halo, 32, 32, [uniform(5, 32), zeros(5, 32)]),
+    (twice_a_trip, 64, 32, [uniform(64), zeros(64), 3]),
+    (two_halves_in_turn, 64, 32, [uniform(64), zeros(64), 4]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.
 ON_CUDA = [case for case in CASES if case[1] != 84]

@@ -35,10 +35,12 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
+from numbridge.kernels.adjoint.renewed import Renewed
 from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
+from numbridge.kernels.adjoint.survey import Survey
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 
-__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "refused"]
+__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "Sweep", "refused"]
 
 _STEPS = frozenset({"floor", "ceil", "trunc", "rint", "sign", "round", "floordiv", "round2"})
 
@@ -213,6 +215,14 @@ class Pullback:
         return {value for value in used - made if value.constant is None}
 
 
+class Sweep(set[Value]):
+    """The values that are computed when something runs again, and the `stores` that are done for them."""
+
+    def __init__(self, values: Iterable[Value] = (), stores: Iterable[Store] = ()) -> None:
+        super().__init__(values)
+        self.stores = set(stores)
+
+
 @dataclass(eq=False)
 class LoopNeeds:
     """What reversing a loop takes.
@@ -221,9 +231,9 @@ class LoopNeeds:
     trips again from kept variables computes. `stacked` tells that the body stores into arrays that are undone.
     """
 
-    values: set[Value] = field(default_factory=set)
+    values: Sweep = field(default_factory=Sweep)
     saved: list[Carried] = field(default_factory=list)
-    again: set[Value] = field(default_factory=set)
+    again: Sweep = field(default_factory=Sweep)
     stacked: bool = False
 
 
@@ -232,7 +242,9 @@ class Needs:
 
     Attributes
     ----------
-    values : set of Value
+    survey : Survey
+        Where the operations of the kernel stand.
+    values : Sweep
         What the forward sweep outside of loops' reversal computes.
     loops : dict of Loop to LoopNeeds
         What each loop's reversal takes.
@@ -250,31 +262,15 @@ class Needs:
     def __init__(self, activity: Activity) -> None:
         self.activity = activity
         self.program = activity.program
-        self._ops = list(walk(self.program.body))
-        self._parents: dict[Op, Op | None] = {}
-        # The branches around each operation, and whether it stands where their condition holds
-        self._sides: dict[Op, list[tuple[If, bool]]] = {}
-        self._definers: dict[Value, Op] = {}
-        self.order: dict[Op, int] = {}
-        self._survey(self.program.body, None)
+        self.survey = Survey(self.program)
+        self._ops = self.survey.ops
+        self._renewed = Renewed(self.survey, self.program.locals)
         self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
         self.replayed: set[Op] = set()
         before = -1
         while before != (before := len(self.replayed)):
             self._once()
         self._check_atomics()
-
-    def _survey(self, region: Region, parent: Op | None) -> None:
-        for op in region:
-            self._parents[op] = parent
-            self._sides[op] = [] if parent is None else list(self._sides[parent])
-            if isinstance(parent, If):
-                self._sides[op].append((parent, region is parent.then))
-            self.order[op] = len(self.order)
-            for value in defined_by(op):
-                self._definers[value] = op
-            for inner in regions(op):
-                self._survey(inner, op)
 
     def _is_active_compute(self, op: Op) -> bool:
         return isinstance(op, Compute) and op.result in self.activity.values
@@ -304,7 +300,7 @@ class Needs:
                 self.loops[op] = self._loop(op)
         raises = {v for op in self._ops if isinstance(op, Raise) for v in self._controls(op, None)}
         orders = self._orders(self.program.body, None)
-        self.values = self._closed(self._seeds(self.program.body) | raises | orders, None)
+        self.values = self._sweep(self._seeds(self.program.body) | raises | orders, None)
         every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
         loads = [op for op in self._ops if isinstance(op, Load) and op.result in every]
         self.read = {op.array for op in loads if op.array.kind == "parameter"}
@@ -334,12 +330,23 @@ class Needs:
     def _live(self) -> set[Op]:
         live: set[Op] = set()
         for op in self._ops:
-            works = op in self.pullbacks or op in self.replayed or self._touches_adjoint(op)
+            works = op in self.pullbacks or self._is_reversed(op) or self._touches_adjoint(op)
             node: Op | None = op if works else None
             while node is not None and node not in live:
                 live.add(node)
-                node = self._parents[node]
+                node = self.survey.parents[node]
         return live
+
+    def _is_reversed(self, op: Op) -> bool:
+        """Tell whether an operation is done again and then undone, or not undone because nobody could."""
+        return op in self.replayed and (not isinstance(op, Store) or self._renewed.is_brought_back(op.array, op))
+
+    def is_undone(self, op: Store) -> bool:
+        """Tell whether a store is done again where it is reversed, and undone by its reverse."""
+        if not self._is_reversed(op):
+            return False
+        loops = self.survey.loops(op)
+        return op in (self.loops[loops[0]].values if loops else self.values).stores
 
     def _touches_adjoint(self, op: Op) -> bool:
         values, arrays = self.activity.values, self.activity.arrays
@@ -378,8 +385,6 @@ class Needs:
                     seeds.update(a for k, a in enumerate(op.arguments) if k != 1 and not op.of_block)
                 case Store():
                     seeds.update(op.index)
-                    if op in self.replayed:
-                        seeds.add(op.value)
                 case If():
                     seeds.add(op.condition)
                 case Loop():
@@ -391,19 +396,23 @@ class Needs:
     def _loop_seeds(self, op: Loop) -> set[Value]:
         """Return what reversing a loop reads of what was computed before it, and what it keeps of each trip."""
         needs = self.loops[op]
-        outside = {v for v in needs.values | needs.again if not self._is_within(self._definers.get(v), op)}
+        outside = {v for v in needs.values | needs.again if not self.survey.is_within(self.survey.definers.get(v), op)}
         kept = {carried.phi for carried in needs.saved}
-        return {*outside, *kept, *self._control(op), *self._stored(op)}
+        return {*outside, *kept, *self._control(op), *self._added(op)}
 
     def _orders(self, region: Region, within: Loop | None) -> set[Value]:
         """Return what decides whether lanes wait for each other to have stored, and for which."""
         waits = [op for op in walk(region) if isinstance(op, Meet) and op.operation == "syncwarp"]
         return {value for op in waits for value in (*op.arguments, *self._controls(op, within))}
 
-    def _stored(self, op: Loop) -> set[Value]:
-        """Return what the replayed stores in a loop read, and what decides whether they run."""
-        stores = [inner for inner in walk(op.body) if inner in self.replayed]
-        return {value for store in stores for value in (*operands(store), *self._controls(store, op))}
+    def _added(self, op: Loop) -> set[Value]:
+        """Return what the atomic additions in a loop read that are done again, and what decides whether they run."""
+        return self._read_by((inner for inner in walk(op.body) if isinstance(inner, Atomic)), op)
+
+    def _read_by(self, ops: Iterable[Op], within: Loop | None) -> set[Value]:
+        """Return what those of some operations read that are done again, and what decides whether they run."""
+        again = [op for op in ops if op in self.replayed]
+        return {value for op in again for value in (*operands(op), *self._controls(op, within))}
 
     def _control(self, op: Op) -> set[Value]:
         """Return what decides whether, or how often, the operations that an operation holds run."""
@@ -414,27 +423,61 @@ class Needs:
             return {value for value in found if value is not None}
         return set()
 
-    def _is_within(self, op: Op | None, loop: Loop) -> bool:
-        while op is not None:
-            if op is loop:
-                return True
-            op = self._parents[op]
-        return False
-
     def _loop(self, op: Loop) -> LoopNeeds:
         needs = LoopNeeds(stacked=bool(self.stored_in(op)))
         seeds = self._seeds(op.body) | self._orders(op.body, op)
         if needs.stacked:
-            seeds |= self._stored(op)
-        needs.values = self._closed(seeds, op)
+            seeds |= self._added(op)
+        needs.values = self._sweep(seeds, op)
         kept = {c for c in op.carried if c.phi in needs.values}
         if not needs.stacked:
             before = -1
             while before != (before := len(kept)):
-                needs.again = self._closed({c.following for c in kept}, op)
+                needs.again = self._sweep({c.following for c in kept}, op, reverses=False)
                 kept |= {c for c in op.carried if c.phi in needs.again}
         needs.saved = [c for c in op.carried if c in kept]
         return needs
+
+    def _sweep(self, seeds: set[Value], within: Loop | None, *, reverses: bool = True) -> Sweep:
+        """Return what must be computed for some values, starting a trip of a loop or at the beginning, and stored for that.
+
+        `reverses` tells that the trip is reversed afterwards, with all loops in it.
+        """
+        stores = [op for op in self._ops if isinstance(op, Store) and op in self.replayed]
+        stores = [op for op in stores if within is None or self.survey.is_within(op, within)]
+        inner = [needs for op, needs in self.loops.items() if within is not None and self.survey.is_within(op, within)]
+        later: set[Value] = set().union(*(n.values | n.again for n in inner)) if reverses else set()
+        while True:
+            values = self._closed(seeds, within)
+            done = [op for op in stores if self._is_done(op, within, values, later)]
+            more = self._read_by(done, within)
+            if more <= seeds:
+                return Sweep(values, done)
+            seeds |= more
+
+    def _is_done(self, op: Store, within: Loop | None, values: set[Value], later: set[Value]) -> bool:
+        """Tell whether a store is done again in a trip of a loop, or from the beginning.
+
+        Parameters
+        ----------
+        op : Store
+            The store.
+        within : Loop or None
+            The loop.
+        values : set of Value
+            What is computed meanwhile.
+        later : set of Value
+            What loops in the trip compute when they are reversed afterwards.
+        """
+        if op.array not in self._renewed:
+            return True
+        filling = self._renewed.loop(op.array, op)
+        if filling is None:
+            return within is None
+        if within is not None and within is not filling and self.survey.is_within(within, filling):
+            return self._renewed.is_brought_back(op.array, within)
+        read = values | later if within is filling else values
+        return any(load.result in read for load in self._renewed.loads(op.array))
 
     def _closed(self, seeds: set[Value], within: Loop | None) -> set[Value]:
         """Return everything that must be computed for some values, starting a trip of a loop, or at the beginning."""
@@ -445,8 +488,8 @@ class Needs:
             if value in found:
                 continue
             found.add(value)
-            op = self._definers.get(value)
-            if op is None or op is within or not (within is None or self._is_within(op, within)):
+            op = self.survey.definers.get(value)
+            if op is None or op is within or not (within is None or self.survey.is_within(op, within)):
                 continue
             more = [*self._sources(op, value), *self._controls(op, within)]
             waiting.extend(v for v in more if v.constant is None)
@@ -469,38 +512,18 @@ class Needs:
 
     def _controls(self, op: Op, within: Loop | None) -> list[Value]:
         found: list[Value] = []
-        parent = self._parents[op]
+        parent = self.survey.parents[op]
         while parent is not None and parent is not within:
             found.extend(self._control(parent))
-            parent = self._parents[parent]
+            parent = self.survey.parents[parent]
         return found
 
     def _reaches(self, store: Store | Atomic, load: Load) -> bool:
         """Tell whether a load may come after a store: later in the source, in a loop around both, or by another thread."""
-        if self._may_precede(store, load) or store.array.kind == "shared":
+        if self.survey.may_precede(store, load) or store.array.kind == "shared":
             return True
-        loops = [op for op in self.ancestors(store) if isinstance(op, Loop)]
-        return any(loop in self.ancestors(load) for loop in loops)
-
-    def _may_precede(self, op: Op, other: Op) -> bool:
-        """Tell whether an operation stands before another in the source, or on the other side of a branch.
-
-        Threads on both sides of a branch may wait for each other.
-        """
-        if self.order[op] < self.order[other]:
-            return True
-        return self.program.in_blocks and any(
-            (branch, not side) in self._sides[other] for branch, side in self._sides[op]
-        )
-
-    def ancestors(self, op: Op) -> list[Op]:
-        """Return the branches and loops around an operation, innermost first."""
-        found: list[Op] = []
-        parent = self._parents[op]
-        while parent is not None:
-            found.append(parent)
-            parent = self._parents[parent]
-        return found
+        loops = self.survey.loops(store)
+        return any(loop in self.survey.ancestors(load) for loop in loops)
 
     def _check_atomics(self) -> None:
         every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
@@ -531,14 +554,14 @@ class Needs:
 
         What is loaded outside of loops is known from the way forth, and a loop in which memory changes brings it all back.
         """
-        loops = [op for op in self.ancestors(load) if isinstance(op, Loop)]
-        around = self.ancestors(atomic)
+        loops = self.survey.loops(load)
+        around = self.survey.ancestors(atomic)
         inner = [op for op in loops if op not in around]
         common = next((op for op in loops if op in around), None)
         if common is not None and not any(met.of_block for met in self.meetings(common)):
             return True
         kept = any(load.array in self.stored_in(op) and self.meetings(op) for op in inner)
-        return bool(inner) and not kept and self._may_precede(load, atomic)
+        return bool(inner) and not kept and self.survey.may_precede(load, atomic)
 
     @property
     def meets(self) -> bool:
@@ -551,7 +574,21 @@ class Needs:
         together = bool(self.meetings(op))
         stores = [inner for inner in walk(op.body) if inner in self.replayed]
         changing = Store | Atomic if together else Store
-        return list(dict.fromkeys(inner.array for inner in stores if isinstance(inner, changing)))
+        changed = dict.fromkeys(inner.array for inner in stores if isinstance(inner, changing))
+        return [array for array in changed if self.is_brought_back(array, op)]
+
+    def is_brought_back(self, array: Array, op: Loop) -> bool:
+        """Tell whether an array is to be as it was at the start of each trip of a loop, when the trip runs again."""
+        return self._renewed.is_brought_back(array, op)
+
+    def filling(self, array: Array) -> list[Loop]:
+        """Return the loops whose trips fill an array before they read it, so that it need not be kept for them."""
+        return self._renewed.loops(array)
+
+    def fills(self, op: Loop) -> bool:
+        """Tell whether trips of a loop, when they run again, fill shared memory that is not brought back."""
+        stores = self.loops[op].values.stores
+        return any(store.array.kind == "shared" and not self.is_brought_back(store.array, op) for store in stores)
 
     def meetings(self, op: Op) -> list[Meet]:
         """Return where threads wait for each other within a branch or a loop."""

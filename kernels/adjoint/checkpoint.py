@@ -17,20 +17,12 @@ from numbridge.kernels.adjoint.activity import LoopNeeds
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines
 from numbridge.kernels.adjoint.inference import element_of
-from numbridge.kernels.adjoint.ir import Carried, Loop
+from numbridge.kernels.adjoint.ir import Carried, Loop, constant_trips
 
-__all__ = ["CUDA_SLOTS", "MOST_SLOTS", "Checkpoints", "constant_trips", "slots_for", "trips_text"]
+__all__ = ["CUDA_SLOTS", "MOST_SLOTS", "Checkpoints", "slots_for", "trips_text"]
 
 MOST_SLOTS, CUDA_SLOTS, _FEWEST_SLOTS = 1024, 32, 32
 _ROOM = 1 << 17  # bytes of a thread's stack for all loops of a kernel
-
-
-def constant_trips(op: Loop) -> int | None:
-    """Return how many trips a loop has, if that is known."""
-    if op.index is None or op.leave is not None or any(type(b.constant) is not int for b in op.bounds):
-        return None
-    start, stop, step = (bound.constant for bound in op.bounds)
-    return len(range(start, stop, step)) if step else None
 
 
 def trips_text(op: Loop) -> str:

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.activity import Activity, Needs, refused
-from numbridge.kernels.adjoint.checkpoint import Checkpoints, constant_trips, itemsize, slots_for
+from numbridge.kernels.adjoint.activity import Activity, Needs, Sweep, refused
+from numbridge.kernels.adjoint.checkpoint import Checkpoints, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import (
     Lines,
     Primal,
-    Values,
     element,
     index_text,
     loop_head,
@@ -37,6 +36,7 @@ from numbridge.kernels.adjoint.ir import (
     Region,
     Store,
     Value,
+    constant_trips,
     defined_by,
     regions,
     walk,
@@ -73,7 +73,7 @@ class ForwardSweep:
         self.needs = Needs(self.activity)
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
-        self._postponed: dict[If, Values] = {}
+        self._postponed: dict[If, Sweep] = {}
         # The loop whose trips are being kept
         self._keeping: Loop | None = None
         # Whether the atomic additions of what runs again have been done
@@ -111,6 +111,8 @@ class ForwardSweep:
         for inner in walk(op.body) if meetings else ():
             if not isinstance(inner, Store | Atomic) or inner not in self.needs.replayed:
                 continue
+            if not self.needs.is_brought_back(inner.array, op):
+                continue
             if inner.array.kind == "shared" and in_lanes:
                 raise refused(
                     inner,
@@ -126,7 +128,7 @@ class ForwardSweep:
                 )
 
     def _in_loop(self, op: Op) -> bool:
-        return any(isinstance(outer, Loop) for outer in self.needs.ancestors(op))
+        return bool(self.needs.survey.loops(op))
 
     @property
     def _remembered(self) -> list[Store]:
@@ -140,10 +142,10 @@ class ForwardSweep:
         Where threads wait for each other within each trip of a loop, no thread can bring back shared memory by itself; then all
         of it is kept for each trip.
         """
-        loops = [outer for outer in self.needs.ancestors(op) if isinstance(outer, Loop)]
+        loops = self.needs.survey.loops(op)
         if op.array.kind == "shared":
             loops = [outer for outer in loops if not self.needs.meetings(outer)]
-        return bool(loops)
+        return any(self.needs.is_brought_back(op.array, outer) for outer in loops)
 
     @property
     def _logged(self) -> list[Array]:
@@ -207,7 +209,7 @@ class ForwardSweep:
         for stack in () if self.bounded else self._stacks:
             self.lines.add(f"_nb_stack_free({stack})")
 
-    def _forward(self, region: Region, values: Values, *, save: bool) -> None:
+    def _forward(self, region: Region, values: Sweep, *, save: bool) -> None:
         """Write what of a region computes some values; `save` if the region is reversed right afterwards."""
         for op in region:
             match op:
@@ -220,7 +222,7 @@ class ForwardSweep:
                         Primal(self.program, self.lines).region(op.body)
                         moves(self.lines, list(zip(op.results, op.inner, strict=True)))
                 case Store():
-                    if op in self.needs.replayed:
+                    if op in values.stores:
                         self._forward_store(op, save=save)
                 case Raise():
                     if values is self.needs.values:
@@ -240,7 +242,7 @@ class ForwardSweep:
         if not self._is_done:
             self.lines.add(operation(op))
 
-    def _forward_meet(self, op: Meet, values: Values) -> None:
+    def _forward_meet(self, op: Meet, values: Sweep) -> None:
         if op.result in values:
             self.lines.add(operation(op))
         elif self.needs.meets and op.of_block:
@@ -253,12 +255,14 @@ class ForwardSweep:
         if self.needs.meets and any(met.of_block for met in self.needs.meetings(op)):
             self.lines.add(meeting("syncthreads"))
 
-    def _has_work(self, op: Op, values: Values, *, save: bool) -> bool:
+    def _has_work(self, op: Op, values: Sweep, *, save: bool) -> bool:
         """Tell whether the forward sweep must go into a branch or a loop."""
         if any(value in values for value in defined_by(op) if not isinstance(op, Loop) or value is not op.index):
             return True
         for inner in (o for region in regions(op) for o in walk(region)):
-            if any(value in values for value in defined_by(inner)) or inner in self.needs.replayed:
+            if any(value in values for value in defined_by(inner)) or inner in values.stores:
+                return True
+            if isinstance(inner, Atomic) and inner in self.needs.replayed:
                 return True
             if isinstance(inner, Raise) and values is self.needs.values:
                 return True
@@ -272,7 +276,7 @@ class ForwardSweep:
         plan = self._plans.get(op)
         return plan is not None and (plan.counts or bool(plan.needs.saved) or plan.needs.stacked)
 
-    def _forward_if(self, op: If, values: Values, *, save: bool) -> None:
+    def _forward_if(self, op: If, values: Sweep, *, save: bool) -> None:
         if not self._has_work(op, values, save=save):
             self._stand_in(op)
             return
@@ -289,7 +293,7 @@ class ForwardSweep:
                 self._forward(region, values, save=save)
                 moves(self.lines, pairs)
 
-    def _serves_itself(self, op: If, values: Values) -> bool:
+    def _serves_itself(self, op: If, values: Sweep) -> bool:
         """Tell whether what a branch computes is read by its own reverse only, which may as well compute it.
 
         One branch instead of two under the same condition is what LLVM turns into vector code.
@@ -304,7 +308,7 @@ class ForwardSweep:
             for o in inner
         )
 
-    def _forward_loop(self, op: Loop, values: Values, *, save: bool) -> None:
+    def _forward_loop(self, op: Loop, values: Sweep, *, save: bool) -> None:
         plan = self._plan_of(op, save=save)
         keeps = plan is not None and self._keeps(op)
         if not keeps and not self._has_work(op, values, save=False):
@@ -323,7 +327,7 @@ class ForwardSweep:
                 self.lines.add(f"if not {op.condition.name}: break")
             if plan is not None:
                 self._keep(plan)
-            self._forward(op.body, values, save=False)
+            self._forward_body(op, values)
             moves(self.lines, [(c.phi, c.following) for c in kept])
             if plan is not None:
                 plan.end_trip(self.lines)
@@ -331,6 +335,9 @@ class ForwardSweep:
                 self.lines.add(f"if {op.leave.name}: break")
         self._keeping = outer
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
+
+    def _forward_body(self, op: Loop, values: Sweep) -> None:
+        self._forward(op.body, values, save=False)
 
     def _plan_of(self, op: Loop, *, save: bool) -> Checkpoints | None:
         """Return how a loop's trips are kept, if they are kept now."""
@@ -368,20 +375,22 @@ class ForwardSweep:
         if whole:
             self.lines.add(meeting("syncthreads"))
 
-    def _is_kept_whole(self, array: Array) -> bool:
-        """Tell whether what is stored to an array now comes back with the whole of it."""
-        return array.kind == "shared" and self._keeping is not None and bool(self.needs.meetings(self._keeping))
+    def _logs(self, op: Store) -> bool:
+        """Tell whether what a store overwrites now goes to a stack, to be brought back by the thread itself."""
+        return self._keeping is not None and op.array in self._logged_in(self._keeping)
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         if save:
-            self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
-        elif not self._is_kept_whole(op.array):
+            if self.needs.is_undone(op):
+                self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
+        elif self._logs(op):
             for memory, index in scalar_places(op.array, op.array.name, op.index):
                 self.lines.add(f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})")
         self.lines.add(operation(op))
 
     def _old(self, op: Store) -> str:
-        return f"_nb_old_{sorted(self.needs.order[o] for o in self.needs.replayed).index(self.needs.order[op]) + 1}"
+        order = self.needs.survey.order
+        return f"_nb_old_{sorted(order[o] for o in self.needs.replayed).index(order[op]) + 1}"
 
 
 def scalar_places(array: Array, name: str, index: Sequence[Value]) -> list[tuple[str, str]]:

@@ -35,6 +35,7 @@ __all__ = [
     "Shape",
     "Store",
     "Value",
+    "constant_trips",
     "defined_by",
     "is_float",
     "is_records",
@@ -358,6 +359,14 @@ class Program:
         """Return the arrays of numbers and elements that a parameter is: the fields of records, components, or the array."""
         found = [f for f in self.fields if f.owner is item]
         return found if found or is_records(item) else [item]
+
+
+def constant_trips(op: Loop) -> int | None:
+    """Return how many trips a loop has, if that is known."""
+    if op.index is None or op.leave is not None or any(type(b.constant) is not int for b in op.bounds):
+        return None
+    start, stop, step = (bound.constant for bound in op.bounds)
+    return len(range(start, stop, step)) if step else None
 
 
 def is_float(value: Value | Array) -> bool:

@@ -93,6 +93,9 @@ class LoopReversal(Accumulation, ABC):
 
     def _restore(self, plan: Checkpoints, counter: str) -> None:
         """Bring the variables back to what they were at the start of a trip."""
+        if self.needs.fills(plan.op):
+            # Nobody may still read what the trip after this one filled.
+            self.lines.add(meeting("syncthreads"))
         if plan.needs.stacked:
             self._restore_stacked(plan)
         elif plan.exact:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from numbridge.kernels.adjoint.activity import Sweep
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines, field_views, operation, own_array
 from numbridge.kernels.adjoint.forward_sweep import FIRST, STEP, ForwardSweep, log_name, scalar_places
-from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Program, Raise, Store, is_float, walk
+from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Op, Program, Raise, Store, is_float, walk
 from numbridge.kernels.adjoint.measured import NEEDS, Measured
 
 __all__ = ["measure"]
@@ -63,9 +64,15 @@ class _Measuring(ForwardSweep):
         super().__init__(program, wanted, MOST_SLOTS, bounded=True)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
         again = [op for op in walk(program.body) if op in self.needs.replayed]
-        self._undone = [op for op in again if self._in_loop(op)]
-        self.needs.values, self._stored = self.needs.deciding([*self._undone, *raises])
+        self._undone = [op for op in again if self._is_kept(op)]
+        decided, self._stored = self.needs.deciding([*self._undone, *raises])
         self.needs.replayed = {*self._undone, *self._stored}
+        self.needs.values = Sweep(decided, (op for op in self.needs.replayed if isinstance(op, Store)))
+        # Loops whose trips are done again by themselves, and what they put on the stacks is gone when they have been reversed
+        self._alone: dict[Loop, list[int]] = {}
+        for number, array in enumerate(self._logged, len(self._stacks) - len(self._logged)):
+            for loop in self.needs.filling(array):
+                self._alone.setdefault(loop, []).append(number)
 
     def run(self, name: str) -> Measured:
         """Write everything."""
@@ -90,6 +97,11 @@ class _Measuring(ForwardSweep):
             source.excerpt(node),
         )
 
+    def _is_kept(self, op: Op) -> bool:
+        """Tell whether something is put on a stack so that an operation can be undone."""
+        loops = self.needs.survey.loops(op)
+        return isinstance(op, Store | Atomic) and any(self.needs.is_brought_back(op.array, outer) for outer in loops)
+
     def _stores(self) -> list[Store]:
         return [op for op in walk(self.program.body) if isinstance(op, Store) and op in self._stored]
 
@@ -103,6 +115,7 @@ class _Measuring(ForwardSweep):
                 own_array(lines, array.name, array)
         for number in range(len(self._stacks)):
             lines.add(f"_nb_need{number} = 0")
+            lines.add(f"_nb_logged{number} = 0")
         lines.add("_nb_height = 0")
         if any(self._kept_whole(op) for op in self._plans):
             self._share_out(lines)
@@ -127,11 +140,24 @@ class _Measuring(ForwardSweep):
     def _keep(self, plan: Checkpoints) -> None:
         plan.keep(self.lines)
 
+    def _forward_body(self, op: Loop, values: Sweep) -> None:
+        heights = [f"_nb_logged{number}" for number in self._alone.get(op, [])]
+        if op not in self._plans and any(inner in self._plans for inner in walk(op.body)):
+            heights.append("_nb_height")
+        before = {height: self.program.names.fresh("_nb_before") for height in heights}
+        for height, kept in before.items():
+            self.lines.add(f"{kept} = {height}")
+        super()._forward_body(op, values)
+        for height, kept in before.items():
+            self.lines.add(f"{height} = {kept}")
+
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
-        if not save and not self._is_kept_whole(op.array):
+        if not save and self._logs(op):
             number = self._stacks.index(log_name(op.array))
-            self.lines.add(f"_nb_need{number} += {_ENTRIES * len(scalar_places(op.array, op.array.name, op.index))}")
+            entries = _ENTRIES * len(scalar_places(op.array, op.array.name, op.index))
+            self.lines.add(f"_nb_logged{number} += {entries}")
+            self.lines.add(f"_nb_need{number} = max(_nb_need{number}, _nb_logged{number})")
         if op in self._stored:
             self.lines.add(operation(op))
 

@@ -308,7 +308,7 @@ class _Reverse(LoopReversal):
             adjoint = element(ADJOINT + op.array.name, op.index)
             self._add(op.value, adjoint, lasting=False)
             self._overwritten(op)
-        if op in self.needs.replayed:
+        if self.needs.is_undone(op):
             self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
 
     def _reverse_atomic(self, op: Atomic) -> None:

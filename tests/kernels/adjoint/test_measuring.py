@@ -5,50 +5,11 @@ from __future__ import annotations
 import random
 import re
 
-import numpy as np
 import pytest
 
-from adjoint_as_python import floats_of, function, over, program_of
+from adjoint_as_python import copied, measured_and_taken
 from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
-from numbridge.kernels.adjoint.measuring import measure
-from numbridge.kernels.adjoint.reverse import reverse
-
-
-def copied(values):
-    return [v.copy() if isinstance(v, np.ndarray) else v for v in values]
-
-
-def measured_and_taken(kernel, dim, values):
-    """Return, for each thread, the entries that are counted on each stack, and those that the adjoint had there; and what
-    counts them."""
-    wanted = floats_of(kernel, values)
-    program = program_of(kernel, values)
-    made = reverse(program, wanted, "adjoint", bounded=True)
-    if not made.stacks:
-        return None
-    counting = measure(program, wanted, "counts")
-    names = [p.name for p in kernel.parameters]
-    adjoints = [np.ones(np.shape(values[names.index(name)])) for name in made.arrays]
-    count = function(counting.text, "counts", program.namespace)
-    run = function(made.text, "adjoint", program.namespace)
-    given, untouched = copied(values), copied(values)
-    counted, taken = [], []
-
-    def both(*index):
-        index = index[: len(program.hidden)]
-        counted.append([])
-        count(*index, *given, counted[-1])
-        stacks = []
-        run(*index, *values, *adjoints, stacks, None)
-        # A remembered element is one thing here, and two entries in memory.
-        taken.append([stacks[0].highest, *(2 * log.highest for log in stacks[1:])])
-        assert not any(stacks)
-
-    over((dim,) if isinstance(dim, int) else dim, both)
-    for name, one, other in zip(names, given, untouched, strict=True):
-        assert name in counting.changes or np.array_equal(one, other), f"{name} was changed\n{counting.text}"
-    return counted, taken, counting
 
 
 def check(kernel, dim, values):
