@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _MAX_NAMED_RANK = 4
+# By which a class shows that its instances are arrays.
+_OF_ARRAYS = ("shape", "dtype", "ndim", "__getitem__")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def annotation_of(
     ----------
     annotation : object
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
-        dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. Strings must have been evaluated by the caller.
+        dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. A class of arrays, such as `numpy.ndarray`,
+        `torch.Tensor` or `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of whatever framework.
+        Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, for the message.
 
@@ -138,7 +142,28 @@ def annotation_of(
             return ScalarAnnotation(scalar_of(annotation))
         except ConversionError:
             pass
-    raise NumbridgeTypeError(_refusal(annotation, parameter))
+    found = _array_class(annotation)
+    if found is None:
+        raise NumbridgeTypeError(_refusal(annotation, parameter))
+    return found
+
+
+def _array_class(annotation: Any) -> ArrayAnnotation | None:
+    """Return what a class of arrays asks for, or one with its shape and dtype given as `numpy.typing` does; None for others."""
+    owner = get_origin(annotation) or annotation
+    if not isinstance(owner, type) or issubclass(owner, np.generic | np.dtype):
+        return None
+    if not all(hasattr(owner, name) for name in _OF_ARRAYS):
+        return None
+    shape, kind = (*get_args(annotation), None, None)[:2]
+    extents = get_args(shape)
+    ndim = len(extents) if extents and Ellipsis not in extents else None
+    (scalar,) = get_args(kind) or (Any,)
+    try:
+        return ArrayAnnotation(scalar_of(scalar), ndim)
+    except ConversionError:
+        # Any, or an abstract class such as numpy.floating
+        return ArrayAnnotation(None, ndim)
 
 
 def _refusal(annotation: Any, parameter: str | None) -> str:

@@ -249,7 +249,7 @@ class _Writer:
         if type(value) in (bool, int, str) or value is None:
             return ast.Constant(value)
         if type(value) is float or type(value) is complex:
-            return self._weak(value)
+            return self.weak(value)
         if type(value) is tuple:
             parts = [self.literal(part) for part in value]
             if all(part is not None for part in parts):
@@ -265,7 +265,8 @@ class _Writer:
         name = ast.Name(self.claim(kind.__name__, kind), ast.Load())
         return ast.Call(name, [part for part in parts if part is not None], [])
 
-    def _weak(self, value: float | complex) -> ast.expr:
+    def weak(self, value: float | complex) -> ast.expr:
+        """Return a number of the kernel's floating type as an expression."""
         if self.weak_float == "float64" and np.isfinite(value):
             return ast.Constant(value)
         kind = self.weak_type(type(value))
@@ -284,7 +285,11 @@ class _Writer:
     def tree(self, source: FunctionSource) -> ast.FunctionDef:
         """Return one function's syntax tree."""
         tree = copy.deepcopy(source.tree)
+        weak = self.weak_float
+        if source.kept is not None:
+            self.weak_float = "float64"  # as in Numba, which compiles it by itself elsewhere
         body = _Rewriter(self, source).rewrite(tree)
+        self.weak_float = weak
         body.name = self.names[id(source)]
         body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
         body.args.posonlyargs = []
@@ -487,6 +492,8 @@ class _Rewriter(ast.NodeTransformer):
             return _of_block("grid_sync", [])
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
+        if static is not None and static.builtin and static.value is float and _is_text(node.args):
+            return self._spelled(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
             # NumPy's types take one number.
             made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
@@ -499,6 +506,15 @@ class _Rewriter(ast.NodeTransformer):
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
+
+    def _spelled(self, node: ast.Call) -> ast.expr:
+        """Return the number that a string spells, as in ``float("inf")``."""
+        text = ast.literal_eval(node.args[0])
+        try:
+            return self.writer.weak(float(text))
+        except ValueError:
+            message = f"float({text!r}): the string spells no number; write one, or float('inf')"
+            raise self.source.error(node, message) from None
 
     def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if found.kind == "tid":
@@ -643,6 +659,11 @@ class _Rewriter(ast.NodeTransformer):
         place = ast.Constant(self.writer.places)
         self.writer.places += 1
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, size, dtype], [])
+
+
+def _is_text(arguments: list[ast.expr]) -> bool:
+    """Tell whether a call is given one string."""
+    return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and type(arguments[0].value) is str
 
 
 def _of_block(operation: str, arguments: list[ast.expr]) -> ast.expr:

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -123,6 +124,8 @@ class FunctionSource:
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
         self.gradient: FunctionSource | None = None
+        # For an njit function, what it read when it was first looked at: Numba keeps that in its compiled code.
+        self.kept: tuple[Dependency, ...] | None = None
         self._frozen: dict[int, tuple[Any, Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
@@ -137,6 +140,7 @@ class FunctionSource:
         self.locals = frozenset({*self.parameters, *stored})
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         self._aliases = _single_aliases(self.nodes, self.locals, once)
+        self._constants = _single_values(self.nodes, once)
         self._unpacked = _unpacked_calls(self.nodes)
 
     def __repr__(self) -> str:
@@ -256,9 +260,14 @@ class FunctionSource:
         return None
 
     def fold(self, node: ast.AST) -> Any:
-        """Return the value of a constant expression of numbers and tuples, or `MISSING`."""
+        """Return the value of a constant expression of numbers and tuples, or `MISSING`.
+
+        A variable that is assigned once, such an expression, is one too.
+        """
         if isinstance(node, ast.Constant):
             return node.value
+        if isinstance(node, ast.Name) and node.id in self._constants:
+            return self.fold(self._constants[node.id])
         if isinstance(node, ast.Tuple):
             values = tuple(self.fold(element) for element in node.elts)
             return MISSING if any(value is MISSING for value in values) else values
@@ -381,6 +390,18 @@ def _single_aliases(nodes: list[Any], local: frozenset[str], once: set[str]) -> 
     return aliases
 
 
+def _single_values(nodes: list[Any], once: set[str]) -> dict[str, ast.expr]:
+    """Return what each local name is assigned that is assigned once, from earlier such names and what is no variable."""
+    values: dict[str, ast.expr] = {}
+    for node in nodes:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if isinstance(target, ast.Name) and target.id in once:
+            names = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+            if names.isdisjoint(once - values.keys()):
+                values[target.id] = node.value
+    return values
+
+
 def _chain_root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute):
         node = node.value
@@ -428,7 +449,8 @@ class Program:
     """A function and every device function that it reaches, callee before caller.
 
     Device functions are those that numbridge emits as text: `@nb.func` and `@cuda.jit(device=True)`. Functions
-    compiled by `numba.njit` stay Numba's. With `gradients`, the derivatives by hand of those functions are among them.
+    compiled by `numba.njit` stay Numba's. With `gradients`, the derivatives by hand of those functions are among them, and
+    functions compiled by `numba.njit`.
     """
 
     def __init__(self, root: FunctionSource, *, gradients: bool = False) -> None:
@@ -436,7 +458,6 @@ class Program:
         self._gradients = gradients
         self.sources: list[FunctionSource] = []
         self._known: dict[int, FunctionSource] = {id(root.function): root}
-        self._opaque: dict[int, FunctionSource | None] = {}
         self._visit(root, set())
 
     def callee(self, value: Any) -> FunctionSource | None:
@@ -447,18 +468,17 @@ class Program:
             if id(value.py_func) not in self._known:
                 self._known[id(value.py_func)] = FunctionSource(value.py_func, "func")
             return self._known[id(value.py_func)]
-        return None
+        # What Numba compiles by itself it also calls by itself; only a derivative is made of its source.
+        return _njit_source(value) if self._gradients and is_dispatcher(value) else None
 
     def compiled(self, value: Any) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None."""
         if not is_dispatcher(value):
             return None
-        if id(value) not in self._opaque:
-            try:
-                self._opaque[id(value)] = FunctionSource(value.py_func, "func")
-            except KernelError:
-                self._opaque[id(value)] = None
-        return self._opaque[id(value)]
+        try:
+            return _njit_source(value)
+        except KernelError:
+            return None
 
     def calls(self, source: FunctionSource) -> Iterator[tuple[ast.Call, FunctionSource]]:
         """Yield the calls of device functions in one source."""
@@ -472,6 +492,28 @@ class Program:
             callee = self.callee(static.value)
             if callee is not None:
                 yield node, callee
+
+    @property
+    def reads_njit(self) -> bool:
+        """Whether a function is among the sources that runs as Numba's own compiled code where no derivative is made."""
+        return any(source.kept is not None for source in self.sources)
+
+    def check_kept(self) -> None:
+        """Refuse to make a derivative of what an njit function reads now, if that is not what its compiled code has.
+
+        Raises
+        ------
+        KernelError
+            If a global has changed since the function was first looked at.
+        """
+        for source in self.sources:
+            for dependency in source.kept or ():
+                if not dependency.is_unchanged():
+                    raise source.error(
+                        source.tree,
+                        f"{source.name} is compiled by Numba, which keeps the value that {dependency} had then, and it has "
+                        "changed since; decorate the function with @nb.func, or pass the value as an argument",
+                    )
 
     def compiled_functions(self) -> Iterator[Any]:
         """Yield the njit functions that the program refers to, without repeats."""
@@ -500,6 +542,18 @@ class Program:
         if self._gradients and source.gradient is not None and id(source.gradient) not in seen:
             self._visit(source.gradient, seen)
         self.sources.append(source)
+
+
+_NJIT: WeakKeyDictionary[Any, FunctionSource] = WeakKeyDictionary()
+
+
+def _njit_source(dispatcher: Any) -> FunctionSource:
+    """Return the source of an njit function, which remembers what it read when it was first asked for."""
+    found = _NJIT.get(dispatcher)
+    if found is None:
+        found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func")
+        found.kept = tuple(found.read())
+    return found
 
 
 def _is_load(node: ast.AST) -> bool:

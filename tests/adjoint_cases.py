@@ -503,7 +503,50 @@ def long_one(x, a, y, n):
 
 index = np.array([2, 0, 3, 1, 4])
 
+TABLE = np.array([0.5, 1.5, 2.5])
+PAIRS = ((1.0, 2.0), (3.0, 4.0))
+
+
+@kernel
+def chosen(x, y, n):
+    """Elements of tuples by numbers that only the thread knows, also from the end."""
+    i = tid()
+    t = (x[i], math.sin(x[i]), 3.0 * x[i] * x[0])
+    total = t[i % 3] + (x[1], 2.0 * x[i])[n % 2] * PAIRS[i % 2][1] + t[-1 - i % 3]
+    pairs = ((x[0], x[i]), (x[i] * x[i], 0.5))
+    for k in range(n):
+        a, b = pairs[k % 2]
+        total += a * b * TABLE[(i + k) % 3]
+    y[i] = total
+
+
+@kernel
+def limits(x, y):
+    i = tid()
+    low, high = float("inf"), -float("inf")
+    for k in range(x.shape[0]):
+        low = min(low, x[k] * (i + 1))
+        high = max(high, x[k] * x[i])
+    y[i] = low * high + min(x[i], math.inf) - max(x[i] * x[i], float("-inf"))
+
+
+@kernel
+def extents_by_name(x, y):
+    """Local memory whose shape is said by variables."""
+    i = tid()
+    rows = 2
+    shape = (rows, rows + 1)
+    t = cuda.local.array(shape, np.float64)
+    for j in range(rows):
+        for k in range(3):
+            t[j, k] = x[i] * x[j] + k
+    y[i] = t[1, 2] * t[0, i % 3]
+
+
 CASES = [
+    (chosen, 3, uniform(5), uniform(3), 3),
+    (limits, 5, uniform(5), uniform(5)),
+    (extents_by_name, 5, uniform(5), uniform(5)),
     (saxpy, 5, uniform(5), uniform(5), 2.5),
     (overwritten_locals, 5, uniform(5), uniform(5)),
     (branches, 5, uniform(5), uniform(5)),

@@ -228,6 +228,8 @@ def _program(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -
         program, rewritten = kernel.program(parameters[: len(kernel.base.parameters)], weak)
     else:
         rewritten = rewrite(kernel.source, weak, gradients=True)
+        if rewritten.program.reads_njit:
+            raise KernelUnsupportedError(f"{kernel.name} calls functions that run as compiled code")
         program = build(rewritten, parameters)
     if program.in_blocks:
         raise KernelUnsupportedError(f"the threads of {kernel.name} work together")

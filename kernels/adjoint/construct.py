@@ -101,7 +101,11 @@ class Construct:
         if str(kind) == "int64" and isinstance(number, int):
             return Value(f"{number}" if number >= 0 else f"({number})", kind, number, literal)
         if not np.isfinite(number):
-            return Value(f'{self.type_name(kind)}("{float(number)}")', kind, number)
+            # What is no number has no literal, and CUDA reads no strings.
+            sign = "minus_" if number < 0 else ""
+            name = f"_nb_{sign}{'nan' if np.isnan(number) else 'inf'}_{kind}"
+            self.namespace[name] = getattr(np, str(kind))(number)
+            return Value(name, kind, number)
         number = float(number) if inference.is_float_type(kind) else int(number)
         return Value(f"{self.type_name(kind)}({number!r})", kind, number)
 

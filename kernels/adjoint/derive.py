@@ -193,8 +193,9 @@ class Derivative(Kernel):
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that decides what this is."""
-        sources = SourceProgram(self.source, gradients=True).sources
-        return tuple(dependency for source in sources for dependency in source.read())
+        program = SourceProgram(self.source, gradients=True)
+        program.check_kept()
+        return tuple(dependency for source in program.sources for dependency in source.read())
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
         """Yield what was derived, and by what, from the kernel on."""
@@ -216,6 +217,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.fence import check_races
 
         rewritten = rewrite(self.source, weak, gradients=True)
+        rewritten.program.check_kept()
         program = build(rewritten, parameters)
         check_races(program)
         return program, rewritten

@@ -101,6 +101,10 @@ class Expressions(Scope, ABC):
         raise self._refused(node, f"this expression ({type(node).__name__}) has no derivative; write it with numbers")
 
     def _constant(self, node: ast.Constant) -> Value:
+        if type(node.value) is complex:
+            raise self._refused(
+                node, "complex numbers have no derivative; keep real and imaginary parts in real variables and arrays"
+            )
         if type(node.value) not in (bool, int, float):
             raise self._refused(node, f"{node.value!r} cannot be used in a kernel that is differentiated; use numbers")
         return self.constant(node.value, literal=True)
@@ -215,7 +219,31 @@ class Expressions(Scope, ABC):
         place = self._expression(node.slice)
         if isinstance(place, Value) and type(place.constant) is int and -len(items) <= place.constant < len(items):
             return items[place.constant]
-        raise self._refused(node, "the elements of a tuple are chosen by a constant here; use if, or an array")
+        if not items or not isinstance(place, Value) or place.constant is not None:
+            raise self._refused(node, f"a tuple of {len(items)} is indexed by integers within it")
+        if not isinstance(types.unliteral(place.type), types.Integer):
+            raise self._refused(node, f"a tuple is indexed by integers, and this is {place.type}")
+        if len({_kinds(item) for item in items}) > 1:
+            raise self._refused(
+                node,
+                "the elements of a tuple of several types are chosen by a constant; use if, or make them of one type",
+            )
+        size = self.constant(len(items))
+        below = self.apply("lt", place, self.constant(0))
+        at = self._choice(node, below, lambda: self.apply("add", place, size), lambda: place)
+        return self._chosen(node, items, at)
+
+    def _chosen(self, node: ast.Subscript, items: Sequence[Binding], at: Value, first: int = 0) -> Binding:
+        """Return one of some things by a number that only the running kernel knows."""
+        if len(items) == 1:
+            return items[0]
+        half = len(items) // 2
+        return self._choice(
+            node,
+            self.apply("lt", at, self.constant(first + half)),
+            lambda: self._chosen(node, items[:half], at, first),
+            lambda: self._chosen(node, items[half:], at, first + half),
+        )
 
     def _selected(self, node: ast.Subscript, base: Binding) -> Binding:
         """Return what an index selects; elements, records and rows in memory are not loaded."""
@@ -416,3 +444,10 @@ class Expressions(Scope, ABC):
         if isinstance(node.op, ast.And):
             return self._choice(node, first, lambda: self._boolean(node, parts[1:]), lambda: first)
         return self._choice(node, first, lambda: first, lambda: self._boolean(node, parts[1:]))
+
+
+def _kinds(item: Binding) -> Any:
+    """Return what Numba compares of the elements of a tuple."""
+    if isinstance(item, tuple):
+        return tuple(map(_kinds, item))
+    return types.unliteral(item.type) if isinstance(item, Value) else item

@@ -29,7 +29,7 @@ def lane_source(
         return None  # a program knows no floats of 8 bits, and no elements of narrow ones
     try:
         rewritten = rewrite(source, weak, gradients=True)
-        if rewritten.printing() is not None:
+        if rewritten.printing() is not None or rewritten.program.reads_njit:
             return None
         program = build(rewritten, parameters)
     except KernelError:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numba import njit
 
 from adjoint_as_python import check, run_adjoint
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
@@ -17,11 +16,6 @@ from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.launch import launch
 
 TABLE = np.array([1.0, 2.0, 3.0])
-
-
-@njit
-def compiled(value):
-    return value * 2.0
 
 
 @func
@@ -35,12 +29,6 @@ def endless(value, n):
 def gamma(x, y):
     i = tid()
     y[i] = math.gamma(x[i])
-
-
-@kernel
-def library(x, y):
-    i = tid()
-    y[i] = compiled(x[i])
 
 
 @kernel
@@ -171,8 +159,7 @@ REFUSED = [
         "then[i] = 2.0 * now[i]",
     ),
     (gamma, "gamma has no derivative here; give one with @nb.func_grad", "y[i] = math.gamma(x[i])"),
-    (library, "compiled has no derivative here; write it as a function decorated with @nb.func", "compiled(x[i])"),
-    (noise, "random has no derivative here", "random.random()"),
+    (noise, "random has no derivative here; write it as a function decorated with @nb.func", "random.random()"),
     (sliced, "slices have no derivative; write a loop over the elements", "x[:2][0]"),
     (whole_row, "is given an array, through which gradients do not pass; use a loop", "np.sum(x)"),
     (unassigned, "t may not have been assigned here; assign it on every path before this", "t = t * x[i]"),

@@ -1,0 +1,137 @@
+"""Derivatives of kernels that call functions which Numba compiles by itself (`numba.njit`)."""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+
+STRETCH = 2.0
+
+
+@numba.njit
+def stretched(a):
+    return a * STRETCH
+
+
+@numba.njit
+def summed(a, weight=0.5):
+    total = 0.0
+    for j in range(3):
+        total += math.sin(stretched(a) * j) * weight
+    if total < 0:
+        return -total
+    return total
+
+
+@numba.njit(fastmath=True)
+def stored(a, y, i):
+    y[i] = a * a * 2.0
+
+
+@nb.kernel
+def sums(x, y):
+    i = nb.tid()
+    y[i] = summed(x[i]) + summed(x[i], weight=2.0) * 1.5
+
+
+@nb.kernel
+def stores(x: nb.array1d[nb.float64], y: nb.array1d[nb.float64]):
+    i = nb.tid()
+    stored(x[i] * x[i], y, i)
+
+
+def gradient(kernel, x):
+    made = np.zeros_like(x)
+    y = np.zeros_like(x)
+    kernel.forall(len(x))(x, y)
+    kernel.adjoint(["x", "y"]).forall(len(x))(x, y, made, np.ones_like(x))
+    return made
+
+
+def difference(kernel, x, step=1e-6):
+    ends = []
+    for sign in (1, -1):
+        y = np.zeros_like(x)
+        kernel.forall(len(x))(x + sign * step, y)
+        ends.append(y)
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("kernel", [sums, stores], ids=lambda kernel: kernel.name)
+def test_gradients_are_differences(kernel):
+    x = np.linspace(0.1, 1.1, 7)
+    assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
+
+
+def test_second_derivatives_and_operators():
+    x = torch.linspace(0.1, 1.1, 7, dtype=torch.float64, requires_grad=True)
+    op = nb.torch_op(stores, outputs="y", launch_dims=lambda x: x.shape[0])
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.allclose(first, 8 * x**3) and torch.allclose(second, 24 * x**2)
+
+
+def test_numbers_in_such_functions_are_float64():
+    """As in the compiled function itself, whose result is rounded once, where it is stored."""
+
+    @numba.njit
+    def third(a):
+        return a * (1.0 / 3.0) * a
+
+    @nb.kernel
+    def thirds(x, y):
+        i = nb.tid()
+        y[i] = third(x[i])
+
+    x = np.linspace(1.0, 2.0, 50, dtype=np.float32)
+    wanted = x.astype(np.float64) * (2.0 / 3.0)
+    assert np.allclose(gradient(thirds, x), wanted, rtol=6e-8, atol=0)
+
+
+def test_the_gradient_on_cuda_is_that_on_the_cpu():
+    x = np.linspace(0.1, 1.1, 7)
+    expected = gradient(sums, x)
+    with emulated_cuda() as emulation:
+        made = np.zeros(7)
+        there = [emulation.on_device(a) for a in (x.copy(), np.zeros(7), made, np.ones(7))]
+        sums.adjoint(["x", "y"]).forall(7)(*there)
+    assert np.allclose(made, expected, rtol=1e-12)
+
+
+def test_a_global_that_changed_is_refused(monkeypatch):
+    """Numba's compiled code has the value that it found first, and goes on with it."""
+    x = np.linspace(0.1, 1.1, 7)
+    expected = np.zeros(7)
+    sums.forall(7)(x, expected)
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "STRETCH", 3.0)
+        y = np.zeros(7)
+        sums.forall(7)(x, y)
+        assert (y == expected).all()
+        with pytest.raises(
+            nb.KernelError, match=r"stretched is compiled by Numba, which keeps the value that 'STRETCH' had"
+        ):
+            gradient(sums, x)
+    assert np.allclose(gradient(sums, x), difference(sums, x), rtol=1e-6)
+
+
+def test_what_cannot_be_read_is_refused_with_its_place():
+    @numba.njit
+    def listed(a):
+        both = [a, a]
+        return both[0]
+
+    @nb.kernel
+    def lists(x, y):
+        i = nb.tid()
+        y[i] = listed(x[i])
+
+    with pytest.raises(nb.KernelUnsupportedError, match=r"a list cannot be used(.|\n)*both = \[a, a\]"):
+        lists.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
