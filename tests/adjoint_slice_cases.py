@@ -34,11 +34,6 @@ def ends(row):
     return row[0] * row[-1] + row[-2] * len(row)
 
 
-@func
-def without_ends(row):
-    return row[1:-1]
-
-
 @kernel
 def slices(x, y):
     i = tid()
@@ -54,7 +49,7 @@ def columns(x, y):
     i = tid()
     column = x[:, 1]
     inner = x[1:, 1:][::-1]
-    y[i] = column[i] * norm(x[i]) + norm(column[1:]) + inner[0, -1] * inner[-1][0] + ends(without_ends(x[i]))
+    y[i] = column[i] * norm(x[i]) + norm(column[1:]) + inner[0, -1] * inner[-1][0] + ends(x[i][1:-1])
 
 
 @kernel

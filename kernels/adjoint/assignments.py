@@ -16,6 +16,7 @@ from numbridge.kernels.adjoint.element_program import components, replaced, with
 from numbridge.kernels.adjoint.ir import Array, Loop, Region, Store, Value
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsError, whole_element
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
+from numbridge.kernels.adjoint.scope import COUNTED
 from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.element_stores import PARTS
 
@@ -137,7 +138,7 @@ class Assignments(Calls):
                 self._fill_along(target, self._narrowed(target, found, [self.constant(k)]), value, extents[1:])
             return
         index = self.value("k", types.int64)
-        self._nonnegative.add(index)
+        self._nonnegative[index] = COUNTED
         body: Region = []
         with self._into(body):
             self._fill_along(target, self._narrowed(target, found, [index]), value, extents[1:])

@@ -32,7 +32,7 @@ from numbridge.kernels.adjoint.iteration import Elements, Iteration
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.memory_parts import NeedsComponentsError, memory_key
 from numbridge.kernels.adjoint.record_program import Records
-from numbridge.kernels.adjoint.scope import Frame
+from numbridge.kernels.adjoint.scope import COUNTED, Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.block_source import THREAD
@@ -78,7 +78,7 @@ class _Builder(Iteration):
         """Read the kernel."""
         tree = self._rewritten.trees[id(self._root)]
         self._env = {value.name: value for value in self.hidden}
-        self._nonnegative.update(self.hidden)
+        self._nonnegative |= dict.fromkeys(self.hidden, COUNTED)
         if self._rewritten.in_blocks:
             self._env[THREAD] = Value(THREAD, types.int64)
         for parameter in self.parameters:
@@ -241,8 +241,7 @@ class _Builder(Iteration):
             index = self.value("trip" if elements else _loop_variable(node), inference.range_type(bounds))
             self.type_name(index.type)
             bounds = [self._cast_in(self.region, bound, types.int64) for bound in _three(bounds, self.constant)]
-            if (bounds[0].constant or 0) >= 0 and bounds[0].constant is not None and (bounds[2].constant or -1) > 0:
-                self._nonnegative.add(index)
+            self._note_sign(index, bounds)
         outer = self.region
         if index is None:
             if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test)):
@@ -260,6 +259,12 @@ class _Builder(Iteration):
         self.region, self._env = outer, before
         leave = after[node.leave] if node.leave else None
         return carried, Loop(index, bounds, test, condition, body, [], leave), after
+
+    def _note_sign(self, index: Value, bounds: Sequence[Value]) -> None:
+        """Note that the variable of a loop is never negative, if it begins so and grows."""
+        start, _, step = bounds
+        if step.constant is not None and step.constant > 0 and self._bits(start) is not None:
+            self._nonnegative[index] = 1 + max(self._bits(start) or 0, COUNTED + step.constant.bit_length() - 1)
 
     def _carried_types(
         self, kinds: Mapping[str, Any], assigned: Sequence[str], after: Mapping[str, Binding]

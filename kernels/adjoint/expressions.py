@@ -47,6 +47,7 @@ _INTEGER = {
 _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 # What Python's operators are called in the table of what elements can do.
 _ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
+_BITS = 63  # of an integer without its sign
 
 
 def _is_ellipsis(node: ast.expr) -> bool:
@@ -347,7 +348,7 @@ class Expressions(Scope):
 
     def _along(self, axis: Any, chosen: Any, extent: Callable[[], Value]) -> windows.Axis:
         if isinstance(chosen, Cut):
-            return windows.cut(self, axis, chosen, extent)
+            return windows.cut(self, axis, chosen, extent, self._nonnegative)
         return windows.place(self, axis, chosen, nonnegative=chosen in self._nonnegative)
 
     def _cuts(self, node: ast.Subscript) -> list[Value | Cut | EllipsisType]:
@@ -372,7 +373,10 @@ class Expressions(Scope):
         value = self._expression(node)
         if not isinstance(value, Value) or not isinstance(value.type, types.Integer):
             raise self._refused(node, "the parts of a slice are integers; convert with int(...)")
-        return windows.as_int64(self, value)
+        made = windows.as_int64(self, value)
+        if value in self._nonnegative:
+            self._nonnegative[made] = self._nonnegative[value]
+        return made
 
     def _step(self, node: ast.expr | None) -> Value | None:
         value = self._bound(node)
@@ -420,7 +424,19 @@ class Expressions(Scope):
             function = Function("integer", f"{{0}} {symbol} {{1}}", primitive)
         else:
             raise self._refused(node, "this operator has no derivative")
-        return self._checked(node, function, [left, right])
+        made = self._checked(node, function, [left, right])
+        bits, more = self._bits(left), self._bits(right)
+        if key in ("add", "mul") and bits is not None and more is not None:
+            most = bits + more if key == "mul" else max(bits, more) + 1
+            if most < _BITS:
+                self._nonnegative[made] = most
+        return made
+
+    def _bits(self, value: Value) -> int | None:
+        """Return how many bits an integer has that is certainly not negative; None for others."""
+        if type(value.constant) is int:
+            return value.constant.bit_length() if value.constant >= 0 else None
+        return self._nonnegative.get(value)
 
     def _on_elements(self, node: Any, name: str, *operands: Value) -> Value:
         made = operate(self, name, *operands)

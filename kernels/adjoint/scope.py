@@ -23,13 +23,16 @@ from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.rewriting import Rewritten
 from numbridge.kernels.source import FunctionSource
 
-__all__ = ["Frame", "Scope"]
+__all__ = ["COUNTED", "Frame", "Scope"]
 
 
 _DIFFERENT = Missing(
     "is not the same array, or not a number, on every path to here",
     "use each of them where it is chosen, or put both into one array and choose by an index",
 )
+
+
+COUNTED = 40  # bits of what is counted one by one
 
 
 @dataclass
@@ -66,8 +69,8 @@ class Scope(Construct, ABC):
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
         self._in_components = in_components
-        # Integers that are certainly not negative, so that no index counts from the end
-        self._nonnegative: set[Value] = set()
+        # Integers that are certainly not negative, so that no index counts from the end, and how many bits they have at most
+        self._nonnegative: dict[Value, int] = {}
         # Arrays of elements of which a part is taken where they are loaded, and those with other accesses
         self._in_parts: set[Array] = set()
         self._as_wholes: set[Array] = set()

@@ -7,7 +7,7 @@ slices. This module adds the integers that takes to a program, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from numba import types
@@ -87,15 +87,18 @@ def open_axes(view: View | Window) -> list[int]:
     return [k for k, axis in enumerate(axes_of(view)) if not isinstance(axis, Value)]
 
 
-def cut(construct: Construct, axis: Span | None, given: Cut, extent: Callable[[], Value]) -> Span | None:
-    """Return what a slice leaves of an axis, whose whole extent is `extent`."""
+def cut(
+    construct: Construct, axis: Span | None, given: Cut, extent: Callable[[], Value], sure: Collection[Value] = ()
+) -> Span | None:
+    """Return what a slice leaves of an axis, whose whole extent is `extent`; integers that are `sure` are not negative."""
     step = construct.constant(1) if given.step is None else given.step
     if given.stop is None and step.constant == 1 and (given.start is None or given.start.constant == 0):
         return axis
     if step.constant is None:
         _check_step(construct, step)
     whole = extent() if axis is None else axis.length
-    start, stop = _start(construct, given.start, whole, step), _stop(construct, given.stop, whole, step)
+    start = _start(construct, given.start, whole, step, sure=_is_sure(given.start, sure))
+    stop = _stop(construct, given.stop, whole, step, sure=_is_sure(given.stop, sure))
     length = _length(construct, start, stop, step)
     if axis is None:
         return Span(start, step, length)
@@ -195,39 +198,43 @@ def _check_step(construct: Construct, step: Value) -> None:
     construct.add(If(zero, [failed], [], []))
 
 
-def _start(construct: Construct, bound: Value | None, whole: Value, step: Value) -> Value:
+def _is_sure(value: Value | None, sure: Collection[Value]) -> bool:
+    if value is None or value.constant is not None:
+        return value is not None and bool(value.constant >= 0)
+    return value in sure
+
+
+def _start(construct: Construct, bound: Value | None, whole: Value, step: Value, *, sure: bool) -> Value:
     if bound is None:
         return _by_sign(construct, step, lambda: construct.constant(0), lambda: _less_one(construct, whole))
-    if bound.constant is not None and bound.constant >= 0 and step.constant is not None and step.constant > 0:
+    if sure and step.constant is not None and step.constant > 0:
         return bound  # beyond the end nothing is left, wherever that would begin
-    return _clipped(construct, bound, whole, step)
+    return _clipped(construct, bound, whole, step, sure=sure)
 
 
-def _stop(construct: Construct, bound: Value | None, whole: Value, step: Value) -> Value:
+def _stop(construct: Construct, bound: Value | None, whole: Value, step: Value, *, sure: bool) -> Value:
     if bound is None:
         return _by_sign(construct, step, lambda: whole, lambda: construct.constant(-1))
-    return _clipped(construct, bound, whole, step)
+    return _clipped(construct, bound, whole, step, sure=sure)
 
 
-def _clipped(construct: Construct, bound: Value, whole: Value, step: Value) -> Value:
+def _clipped(construct: Construct, bound: Value, whole: Value, step: Value, *, sure: bool) -> Value:
     """Return a bound as Python clips it: to the extent, or one below it where the step is negative."""
-    texts = ("{0} if {0} < {1} else {1}", "{1} + {0} if {1} + {0} > 0 else 0")
-    back = ("{0} if {0} < {1} else {1} - 1", "{1} + {0} if {1} + {0} >= 0 else -1")
+    ahead = _text("{0} if {0} < {1} else {1}", "{1} + {0} if {1} + {0} > 0 else 0", bound, sure=sure)
+    back = _text("{0} if {0} < {1} else {1} - 1", "{1} + {0} if {1} + {0} >= 0 else -1", bound, sure=sure)
     return _by_sign(
         construct,
         step,
-        lambda: _bound(construct, bound, whole, *texts, lambda b, n: slice(b, None).indices(n)[0]),
-        lambda: _bound(construct, bound, whole, *back, lambda b, n: slice(b, None, -1).indices(n)[0]),
+        lambda: _made(construct, "bound", ahead, lambda b, n: slice(b, None).indices(n)[0], bound, whole),
+        lambda: _made(construct, "bound", back, lambda b, n: slice(b, None, -1).indices(n)[0], bound, whole),
     )
 
 
-def _bound(
-    construct: Construct, bound: Value, whole: Value, above: str, below: str, known: Callable[[int, int], int]
-) -> Value:
-    text = f"({above}) if {{0}} >= 0 else ({below})"
-    if bound.constant is not None:
-        text = below if bound.constant < 0 else above
-    return _made(construct, "bound", text, known, bound, whole)
+def _text(above: str, below: str, bound: Value, *, sure: bool) -> str:
+    """Return the text for a bound of either sign, as far as the sign is not known."""
+    if sure or bound.constant is not None:
+        return above if sure else below
+    return f"({above}) if {{0}} >= 0 else ({below})"
 
 
 def _length(construct: Construct, start: Value, stop: Value, step: Value) -> Value:

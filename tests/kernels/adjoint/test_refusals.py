@@ -198,6 +198,13 @@ def neighbours(x, y):
 
 
 @kernel
+def neighbours_in_slices(x, y):
+    i = tid()
+    part = x[i : i + 2]
+    x[i] = part[1] * y[i]
+
+
+@kernel
 def neighbours_of_the_first(x, y):
     i = tid()
     y[i] = 2.0 * x[i]
@@ -299,6 +306,7 @@ REFUSED = [
     (returned, "the value that an atomic operation returns carries no gradient", "atomic_add(y, 0, x[i])"),
     (read_after_atomic, "the kernel changes atomically; read it in another kernel", "x[i] = y[0] * y[1]"),
     (neighbours, "'x' here that another thread writes", "x[i] = x[i - 1] * y[i]"),
+    (neighbours_in_slices, "'x' here that another thread writes", "x[i] = part[1] * y[i]"),
     (neighbours_of_the_first, "'y' here that another thread writes", "x[i] = y[i + 1]"),
     (
         iterated,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from adjoint_as_python import check, oracle, replay
 from adjoint_programs import declared
+from adjoint_slice_cases import SLICES
 from adjoint_slice_programs import SliceWriter
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.intrinsics import tid
@@ -37,6 +38,16 @@ def test_random_slices(random, seed):
     for got, wanted in zip(copies, oracle(kernel, (1,), values), strict=True):
         assert np.array_equal(got, wanted), text
     check(kernel, 1, *values)
+
+
+@pytest.mark.parametrize("case", SLICES, ids=lambda case: case[0].name)
+def test_the_kernels_themselves_compile(case):
+    base, dim, *values = case
+    given = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+    launch(base, dim, given)
+    for got, wanted in zip(given, oracle(base, (dim,), values), strict=True):
+        assert np.allclose(got, wanted, rtol=1e-13)
+    assert ".visible .entry" in base.ptx(*given, capability=(9, 0))
 
 
 @kernel
@@ -92,5 +103,7 @@ def test_a_step_of_zero_ends_the_kernel_and_its_derivatives():
     given = [x, y, 0, 2, 0, 0, 1]
     for run in (chosen_at_run_time, chosen_at_run_time.adjoint(["x", "y"]), chosen_at_run_time.tangent(["x", "y"])):
         more = [] if run is chosen_at_run_time else [np.ones((2, 3)), np.ones((2, 8))]
-        with pytest.raises(KernelError, match="raised an exception in one of its threads.*a slice with a step of zero"):
+        with pytest.raises(
+            KernelError, match=r"raised an exception in one of its threads.*a slice with a step of zero"
+        ):
             run.forall(2)(*given, *more)
