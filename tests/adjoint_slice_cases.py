@@ -80,7 +80,14 @@ def reassigned(x, y, a, b):
         else:
             chosen = x[k + 0, 1:]
         s = s * row[0] + math.sin(chosen[1]) * part[k % 2]
-    y[i] = s
+    other = x[i] if s > 1.0 else x[0]
+    y[i] = s * other[-1]
+    if s > 0.2:
+        late = x[2 - i, 1:]
+        for extent in x.shape:
+            y[i] += extent * s
+    if s > 0.2:
+        y[i] *= late[1]
 
 
 @kernel

@@ -1,13 +1,19 @@
-"""Slices and loops over elements in kernels that are differentiated: what they select is what Python selects."""
+"""Slices and loops over elements in kernels that are differentiated: what they select is what Python selects.
+
+NUMBRIDGE_COMPILED_SLICES is how many random kernels are compiled, and may be followed by a comma and the first one's number.
+"""
 
 from __future__ import annotations
+
+import os
+import random as standard_random
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adjoint_as_python import check, oracle, replay
+from adjoint_as_python import check, oracle, replay, run_adjoint
 from adjoint_programs import declared
 from adjoint_slice_cases import SLICES
 from adjoint_slice_programs import SliceWriter
@@ -15,6 +21,8 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import launch
+
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "8").split(","), "0"][:2])
 
 
 def random_program(random, seed, **how):
@@ -48,6 +56,22 @@ def test_the_kernels_themselves_compile(case):
     for got, wanted in zip(given, oracle(base, (dim,), values), strict=True):
         assert np.allclose(got, wanted, rtol=1e-13)
     assert ".visible .entry" in base.ptx(*given, capability=(9, 0))
+
+
+@pytest.mark.parametrize("number", range(FIRST, FIRST + COUNT))
+def test_compiled_random_slices(number):
+    """The compiled kernel against plain Python, and its compiled adjoint against the same text run as Python."""
+    text, base, values = random_program(standard_random.Random(number), number)
+    copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+    launch(base, 1, copies)
+    for got, wanted in zip(copies, oracle(base, (1,), values), strict=True):
+        assert np.allclose(got, wanted, rtol=1e-13), text
+    cotangents = {name: np.random.default_rng(1).normal(size=values[k].shape) for k, name in enumerate("xyz")}
+    wanted = {name: value.copy() for name, value in cotangents.items()}
+    run_adjoint(base, (1,), values, wanted)
+    base.adjoint(["x", "y", "z"]).forall(1)(*values, *cotangents.values())
+    for name, got in cotangents.items():
+        assert np.allclose(got, wanted[name], rtol=1e-9, atol=1e-12), text
 
 
 @kernel
