@@ -61,7 +61,9 @@ class SliceWriter:
                 text, part = self.slice()
                 texts.append(text)
                 parts.append(part)
-        return (", ".join(texts), tuple(parts)) if parts else None
+        if texts in ([], ["..."]):  # Numba has no ellipsis alone
+            return None
+        return ", ".join(texts), tuple(parts)
 
     def selected(self, name: str, array: np.ndarray, *, must_slice: bool = False) -> tuple[str, Any]:
         """Return a text of one to three subscripts, and what it selects."""

@@ -22,7 +22,7 @@ from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import launch
 
-COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "8").split(","), "0"][:2])
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "5").split(","), "0"][:2])
 
 
 def random_program(random, seed, **how):
