@@ -22,6 +22,7 @@ from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import launch
 
+PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "200"))
 COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "5").split(","), "0"][:2])
 
 
@@ -32,14 +33,14 @@ def random_program(random, seed, **how):
 
 
 @settings(
-    max_examples=200,
+    max_examples=PROGRAMS,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 @given(st.randoms(use_true_random=False), st.integers(0, 1000))
-def test_random_slices(random, seed):
+def test_random_programs_with_slices(random, seed):
     text, kernel, values = random_program(random, seed)
     copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
     replay(kernel, (1,), copies)

@@ -18,8 +18,8 @@ from numba import cuda
 import numbridge as nb
 from adjoint_as_python import floats_of, program_of, run_adjoint
 from adjoint_cases import CASES, in_place_nested, name_of, prefix_products, squares_in_a_loop
-from adjoint_slice_cases import stored_in_the_loop, written_slices
 from adjoint_programs import Writer, arguments, declared
+from adjoint_slice_cases import stored_in_the_loop, written_slices
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels import cuda_driver
