@@ -9,6 +9,7 @@ import math
 import numpy as np
 from numba import cuda
 
+from adjoint_slice_cases import SLICES
 from numbridge.kernels.intrinsics import atomic_add, atomic_sub, tid
 from numbridge.kernels.kernel import func, kernel
 
@@ -589,6 +590,7 @@ CASES = [
     (undefined_on_one_path, 4, uniform(4), uniform(4)),
     (counter_dependent, 3, uniform(6), uniform(3), 6),
     (assertive, 3, uniform(4), uniform(3), 4),
+    *SLICES,
 ]
 
 

@@ -1,6 +1,6 @@
 """Kernels whose threads work together and that have derivatives, with arguments; and what tells whether these are right."""
 
-# ruff: noqa: B007 - kernels as users write them
+# ruff: noqa: B007, B905 - kernels as users write them
 
 from __future__ import annotations
 
@@ -637,7 +637,27 @@ def two_halves_in_turn(x, y, n):
 
 
 Case = tuple[Any, Any, int, list[Any]]
+
+
+@nb.kernel
+def shared_slices(x, y):
+    """Slices of shared memory, through which threads read what others stored."""
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    s = cuda.shared.array(32, np.float64)
+    s[t] = x[i]
+    cuda.syncthreads()
+    left, right = s[:16], s[16:][::-1]
+    total = 0.0
+    for a, b in zip(left, right):
+        total += a * b
+    cuda.syncthreads()
+    s[t:][0] *= total
+    cuda.syncthreads()
+    y[i] = s[1:][(t + 3) % 31] * right[t % 16] * x[i]
+
+
 CASES: list[Case] = [
+    (shared_slices, 64, 32, [uniform(64), zeros(64)]),
     (sums_of_squares, 128, 64, [uniform(128), zeros(2)]),
     (products, 64, 32, [uniform(64, low=0.8, high=1.2), zeros(2)]),
     (stepped, 96, 48, [uniform(96), zeros(96), 4]),

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
 from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
-from numbridge.kernels.adjoint.ir import Array, Store, Value
+from numbridge.kernels.adjoint.ir import Array, Loop, Region, Store, Value
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsError, whole_element
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
+from numbridge.kernels.adjoint.scope import COUNTED
+from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.element_stores import PARTS
 
 __all__ = ["Assignments"]
+
+MOST_WRITTEN_OUT = 32  # stores of one value to a slice, which are a loop where they are more, or where nobody knows
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,12 @@ class Assignments(Calls):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         return self._memory_place(target, self._indexed(target, owner))
 
-    def _memory_place(self, target: ast.expr, found: View | Records) -> _Place:
-        if len(found.index) != found.ndim:
-            return _Place(lambda: found, lambda value: self._whole_row(target))
+    def _memory_place(self, target: ast.expr, found: View | Window | Records) -> _Place:
+        if isinstance(found, Window) or (isinstance(found, View) and not found.is_element):
+            return _Place(lambda: found, lambda value: self._fill(target, found, value))
         if isinstance(found, Records):
+            if len(found.index) != found.ndim:
+                return _Place(lambda: found, lambda value: self._whole_row(target))
             return _Place(lambda: found, lambda value: self._copy_record(target, found, value))
         part = whole_element(found)
         if part is not None:
@@ -102,6 +111,38 @@ class Assignments(Calls):
         raise self._refused(
             target, "a whole row cannot be assigned to in a kernel that is differentiated; write a loop"
         )
+
+    def _fill(self, target: ast.expr, found: View | Window, value: Binding) -> None:
+        """Store one value to all elements of some rows, or of a slice."""
+        if not isinstance(value, Value):
+            raise self._refused(
+                target,
+                "only a number can be assigned to a whole row or slice, for there is no memory for a copy; write a loop",
+            )
+        if (
+            inference.element_of(value.type) is None
+            and inference.element_of(found.array.whole or found.array.dtype) is None
+        ):
+            value = self.cast(value, found.array.dtype)
+        self._fill_along(target, found, value, [extent() for extent in self._extents(found)])
+
+    def _fill_along(self, target: ast.expr, found: View | Window, value: Value, extents: Sequence[Value]) -> None:
+        if not extents:
+            self._memory_place(target, found).write(value)
+            return
+        known = [extent.constant for extent in extents if extent.constant is not None]
+        if 0 in known:
+            return
+        if len(known) == len(extents) and math.prod(known) <= MOST_WRITTEN_OUT:
+            for k in range(known[0]):
+                self._fill_along(target, self._narrowed(target, found, [self.constant(k)]), value, extents[1:])
+            return
+        index = self.value("k", types.int64)
+        self._nonnegative[index] = COUNTED
+        body: Region = []
+        with self._into(body):
+            self._fill_along(target, self._narrowed(target, found, [index]), value, extents[1:])
+        self.add(Loop(index, [self.constant(0), extents[0], self.constant(1)], [], None, body, []))
 
     def _part_place(self, target: ast.Subscript | ast.Attribute, owner: Value, outer: _Place) -> _Place:
         """Return what reads and writes a part of an element: to write one is to replace the whole."""
@@ -175,7 +216,7 @@ class Assignments(Calls):
     def _augment(self, node: ast.AugAssign) -> None:
         place = self._place(node.target)
         held = place.read()
-        if isinstance(held, View | Records) and not isinstance(node.target, ast.Name):
+        if isinstance(held, View | Window | Records) and not isinstance(node.target, ast.Name):
             self._whole_row(node.target)
         if not isinstance(held, Value):
             raise self._refused(node, "an augmented assignment needs a number here; assign to the elements one by one")

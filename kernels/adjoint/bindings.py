@@ -48,6 +48,11 @@ class View:
         """How many indices select one element."""
         return self.array.ndim if self.array.whole is None else self.array.ndim - len(self.array.whole.element.extents)
 
+    @property
+    def is_element(self) -> bool:
+        """Whether it is one element."""
+        return len(self.index) == self.ndim
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -57,7 +62,7 @@ class Missing:
     remedy: str = "assign it on every path before this"
 
 
-Binding = Any  # Value | View | Records | Static | Missing | tuple of bindings
+Binding = Any  # Value | View | Window | Records | Static | Missing | tuple of bindings
 UNASSIGNED = Missing("may not have been assigned here")
 
 

@@ -1,8 +1,8 @@
 """From a kernel's rewritten syntax trees to a program, when the types of its arguments are known.
 
 Device functions are inlined. What the derivatives do not cover is refused here, with its place in the source, before
-anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `calls`, `assignments`, and the
-statements here.
+anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `calls`, `assignments`, `iteration`,
+and the statements here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.assignments import Assignments
 from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, memory, readable
 from numbridge.kernels.adjoint.ir import (
     Array,
@@ -29,11 +28,13 @@ from numbridge.kernels.adjoint.ir import (
     Value,
     same_index,
 )
+from numbridge.kernels.adjoint.iteration import Elements, Iteration
 from numbridge.kernels.adjoint.lowering import without_jumps
 from numbridge.kernels.adjoint.memory_parts import NeedsComponentsError, memory_key
 from numbridge.kernels.adjoint.record_program import Records
-from numbridge.kernels.adjoint.scope import Frame
+from numbridge.kernels.adjoint.scope import COUNTED, Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
+from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.block_source import THREAD
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.rewriting import Rewritten
@@ -72,11 +73,12 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
         in_components |= more
 
 
-class _Builder(Assignments):
+class _Builder(Iteration):
     def run(self) -> Program:
         """Read the kernel."""
         tree = self._rewritten.trees[id(self._root)]
         self._env = {value.name: value for value in self.hidden}
+        self._nonnegative |= dict.fromkeys(self.hidden, COUNTED)
         if self._rewritten.in_blocks:
             self._env[THREAD] = Value(THREAD, types.int64)
         for parameter in self.parameters:
@@ -192,32 +194,40 @@ class _Builder(Assignments):
     # Loops
 
     def _loop(self, node: Any) -> None:
-        bounds = self._bounds(node) if isinstance(node, ast.For) else []
+        bounds, elements = self._trips(node) if isinstance(node, ast.For) else ([], None)
         before = dict(self._env)
         parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
         assigned = list(dict.fromkeys([*_assigned(node), *parts]))
         kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
         while True:
-            carried, loop, after = self._trip(node, bounds, assigned, kinds, before)
+            carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before)
             grown = self._carried_types(kinds, assigned, after)
             if grown == kinds:
                 break
             kinds = grown
         self._finish_loop(node, loop, carried, kinds, before, after)
 
-    def _bounds(self, node: ast.For) -> list[Value]:
+    def _trips(self, node: ast.For) -> tuple[list[Value], Elements | None]:
+        """Return the bounds of a loop over a range, or what else it goes through and how often."""
         call = node.iter
         if not isinstance(call, ast.Call) or self._static(call.func) is not range or call.keywords:
-            raise self._refused(node.iter, "only loops over range(...) have a derivative; loop over the indices")
+            elements = self._elements(call)
+            return [elements.count], elements
         if not isinstance(node.target, ast.Name):
             raise self._refused(node.target, "the variable of a loop over range(...) is a name")
         bounds = [self._scalar(argument) for argument in call.args]
         if not all(isinstance(bound.type, types.Integer) for bound in bounds):
             raise self._refused(node.iter, "the bounds of range(...) are integers; convert with int(...)")
-        return bounds
+        return bounds, None
 
     def _trip(
-        self, node: Any, bounds: list[Value], assigned: list[str], kinds: Mapping[str, Any], before: dict[str, Binding]
+        self,
+        node: Any,
+        bounds: list[Value],
+        elements: Elements | None,
+        assigned: list[str],
+        kinds: Mapping[str, Any],
+        before: dict[str, Binding],
     ) -> tuple[dict[str, Value], Loop, dict[str, Binding]]:
         """Read the body once, given the types of the carried variables; return them, the loop and what it leaves."""
         test: Region = []
@@ -228,10 +238,10 @@ class _Builder(Assignments):
         for name in assigned:
             self._env[name] = carried.get(name, _lost(before.get(name, UNASSIGNED)))
         if isinstance(node, ast.For):
-            index = self.value(_loop_variable(node), inference.range_type(bounds))
+            index = self.value("trip" if elements else _loop_variable(node), inference.range_type(bounds))
             self.type_name(index.type)
             bounds = [self._cast_in(self.region, bound, types.int64) for bound in _three(bounds, self.constant)]
-            self._env[_loop_variable(node)] = index
+            self._note_sign(index, bounds)
         outer = self.region
         if index is None:
             if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test)):
@@ -241,11 +251,20 @@ class _Builder(Assignments):
             self.region = test
             condition = self._scalar(node.test)
         self.region = body
+        if index is not None:
+            self.place = (self._frames[-1].source, node)
+            self._assign(node.target, index if elements is None else elements.element(index))
         self._block(node.body)
         after = self._env
         self.region, self._env = outer, before
         leave = after[node.leave] if node.leave else None
         return carried, Loop(index, bounds, test, condition, body, [], leave), after
+
+    def _note_sign(self, index: Value, bounds: Sequence[Value]) -> None:
+        """Note that the variable of a loop is never negative, if it begins so and grows."""
+        start, _, step = bounds
+        if step.constant is not None and step.constant > 0 and self._bits(start) is not None:
+            self._nonnegative[index] = 1 + max(self._bits(start) or 0, COUNTED + step.constant.bit_length() - 1)
 
     def _carried_types(
         self, kinds: Mapping[str, Any], assigned: Sequence[str], after: Mapping[str, Binding]
@@ -327,7 +346,7 @@ def _loop_variable(node: ast.For) -> str:
 def _lost(binding: Binding) -> Missing:
     if isinstance(binding, Missing):
         return binding
-    if isinstance(binding, View | Records):
+    if isinstance(binding, View | Window | Records):
         return Missing(
             "may be another array in every trip of this loop",
             "give one array a dimension more, and choose by an index: both[trip % 2, i]",

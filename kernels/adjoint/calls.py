@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import whole_element
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
+from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.element_functions import FUNCTIONS
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.native.table_layout import WARP_SIZE
@@ -140,7 +141,7 @@ class Calls(Expressions):
     def _length(self, node: ast.Call, argument: Binding) -> Value:
         if isinstance(argument, tuple):
             return self.constant(len(argument))
-        rest = self._extents(argument) if isinstance(argument, View | Records) else []
+        rest = self._extents(argument) if isinstance(argument, View | Window | Records) else []
         if rest:
             return rest[0]()
         element = inference.element_of(argument.type) if isinstance(argument, Value) else None
@@ -151,10 +152,10 @@ class Calls(Expressions):
     def _atomic(self, node: ast.Call, operation: str) -> Value:
         count = 2 if operation == "cas" else 1
         array = self._expression(node.args[0])
-        if not isinstance(array, View):
+        if not isinstance(array, View | Window):
             raise self._refused(node, "an atomic operation needs an array")
         view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
-        if len(view.index) != view.ndim:
+        if not isinstance(view, View) or not view.is_element:
             raise self._refused(node, "an atomic operation needs one index for each dimension")
         values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
         part = whole_element(view)

@@ -7,15 +7,15 @@ import builtins
 import dataclasses
 import functools
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import inference, windows
 from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
@@ -23,6 +23,7 @@ from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
 from numbridge.kernels.adjoint.memory_parts import ComponentRangeError, MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.scope import Scope
+from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
@@ -46,9 +47,14 @@ _INTEGER = {
 _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 # What Python's operators are called in the table of what elements can do.
 _ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
+_BITS = 63  # of an integer without its sign
 
 
-class Expressions(Scope, ABC):
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
+
+
+class Expressions(Scope):
     """Reads expressions, but for calls."""
 
     @abstractmethod
@@ -163,7 +169,7 @@ class Expressions(Scope, ABC):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, Records) and node.attr in base.type.fields:
             return self._field(node, base, node.attr)
-        if isinstance(base, View | Records):
+        if isinstance(base, View | Window | Records):
             return self._property(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_named(node, base)
@@ -175,7 +181,7 @@ class Expressions(Scope, ABC):
             raise self._refused(node, f"{kind_name(owner)} has no part {node.attr!r}")
         return found
 
-    def _property(self, node: ast.Attribute, view: View | Records) -> Binding:
+    def _property(self, node: ast.Attribute, view: View | Window | Records) -> Binding:
         rest = self._extents(view)
         if isinstance(view, Records) and not rest:
             listed = ", ".join(view.type.fields)
@@ -193,9 +199,12 @@ class Expressions(Scope, ABC):
             node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
         )
 
-    def _extents(self, view: View | Records) -> Sequence[Callable[[], Value]]:
+    def _extents(self, view: View | Window | Records) -> Sequence[Callable[[], Value]]:
         """Return what gives the extents of the dimensions that no index has been given for."""
         array = view.array
+        if isinstance(view, Window):
+            whole = self._extents(View(array))
+            return [self._window_extent(view.axes[k], whole[k]) for k in windows.open_axes(view)]
         owner = array if array.owner is None else array.owner
         inner = view.extents if isinstance(view, Records) else ()
         if isinstance(view, View) and array.owner is not None and array.whole is None:
@@ -203,6 +212,9 @@ class Expressions(Scope, ABC):
         ndim = view.ndim if array is owner else owner.ndim
         outer = [functools.partial(self._extent, owner, axis) for axis in range(ndim)]
         return [*outer, *(functools.partial(self.constant, extent) for extent in inner)][len(view.index) :]
+
+    def _window_extent(self, axis: windows.Axis, whole: Callable[[], Value]) -> Callable[[], Value]:
+        return whole if not isinstance(axis, Span) else lambda: axis.length
 
     def _extent(self, array: Array, axis: int) -> Value:
         if array.kind == "local":
@@ -268,7 +280,7 @@ class Expressions(Scope, ABC):
         part = whole_element(found) if isinstance(found, View) else None
         if part is not None:
             return part
-        if not isinstance(found, View) or len(found.index) != found.ndim:
+        if not isinstance(found, View) or not found.is_element:
             return found
         if found.array.kind in ("parameter", "shared") and inference.element_of(found.array.dtype) is not None:
             self._in_parts.add(found.array)
@@ -278,7 +290,7 @@ class Expressions(Scope, ABC):
         """Return an element or a part of one; records and rows stay memory."""
         if isinstance(found, MemoryPart):
             return self._part_loaded(found)
-        return self._load(found) if isinstance(found, View) and len(found.index) == found.ndim else found
+        return self._load(found) if isinstance(found, View) and found.is_element else found
 
     def _part_in_memory(self, node: ast.Subscript | ast.Attribute, owner: MemoryPart) -> MemoryPart:
         """Return a part of an element in memory, or of a part of one."""
@@ -340,32 +352,82 @@ class Expressions(Scope, ABC):
             raise self._refused(node, f"{kind_name(owner)} has no such component; index it by integers")
         return found
 
-    def _indexed(self, node: ast.Subscript, base: Binding) -> View:
-        if not isinstance(base, View):
+    def _indexed(self, node: ast.Subscript, base: Binding) -> View | Window:
+        if not isinstance(base, View | Window):
             raise self._refused(node, "only arrays and tuples have elements here")
-        index = self._integers(node)
-        if len(base.index) + len(index) > base.ndim:
-            raise self._refused(node, f"{base.array.called} has {base.ndim} dimension(s), and more indices are given")
-        return View(base.array, (*base.index, *index))
+        return self._narrowed(node, base, self._cuts(node))
+
+    def _narrowed(
+        self, node: ast.AST, base: View | Window, given: Sequence[Value | Cut | EllipsisType]
+    ) -> View | Window:
+        """Return what indices and slices select of an array, of some of its rows, or of a slice."""
+        axes, free = list(windows.axes_of(base)), windows.open_axes(base)
+        if Ellipsis in given:
+            at = given.index(Ellipsis)
+            given = [*given[:at], *[Cut(None, None, None)] * (len(free) + 1 - len(given)), *given[at + 1 :]]
+        if len(given) > len(free):
+            raise self._refused(
+                node, f"{base.array.called} has {View(base.array).ndim} dimension(s), and more indices are given"
+            )
+        extents = self._extents(View(base.array))
+        for axis, chosen in zip(free, given, strict=False):
+            axes[axis] = self._along(axes[axis], chosen, extents[axis])
+        return windows.window(base.array, axes)
+
+    def _along(self, axis: Any, chosen: Any, extent: Callable[[], Value]) -> windows.Axis:
+        if isinstance(chosen, Cut):
+            return windows.cut(self, axis, chosen, extent, self._nonnegative)
+        return windows.place(self, axis, chosen, nonnegative=chosen in self._nonnegative)
+
+    def _cuts(self, node: ast.Subscript) -> list[Value | Cut | EllipsisType]:
+        """Return the indices and slices in brackets."""
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts):
+            return [*self._integers(node)]
+        made: list[Value | Cut | EllipsisType] = []
+        for written in parts:
+            if isinstance(written, ast.Slice):
+                made.append(Cut(self._bound(written.lower), self._bound(written.upper), self._step(written.step)))
+            elif _is_ellipsis(written):
+                made.append(Ellipsis)
+            else:
+                made.append(self._integer(node, self._expression(written)))
+        return made
+
+    def _bound(self, node: ast.expr | None) -> Value | None:
+        """Return a part of a slice, or None where there is none."""
+        if node is None or (isinstance(node, ast.Constant) and node.value is None):
+            return None
+        value = self._expression(node)
+        if not isinstance(value, Value) or not isinstance(value.type, types.Integer):
+            raise self._refused(node, "the parts of a slice are integers; convert with int(...)")
+        made = windows.as_int64(self, value)
+        if value in self._nonnegative:
+            self._nonnegative[made] = self._nonnegative[value]
+        return made
+
+    def _step(self, node: ast.expr | None) -> Value | None:
+        value = self._bound(node)
+        if node is not None and value is not None and value.constant == 0:
+            raise self._refused(node, "the step of a slice is not zero; write another")
+        return value
 
     def _integers(self, node: ast.Subscript) -> list[Value]:
         """Return the indices in brackets."""
-        index: list[Value] = []
-        for place in self._index_parts(node.slice):
-            if not isinstance(place, Value) or not isinstance(place.type, types.Integer | types.Boolean):
-                raise self._refused(
-                    node, "an index is an integer in a kernel that is differentiated; write a loop for slices"
-                )
-            index.append(place)
-        return index
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts):
+            raise self._refused(
+                node, "slices of records and of vectors have no derivative; write a loop over the elements"
+            )
+        found = self._expression(node.slice)
+        return [self._integer(node, item) for item in (found if isinstance(found, tuple) else (found,))]
 
-    def _index_parts(self, node: ast.expr) -> list[Binding]:
-        if isinstance(node, ast.Slice) or (
-            isinstance(node, ast.Tuple) and any(isinstance(e, ast.Slice) for e in node.elts)
-        ):
-            raise self._refused(node, "slices have no derivative; write a loop over the elements")
-        found = self._expression(node)
-        return list(found) if isinstance(found, tuple) else [found]
+    def _integer(self, node: ast.Subscript, item: Binding) -> Value:
+        if isinstance(item, Value) and isinstance(item.type, types.Integer | types.Boolean):
+            return item
+        raise self._refused(
+            node, "an index is an integer, or a slice a:b, in a kernel that is differentiated; write a loop for others"
+        )
 
     def _load(self, view: View) -> Value:
         part = whole_element(view)
@@ -390,7 +452,19 @@ class Expressions(Scope, ABC):
             function = Function("integer", f"{{0}} {symbol} {{1}}", primitive)
         else:
             raise self._refused(node, "this operator has no derivative")
-        return self._checked(node, function, [left, right])
+        made = self._checked(node, function, [left, right])
+        bits, more = self._bits(left), self._bits(right)
+        if key in ("add", "mul") and bits is not None and more is not None:
+            most = bits + more if key == "mul" else max(bits, more) + 1
+            if most < _BITS:
+                self._nonnegative[made] = most
+        return made
+
+    def _bits(self, value: Value) -> int | None:
+        """Return how many bits an integer has that is certainly not negative; None for others."""
+        if type(value.constant) is int:
+            return value.constant.bit_length() if value.constant >= 0 else None
+        return self._nonnegative.get(value)
 
     def _on_elements(self, node: Any, name: str, *operands: Value) -> Value:
         made = operate(self, name, *operands)

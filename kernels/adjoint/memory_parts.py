@@ -92,7 +92,7 @@ class MemoryPart:
 def whole_element(view: View) -> MemoryPart | None:
     """Return an element whose components can be stored, or None for anything else."""
     whole = view.array.whole
-    return MemoryPart(view, whole.element) if whole is not None and len(view.index) == view.ndim else None
+    return MemoryPart(view, whole.element) if whole is not None and view.is_element else None
 
 
 def _name(element: ElementType | None) -> str:

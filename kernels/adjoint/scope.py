@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,16 +13,26 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.bindings import Binding, Missing, parameter_item, readable
+from numbridge.kernels.adjoint.bindings import Binding, Missing, View, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
-from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value
-from numbridge.kernels.adjoint.record_program import Fields
+from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value, defined_by, walk
+from numbridge.kernels.adjoint.record_program import Fields, Records
+from numbridge.kernels.adjoint.windows import Window, mapped, united
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.rewriting import Rewritten
 from numbridge.kernels.source import FunctionSource
 
-__all__ = ["Frame", "Scope"]
+__all__ = ["COUNTED", "Frame", "Scope"]
+
+
+_DIFFERENT = Missing(
+    "is not the same array, or not a number, on every path to here",
+    "use each of them where it is chosen, or put both into one array and choose by an index",
+)
+
+
+COUNTED = 40  # bits of what is counted one by one
 
 
 @dataclass
@@ -32,7 +43,7 @@ class Frame:
     assignments: Mapping[str, int]
 
 
-class Scope(Construct):
+class Scope(Construct, ABC):
     """Where a kernel is being read.
 
     Parameters
@@ -58,12 +69,18 @@ class Scope(Construct):
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
         self._in_components = in_components
+        # Integers that are certainly not negative, so that no index counts from the end, and how many bits they have at most
+        self._nonnegative: dict[Value, int] = {}
         # Arrays of elements of which a part is taken where they are loaded, and those with other accesses
         self._in_parts: set[Array] = set()
         self._as_wholes: set[Array] = set()
         self.hidden = [Value(name, types.int64) for name in rewritten.hidden]
         self.parameters = [Parameter(p.name, parameter_item(p)) for p in parameters]
         self.type_name(types.float32)  # in which elements of fewer bits are loaded
+
+    @abstractmethod
+    def _extents(self, view: View | Window | Records) -> Sequence[Callable[[], Value]]:
+        """Return what gives the extents of the dimensions that no index has been given for."""
 
     def _refused(self, node: Any, message: str) -> KernelError:
         return self._frames[-1].source.error(node, message, KernelUnsupportedError)
@@ -85,17 +102,44 @@ class Scope(Construct):
         elif isinstance(b, Missing) and isinstance(a, Value):
             b = self.zero(a.type)
         elif isinstance(a, Missing) or isinstance(b, Missing):
-            return b if isinstance(a, Missing) else a
+            if isinstance(a, Missing):
+                return self._kept(b, orelse, lambda x: self._merge("place", self.zero(x.type), x, merges))
+            return self._kept(a, then, lambda x: self._merge("place", x, self.zero(x.type), merges))
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self._merged(name, x, y, then, orelse, merges) for x, y in zip(a, b, strict=True))
+        if isinstance(a, View | Window) and isinstance(b, View | Window):
+            return self._merged_memory(a, b, then, orelse, merges)
         if not (isinstance(a, Value) and isinstance(b, Value)):
-            return Missing("is not the same array, or not a number, on every path to here")
+            return _DIFFERENT
         kind = inference.unified([a.type, b.type])
         if kind is None:
             return Missing(f"is {a.type} on one path to here and {b.type} on another")
-        merge = Merge(self.value(readable(name), kind), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind))
+        return self._merge(readable(name), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind), merges)
+
+    def _merge(self, name: str, a: Value, b: Value, merges: list[Merge]) -> Value:
+        merge = Merge(self.value(name, a.type), a, b)
         merges.append(merge)
         return merge.result
+
+    def _kept(self, found: Binding, region: Region, zero_else: Callable[[Value], Value]) -> Binding:
+        """Return what only one branch assigns; the integers that it computed for rows and slices are zero after the other."""
+        if not isinstance(found, View | Window):
+            return found
+        inner = {value for op in walk(region) for value in defined_by(op)}
+        return mapped(found, lambda value: zero_else(value) if value in inner else value)
+
+    def _merged_memory(
+        self, a: View | Window, b: View | Window, then: Region, orelse: Region, merges: list[Merge]
+    ) -> Binding:
+        """Return the rows or the slice of an array that a variable is after a branch: of the same array on both sides."""
+
+        def merge(x: Value, y: Value) -> Value:
+            if x is y or (x.constant is not None and x.constant == y.constant and x.type == y.type):
+                return x
+            kind = x.type if x.type == y.type else types.int64
+            return self._merge("place", self._cast_in(then, x, kind), self._cast_in(orelse, y, kind), merges)
+
+        return united(self, (a, b), self._extents(View(a.array)), merge) or _DIFFERENT
 
     def _cast_in(self, region: Region, value: Value, kind: Any) -> Value:
         with self._into(region):

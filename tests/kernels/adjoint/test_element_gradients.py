@@ -280,6 +280,22 @@ def floats(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape)
 
 
+@nb.kernel
+def in_slices(x: nb.array2d[VEC3], m: nb.array1d[MAT22], y: nb.array1d[VEC3]):
+    i = nb.tid()
+    part = x[i, 1:]
+    for k, v in enumerate(part):
+        y[i] += v[k] * v
+    part[0][2] = part[-1][0] * m[i][1, 0]
+    part[0].x += 2.0
+    part[-1:] = y[i:][0] * part[0][2]
+    t = cuda.local.array(4, VEC3)
+    t[:] = x[i, 0]
+    t[::2] = t[1] * 2.0
+    for v in t[1:]:
+        y[i] += nb.cw_mul(v, part[-1])
+
+
 def near_one(rows):
     return np.eye(rows) + 0.3 * floats(N, rows, rows)
 
@@ -303,6 +319,7 @@ CASES = [
     (in_local_memory_without_loops, floats(N, 3), floats(N, 3)),
     (column, floats(N, 3), floats(N, 3, 3), floats(N, 7), floats(2, N, 3), floats(N, 3, 3)),
     (neighbours, floats(N, 3), floats(N, 3, 3), floats(N, 7), np.array([2, 1, 2, 0]), floats(N)),
+    (in_slices, floats(N, 4, 3), floats(N, 2, 2), floats(N, 3)),
     (whole_and_parts, floats(N, 3), ORDER, floats(N, 3), floats(N + 1, 3), floats(N, 7)),
 ]
 

@@ -1,5 +1,7 @@
 """Gradients by the fields of records: against central differences in float64, to second order, on both back ends."""
 
+# ruff: noqa: B905 - the zip of kernels has no `strict`
+
 from __future__ import annotations
 
 import numpy as np
@@ -127,7 +129,23 @@ def by_column(p, only, out):
     nb.atomic_add(p.o.w, 0, out[i])
 
 
+@nb.kernel
+def gone_through(p, q, out):
+    i = nb.tid()
+    s = 0.0
+    for r in q:
+        s += r.x * r.o.w
+    for k, row in enumerate(p[i].v):
+        for v in row[::-1]:
+            s = s * 0.5 + v * v + k
+    p[i].v[:, 1] = s * s
+    for a, b in zip(p[i].v[0], q["v"][:, 1, 0]):
+        s += a * b
+    out[i] = s
+
+
 CASES = [
+    (gone_through, N, random_records(N), random_records(N, seed=2), np.zeros(N)),
     (read_modify_write, N, random_records(N), random_records(N, seed=2), 1.3),
     (gathered, N, random_records(N), np.zeros(2 * N)),
     (in_place_in_a_loop, N, random_records(N), np.zeros(N)),

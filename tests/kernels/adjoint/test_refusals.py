@@ -1,5 +1,7 @@
 """What has no derivative is refused before anything runs, with its place, a caret and the way out."""
 
+# ruff: noqa: B905 - the zip of kernels has no `strict`
+
 from __future__ import annotations
 
 import math
@@ -8,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from adjoint_as_python import check, run_adjoint
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.intrinsics import atomic_add, atomic_exch, atomic_max, tid
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.launch import launch
-
-TABLE = np.array([1.0, 2.0, 3.0])
 
 
 @func
@@ -40,7 +41,94 @@ def noise(x, y):
 @kernel
 def sliced(x, y):
     i = tid()
-    y[i] = x[:2][0]
+    part = slice(0, 2)
+    y[i] = x[part][0]
+
+
+@kernel
+def indexed_by_an_array(x, y):
+    i = tid()
+    y[i] = x[y][0]
+
+
+@kernel
+def new_dimension(x, y):
+    i = tid()
+    y[i] = x[None, :][0, i]
+
+
+@kernel
+def too_many_indices(x, y):
+    i = tid()
+    y[i] = x[1:][0, i]
+
+
+@kernel
+def no_step(x, y):
+    i = tid()
+    y[i] = x[::0][0]
+
+
+@kernel
+def real_bound(x, y):
+    i = tid()
+    y[i] = x[: x[0]][0]
+
+
+@kernel
+def either_array(x, y):
+    i = tid()
+    if i > 0:
+        part = x[1:]
+    else:
+        part = y[1:]
+    y[i] = part[0]
+
+
+@kernel
+def rows_or_their_parts(x, y):
+    i = tid()
+    t = cuda.local.array((2, 3), np.float64)
+    t[:] = x[i]
+    if i > 0:
+        part = t[1:]
+    else:
+        part = t[1]
+    y[i] = part[0]
+
+
+@kernel
+def carried_slice(x, y):
+    i = tid()
+    part = x[:]
+    s = 0.0
+    for _ in range(2):
+        s += part[0]
+        part = part[1:]
+    y[i] = s
+
+
+@kernel
+def slice_afterwards(x, y):
+    i = tid()
+    for k in range(2):
+        part = x[k:]
+    y[i] = part[0]
+
+
+@kernel
+def copied_slice(x, y):
+    y[1:] = x[:-1]
+
+
+@kernel
+def augmented_slice(x, y):
+    y[:] += x[0]
+
+
+@kernel
+def filled_by_a_tuple(x, y):
+    y[:2] = (x[0], x[1])
 
 
 @kernel
@@ -99,6 +187,13 @@ def neighbours(x, y):
 
 
 @kernel
+def neighbours_in_slices(x, y):
+    i = tid()
+    part = x[i : i + 2]
+    x[i] = part[1] * y[i]
+
+
+@kernel
 def neighbours_of_the_first(x, y):
     i = tid()
     y[i] = 2.0 * x[i]
@@ -110,15 +205,30 @@ def neighbours_of_the_first(x, y):
 def iterated(x, y):
     i = tid()
     s = 0.0
-    for value in TABLE:
+    for value in x[i]:
         s += value * x[i]
     y[i] = s
 
 
 @kernel
-def stored_row(x, y):
+def mixed_tuple(x, y):
     i = tid()
-    y[:] = x[i]
+    for value in (1, x[i]):
+        y[i] += value
+
+
+@kernel
+def nothing_together(x, y):
+    i = tid()
+    for value in zip():
+        y[i] += value[0]
+
+
+@kernel
+def unsteady_range(x, y):
+    i = tid()
+    for k, value in zip(range(0, 3, i + 1), x):
+        y[i] += k * value
 
 
 @kernel
@@ -160,7 +270,22 @@ REFUSED = [
     ),
     (gamma, "gamma has no derivative here; give one with @nb.func_grad", "y[i] = math.gamma(x[i])"),
     (noise, "random has no derivative here; write it as a function decorated with @nb.func", "random.random()"),
-    (sliced, "slices have no derivative; write a loop over the elements", "x[:2][0]"),
+    (sliced, "slice has no derivative here", "part = slice(0, 2)"),
+    (indexed_by_an_array, "an index is an integer, or a slice a:b, in a kernel that is differentiated", "x[y][0]"),
+    (new_dimension, "None cannot be used in a kernel that is differentiated; use numbers", "x[None, :]"),
+    (too_many_indices, "x has 1 dimension(s), and more indices are given", "x[1:][0, i]"),
+    (no_step, "the step of a slice is not zero; write another", "x[::0][0]"),
+    (real_bound, "the parts of a slice are integers; convert with int(...)", "x[: x[0]][0]"),
+    (either_array, "part is not the same array, or not a number, on every path to here; use each", "y[i] = part[0]"),
+    (rows_or_their_parts, "part is not the same array", "y[i] = part[0]"),
+    (carried_slice, "may be another array in every trip of this loop", "s += part[0]"),
+    (slice_afterwards, "may be another array in every trip of this loop", "y[i] = part[0]"),
+    (copied_slice, "only a number can be assigned to a whole row or slice", "y[1:] = x[:-1]"),
+    (augmented_slice, "a whole row cannot be assigned to", "y[:] += x[0]"),
+    (filled_by_a_tuple, "only a number can be assigned to a whole row or slice", "y[:2] = (x[0], x[1])"),
+    (mixed_tuple, "only a tuple of numbers of one type can be looped over", "for value in (1, x[i]):"),
+    (nothing_together, "zip needs something to loop over", "for value in zip():"),
+    (unsteady_range, "the step of a range beside others is a constant", "zip(range(0, 3, i + 1), x)"),
     (whole_row, "is given an array, through which gradients do not pass; use a loop", "np.sum(x)"),
     (unassigned, "t may not have been assigned here; assign it on every path before this", "t = t * x[i]"),
     (recursive, "endless calls itself", "return endless(value, n - 1)"),
@@ -169,9 +294,13 @@ REFUSED = [
     (returned, "the value that an atomic operation returns carries no gradient", "atomic_add(y, 0, x[i])"),
     (read_after_atomic, "the kernel changes atomically; read it in another kernel", "x[i] = y[0] * y[1]"),
     (neighbours, "'x' here that another thread writes", "x[i] = x[i - 1] * y[i]"),
+    (neighbours_in_slices, "'x' here that another thread writes", "x[i] = part[1] * y[i]"),
     (neighbours_of_the_first, "'y' here that another thread writes", "x[i] = y[i + 1]"),
-    (iterated, "only loops over range(...) have a derivative", "for value in TABLE:"),
-    (stored_row, "slices have no derivative", "y[:] = x[i]"),
+    (
+        iterated,
+        "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative",
+        "for value in x[i]:",
+    ),
     (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),
     (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s * 0.5) > 0.1:"),
     (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),

@@ -19,6 +19,7 @@ import numbridge as nb
 from adjoint_as_python import floats_of, program_of, run_adjoint
 from adjoint_cases import CASES, in_place_nested, name_of, prefix_products, squares_in_a_loop
 from adjoint_programs import Writer, arguments, declared
+from adjoint_slice_cases import stored_in_the_loop, written_slices
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels import cuda_driver
@@ -31,7 +32,7 @@ from numbridge.kernels.kernel import kernel
 from numbridge.kernels.launch import configure, geometry_of, launch
 from ptx_emulator.execution import BadAccessError
 
-STACKED = (squares_in_a_loop, prefix_products, in_place_nested)
+STACKED = (squares_in_a_loop, prefix_products, in_place_nested, written_slices, stored_in_the_loop)
 
 
 @pytest.fixture

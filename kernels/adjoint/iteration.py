@@ -1,0 +1,119 @@
+"""Loops over the elements of something: an array, a slice, a tuple, `enumerate`, `zip`, and ranges within these.
+
+Each is a loop over the numbers of its trips, in which the elements are chosen by that number. What is looped over, and how
+often, is decided once, before the loop; an element is read at the beginning of its trip. Loops over a range alone are
+`build`'s.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from numba import types
+
+from numbridge.kernels.adjoint import inference, windows
+from numbridge.kernels.adjoint.assignments import Assignments
+from numbridge.kernels.adjoint.bindings import Binding, View
+from numbridge.kernels.adjoint.ir import Value
+from numbridge.kernels.adjoint.record_program import Records
+from numbridge.kernels.adjoint.windows import Window
+
+__all__ = ["Elements", "Iteration"]
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What a loop goes through: how many there are, and what gives one of them, in a trip, by its number."""
+
+    count: Value
+    element: Callable[[Value], Binding]
+
+
+class Iteration(Assignments):
+    """Reads what loops go through."""
+
+    def _elements(self, node: ast.expr) -> Elements:
+        called = self._static(node.func) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and called in (enumerate, zip, range):
+            if node.keywords and called is not enumerate:
+                raise self._refused(node, f"{called.__name__} is called with named arguments; pass them by position")
+            if called is enumerate:
+                return self._enumerated(node)
+            return self._together(node) if called is zip else self._range_elements(node)
+        return self._elements_of(node, self._expression(node))
+
+    def _elements_of(self, node: ast.expr, found: Binding) -> Elements:
+        if isinstance(found, tuple):
+            return self._items(node, found)
+        extents = self._extents(found) if isinstance(found, View | Window | Records) else []
+        if not extents:
+            raise self._refused(
+                node, "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative"
+            )
+        if isinstance(found, Records):
+            return Elements(extents[0](), lambda k: dataclasses.replace(found, index=(*found.index, k)))
+        return Elements(extents[0](), lambda k: self._loaded(self._narrowed(node, found, [k])))
+
+    def _enumerated(self, node: ast.Call) -> Elements:
+        """Return numbers beside elements; the first of the numbers is evaluated once."""
+        given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "start")]
+        if len(given) != len(node.args) + len(node.keywords) or not 1 <= len(given) <= 2 or not node.args:
+            raise self._refused(node, "enumerate takes something to loop over, and the number of the first")
+        inner = self._elements(given[0])
+        start = self._whole_number(given[1]) if len(given) == 2 else self.constant(0)
+        return Elements(inner.count, lambda k: (windows.moved(self, k, start, self.constant(1)), inner.element(k)))
+
+    def _together(self, node: ast.Call) -> Elements:
+        """Return elements of several beside each other, as many as the shortest has."""
+        inner = [self._elements(argument) for argument in node.args]
+        if not inner:
+            raise self._refused(node, "zip needs something to loop over")
+        count = inner[0].count
+        for other in inner[1:]:
+            count = self._smaller(count, other.count)
+        return Elements(count, lambda k: tuple(one.element(k) for one in inner))
+
+    def _smaller(self, a: Value, b: Value) -> Value:
+        if a.constant is not None and b.constant is not None:
+            return a if a.constant <= b.constant else b
+        return a if a is b else self.select(self.apply("lt", b, a), b, a)
+
+    def _range_elements(self, node: ast.Call) -> Elements:
+        bounds = [self._scalar(argument) for argument in node.args]
+        if not bounds or len(bounds) > 3:
+            raise self._refused(node, "range takes one to three integers")
+        kind = inference.range_type(bounds)
+        if kind is None:
+            raise self._refused(node, "the bounds of range(...) are integers; convert with int(...)")
+        given = [windows.as_int64(self, bound) for bound in bounds]
+        one = self.constant(1)
+        start, stop, step = [self.constant(0), *given, one] if len(given) == 1 else [*given, one][:3]
+        if not step.constant:
+            raise self._refused(
+                node, "the step of a range beside others is a constant that is not zero; loop over range(...)"
+            )
+        count = windows.counted(self, start, stop, step)
+        return Elements(count, lambda k: self.cast(windows.moved(self, k, start, step), kind))
+
+    def _whole_number(self, node: ast.expr) -> Value:
+        value = self._scalar(node)
+        if not isinstance(value.type, types.Integer):
+            raise self._refused(node, "enumerate begins with an integer; convert with int(...)")
+        return windows.as_int64(self, value)
+
+    def _items(self, node: ast.expr, items: Sequence[Binding]) -> Elements:
+        """Return the values of a tuple, each of which is chosen by the number of its trip."""
+        values = [item for item in items if isinstance(item, Value)]
+        if not items or len(values) != len(items) or len({types.unliteral(value.type) for value in values}) != 1:
+            raise self._refused(node, "only a tuple of numbers of one type can be looped over; write its elements out")
+
+        def chosen(k: Value, first: int = 0) -> Binding:
+            if first == len(values) - 1:
+                return values[first]
+            test = self.apply("eq", k, self.constant(first))
+            return self._choice(node, test, lambda: values[first], lambda: chosen(k, first + 1))
+
+        return Elements(self.constant(len(values)), chosen)
