@@ -21,6 +21,7 @@ from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
+from numbridge.kernels.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
@@ -192,6 +193,7 @@ class _Planner:
 
     def call(self) -> Call:
         """Return the call."""
+        check_dynamic_memory(self.kernel, 0, "a program of JAX")
         dims = self._launch_dims()
         if isinstance(self.options.block_dim, tuple):
             block_dim_of(self.kernel, self.options.block_dim, len(dims))
