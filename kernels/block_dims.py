@@ -77,6 +77,12 @@ def _int(what: str, size: Any, given: Any) -> int:
 
 
 def _check_limits(what: str, kernel: Kernel, sizes: tuple[int, ...], rank: int) -> None:
+    source = kernel.source
+    # Without coroutines the CPU tells such a kernel its block from the third index alone.
+    if rank > _AXES and sizes[2:] not in ((), (1,)) and source.asks_for_block and not source.works_in_blocks:
+        raise NumbridgeValueError(
+            f"{what}: wanted 1 thread along axis 2, which the last two of four indices share, got {sizes!r}"
+        )
     shape = shaped(sizes, rank, first_along_x=kernel.source.asks_for_block) if kernel.source.index_rank else None
     for axis, size, limit in zip("xyz", shape or (), BLOCK_LIMITS, strict=False):
         if size > limit:

@@ -62,6 +62,21 @@ def test_the_last_two_of_four_indices_share_an_axis(on, block):
     assert np.array_equal(out, ((i * 10 + j) * 10 + k) * 10 + m + 100_000 * a * b * along)
 
 
+@nb.kernel
+def asking4(out):
+    i, j, k, m = nb.tid()
+    out[i, j, k, m] = cuda.threadIdx.x * 10 + cuda.threadIdx.y
+
+
+def test_an_axis_that_two_indices_share_has_blocks_where_threads_wait_alone(on):
+    out = np.zeros((3, 4, 2, 5), np.int64)
+    nb.launch(asking4, out.shape, [on(out)], block_dim=(2, 3, 1))
+    i, j, _, _ = np.indices(out.shape)
+    assert np.array_equal(out, i % 2 * 10 + j % 3)
+    with pytest.raises(nb.NumbridgeValueError, match="1 thread along axis 2, which the last two of four indices share"):
+        nb.launch(asking4, out.shape, [on(out)], block_dim=(2, 3, 2))
+
+
 def test_a_product_of_matrices_in_tiles_and_its_gradients(on):
     a, b = factors()
     c = np.zeros((8, 16), np.float32)
