@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.launch import block_size
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.kernels.source import FunctionSource, Sourced
 
@@ -52,8 +52,8 @@ class OperatorPlan:
         None is the shape of the first array. A callable gets the operator's inputs and returns one of the others; it also runs
         on tensors without data. `output_dims` may also be a dict by output name; its shapes may have the dimensions of vectors
         and matrices or not.
-    block_dim : int
-        Threads per block.
+    block_dim : int or tuple of int
+        Threads per block, along each axis of the launch if it is a tuple.
 
     Attributes
     ----------
@@ -80,9 +80,11 @@ class OperatorPlan:
         outputs: str | Sequence[str],
         launch_dims: Dims,
         output_dims: Dims,
-        block_dim: int = 256,
+        block_dim: BlockDim = 256,
     ) -> None:
-        self.kernel, self.block_dim = kernel, block_size(kernel, block_dim)
+        # A kernel without thread indices may be launched with any number of dimensions.
+        rank = kernel.source.index_rank or None
+        self.kernel, self.block_dim = kernel, block_dim_of(kernel, block_dim, rank)
         names = [parameter.name for parameter in kernel.parameters]
         given = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         unknown = [name for name in given if name not in names]

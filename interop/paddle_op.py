@@ -21,7 +21,7 @@ def paddle_op(
     launch_dims: Dims = None,
     output_dims: Dims = None,
     name: str | None = None,
-    block_dim: int = 256,
+    block_dim: int | tuple[int, ...] = 256,
 ) -> PaddleOp:
     """Return a Paddle operator that runs a kernel.
 
@@ -38,8 +38,9 @@ def paddle_op(
         include theirs or not.
     name : str, optional
         What messages call it; the kernel's name by default.
-    block_dim : int
-        Threads per block, for kernels whose threads work together.
+    block_dim : int or tuple of int
+        Threads per block, for kernels whose threads work together: along the first axis of the launch, or along each of up to
+        three.
 
     Returns
     -------

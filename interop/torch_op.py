@@ -27,7 +27,7 @@ def torch_op(
     launch_dims: Dims = None,
     output_dims: Dims = None,
     name: str | None = None,
-    block_dim: int = 256,
+    block_dim: int | tuple[int, ...] = 256,
 ) -> TorchOp:
     """Return a PyTorch operator that runs a kernel.
 
@@ -44,8 +44,9 @@ def torch_op(
         tensors; dims may include theirs or not.
     name : str, optional
         The operator's name in ``torch.ops.numbridge``; the kernel's by default. One that is taken gets a number.
-    block_dim : int
-        Threads per block, for kernels whose threads work together.
+    block_dim : int or tuple of int
+        Threads per block, for kernels whose threads work together: along the first axis of the launch, or along each of up to
+        three.
 
     Returns
     -------

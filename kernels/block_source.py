@@ -73,7 +73,7 @@ def block_source(
         *(f"_nb_b{k} = _nb_load(_nb_geometry, {block + 8 * k})" for k in axes),
         *(f"_nb_g{k} = _nb_load(_nb_geometry, {grid + 8 * k})" for k in axes),
         # The last two of four indices share an axis.
-        *(["_nb_g2 = _nb_n2 * _nb_n3"] if rank == nb.MAX_DIMS else []),
+        *(["_nb_g2 = (_nb_n2 * _nb_n3 + _nb_b2 - 1) // _nb_b2"] if rank == nb.MAX_DIMS else []),
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
         *(_together if in_grid else _apart)(_threads(entry, names, rank, hidden), dynamic),

@@ -19,17 +19,27 @@ from typing import Literal
 
 from numbridge.kernels.rewriting import CUDA_MODULE
 
-__all__ = ["GRID", "Form", "block_shape", "fewer_blocks", "grid_shape", "grid_source"]
+__all__ = [
+    "BLOCK_LIMITS",
+    "GRID",
+    "Form",
+    "block_shape",
+    "extents",
+    "fewer_blocks",
+    "grid_shape",
+    "grid_source",
+    "runs_along",
+]
 
 Form = Literal["masked", "plain"]
 GRID = "_nb_grid"
 _AXES = "xyz"
 # The largest extents of a grid and of a block along x, y and z: CUDA C++ Programming Guide, "Compute Capabilities".
 _GRID_LIMITS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
-_BLOCK_LIMITS = (1024, 1024, 64)
+BLOCK_LIMITS = (1024, 1024, 64)
 
 
-def _axes(rank: int, *, first_along_x: bool) -> list[list[int]]:
+def runs_along(rank: int, *, first_along_x: bool) -> list[list[int]]:
     """Return which indices run along x, y and z; a fourth shares z with its neighbour."""
     order = list(range(rank)) if first_along_x else list(reversed(range(rank)))
     axes = [[index] for index in order[:3]]
@@ -40,7 +50,7 @@ def _axes(rank: int, *, first_along_x: bool) -> list[list[int]]:
 
 def extents(dims: Sequence[int], *, first_along_x: bool) -> list[int]:
     """Return how far x, y and z run for a launch's dimensions."""
-    found = [math.prod(dims[i] for i in axis) for axis in _axes(len(dims), first_along_x=first_along_x)]
+    found = [math.prod(dims[i] for i in axis) for axis in runs_along(len(dims), first_along_x=first_along_x)]
     return [*found, 1, 1][:3]
 
 
@@ -54,7 +64,7 @@ def block_shape(along: Sequence[int], block_dim: int, *, first_along_x: bool) ->
     # An axis that no index runs along has extent 1 here and no loop in the kernel, so it must stay 1.
     shape, rest = [1, 1, 1], block_dim
     for axis in range(3):
-        size = min(rest, 1 << max(along[axis] - 1, 0).bit_length(), _BLOCK_LIMITS[axis])
+        size = min(rest, 1 << max(along[axis] - 1, 0).bit_length(), BLOCK_LIMITS[axis])
         shape[axis] = size if rest % size == 0 else 1
         rest //= shape[axis]
     # What no axis could use goes back to x, so that the block has as many threads as were asked for.
@@ -141,7 +151,7 @@ def grid_source(
     head, last = _batch_loop(list(moved), levels, along_z=count < len(_AXES))
     lines, indent = [*start], "    "
     tails: list[str] = []
-    for axis, indices in reversed(list(zip(_AXES, _axes(count, first_along_x=first_along_x), strict=False))):
+    for axis, indices in reversed(list(zip(_AXES, runs_along(count, first_along_x=first_along_x), strict=False))):
         run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
         bound = " * ".join(f"_nb_n{k}" for k in indices)
         lines += [f"{indent}{run} = {_first(axis)}", f"{indent}while {run} < {bound}:"]

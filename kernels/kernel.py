@@ -139,15 +139,17 @@ class Kernel(Sourced):
         shown = [p.name if p.annotation is None else f"{p.name}: {p.annotation!r}" for p in self.parameters]
         return f"<kernel {self.name}({', '.join(shown)})>"
 
-    def forall(self, dim: int | tuple[int, ...], block_dim: int = 256) -> Callable[..., None]:
+    def forall(self, dim: int | tuple[int, ...], block_dim: int | tuple[int, ...] = 256) -> Callable[..., None]:
         """Return a function of the kernel's arguments that runs it over `dim` threads; the fastest way to launch.
 
         Parameters
         ----------
         dim : int or tuple of int
             Extents of the launch, up to four; threads beyond them do not run, and 0 runs nothing.
-        block_dim : int
-            Threads per block.
+        block_dim : int or tuple of int
+            Threads per block: along the first axis, or along each of up to three, in the order of `dim`. On the CPU it matters to
+            kernels whose threads work together or ask for their block. On CUDA, kernels that do not ask leave it to an int how
+            its threads are laid out.
         """
         from numbridge.kernels import launch
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from numbridge.kernels import cuda_driver, watching
 from numbridge.kernels.arguments import check_count
+from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, cuda_shapes
 from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.crews import ended_in_block
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.grid_source import block_shape, extents, grid_shape
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
@@ -35,7 +35,6 @@ __all__ = [
     "Explanation",
     "Geometry",
     "Launch",
-    "block_size",
     "configure",
     "explain",
     "forall",
@@ -48,8 +47,6 @@ _MAX_ATTEMPTS = 16
 _MAX_LAUNCHERS = 256
 _LISTS = frozenset({list, tuple})
 _AXES = 3
-# The most threads of a block, on every device: CUDA C++ Programming Guide, "Compute Capabilities".
-_MAX_BLOCK = 1024
 # What a launch asks of `geometry_of` that says nothing of how and where it runs: block_dim, max_blocks, stream, device.
 _UNASKED = (256, 0, None, None)
 _missed = object()
@@ -93,7 +90,7 @@ class _Road:
         self.geometry, self.place = geometry, geometry.place
         self.variants = variants_of(kernel)
         table = self.variants.table(self.place)
-        plans = [_plan(table, geometry, flags) for flags in (0, nb.PLAN_GUARDS_PASSED)]
+        plans = [_plan(table, kernel, geometry, flags) for flags in (0, nb.PLAN_GUARDS_PASSED)]
         address = machine().addresses["numbridge_launch"]
         self.launcher, self.again = (
             builtin(kernel.name, address, (plan.ctypes.data, road, self.failed, self.refused, plan))
@@ -177,15 +174,17 @@ def _give_up(*arguments: Any) -> Any:
     return _missed
 
 
-def _plan(table: Any, geometry: Geometry, flags: int) -> Any:
+def _plan(table: Any, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
     plan = np.zeros(nb.PLAN_SIZE // 8, np.int64)
     plan[nb.PLAN_VARIANTS // 8] = table.ctypes.data
     total = 1
     for extent in geometry.dims:
         total *= extent
     plan[nb.PLAN_TOTAL // 8] = total
+    # Without thread indices the ids are only counted.
+    dims = geometry.dims if kernel.source.index_rank else (total,)
     for offset, values in (
-        (nb.PLAN_DIMS, geometry.dims),
+        (nb.PLAN_DIMS, dims),
         (nb.PLAN_BLOCK, geometry.block),
         (nb.PLAN_GRID, geometry.grid),
         (nb.PLAN_CUDA_BLOCK, geometry.cuda_block),
@@ -232,15 +231,6 @@ def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
     return total
 
 
-def block_size(kernel: Kernel, block_dim: Any) -> int:
-    """Return how many threads a block has, or refuse what is given."""
-    if not isinstance(block_dim, int | np.integer) or not 1 <= block_dim <= _MAX_BLOCK:
-        raise NumbridgeValueError(
-            f"block_dim of kernel {kernel.name!r}: wanted an int from 1 to {_MAX_BLOCK}, got {block_dim!r}"
-        )
-    return int(block_dim)
-
-
 def launcher(kernel: Kernel, geometry: Geometry) -> Any:
     """Return the built-in function that launches `kernel` over `geometry` with the arguments that it is given."""
     known = variants_of(kernel).launchers
@@ -256,7 +246,7 @@ def launcher(kernel: Kernel, geometry: Geometry) -> Any:
 def forall(
     kernel: Kernel,
     dim: Any,
-    block_dim: int = 256,
+    block_dim: BlockDim = 256,
     max_blocks: int = 0,
     stream: int | None = None,
     device: Device | None = None,
@@ -269,8 +259,8 @@ def forall(
         What to run.
     dim : int or tuple of int
         Extents of the launch, up to four; 0 runs nothing.
-    block_dim : int
-        Threads per block.
+    block_dim : int or tuple of int
+        Threads per block: along the first axis, or along each of up to three, in the order of `dim`.
     max_blocks : int
         On CUDA, the largest grid, whose threads then take several ids each; 0 for as many blocks as there are ids.
     stream : int, optional
@@ -290,7 +280,7 @@ def forall(
 def geometry_of(
     kernel: Kernel,
     dim: Any,
-    block_dim: int = 256,
+    block_dim: BlockDim = 256,
     max_blocks: int = 0,
     stream: int | None = None,
     device: Device | None = None,
@@ -299,21 +289,23 @@ def geometry_of(
     dims = dimensions(kernel, dim)
     if max_blocks < 0:
         raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
-    block = (block_size(kernel, block_dim), 1, 1)
+    chosen = block_dim_of(kernel, block_dim, len(dims))
+    block = block_axes(chosen)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
-    # Without thread indices the ids are only counted, along x.
-    along_first = kernel.source.asks_for_block
-    along = extents(dims if kernel.source.index_rank else (math.prod(dims),), first_along_x=along_first)
-    cuda_block = block_shape(along, block_dim, first_along_x=along_first)
-    cuda_grid = grid_shape(along, cuda_block, max_blocks)
+    cuda_grid, cuda_block = cuda_shapes(kernel, dims, chosen, max_blocks)
     return Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream)
 
 
-def remembered(kernel: Kernel, dim: Any, block_dim: int = 256) -> Any:
+def remembered(kernel: Kernel, dim: Any, block_dim: BlockDim = 256) -> Any:
     """Return `forall` of a kernel, looked up by its dimensions where it was asked for before."""
+    if type(block_dim) is not int and type(block_dim) is not tuple:
+        block_dim = block_dim_of(kernel, block_dim)
     # Only of these types are equal dimensions surely the same.
     plain = type(dim) is int or type(dim) is tuple
-    known = kernel.launchers.get((dim, block_dim)) if plain else None
+    try:
+        known = kernel.launchers.get((dim, block_dim)) if plain else None
+    except TypeError:  # a list among the dimensions, which `forall` refuses in plain words
+        known, plain = None, False
     if known is None:
         known = forall(kernel, dim, block_dim)
         if plain:
@@ -382,7 +374,7 @@ def launch(
     record_tape: bool = True,
     record_cmd: bool = False,
     max_blocks: int = 0,
-    block_dim: int = 256,
+    block_dim: BlockDim = 256,
 ) -> Launch | None:
     """Run a kernel over `dim` threads.
 
@@ -417,8 +409,8 @@ def launch(
         Return a `Launch` that can be launched again, instead of launching now.
     max_blocks : int
         On CUDA, the largest grid, whose threads then take several ids each; 0 for no limit. The CPU has no blocks to count.
-    block_dim : int
-        Threads per block.
+    block_dim : int or tuple of int
+        Threads per block: along the first axis, or along each of up to three, in the order of `dim`.
 
     Returns
     -------
@@ -452,7 +444,9 @@ def launch(
         known = forall(kernel, dim, block_dim, max_blocks, handle, where)
     else:
         # The usual case once more, since a call would take a tenth of the launch's time.
-        known = kernel.launchers.get((dim, block_dim)) if type(dim) is int else None
+        # A bool is equal to an int, and no number of threads.
+        is_plain = type(dim) is int and type(block_dim) is int
+        known = kernel.launchers.get((dim, block_dim)) if is_plain else None
         known = known or remembered(kernel, dim, block_dim)
     # What an adjoint writes has no gradient, which a tape must know whatever `record_tape` is.
     if record_tape or adjoint:
@@ -518,7 +512,7 @@ class Launch:
         kernel: Kernel,
         dim: Any,
         arguments: Sequence[Any],
-        block_dim: int = 256,
+        block_dim: BlockDim = 256,
         max_blocks: int = 0,
         stream: int | None = None,
         device: Device | None = None,

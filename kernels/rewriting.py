@@ -23,6 +23,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.dependencies import MISSING
+from numbridge.kernels.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -613,13 +614,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def _element(self, node: ast.Call) -> ElementType | None:
         """Return the element type that local or shared memory is asked for, if it is one."""
-        given = _memory_arguments(node).get("dtype")
+        given = memory_arguments(node).get("dtype")
         static = None if given is None else self.source.resolve(given)
         return static.value if static is not None and isinstance(static.value, ElementType) else None
 
     def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         """Return a call that makes memory; that of elements is made of scalars."""
-        given, element = _memory_arguments(node), self._element(node)
+        given, element = memory_arguments(node), self._element(node)
         shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
@@ -627,13 +628,15 @@ class _Rewriter(ast.NodeTransformer):
         self._check_memory(node, found, given["dtype"])
         dtype = self.visit(given["dtype"])
         # Dynamic shared memory, of extent 0, has one dimension.
-        is_dynamic = found.name == "cuda.shared.array" and shape in (0, (0,))
+        without_size = is_dynamic(found.name, shape)
         if element is None:
-            return self._memory(found, shape, dtype, is_dynamic=is_dynamic)
+            return self._memory(found, shape, dtype, without_size=without_size)
         scalar = scalar_in_memory(element)
         self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
         numbers = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
-        memory = self._memory(found, 0 if is_dynamic else (*extents, element.count), numbers, is_dynamic=is_dynamic)
+        memory = self._memory(
+            found, 0 if without_size else (*extents, element.count), numbers, without_size=without_size
+        )
         return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
 
     def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:
@@ -645,7 +648,7 @@ class _Rewriter(ast.NodeTransformer):
                 node, f"{found.name} of {name}: such numbers lie in arguments only; use float32 here"
             )
 
-    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, is_dynamic: bool) -> ast.expr:
+    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool) -> ast.expr:
         """Return a call that makes memory of numbers."""
         size = ast.parse(repr(shape), mode="eval").body
         if self.writer.target == "cuda":
@@ -654,7 +657,7 @@ class _Rewriter(ast.NodeTransformer):
         if found.kind == "local_array":
             return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
         crew = ast.Name(CREW, ast.Load())
-        if is_dynamic:
+        if without_size:
             return ast.Call(ast.Name("_nb_dynamic", ast.Load()), [crew, dtype], [])
         place = ast.Constant(self.writer.places)
         self.writer.places += 1
@@ -669,10 +672,6 @@ def _is_text(arguments: list[ast.expr]) -> bool:
 def _of_block(operation: str, arguments: list[ast.expr]) -> ast.expr:
     crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
     return ast.Call(ast.Name(f"_nb_block_{operation}", ast.Load()), [*crew, *arguments], [])
-
-
-def _memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
-    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:

@@ -21,6 +21,7 @@ from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.block_source import block_source
 from numbridge.kernels.crews import load_crews
 from numbridge.kernels.devices import CPU, Device, get_device
+from numbridge.kernels.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, emit
 from numbridge.kernels.grid_source import Form, grid_source
@@ -214,6 +215,7 @@ class Variants:
             types = self.last = self.types(arguments, found)
             device = launch_device(kernel, arguments, found, place.device)
             variant = self._variant(types, device, place.form)
+            check_dynamic_memory(kernel, place.shared)
             if device.is_cuda:
                 cuda_driver.devices().allow_shared(variant.address, device.ordinal, place.shared)
             self._install(variant, found, self.table(place), dependencies)

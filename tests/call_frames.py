@@ -129,14 +129,20 @@ class Framed:
 class Made(Framed):
     """The frame of a kernel's call.
 
-    `inputs` are the kernel's, arrays or numbers; `given` are the frame's own arguments where these are others.
+    `inputs` are the kernel's, arrays or numbers; `given` are the frame's own arguments where these are others. With
+    `symbolic`, its dimensions are those of one more argument, as where JAX does not know them.
     """
 
-    def __init__(self, kernel, inputs, results, given=None, in_out=None, options=OPTIONS, **changes):
+    def __init__(self, kernel, inputs, results, given=None, in_out=None, options=OPTIONS, symbolic=False, **changes):
         found = signature(f"kernel {kernel.name!r}", kernel.parameters, len(results), in_out)
         described = [a if isinstance(a, Number) else Operand(a.shape, a.dtype, False) for a in inputs]
         self.call = plan_call(kernel, found, options, described)
-        made = words(self.call)
+        given = given or [a for a in inputs if not isinstance(a, Number)]
+        dims, references = self.call.dims, ()
+        if symbolic:
+            references = [-1 - (self.call.operands << wl.REFERENCE_SHIFT | axis) for axis in range(len(dims))]
+            given = [*given, np.zeros((*dims, 0), np.uint8)]
+        made = words(self.call, references)
         for offset, value in changes.items():
             made[getattr(wl, offset) // 8] = value
-        super().__init__(kernel.name, made, given or [a for a in inputs if not isinstance(a, Number)], results)
+        super().__init__(kernel.name, made, given, results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import SCALAR_ROOM, Call, buffer_scalar
-from numbridge.kernels.grid_source import block_shape, extents, grid_shape
+from numbridge.kernels.block_dims import block_axes, cuda_block_of, cuda_shapes
 from numbridge.kernels.parameter_types import ArrayType
 
 __all__ = ["words"]
@@ -21,13 +20,13 @@ __all__ = ["words"]
 _CODES = dict(xla.DATA_TYPES)
 
 
-def _cuda_grid(call: Call) -> tuple[int, ...]:
-    """Return the hardware's grid and block on CUDA."""
-    along_first = call.kernel.source.asks_for_block
-    dims = call.dims if call.kernel.source.index_rank else (math.prod(call.dims),)
-    along = extents(dims, first_along_x=along_first)
-    block = block_shape(along, call.options.block_dim, first_along_x=along_first)
-    return (*grid_shape(along, block, 0), *block)
+def _cuda_grid(call: Call, *, is_symbolic: bool) -> tuple[int, ...]:
+    """Return the hardware's grid and block on CUDA, with zeros for what only the extents tell."""
+    if is_symbolic:
+        block = cuda_block_of(call.kernel, call.options.block_dim, len(call.dims))
+        return (0, 0, 0, *(block or (0, 0, 0)))
+    grid, block = cuda_shapes(call.kernel, call.dims, call.options.block_dim)
+    return (*grid, *block)
 
 
 def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -64,14 +63,13 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
     for offset, value in head.items():
         made[offset // 8] = value
     made[nb.WORD_DIMS // 8 : nb.WORD_DIMS // 8 + len(dims)] = dims
-    block = (call.options.block_dim, 1, 1)
+    block = block_axes(call.options.block_dim)
     made[nb.WORD_BLOCK // 8 : nb.WORD_BLOCK // 8 + 3] = block
     # An axis that the launch does not have is one block wide; one whose extent is not known is left to the handler.
     extents = [*(0 if extent < 0 else extent for extent in dims), 1, 1, 1][:3]
     grid = [-(-extent // size) for extent, size in zip(extents, block, strict=True)]
     made[nb.WORD_GRID // 8 : nb.WORD_GRID // 8 + 3] = grid
-    if not references:
-        made[nb.WORD_CUDA_GRID // 8 : nb.WORD_CUDA_BLOCK // 8 + 3] = _cuda_grid(call)
+    made[nb.WORD_CUDA_GRID // 8 : nb.WORD_CUDA_BLOCK // 8 + 3] = _cuda_grid(call, is_symbolic=bool(references))
     for k, (slot, kind) in enumerate(zip(call.slots, call.types, strict=True)):
         ndim = kind.ndim if isinstance(kind, ArrayType) else 0
         itemsize = kind.scalar.itemsize if kind.element is None else kind.element.bytes

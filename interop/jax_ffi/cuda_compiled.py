@@ -58,7 +58,7 @@ question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA
 question_size = answer_place + 8
 
 SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
-MAX_GRID_Y = MAX_GRID_Z = 65535
+MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z = (1 << 31) - 1, 65535, 65535
 
 
 @inlined
@@ -188,12 +188,30 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size, stream):
 
 
 @inlined
+def lay_out_blocks(words, code, geometry, grid):
+    """Write how many blocks of a known shape lie along x, y and z; of four indices the last two share z."""
+    rank, first = load_i64(words, nb.WORD_RANK), load_i64(code, nb.CODE_FIRST) != 0
+    for axis in range(3):
+        extent, limit = types.int64(1), MAX_GRID_X if axis == 0 else MAX_GRID_Y
+        if axis < rank:
+            extent = load_i64(geometry, 8 * (axis if first else rank - 1 - axis))
+        if axis == 2 and rank == 4:
+            extent *= load_i64(geometry, 24)
+        size = load_i64(grid, 24 + 8 * axis)
+        store_i64(grid, 8 * axis, min((extent + size - 1) // size, limit))
+
+
+@inlined
 def lay_out_grid(words, code, geometry, total, grid):
     """Write the grid and the block: those of the call site, or where it does not know its extents, simple ones."""
     for k in range(6):
         store_i64(grid, 8 * k, load_i64(words, nb.WORD_CUDA_GRID + 8 * k))
-    if load_i64(grid, 0) == 0:
-        rank, size = load_i64(words, nb.WORD_RANK), load_i64(words, nb.WORD_BLOCK)
+    if load_i64(grid, 0) == 0 and load_i64(grid, 24) != 0:
+        lay_out_blocks(words, code, geometry, grid)
+    elif load_i64(grid, 0) == 0:
+        rank, size = load_i64(words, nb.WORD_RANK), 1
+        for k in range(3):
+            size *= load_i64(words, nb.WORD_BLOCK + 8 * k)
         along = total
         if load_i64(code, nb.CODE_RANK) > 0:
             along = load_i64(geometry, 0 if load_i64(code, nb.CODE_FIRST) != 0 else 8 * (rank - 1))

@@ -8,7 +8,6 @@ compiles nothing.
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,8 +21,9 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
+from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.elements import Element
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
 from numbridge.remade import Remade
@@ -42,7 +42,7 @@ def jax_kernel(
     in_out_argnames: Sequence[str] | None = None,
     enable_backward: bool = False,
     has_side_effect: bool = False,
-    block_dim: int | None = None,
+    block_dim: int | tuple[int, ...] | None = None,
     sharding_rule: str | None = None,
     fuse: bool | None = None,
 ) -> JaxKernel:
@@ -72,8 +72,8 @@ def jax_kernel(
         and by numbers that are JAX values. What has no exact derivative is refused when JAX traces the derivative.
     has_side_effect : bool
         Whether to run the kernel even if nobody uses its outputs.
-    block_dim : int, optional
-        Threads per block, as the kernel sees it; 256 by default.
+    block_dim : int or tuple of int, optional
+        Threads per block, as the kernel sees it: along the first axis of the launch, or each of up to three; 256 by default.
     sharding_rule : str, optional
         How a call may be cut up over devices, where the kernel's source does not show it: names for the axes of each array
         input and each output, such as ``"i k, k j -> i j"``. Axes that some output has are cut alike everywhere; others are
@@ -127,7 +127,7 @@ def jax_kernel(
     what = f"kernel {kernel.name!r}"
     found = signature(what, kernel.parameters, num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
-    block = _block_of(what, block_dim)
+    block = 256 if block_dim is None else block_dim_of(kernel, block_dim)
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
     dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
@@ -140,16 +140,6 @@ def _made(kernel: Kernel, found: Signature, options: Options) -> JaxKernel:
     targets.register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
-
-
-def _block_of(what: str, given: Any) -> int:
-    try:
-        block = 256 if given is None else operator.index(given)
-    except TypeError:
-        raise NumbridgeTypeError(f"{what}: block_dim is {given!r}; it must be an int") from None
-    if block < 1:
-        raise NumbridgeValueError(f"{what}: block_dim is {block}; it must be at least 1")
-    return block
 
 
 class JaxKernel(Remade):

@@ -20,6 +20,8 @@ from numbridge.jax_ffi.identity import Key
 from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
+from numbridge.kernels.block_dims import BlockDim, block_dim_of
+from numbridge.kernels.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
@@ -88,7 +90,7 @@ class Options:
     launch_dims: Any
     output_dims: Any
     vmap_method: str
-    block_dim: int
+    block_dim: BlockDim
     has_side_effect: bool
     sharding_rule: str | None = None
     enable_backward: bool = False
@@ -191,7 +193,10 @@ class _Planner:
 
     def call(self) -> Call:
         """Return the call."""
+        check_dynamic_memory(self.kernel, 0, "a program of JAX")
         dims = self._launch_dims()
+        if isinstance(self.options.block_dim, tuple):
+            block_dim_of(self.kernel, self.options.block_dim, len(dims))
         rows = self._input_rows()
         shapes = self.signature.output_dims(self.options.output_dims, dims)
         arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if row is not None and is_array(p, a)}

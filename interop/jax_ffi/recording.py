@@ -21,9 +21,10 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
 from numbridge.kernels.arguments import check_count
+from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.elements import ElementType, dtype_of
-from numbridge.kernels.errors import BufferAccessError, NumbridgeError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.launch import Geometry
@@ -230,17 +231,20 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
     _check_targets(kernel, targets)
     order = [name for name, _ in targets]
     found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)
-    if geometry.block[1:] != (1, 1):
-        raise NumbridgeError(
-            f"kernel {kernel.name!r}: blocks of more than one dimension cannot be traced; use nb.launch"
-        )
-    chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=geometry.block[0])
+    chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=_block_dim(geometry))
     call = plan_call(kernel, found, chosen, described)
     if chosen.fuse:
         check_pointwise(call)
     operands = [value for value in values if not isinstance(value, Number)]
     for (_, target), new in zip(targets, bind_call(*_without_old_contents(call, operands)), strict=True):
         target.store(new)
+
+
+def _block_dim(geometry: Geometry) -> BlockDim:
+    """Return the block of a launch as an option; one without threads is that of a launch that runs nothing."""
+    if geometry.block[1:] == (1, 1):
+        return max(geometry.block[0], 1)
+    return tuple(max(size, 1) for size in geometry.block[: len(geometry.dims)])
 
 
 def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:

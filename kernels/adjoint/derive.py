@@ -364,7 +364,9 @@ class Derivative(Kernel):
         except StackMemoryError:
             return compiled_with_memory(self, arguments, capability, plain=plain)
 
-    def forall(self, dim: int | tuple[int, ...], block_dim: int = 256, *, checked: bool = True) -> Callable[..., None]:
+    def forall(
+        self, dim: int | tuple[int, ...], block_dim: int | tuple[int, ...] = 256, *, checked: bool = True
+    ) -> Callable[..., None]:
         """Return a function of the derivative's arguments that checks them and runs it over `dim` threads.
 
         Without `checked` it takes the caller's word that adjoints have their arguments' shapes, and that no array that is

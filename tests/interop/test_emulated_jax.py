@@ -9,6 +9,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
+from block_dim_cases import TILE, factors, places, places3, products
 from call_frames import OPTIONS, Made, accumulate, add, scale
 from emulated_cuda import emulated_cuda
 from numbridge.jax_ffi import targets
@@ -132,6 +133,38 @@ def test_what_is_a_blocks_own_is_a_launch_for_each_element(device, monkeypatch):
     x = floats(3, 256)
     (out,) = in_a_batch(device, through_shared, [x], [np.zeros((3, 256), np.float32)])
     assert np.array_equal(out, x[:, ::-1])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("block", [(2, 3, 4), (1, 3), 4], ids=repr)
+def test_blocks_of_a_given_shape(device, symbolic, block):
+    dims = (5, 6, 7)
+    options = replace(OPTIONS, launch_dims=dims, output_dims=NamedDims((("out", (*dims, 12)),)), block_dim=block)
+    (out,) = called(device, places3, [], [np.full((*dims, 12), -1, np.int32)], options=options, symbolic=symbolic)
+    assert np.array_equal(out, places(dims, block if isinstance(block, tuple) else (block,)))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_product_of_matrices_in_tiles(device, symbolic):
+    a, b = factors()
+    options = replace(OPTIONS, launch_dims=(8, 16), output_dims=(8, 16), block_dim=(TILE, TILE))
+    (c,) = called(device, products, [a, b], [np.zeros((8, 16), np.float32)], options=options, symbolic=symbolic)
+    assert np.allclose(c, a @ b, atol=1e-5)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("block", [(1, 2, 8), (4, 4), 32], ids=repr)
+def test_blocks_of_a_kernel_that_does_not_ask(device, symbolic, block):
+    x = floats(3, 4, 5, 6)
+    options = replace(OPTIONS, block_dim=block)
+    (out,) = called(device, copied4, [x], [np.full(x.shape, np.nan, np.float32)], options=options, symbolic=symbolic)
+    assert np.array_equal(out, x)
+
+
+@nb.kernel
+def copied4(x: nb.array4d[float], out: nb.array4d[float]):
+    i, j, k, m = nb.tid()
+    out[i, j, k, m] += x[i, j, k, m]
 
 
 @nb.kernel

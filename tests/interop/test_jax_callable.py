@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from block_dim_cases import TILE, factors, places, places2, products
 from compiled_calls import jax_callable
 
 a10 = jnp.arange(10, dtype=jnp.float32)
@@ -250,10 +251,6 @@ WRONG = {
         lambda x, out: nb.launch(scale, 10, [x, 1.0], [nb.zeros(10, int)]),
         r"'out': wanted array1d\[float32\], got int32",
     ),
-    "blocks": (
-        lambda x, out: scale2[(1, 1), (2, 5)](x.reshape(2, 5), 1.0, out.reshape(2, 5)),
-        r"blocks of more than one dimension",
-    ),
     "index": (lambda x, out: x[np.array([1])], r"is indexed with array\(\[1\]\); a view takes ints"),
     "nothing": (lambda x, out: nb.launch(reads, 10, [x]), r"kernel 'reads' writes to none of its arguments"),
 }
@@ -394,3 +391,26 @@ def test_derivatives_are_asked_for():
     f = jax_callable(network, 2, in_out_argnames=["state"], output_dims=1)
     with pytest.raises(nb.KernelUnsupportedError, match="wrapped without derivatives; pass enable_backward=True"):
         jax.grad(lambda x: f(x, jnp.ones((3, 8)), 0.5, x)[1].sum())(jnp.ones(8))
+
+
+def test_blocks_of_a_given_shape():
+    def both(a: nb.array2d[float], b: nb.array2d[float], c: nb.array2d[float], d: nb.array2d[float]):
+        nb.launch(products, c.shape, [a, b], [c], block_dim=(TILE, TILE))
+        products[(2, 4), (TILE, TILE)](a, b, d)
+
+    a, b = factors()
+    for result in jax_callable(both, num_outputs=2, output_dims=(8, 16))(a, b):
+        assert np.allclose(result, a @ b, atol=1e-5)
+
+    def seen(out: nb.array(dtype=nb.int32, ndim=3)):
+        places2[(4, 3), (2, 8)](out)
+
+    (out,) = jax_callable(seen, output_dims=(8, 24, 8))()
+    assert np.array_equal(out, places((8, 24), (2, 8)))
+    (grown,) = jax_callable(nothing)(a[0])
+    assert not np.asarray(grown).any()
+
+
+def nothing(x: nb.array[float], out: nb.array[float]):
+    scale[0, 0](x, 2.0, out)
+    scale[4, 0](x, 2.0, out)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from block_dim_cases import TILE, factors, places, places2, products
 from compiled_calls import jax_kernel
 from numbridge.jax_ffi.targets import TARGET
 
@@ -131,6 +132,29 @@ def test_dims_that_are_worked_out():
     made = exported(run, "n")
     for n in (1, 4):
         np.testing.assert_array_equal(made.call(jnp.ones(n)), jnp.broadcast_to(jnp.arange(2.0 * n + 1), (n, 2 * n + 1)))
+
+
+def test_blocks_of_a_given_shape():
+    f = jax_kernel(places2, block_dim=(2, 8))
+
+    def run(x):
+        return f(launch_dims=x.shape, output_dims=(*x.shape, 8))[0]
+
+    made = exported(run, "n, m")
+    for dims in ((7, 21), (2, 8), (1, 1)):
+        np.testing.assert_array_equal(made.call(jnp.ones(dims)), places(dims, (2, 8)))
+    product = jax_kernel(products, block_dim=(TILE, TILE), enable_backward=True)
+
+    def loss(a, b):
+        dims = (a.shape[0], b.shape[1])
+        return jnp.square(product(a, b, launch_dims=dims, output_dims=dims)[0]).sum()
+
+    made, (a, b) = exported(jax.grad(loss, (0, 1)), "4*n, 4*k", "4*k, 4*m"), factors()
+    expected = jax.grad(lambda a, b: jnp.square(a @ b).sum(), (0, 1))(a, b)
+    for pair in zip(made.call(a, b), expected, strict=True):
+        np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-3)
+    with pytest.raises(nb.NumbridgeValueError, match=r"block_dim of kernel 'products': .*got \(2, 2, 2\)"):
+        exported(lambda x: jax_kernel(products, block_dim=(2, 2, 2))(x, x)[0], "n, n")
 
 
 def test_symbolic_batches():

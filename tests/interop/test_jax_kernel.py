@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
+from block_dim_cases import TILE, factors, places, places2, products
 from compiled_calls import jax_kernel
 
 a16 = jnp.arange(16, dtype=jnp.float32)
@@ -548,8 +549,11 @@ def test_what_is_wrong_is_said_when_it_is_traced(case):
             r"'out' is an output twice: it is in in_out_argnames and among the last 2",
         ),
         ({"vmap_method": None}, r"vmap_method is None; it must be one of"),
-        ({"block_dim": 0}, r"block_dim is 0; it must be at least 1"),
-        ({"block_dim": 1.5}, r"block_dim is 1.5; it must be an int"),
+        ({"block_dim": 0}, r"block_dim of kernel 'mixed': wanted an int from 1 to 1024, got 0"),
+        (
+            {"block_dim": 1.5},
+            r"block_dim of kernel 'mixed': wanted an int from 1 to 1024, or a tuple of up to 3 ints, got 1.5",
+        ),
         ({"sharding_rule": "i"}, r"sharding_rule 'i' has no \"->\"; write such as \"i k, k j -> i j\""),
     ],
 )
@@ -597,6 +601,32 @@ def test_blocks_are_those_that_are_asked_for():
     assert out.tolist() == [[4, 3, k // 4] for k in range(10)]
     (out,) = jax_kernel(blocks, launch_dims=10, output_dims=(10, 3))()
     assert out.tolist() == [[256, 1, 0]] * 10
+
+
+def test_blocks_of_a_given_shape():
+    (out,) = jax_kernel(places2, launch_dims=(7, 21), output_dims=(7, 21, 8), block_dim=(2, 8))()
+    assert np.array_equal(out, places((7, 21), (2, 8)))
+    product = jax_kernel(
+        products, launch_dims=(8, 16), output_dims=(8, 16), block_dim=(TILE, TILE), enable_backward=True
+    )
+    a, b = factors()
+    assert np.allclose(jax.jit(product)(a, b)[0], a @ b, atol=1e-5)
+    found = jax.grad(lambda a, b: jnp.square(product(a, b)[0]).sum(), (0, 1))(a, b)
+    expected = jax.grad(lambda a, b: jnp.square(a @ b).sum(), (0, 1))(a, b)
+    assert all(np.allclose(*pair, rtol=1e-4, atol=1e-3) for pair in zip(found, expected, strict=True))
+    many = np.stack([a, 2 * a, -a])
+    assert np.allclose(jax.vmap(product, (0, None))(many, b)[0], many @ b, atol=1e-5)
+    tangent = jax.jvp(lambda a: product(a, b)[0], (a,), (2 * a,))[1]
+    assert np.allclose(tangent, 2 * a @ b, atol=1e-5)
+
+
+def test_blocks_that_a_launch_does_not_have():
+    f = jax_kernel(places2, launch_dims=(7, 21), output_dims=(7, 21, 8), block_dim=(2, 8, 1))
+    with pytest.raises(nb.NumbridgeValueError, match=r"'places2': .*1 to 2 ints, since the launch has 2 dimension"):
+        f()
+    for block_dim in ((1, 2, 3, 4), (0, 8), (64, 32), ()):
+        with pytest.raises(nb.NumbridgeValueError, match="block_dim of kernel 'places2': wanted"):
+            jax_kernel(places2, block_dim=block_dim)
 
 
 def test_partial_application():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from block_dim_cases import factors, product_dims, products
 from block_gradient_cases import softmax
 
 
@@ -275,3 +276,14 @@ def test_threads_of_a_block_work_together_in_blocks_of_the_given_size():
     (found,) = paddle.grad(rows(x).square().sum(), x)
     (expected,) = paddle.grad(paddle.nn.functional.softmax(x.reshape([2, 64]), 1).square().sum(), x)
     assert paddle.allclose(found, expected)
+
+
+def test_blocks_of_a_given_shape():
+    product = nb.paddle_op(products, outputs="c", launch_dims=product_dims, output_dims=product_dims, block_dim=(4, 4))
+    a, b = (paddle.to_tensor(factor, stop_gradient=False) for factor in factors())
+    assert paddle.allclose(product(a, b), a @ b, atol=1e-5)
+    found = paddle.grad(product(a, b).square().sum(), [a, b])
+    expected = paddle.grad((a @ b).square().sum(), [a, b])
+    assert all(paddle.allclose(*pair, atol=1e-3) for pair in zip(found, expected, strict=True))
+    with pytest.raises(nb.NumbridgeValueError, match=r"block_dim of kernel 'products': .*got \(4, 0\)"):
+        nb.paddle_op(products, outputs="c", block_dim=(4, 0))

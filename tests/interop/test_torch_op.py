@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from block_dim_cases import factors, product_dims, products
 from block_gradient_cases import softmax
 
 DOUBLE = torch.float64
@@ -409,3 +410,30 @@ def test_threads_of_a_block_work_together_in_blocks_of_the_given_size():
         nb.NumbridgeValueError, match="block_dim of kernel 'softmax': wanted an int from 1 to 1024, got 2000"
     ):
         nb.torch_op(softmax, outputs="y", block_dim=2000)
+
+
+def test_blocks_of_a_given_shape():
+    product = nb.torch_op(products, outputs="c", launch_dims=product_dims, output_dims=product_dims, block_dim=[4, 4])
+    a, b = (torch.tensor(factor, requires_grad=True) for factor in factors())
+    weights = torch.rand(8, 16)
+    assert torch.allclose(product(a, b), a @ b, atol=1e-5)
+    expected = torch.autograd.grad((a @ b * weights).sum(), (a, b))
+    for call in (product, torch.compile(product, fullgraph=True, backend="aot_eager")):
+        found = torch.autograd.grad((call(a, b) * weights).sum(), (a, b))
+        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
+    # The adjoint of the adjoint, in blocks of the same shape
+    (first,) = torch.autograd.grad((product(a, b) ** 2).sum(), a, create_graph=True)
+    (wanted,) = torch.autograd.grad(((a @ b) ** 2).sum(), a, create_graph=True)
+    found, expected = (torch.autograd.grad(by.square().sum(), b)[0] for by in (first, wanted))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-2)
+    assert torch.equal(copy.deepcopy(product)(a, b), product(a, b))
+
+
+def test_blocks_that_there_are_not():
+    for block_dim, error, text in (
+        ((4, 4, 4), nb.NumbridgeValueError, r"a tuple of 1 to 2 ints, since the launch has 2 dimension\(s\)"),
+        ((64, 64), nb.NumbridgeValueError, r"wanted up to 1024 threads in all, got \(64, 64\)"),
+        ((4, True), nb.NumbridgeTypeError, "up to 3 ints, got"),
+    ):
+        with pytest.raises(error, match=f"block_dim of kernel 'products': .*{text}"):
+            nb.torch_op(products, outputs="c", block_dim=block_dim)

@@ -17,6 +17,7 @@ from numba import cuda
 import numbridge as nb
 from fake_cuda import CONTEXTS, ExchangeTable, cuda_array, fake_cuda, parameter_kinds, tensor_class
 from numbridge.kernels import cuda as compiler
+from numbridge.kernels.block_dims import cuda_shapes
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,
@@ -482,6 +483,26 @@ def test_every_id_runs_once_on_any_grid(dims, block_dim, max_blocks, first):
     assert not max_blocks or math.prod(grid) <= max_blocks
     ran = _ran(len(dims), dims, block, grid, first)
     assert sorted(ran) == sorted(itertools.product(*(range(extent) for extent in dims)))
+
+
+@nb.kernel
+def asking(x):
+    i, j = nb.tid()
+    x[i, j] = cuda.threadIdx.y
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dims=st.lists(st.integers(0, 6), min_size=2, max_size=2),
+    block_dim=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    max_blocks=st.integers(0, 3),
+    kernel=st.sampled_from([write2, asking]),
+)
+def test_every_id_runs_once_in_blocks_of_a_shape(dims, block_dim, max_blocks, kernel):
+    grid, block = cuda_shapes(kernel, dims, tuple(block_dim), max_blocks)
+    assert math.prod(block) == math.prod(block_dim) and (not max_blocks or math.prod(grid) <= max_blocks)
+    ran = _ran(2, dims, block, grid, kernel is asking)
+    assert sorted(ran) == sorted(itertools.product(*map(range, dims)))
 
 
 def test_neighbouring_threads_are_neighbours_in_memory():

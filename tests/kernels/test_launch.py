@@ -781,8 +781,8 @@ def test_dimensions_are_checked():
         launch(indices2, (2**40, 2**40), [np.zeros((1, 1))])
     with pytest.raises(NumbridgeValueError, match="more threads than 64 bits"):
         saxpy[2**40, 2**40](x, y, 2.0)
-    for block_dim in (0, -5, "3"):
-        with pytest.raises(NumbridgeValueError, match=r"block_dim.*wanted an int from 1"):
+    for block_dim, error in ((0, NumbridgeValueError), (-5, NumbridgeValueError), ("3", NumbridgeTypeError)):
+        with pytest.raises(error, match=r"block_dim.*wanted an int from 1"):
             launch(saxpy, 8, [x, y, 2.0], block_dim=block_dim)
     with pytest.raises(NumbridgeValueError, match="asks for 4 thread indices"):
         indices4[(1, 1, 1), (2, 2, 2)](np.zeros((2, 2, 2, 2)))
