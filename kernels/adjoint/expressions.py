@@ -245,7 +245,7 @@ class Expressions(Scope):
         at = self._choice(node, below, lambda: self.apply("add", place, size), lambda: place)
         return self._chosen(node, items, at)
 
-    def _chosen(self, node: ast.Subscript, items: Sequence[Binding], at: Value, first: int = 0) -> Binding:
+    def _chosen(self, node: ast.expr, items: Sequence[Binding], at: Value, first: int = 0) -> Binding:
         """Return one of some things by a number that only the running kernel knows."""
         if len(items) == 1:
             return items[0]

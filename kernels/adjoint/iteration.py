@@ -109,11 +109,4 @@ class Iteration(Assignments):
         values = [item for item in items if isinstance(item, Value)]
         if not items or len(values) != len(items) or len({types.unliteral(value.type) for value in values}) != 1:
             raise self._refused(node, "only a tuple of numbers of one type can be looped over; write its elements out")
-
-        def chosen(k: Value, first: int = 0) -> Binding:
-            if first == len(values) - 1:
-                return values[first]
-            test = self.apply("eq", k, self.constant(first))
-            return self._choice(node, test, lambda: values[first], lambda: chosen(k, first + 1))
-
-        return Elements(self.constant(len(values)), chosen)
+        return Elements(self.constant(len(values)), lambda k: self._chosen(node, values, k))
