@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from numba.cuda import random as cuda_random
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
@@ -135,3 +136,27 @@ def test_what_cannot_be_read_is_refused_with_its_place():
 
     with pytest.raises(nb.KernelUnsupportedError, match=r"a list cannot be used(.|\n)*both = \[a, a\]"):
         lists.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
+
+
+@nb.kernel
+def noisy(states, x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i] * cuda_random.xoroshiro128p_uniform_float32(states, i)
+    for k in range(3):
+        y[i] += x[i] * cuda_random.xoroshiro128p_normal_float64(states, i) * k
+
+
+def test_random_numbers_are_those_of_the_kernel_on_the_way_back():
+    states = np.zeros(5, cuda_random.xoroshiro128p_dtype)
+    cuda_random.init_xoroshiro128p_states_cpu(states, 1, 0)
+    x, before = np.linspace(0.5, 1.0, 5), states.copy()
+
+    def run(x):
+        y = np.zeros(5)
+        noisy.forall(5)(before.copy(), x, y)
+        return y
+
+    made = np.zeros(5)
+    noisy.adjoint(["x", "y"]).forall(5)(states, x, np.zeros(5), made, np.ones(5))
+    assert np.allclose(made, (run(x + 1e-6) - run(x - 1e-6)) / 2e-6, rtol=1e-6)
+    assert (states == before).all()
