@@ -202,3 +202,10 @@ def test_an_adjoint_that_would_need_memory_is_refused_when_it_is_compiled_for_a_
     ):
         targets.enter_cuda(adjoint, types, "float32")
     targets.enter_cuda(powers, types[:3], "float32")
+
+
+def test_the_adjoint_of_a_product_in_tiles_needs_no_memory_in_a_call(device):
+    """Each trip of its loop fills the tiles before it reads them."""
+    adjoint = products.adjoint(["a", "b", "c"])
+    arrays = targets.types_of(products, [(scalars.by_name("float32"), 2)] * 3, "float32")
+    targets.enter_cuda(adjoint, adjoint.typed(arrays, "float32"), "float32")
