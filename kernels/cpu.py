@@ -184,6 +184,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_checked"] = checked
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
+    names["_nb_differs"] = cpu_intrinsics.differs
     names["_nb_add_private"] = cpu_intrinsics.add
     names["_nb_add_either"] = cpu_intrinsics.add_either
     names.update(STACK)

@@ -52,6 +52,7 @@ __all__ = [
     "atomic_sub",
     "atomic_xor",
     "constant_extents",
+    "differs",
     "element_address",
     "local_array",
     "memory_dtype",
@@ -102,6 +103,22 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.intp(types.intp), generate
+
+
+@intrinsic
+def differs(typing_context: Any, held: Any, new: Any) -> Any:
+    """Tell whether storing a number where another is held changes any bit."""
+    kind = types.unliteral(held)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def bits(value: Any) -> Any:
+            width = {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}.get(type(value.type))
+            return value if width is None else builder.bitcast(value, ir.IntType(width))
+
+        stored = context.cast(builder, arguments[1], signature.args[1], kind)
+        return builder.icmp_unsigned("!=", bits(arguments[0]), bits(stored))
+
+    return types.boolean(kind, types.unliteral(new)), generate
 
 
 @intrinsic

@@ -193,6 +193,7 @@ def compile_ptx(
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
     names["_nb_add"] = cuda_intrinsics.atomic_add
+    names["_nb_differs"] = cuda_intrinsics.differs
     names["_nb_field"] = field
     names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import combinations
 
+from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.element_rules import Part
@@ -61,7 +62,8 @@ class Accumulation(ForwardSweep):
         uses = [op for op in walk(self.program.body) if isinstance(op, Load | Store | Atomic) and op.array is array]
         added = all(isinstance(op, Atomic) for op in uses)
         stores = [op for op in uses if isinstance(op, Store) and not self._in_loop(op)]
-        once = stores == uses and all(_are_apart(a.index, b.index) for a, b in combinations(stores, 2))
+        once = stores == uses and self._alike.isdisjoint(stores)
+        once = once and all(_are_apart(a.index, b.index) for a, b in combinations(stores, 2))
         if not added and not once:
             raise refused(
                 uses[-1],
@@ -156,16 +158,32 @@ class Accumulation(ForwardSweep):
         if private:
             self.lines.add(f"{element(name, index)} += {text}")
         else:
-            if array.misaligned:
-                raise refused(
-                    op,
-                    f"threads may add to the same adjoint of {array.called!r}, which lies at no multiple of its size; use a "
-                    "dtype of records with align=True",
-                )
+            self._check_aligned(op)
             self._shared.add(array)
             add = "_nb_add_in_block" if array.kind == "shared" else "_nb_add"
             for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
                 self.lines.add(f"{add}({memory}, {place}, {text}{part})")
+
+    def _check_aligned(self, op: Load | Store) -> None:
+        if op.array.misaligned:
+            raise refused(
+                op,
+                f"threads may change the same adjoint of {op.array.called!r}, which lies at no multiple of its size; use a "
+                "dtype of records with align=True",
+            )
+
+    def _take(self, op: Store) -> None:
+        """Hand on what an element's adjoint holds, and leave zero: one of the threads that stored the element finds it."""
+        self._check_aligned(op)
+        self._stored.add(op.array)
+        zero = self.construct.zero(getattr(op.array.dtype, "dtype", op.array.dtype)).name
+        found = scalar_places(op.array, ADJOINT + op.array.name, op.index)
+        for k, (memory, place) in enumerate(found):
+            self.lines.add(f"_nb_taken_{k} = _nb_atomic_exch({memory}, {place}, {zero})")
+        taken = ", ".join(f"_nb_taken_{k}" for k in range(len(found)))
+        whole = inference.element_of(op.array.dtype) is None
+        text = taken if whole else f"{self.construct.type_name(op.array.dtype)}({taken})"
+        self._add(op.value, text, lasting=False)
 
     def _fill(self) -> None:
         """Store zeros in adjoints that hold nothing, and which nothing has been added to."""

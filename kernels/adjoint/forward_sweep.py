@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity, Needs, Sweep, refused
+from numbridge.kernels.adjoint.alike import stored_alike
 from numbridge.kernels.adjoint.checkpoint import Checkpoints, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
@@ -45,9 +47,11 @@ from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.uniform import check_lanes, is_guarded
 from numbridge.kernels.block_source import THREAD
 
-__all__ = ["FIRST", "SHARE", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
+__all__ = ["FIRST", "INTERVALS", "SHARE", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
 
 STACK = "_nb_stack"
+INTERVALS = "_nb_intervals"
+"""The name of the stack of how high others were at each barrier."""
 FIRST, STEP, SHARE = "_nb_first", "_nb_step", "_nb_share"
 """The names of the first number of shared memory that is a thread's to handle, how far it is to the next, and such a number."""
 
@@ -74,8 +78,13 @@ class ForwardSweep:
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self._postponed: dict[If, Sweep] = {}
-        # The loop whose trips are being kept
+        # The loop whose trips are being kept, and in it the arrays that are brought back from barrier to barrier
         self._keeping: Loop | None = None
+        self._between: list[Array] = []
+        # The arrays into which each thread stores at its own index
+        self._stored_apart = own_arrays(program, (Store, Atomic))
+        # Stores by which several threads may write the same to one element
+        self._alike = stored_alike(program)
         # Whether the atomic additions of what runs again have been done
         self._is_done = False
         for op in self.needs.loops:
@@ -104,27 +113,22 @@ class ForwardSweep:
         return op.result in self.activity.values, op.result in self.needs.values, *again
 
     def _check_together(self, op: Loop) -> None:
-        """Refuse a loop in which threads wait for each other, if they cannot bring back what they store there."""
+        """Refuse a loop in which only lanes of a warp wait for each other, if they cannot bring back what they store there."""
         meetings = self.needs.meetings(op)
-        in_lanes = not any(meeting.of_block for meeting in meetings)
-        own = own_arrays(self.program, (Load, Store, Atomic) if in_lanes else (Store, Atomic))
-        for inner in walk(op.body) if meetings else ():
+        if not meetings or any(meeting.of_block for meeting in meetings):
+            return
+        own = own_arrays(self.program)
+        for inner in walk(op.body):
             if not isinstance(inner, Store | Atomic) or inner not in self.needs.replayed:
                 continue
             if not self.needs.is_brought_back(inner.array, op):
                 continue
-            if inner.array.kind == "shared" and in_lanes:
+            if inner.array.kind == "shared" or (inner.array.kind == "parameter" and inner.array not in own):
+                what = "shared memory" if inner.array.kind == "shared" else repr(inner.array.called)
                 raise refused(
                     inner,
-                    "the adjoint needs shared memory as it was before each trip of this loop, in which only lanes of a warp wait "
+                    f"the adjoint needs {what} as it was before each trip of this loop, in which only lanes of a warp wait "
                     "for each other; wait for the block there (cuda.syncthreads), or exchange numbers between lanes instead",
-                )
-            if inner.array.kind == "parameter" and inner.array not in own:
-                raise refused(
-                    inner,
-                    f"the adjoint needs {inner.array.called!r} as it was before each trip of this loop, in which threads wait "
-                    "for each other and use elements that are not their own; use shared memory, or let each thread keep to the "
-                    "element of its own index",
                 )
 
     def _in_loop(self, op: Op) -> bool:
@@ -157,6 +161,16 @@ class ForwardSweep:
         together = self.needs.meetings(op)
         return [array for array in self.needs.stored_in(op) if not (together and array.kind == "shared")]
 
+    def _between_barriers(self, op: Loop) -> list[Array]:
+        """Return the arrays, of those that a thread brings back, in which others store, too, before or after a barrier.
+
+        The threads bring them back together, from barrier to barrier: between two of them, an element that one thread stores is
+        no other thread's.
+        """
+        if not any(met.of_block for met in self.needs.meetings(op)):
+            return []
+        return [array for array in self._logged_in(op) if array.kind == "parameter" and array not in self._stored_apart]
+
     def _kept_whole(self, op: Loop) -> list[Array]:
         """Return the shared memory that threads keep together at the start of each trip."""
         return [array for array in self.needs.stored_in(op) if array not in self._logged_in(op)]
@@ -185,6 +199,7 @@ class ForwardSweep:
     @property
     def _stacks(self) -> list[str]:
         stacked = [STACK] if any(needs.stacked for needs in self.needs.loops.values()) else []
+        stacked += [INTERVALS] if any(map(self._between_barriers, self.needs.loops)) else []
         return stacked + [log_name(array) for array in self._logged]
 
     @property
@@ -245,15 +260,24 @@ class ForwardSweep:
     def _forward_meet(self, op: Meet, values: Sweep) -> None:
         if op.result in values:
             self.lines.add(operation(op))
+            if op.of_block:
+                self._end_interval()
         elif self.needs.meets and op.of_block:
             self.lines.add(meeting("syncthreads"))
+            self._end_interval()
         elif self.needs.meets and op.operation == "syncwarp":
             self.lines.add(operation(op))
+
+    def _end_interval(self) -> None:
+        """Note, at a barrier, what the thread has stored until then."""
+        for array in self._between:
+            self.lines.add(f"_nb_stack_push({INTERVALS}, _nb_stack_height({log_name(array)}))")
 
     def _stand_in(self, op: Op) -> None:
         """Write a barrier for those of a branch or a loop that is left out: what is stored before is read behind it."""
         if self.needs.meets and any(met.of_block for met in self.needs.meetings(op)):
             self.lines.add(meeting("syncthreads"))
+            self._end_interval()
 
     def _has_work(self, op: Op, values: Sweep, *, save: bool) -> bool:
         """Tell whether the forward sweep must go into a branch or a loop."""
@@ -318,11 +342,14 @@ class ForwardSweep:
         moves(self.lines, [(c.phi, c.initial) for c in kept])
         if plan is not None:
             plan.start(self.lines)
-        outer = self._keeping
-        self._keeping = outer if plan is None else op
+        outer = self._keeping, self._between
+        self._keeping = self._keeping if plan is None else op
         with self._copy(op), self.lines.block(loop_head(op)):
             start_trip(self.lines, op)
+            # Its barriers lie between trips, each of which begins and ends with one when it is brought back.
             self._forward(op.test, values, save=False)
+            if plan is not None:
+                self._between = list(dict.fromkeys([*self._between, *self._between_barriers(op)]))
             if op.condition is not None:
                 self.lines.add(f"if not {op.condition.name}: break")
             if plan is not None:
@@ -333,7 +360,7 @@ class ForwardSweep:
                 plan.end_trip(self.lines)
             if op.leave is not None:
                 self.lines.add(f"if {op.leave.name}: break")
-        self._keeping = outer
+        self._keeping, self._between = outer
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
 
     def _forward_body(self, op: Loop, values: Sweep) -> None:
@@ -365,6 +392,8 @@ class ForwardSweep:
                 self.lines.add(f"_nb_stack_push({STACK}, {carried.phi.name}{place})")
         for array in self._logged_in(plan.op):
             self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({log_name(array)}))")
+        if self._between:
+            self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({INTERVALS}))")
         whole = self._kept_whole(plan.op)
         if whole:
             self.lines.add(meeting("syncthreads"))
@@ -384,9 +413,21 @@ class ForwardSweep:
             if self.needs.is_undone(op):
                 self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
         elif self._logs(op):
-            for memory, index in scalar_places(op.array, op.array.name, op.index):
-                self.lines.add(f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})")
+            parts = places(op.value)
+            for (memory, index), part in zip(scalar_places(op.array, op.array.name, op.index), parts, strict=True):
+                remember = f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})"
+                changes = f"if _nb_differs({memory}[{index}], {op.value.name}{part}):"
+                with self.lines.block(changes) if op in self._alike else contextlib.nullcontext():
+                    self.lines.add(remember)
         self.lines.add(operation(op))
+
+    def _undoing(self, op: Store) -> AbstractContextManager[None]:
+        """Begin to undo a store: of several threads that stored the same, those that found it there already do nothing."""
+        if op not in self._alike:
+            return contextlib.nullcontext()
+        old, new = self._old(op), op.value.name
+        differs = (f"_nb_differs({old}{part}, {new}{part})" for part in places(op.value))
+        return self.lines.block(f"if {' or '.join(differs)}:")
 
     def _old(self, op: Store) -> str:
         order = self.needs.survey.order

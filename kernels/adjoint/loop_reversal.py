@@ -13,8 +13,8 @@ from numbridge.kernels.adjoint.accumulation import Accumulation
 from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Values, meeting, moves
-from numbridge.kernels.adjoint.forward_sweep import SHARE, STACK, log_name
-from numbridge.kernels.adjoint.ir import Carried, Loop, Meet, Op, Region, walk
+from numbridge.kernels.adjoint.forward_sweep import INTERVALS, SHARE, STACK, log_name
+from numbridge.kernels.adjoint.ir import Array, Carried, Loop, Meet, Op, Region, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
 __all__ = ["LoopReversal"]
@@ -112,9 +112,9 @@ class LoopReversal(Accumulation, ABC):
         if together:
             self.lines.add(meeting("syncthreads"))
         self._restore_whole(plan.op)
+        self._restore_between_barriers(plan.op)
         for array in reversed(self._logged_in(plan.op)):
-            memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
-            self.lines.add(f"_nb_stack_undo({log_name(array)}, {memory}, _nb_stack_pop({STACK}, 0))")
+            self._undo(array, STACK)
         for c in reversed(plan.needs.saved):
             zero = self.construct.zero(getattr(c.phi.type, "dtype", c.phi.type)).name
             popped = f"_nb_stack_pop({STACK}, {zero})"
@@ -126,6 +126,22 @@ class LoopReversal(Accumulation, ABC):
                 self.lines.add(f"{part} = {popped}")
             self.lines.add(f"{c.phi.name} = {self.construct.type_name(c.phi.type)}({', '.join(parts)})")
         if together:
+            self.lines.add(meeting("syncthreads"))
+
+    def _undo(self, array: Array, marks: str) -> None:
+        """Bring back what was stored in an array since its log was as high as the uppermost entry of a stack tells."""
+        memory = array.name if inference.element_of(array.dtype) is None else f"_nb_components({array.name})"
+        self.lines.add(f"_nb_stack_undo({log_name(array)}, {memory}, _nb_stack_pop({marks}, 0))")
+
+    def _restore_between_barriers(self, op: Loop) -> None:
+        """Bring back what the threads stored behind each barrier of a trip; what they stored before the first is left."""
+        arrays = self._between_barriers(op)
+        if not arrays:
+            return
+        self.lines.add(f"_nb_before = _nb_stack_pop({STACK}, 0)")
+        with self.lines.block(f"while _nb_stack_height({INTERVALS}) > _nb_before:"):
+            for array in reversed(arrays):
+                self._undo(array, INTERVALS)
             self.lines.add(meeting("syncthreads"))
 
     def _restore_whole(self, op: Loop) -> None:

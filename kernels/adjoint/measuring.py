@@ -17,7 +17,7 @@ from numbridge.kernels.adjoint.activity import Sweep
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines, field_views, operation, own_array
-from numbridge.kernels.adjoint.forward_sweep import FIRST, STEP, ForwardSweep, log_name, scalar_places
+from numbridge.kernels.adjoint.forward_sweep import FIRST, INTERVALS, STEP, ForwardSweep, log_name, scalar_places
 from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Op, Program, Raise, Store, is_float, walk
 from numbridge.kernels.adjoint.measured import NEEDS, Measured
 
@@ -65,7 +65,10 @@ class _Measuring(ForwardSweep):
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
         again = [op for op in walk(program.body) if op in self.needs.replayed]
         self._undone = [op for op in again if self._is_kept(op)]
-        decided, self._stored = self.needs.deciding([*self._undone, *raises])
+        # Whoever notes what was stored before a barrier does so at every barrier.
+        noting = [op for loop in self.needs.loops if self._between_barriers(loop) for op in self.needs.meetings(loop)]
+        self._noting = {op for op in noting if op.of_block}
+        decided, self._stored = self.needs.deciding([*self._undone, *raises, *self._noting])
         self.needs.replayed = {*self._undone, *self._stored}
         self.needs.values = Sweep(decided, (op for op in self.needs.replayed if isinstance(op, Store)))
         # Loops whose trips are done again by themselves, and what they put on the stacks is gone when they have been reversed
@@ -127,6 +130,7 @@ class _Measuring(ForwardSweep):
             if needs.stacked:
                 made[op] = trips = _Trips(op, needs, number, most, exact=False)
                 own = sum(len(places(c.phi)) for c in needs.saved) + len(self._logged_in(op))
+                own += bool(self._between_barriers(op))
                 shares = (_share_of(self._numbers(array)) for array in self._kept_whole(op))
                 trips.entries = " + ".join([str(own), *shares])
         return made
@@ -154,12 +158,23 @@ class _Measuring(ForwardSweep):
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
         if not save and self._logs(op):
-            number = self._stacks.index(log_name(op.array))
-            entries = _ENTRIES * len(scalar_places(op.array, op.array.name, op.index))
-            self.lines.add(f"_nb_logged{number} += {entries}")
-            self.lines.add(f"_nb_need{number} = max(_nb_need{number}, _nb_logged{number})")
+            self._count(log_name(op.array), _ENTRIES * len(scalar_places(op.array, op.array.name, op.index)))
         if op in self._stored:
             self.lines.add(operation(op))
+
+    def _count(self, stack: str, entries: int) -> None:
+        """Count some entries that go to a stack and stay there."""
+        number = self._stacks.index(stack)
+        self.lines.add(f"_nb_logged{number} += {entries}")
+        self.lines.add(f"_nb_need{number} = max(_nb_need{number}, _nb_logged{number})")
+
+    def _end_interval(self) -> None:
+        if self._between:
+            self._count(INTERVALS, len(self._between))
+
+    def _has_work(self, op: Op, values: Sweep, *, save: bool) -> bool:
+        noting = bool(self._between) and any(inner in self._noting for inner in walk([op]))
+        return noting or super()._has_work(op, values, save=save)
 
     def _forward_atomic(self, op: Atomic) -> None:
         if op in self._stored:

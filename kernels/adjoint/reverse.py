@@ -304,12 +304,15 @@ class _Reverse(LoopReversal):
             self._contribute(argument, partial, adjoint)
 
     def _reverse_store(self, op: Store) -> None:
-        if op.array in self.activity.arrays:
+        if op.array in self.activity.arrays and op in self._alike and op.value in self.active:
+            self._take(op)
+        elif op.array in self.activity.arrays:
             adjoint = element(ADJOINT + op.array.name, op.index)
             self._add(op.value, adjoint, lasting=False)
             self._overwritten(op)
         if self.needs.is_undone(op):
-            self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
+            with self._undoing(op):
+                self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")
 
     def _reverse_atomic(self, op: Atomic) -> None:
         adjoint = element(ADJOINT + op.array.name, op.index)

@@ -32,7 +32,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.block_source import THREAD
 
-__all__ = ["check_lanes", "check_meetings", "is_guarded"]
+__all__ = ["Uniform", "check_lanes", "check_meetings", "is_guarded"]
 
 _COUNTED = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 
@@ -51,7 +51,7 @@ def check_meetings(program: Program) -> None:
                 raise refused(
                     inner, "lanes that a while condition names must be a constant; ask them in the loop's body"
                 )
-    known = _Uniform(program)
+    known = Uniform(program)
     for lanes, around in _placed(program.body, (), of_block=False):
         for op, side in around:
             if isinstance(op, Loop) and side is op.body and not known.is_decided(op):
@@ -74,7 +74,7 @@ def check_meetings(program: Program) -> None:
 
 def is_guarded(program: Program) -> bool:
     """Tell whether barriers stand under a condition that may hold for some threads of a block only."""
-    known = _Uniform(program)
+    known = Uniform(program)
     around = [ops for _, ops in _placed(program.body, ())]
     return any(isinstance(op, If) and not known.holds(op.condition) for ops in around for op, _ in ops)
 
@@ -94,7 +94,7 @@ def check_lanes(program: Program, treated: Callable[[Meet], Hashable]) -> None:
     KernelUnsupportedError
         If there are such places; the message shows one.
     """
-    known = _Uniform(program)
+    known = Uniform(program)
     found = [
         (met, frozenset((op, id(side)) for op, side in around if isinstance(op, If) and not known.holds(op.condition)))
         for met, around in _placed(program.body, (), of_block=False)
@@ -141,7 +141,7 @@ def _placed(region: Region, around: Around, *, of_block: bool = True) -> Iterato
                 yield from _placed(inner, (*around, (op, inner)), of_block=of_block)
 
 
-class _Uniform:
+class Uniform:
     """Which values are the same for all threads of a block that compute them: all that do not come to depend on the thread."""
 
     def __init__(self, program: Program) -> None:
@@ -195,7 +195,8 @@ class _Uniform:
 
     def _is_block(self, op: Compute) -> bool:
         """Tell whether this computes the number of the block along an axis: the thread's index by the extent of the block."""
-        if op.function.key != "floordiv":
-            return False
-        index, extent = op.arguments
+        return op.function.key == "floordiv" and self.is_index_and_extent(*op.arguments)
+
+    def is_index_and_extent(self, index: Value, extent: Value) -> bool:
+        """Tell whether two values are a thread index and the extent of the block along its axis."""
         return index in self._indices and extent.name == index.name.replace("_nb_i", "_nb_b")

@@ -1,0 +1,107 @@
+"""Which stores several threads may make alike: CUDA allows them to store the same number into one element at the same time.
+
+The way back must know. Only one of these threads hands on the adjoint of the element, and what a thread overwrites is what others
+have just stored, unless it is the first. So it is the threads that are told apart here, as far as the indices of the stores say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from numbridge.kernels.adjoint.ir import Compute, Loop, Meet, Op, Program, Store, Value, defined_by, operands, walk
+from numbridge.kernels.adjoint.uniform import Uniform
+
+__all__ = ["stored_alike"]
+
+
+def stored_alike(program: Program) -> set[Op]:
+    """Return the stores by which several threads may write one and the same element between two barriers.
+
+    Where threads of a block wait for each other, these are all stores but those whose index tells the threads apart by how it is
+    written. Elsewhere, these are stores whose index is the same for all threads of a block, in kernels that know of threads.
+    """
+    stores = [op for op in walk(program.body) if isinstance(op, Store) and op.array.kind != "local"]
+    if any(isinstance(op, Meet) for op in walk(program.body)):
+        apart = _Apart(program)
+        return {op for op in stores if not apart.holds(op, [other for other in stores if other.array is op.array])}
+    known = Uniform(program)
+    return {op for op in stores if program.indices and all(map(known.holds, op.index))}
+
+
+class _Apart:
+    """Tells threads of a block apart by the indices of what they store."""
+
+    def __init__(self, program: Program) -> None:
+        ops = list(walk(program.body))
+        self._uniform = Uniform(program)
+        self._definers = {value: op for op in ops for value in defined_by(op)}
+        used = {value for op in ops for value in operands(op)}
+        self._indices = {value for value in program.indices if value in used}
+        free = [op for op in ops if isinstance(op, Loop) and not any(isinstance(o, Meet) for o in walk([op]))]
+        # What may change while nobody waits
+        self._moving = {value for loop in free for op in walk([loop]) for value in defined_by(op)}
+        self._forms: dict[Value, Hashable] = {}
+
+    def holds(self, op: Store, stores: list[Store]) -> bool:
+        """Tell whether no two threads store into one element by a store, nor by another of the same array."""
+        told = self._indices and self._indices <= {self._axis(value) for value in op.index}
+        return bool(told) and all(self._is_same(op, other) or self._is_elsewhere(op, other) for other in stores)
+
+    def _axis(self, value: Value) -> Value | None:
+        """Return the thread index that a value is, but for terms that are the same for all threads until they wait."""
+        if value in self._indices:
+            return value
+        op = self._definers.get(value)
+        match op:
+            case Compute() if op.function.key in ("add", "sub"):
+                one, other = op.arguments
+                return (
+                    self._axis(one) if self._is_steady(other) else self._axis(other) if self._is_steady(one) else None
+                )
+            case Compute() if op.function.key == "mod" and self._uniform.is_index_and_extent(*op.arguments):
+                return op.arguments[0]
+            case Loop() if value is op.index:
+                # Threads take turns: each has elements that are as far apart as there are threads, or a multiple of that.
+                start, _, step = op.bounds
+                axis = self._axis(start)
+                return axis if axis is not None and self._is_turn(axis, step) else None
+        return None
+
+    def _is_steady(self, value: Value) -> bool:
+        return self._uniform.holds(value) and (value.constant is not None or value not in self._moving)
+
+    def _is_turn(self, axis: Value, step: Value) -> bool:
+        op = self._definers.get(step)
+        if isinstance(op, Compute) and op.function.key == "mul":
+            return any(self._is_turn(axis, factor) for factor in op.arguments)
+        return self._uniform.is_index_and_extent(axis, step)
+
+    def _is_same(self, op: Store, other: Store) -> bool:
+        """Tell whether a thread that stores by both does so at one place along each thread index."""
+        pairs = list(zip(op.index, other.index, strict=True))
+        return op is other or all(
+            any(self._axis(one) is index and self._form(one) == self._form(two) for one, two in pairs)
+            for index in self._indices
+        )
+
+    def _is_elsewhere(self, op: Store, other: Store) -> bool:
+        """Tell whether constants in two indices make them different."""
+        pairs = zip(op.index, other.index, strict=True)
+        numbers = [(a.constant, b.constant) for a, b in pairs if type(a.constant) is type(b.constant) is int]
+        return any(a != b and min(a, b) >= 0 for a, b in numbers)
+
+    def _form(self, value: Value) -> Hashable:
+        """Return how a value is computed; values of one form are the same at the same time, or belong to one thread's turns."""
+        if value.constant is not None:
+            return "constant", value.constant
+        if value not in self._forms:
+            self._forms[value] = self._form_of(value, self._definers.get(value))
+        return self._forms[value]
+
+    def _form_of(self, value: Value, op: Op | None) -> Hashable:
+        match op:
+            case Compute():
+                return op.function.key, *map(self._form, op.arguments)
+            case Loop() if value is op.index and self._axis(value) is not None:
+                return "turns", self._form(op.bounds[0]), self._form(op.bounds[2])
+        return value
