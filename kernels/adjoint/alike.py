@@ -44,26 +44,59 @@ class _Apart:
 
     def holds(self, op: Store, stores: list[Store]) -> bool:
         """Tell whether no two threads store into one element by a store, nor by another of the same array."""
-        told = self._indices and self._indices <= {self._axis(value) for value in op.index}
-        return bool(told) and all(self._is_same(op, other) or self._is_elsewhere(op, other) for other in stores)
+        told = self._told(op)
+        if not self._indices or not self._indices <= set(told):
+            return False
+        return all(other is op or self._told(other) == told or self._is_elsewhere(op, other) for other in stores)
 
-    def _axis(self, value: Value) -> Value | None:
-        """Return the thread index that a value is, but for terms that are the same for all threads until they wait."""
+    def _told(self, op: Store) -> dict[Value, Hashable]:
+        """Return the thread indices that differ only if a store's indices do, with what says so and where."""
+        terms = [self._term(value) for value in op.index]
+        told: dict[Value, Hashable] = {}
+        for k, term in enumerate(terms):
+            if (axis := self._axis(term)) is not None:
+                told.setdefault(axis, (k, self._form(op.index[k])))
+        for j, high in enumerate(terms):
+            for k, low in enumerate(terms):
+                axis = self._divided(self._definers.get(high), self._definers.get(low))
+                if axis is not None and axis not in told:
+                    told[axis] = (j, k, self._form(op.index[j]), self._form(op.index[k]))
+        return told
+
+    def _divided(self, high: Op | None, low: Op | None) -> Value | None:
+        """Return the thread index of a number of which two values are the quotient and the remainder."""
+        match high, low:
+            case Compute(), Compute() if (high.function.key, low.function.key) == ("floordiv", "mod"):
+                if [*map(self._form, high.arguments)] == [*map(self._form, low.arguments)]:
+                    number, by = high.arguments
+                    return self._axis(number) if self._is_steady(by) else None
+        return None
+
+    def _term(self, value: Value) -> Value:
+        """Return what is left of a sum without the terms that are the same for all threads until they wait."""
+        op = self._definers.get(value)
+        if not isinstance(op, Compute) or op.function.key not in ("add", "sub"):
+            return value
+        one, other = op.arguments
+        return self._term(one) if self._is_steady(other) else self._term(other) if self._is_steady(one) else value
+
+    def _axis(self, value: Value, *, scaled: bool = True) -> Value | None:
+        """Return the thread index that differs between threads only if a value does; `scaled` if a multiple of it will do."""
+        value = self._term(value)
         if value in self._indices:
             return value
         op = self._definers.get(value)
         match op:
-            case Compute() if op.function.key in ("add", "sub"):
-                one, other = op.arguments
-                return (
-                    self._axis(one) if self._is_steady(other) else self._axis(other) if self._is_steady(one) else None
-                )
+            case Compute() if op.function.key == "mul" and scaled:
+                factors = [one for one in op.arguments if type(one.constant) is int and one.constant]
+                others = [one for one in op.arguments if one not in factors]
+                return self._axis(others[0]) if factors and others else None
             case Compute() if op.function.key == "mod" and self._uniform.is_index_and_extent(*op.arguments):
                 return op.arguments[0]
             case Loop() if value is op.index:
                 # Threads take turns: each has elements that are as far apart as there are threads, or a multiple of that.
                 start, _, step = op.bounds
-                axis = self._axis(start)
+                axis = self._axis(start, scaled=False)
                 return axis if axis is not None and self._is_turn(axis, step) else None
         return None
 
@@ -75,14 +108,6 @@ class _Apart:
         if isinstance(op, Compute) and op.function.key == "mul":
             return any(self._is_turn(axis, factor) for factor in op.arguments)
         return self._uniform.is_index_and_extent(axis, step)
-
-    def _is_same(self, op: Store, other: Store) -> bool:
-        """Tell whether a thread that stores by both does so at one place along each thread index."""
-        pairs = list(zip(op.index, other.index, strict=True))
-        return op is other or all(
-            any(self._axis(one) is index and self._form(one) == self._form(two) for one, two in pairs)
-            for index in self._indices
-        )
 
     def _is_elsewhere(self, op: Store, other: Store) -> bool:
         """Tell whether constants in two indices make them different."""
