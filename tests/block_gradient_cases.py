@@ -656,6 +656,101 @@ def shared_slices(x, y):
     y[i] = s[1:][(t + 3) % 31] * right[t % 16] * x[i]
 
 
+@nb.kernel
+def soft_dtw(d, r, gamma: nb.float64):
+    """Soft dynamic time warping (Cuturi and Blondel, 2017): threads go through a matrix in memory, diagonal by diagonal."""
+    b, t = cuda.blockIdx.x, cuda.threadIdx.x
+    for p in range(d.shape[1] + d.shape[2] - 1):
+        j = p - t
+        if t < d.shape[1] and j >= 0 and j < d.shape[2]:
+            above, left, both = -r[b, t, j + 1] / gamma, -r[b, t + 1, j] / gamma, -r[b, t, j] / gamma
+            most = max(max(above, left), both)
+            total = math.exp(above - most) + math.exp(left - most) + math.exp(both - most)
+            r[b, t + 1, j + 1] = d[b, t, j] - gamma * (math.log(total) + most)
+        cuda.syncthreads()
+
+
+@nb.kernel
+def in_turn_in_memory(x, y, lines, n):
+    """Threads exchange through arrays of the launch, in loops within loops, with several intervals between barriers."""
+    i, t, b = cuda.grid(1), cuda.threadIdx.x, cuda.blockIdx.x
+    line = lines[b]
+    line[t] = x[i]
+    cuda.syncthreads()
+    carried = 1.0
+    for k in range(n):
+        right = line[(t + 1) % 16] * carried
+        cuda.syncthreads()
+        line[t] = math.sin(right + x[i])
+        cuda.syncthreads()
+        for j in range(k + 1):
+            left = line[(t + 15) % 16]
+            cuda.syncthreads()
+            line[15 - t] = 0.5 * left * line[15 - t]
+            cuda.syncthreads()
+            x[b * 16 + (t + j) % 16] *= 1.0 + 0.1 * line[t]
+            cuda.syncthreads()
+        carried = 0.5 * carried + line[(t + k) % 16]
+        cuda.syncthreads()
+        line[(t + k) % 16] = carried * line[(t + k) % 16]
+        cuda.syncthreads()
+    y[i] = carried * line[t]
+
+
+@nb.kernel
+def vectors_in_memory(x: nb.array[nb.vec3d], y: nb.array[nb.vec3d], n):
+    """Threads exchange vectors, and wait in a condition."""
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    left = n
+    while cuda.syncthreads_or(int(left > t % 3)):
+        other = x[i - t + (t + 3) % 16]
+        cuda.syncthreads()
+        x[i - t + (t + 5) % 16] = nb.cross(other, x[i - t + (t + 5) % 16]) + 0.3 * other
+        left -= 1
+    y[i] = x[i]
+
+
+@nb.kernel
+def all_store_alike(x, y, sums, n):
+    """All threads store the same, to one element; CUDA lets one of them do so."""
+    shared = cuda.shared.array(2, np.float64)
+    i, b = cuda.grid(1), cuda.blockIdx.x
+    shared[0], sums[b, 0] = x[0], x[1] * x[2]
+    cuda.syncthreads()
+    a = x[i]
+    for _ in range(n):
+        a = math.sin(a * shared[0] * sums[b, 0])
+    for k in range(n):
+        cuda.syncthreads()
+        a = 0.9 * a + math.sin(sums[b, 1] + shared[0])
+        cuda.syncthreads()
+        sums[b, 1] = x[b] * (k + 1)
+        if cuda.threadIdx.x < 4:
+            shared[0] = 0.5 * x[1]
+    cuda.syncthreads()
+    shared[0] = x[1]
+    cuda.syncthreads()
+    y[i] = a * shared[0] * sums[b, 1]
+
+
+@nb.kernel
+def vectors_alike(x: nb.array[nb.vec3d], y: nb.array[nb.vec3d], sums: nb.array[nb.vec3d], n):
+    """Halves of a block store the same vectors, one of which changes in part only."""
+    shared = cuda.shared.array(16, nb.vec3d)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    shared[t % 16] = x[i - t + t % 16]
+    cuda.syncthreads()
+    for k in range(n):
+        found = shared[(t + k) % 16]
+        cuda.syncthreads()
+        sums[0] = nb.vec3d(x[0][0], 0.25, x[1][2])
+        shared[t % 16] = nb.vec3d(0.7 * shared[t % 16][0], x[t % 16][1] * (k + 1), shared[t % 16][2])
+        cuda.syncthreads()
+        x[i] += nb.cross(found, sums[0])
+        cuda.syncthreads()
+    y[i] = shared[(t + 1) % 16] + x[i]
+
+
 CASES: list[Case] = [
     (shared_slices, 64, 32, [uniform(64), zeros(64)]),
     (sums_of_squares, 128, 64, [uniform(128), zeros(2)]),
@@ -697,6 +792,11 @@ CASES: list[Case] = [
     (rows_with_halo, 32, 32, [uniform(5, 32), zeros(5, 32)]),
     (twice_a_trip, 64, 32, [uniform(64), zeros(64), 3]),
     (two_halves_in_turn, 64, 32, [uniform(64), zeros(64), 4]),
+    (soft_dtw, 2 * 32, 32, [uniform(2, 7, 9), uniform(2, 8, 10), 0.8]),
+    (in_turn_in_memory, 32, 16, [uniform(32), zeros(32), uniform(2, 16), 3]),
+    (vectors_in_memory, 32, 16, [uniform(32, 3), zeros(32, 3), 2]),
+    (all_store_alike, 32, 16, [uniform(32), zeros(32), uniform(2, 2), 3]),
+    (vectors_alike, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.
 ON_CUDA = [case for case in CASES if case[1] != 84]

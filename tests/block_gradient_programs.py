@@ -33,7 +33,9 @@ _BEGIN = [
     "cuda.syncthreads()",
 ]
 _END = ["out[i] = a + 0.7 * b + 0.3 * c", "final[i] = sv[t][0] * sv[t][1] + sv[t][2] + s2[t // 4, t % 4]"]
-_SHARED = ("s0", "s1", "s2", "sv", "numbers")
+_MEMORY = ("s0", "s1", "s2", "sv", "numbers", "g0", "g1")
+_NUMBERS = ("s0", "s1", "g0", "g1")
+"""Memory of the block, of which g0 and g1 are its part of arrays of the launch."""
 
 
 class Program:
@@ -54,8 +56,15 @@ class Program:
         guard = [[], ["if i >= x.shape[0]:", "    return"]][self._random.random() < 0.3]
         body = self._body(depth=3, count=self._random.randint(3, 6))
         end = [*self._synced("s2", "sv"), *_END]
-        lines = ["t, i, lane = cuda.threadIdx.x, cuda.grid(1), cuda.laneid", *guard, *_BEGIN, *body, *end]
-        kernel = ["@nb.kernel", "def program(x, y, n, out, final):", *_indented(lines), ""]
+        lines = [
+            "t, i, lane = cuda.threadIdx.x, cuda.grid(1), cuda.laneid",
+            "base = i - t",
+            *guard,
+            *_BEGIN,
+            *body,
+            *end,
+        ]
+        kernel = ["@nb.kernel", "def program(x, y, n, g0, g1, out, final):", *_indented(lines), ""]
         self.text = _HEAD + "\n".join(kernel)
 
     def _name(self, stem: str) -> str:
@@ -94,23 +103,19 @@ class Program:
                 index = "t"
             else:
                 self._read.add("numbers")
-        if array == "s2":
-            return f"s2[({index}) // 4, ({index}) % 4]"
-        return (
-            f"sv[{index}][{self._choose('0', '1', 'numbers[t] % 3' if 'numbers' in arrays else '2')}]"
-            if array == "sv"
-            else (f"{array}[{index}]")
-        )
+        if array == "sv":
+            return f"sv[{index}][{self._choose('0', '1', 'numbers[t] % 3' if 'numbers' in arrays else '2')}]"
+        return _element(array, index)
 
     def _term(self, depth: int = 2) -> str:
         """Return a number that is neither large nor far from smooth."""
-        free = [array for array in _SHARED if array not in self._written]
+        free = [array for array in _MEMORY if array not in self._written]
         if "numbers" in self._written:
             free = [array for array in free if array != "sv"]
         if depth == 0 or self._random.random() < 0.2:
             return self._choose("a", "b", "c", "0.8", self._loaded(free) if free else "a")
         one, other = self._term(depth - 1), self._term(depth - 1)
-        own = [f"{array}[{self._written[array]}]" for array in ("s0", "s1") if array in self._written]
+        own = [_element(array, self._written[array]) for array in _NUMBERS if array in self._written]
         if own and self._random.random() < 0.3:
             return self._choose(*own)  # what the thread itself has stored
         forms = [
@@ -125,6 +130,7 @@ class Program:
 
     def _body(self, *, depth: int, count: int) -> list[str]:
         makers = [self._assigned, self._stored, self._stored, self._shuffled, self._own_loop, self._added, self._global]
+        makers += [self._stored_alike]
         if depth:
             makers += [self._loop, self._loop, self._while, self._branch, self._branch_of_threads]
         return [line for _ in range(count) for line in self._random.choice(makers)(depth)]
@@ -134,21 +140,32 @@ class Program:
         return [f"{name} = math.sin({self._term()}) + 0.2 * {name}"]
 
     def _stored(self, depth: int) -> list[str]:
-        array, value = self._choose(*_SHARED), self._name("v")
+        array, value = self._choose(*_MEMORY), self._name("v")
         place, made = self._place(), [f"{value} = math.sin({self._term()})"]
         if array == "numbers":
             lines = [f"numbers[{place}] = (t + n) % 6"]
         elif array == "sv":
             lines = [f"sv[{place}] = nb.vec3d({value}, a, 0.5 * b)"]
         else:
-            index = f"({place}) // 4, ({place}) % 4" if array == "s2" else place
-            lines = [f"{array}[{index}] = {value}"]
+            lines = [f"{_element(array, place)} = {value}"]
         if self._random.random() < 0.4:
             lines = [f"if {self._choose('t % 3 == 1', 'a > 0.4', 't < 11')}:", *_indented(lines)]
         # Who reads or writes elsewhere must be through.
         before = self._barrier() if array in self._read or array in self._written else []
         self._written[array] = place
         return [*made, *before, *lines, *(self._barrier() if self._random.random() < 0.6 else [])]
+
+    def _stored_alike(self, depth: int) -> list[str]:
+        """Return a store of one number into one element by several threads."""
+        array, place = self._choose(*_NUMBERS), str(self._random.randrange(SIZE))
+        free = [other for other in _NUMBERS if other not in self._written]
+        self._read.update(free)
+        terms = [f"x[base + {self._random.randrange(SIZE)}]", "0.4", *(_element(other, "7") for other in free)]
+        value = f"math.sin({self._choose(*terms)} + {self._choose(*terms)})"
+        made, before = self._name("v"), [*self._barrier()] if array in self._read or array in self._written else []
+        store = f"{_element(array, place)} = {made}"
+        guard = self._choose("", "if t < 9:", "if a > 0.3 or t == 3:")
+        return [f"{made} = {value}", *before, *([guard, f"    {store}"] if guard else [store]), *self._barrier()]
 
     def _shuffled(self, depth: int) -> list[str]:
         name, other = self._choose("a", "b", "c"), self._choose("a", "b", "c")
@@ -157,14 +174,14 @@ class Program:
         return [f"{name} = 0.6 * {name} + cuda.{shuffle}(0xFFFFFFFF, math.sin({other}), {lane})"]
 
     def _own_loop(self, depth: int) -> list[str]:
-        k, name, array = self._name("k"), self._choose("a", "b", "c"), self._choose("s0", "s1")
+        k, name, array = self._name("k"), self._choose("a", "b", "c"), self._choose(*_NUMBERS)
         stores, before = self._random.random() < 0.5, []
         if stores:
             before = self._barrier() if array in self._read or array in self._written else []
             self._written[array] = "t"
-        trips = self._choose("t % 4", "3", "n", "1, 6, 2")
+        trips, element = self._choose("t % 4", "3", "n", "1, 6, 2"), _element(array, "t")
         loop = [f"for {k} in range({trips}):", f"    {name} = math.sin({name} + {self._term(1)}) + 0.1 * {k}"]
-        return [*before, *loop, *([f"    {array}[t] = {name} * {array}[t]"] if stores else [])]
+        return [*before, *loop, *([f"    {element} = {name} * {element}"] if stores else [])]
 
     def _added(self, depth: int) -> list[str]:
         index, name = self._choose("t % 3", "0", "(t // 5) % 3"), self._choose("a", "b", "c")
@@ -212,6 +229,13 @@ class Program:
         return [f"if {condition}:", one, "else:", other]
 
 
+def _element(array: str, index: str) -> str:
+    """Return the text of an element of a block's memory."""
+    if array == "s2":
+        return f"s2[({index}) // 4, ({index}) % 4]"
+    return {"g0": f"g0[cuda.blockIdx.x, {index}]", "g1": f"g1[base + ({index})]"}.get(array, f"{array}[{index}]")
+
+
 def _indented(lines: Sequence[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
@@ -225,8 +249,9 @@ def case(seed: int, folder: Path) -> Case:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     uniform = np.random.default_rng(seed).uniform
-    x, y = (uniform(0.2, 1.1, 2 * SIZE) for _ in range(2))
-    return module.program, 2 * SIZE, SIZE, [x, y, 3, np.zeros(2 * SIZE), np.zeros(2 * SIZE)]
+    x, y, g1 = (uniform(0.2, 1.1, 2 * SIZE) for _ in range(3))
+    g0 = uniform(0.2, 1.1, (2, SIZE))
+    return module.program, 2 * SIZE, SIZE, [x, y, 3, g0, g1, np.zeros(2 * SIZE), np.zeros(2 * SIZE)]
 
 
 def check_program(seed: int, folder: Path) -> None:
