@@ -734,6 +734,42 @@ def all_store_alike(x, y, sums, n):
 
 
 @nb.kernel
+def overwritten_alike(x, y, n):
+    """All threads store the same where a loop of their own has read, of which four have stored the same before."""
+    shared = cuda.shared.array(1, np.float64)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if t < 4:
+        shared[0] = x[0]
+    cuda.syncthreads()
+    a = x[i]
+    for _ in range(n):
+        a = math.sin(a * shared[0])
+    cuda.syncthreads()
+    shared[0] = x[1]
+    cuda.syncthreads()
+    y[i] = a * shared[0]
+
+
+@nb.kernel
+def rows_and_columns(x, y, line):
+    """Threads store at other places in turn; some trips wait more often than others, for what they read alone."""
+    b, i, j = cuda.blockIdx.x, cuda.threadIdx.x % 8, cuda.threadIdx.x // 8
+    for k in range(4):
+        line[b, i * 8 + j] = math.sin(line[b, i * 8 + j] + x[b * 64 + i])
+        cuda.syncthreads()
+        value = line[b, (i * 3 + 8 * j) % 64]
+        if k > 1:
+            cuda.syncthreads()
+            value *= math.sin(x[(cuda.threadIdx.x * k) % 64] * 3.0)
+            cuda.syncthreads()
+            cuda.syncthreads()
+        cuda.syncthreads()
+        line[b, j * 8 + i] = value * line[b, j * 8 + i]
+        cuda.syncthreads()
+    y[cuda.grid(1)] = line[b, cuda.threadIdx.x]
+
+
+@nb.kernel
 def vectors_alike(x: nb.array[nb.vec3d], y: nb.array[nb.vec3d], sums: nb.array[nb.vec3d], n):
     """Halves of a block store the same vectors, one of which changes in part only."""
     shared = cuda.shared.array(16, nb.vec3d)
@@ -796,6 +832,8 @@ CASES: list[Case] = [
     (in_turn_in_memory, 32, 16, [uniform(32), zeros(32), uniform(2, 16), 3]),
     (vectors_in_memory, 32, 16, [uniform(32, 3), zeros(32, 3), 2]),
     (all_store_alike, 32, 16, [uniform(32), zeros(32), uniform(2, 2), 3]),
+    (overwritten_alike, 32, 16, [uniform(32), zeros(32), 3]),
+    (rows_and_columns, 128, 64, [uniform(128), zeros(128), uniform(2, 64)]),
     (vectors_alike, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.

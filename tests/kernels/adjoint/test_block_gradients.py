@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import re
 import resource
 
 import numpy as np
@@ -123,14 +125,13 @@ def test_barriers_order_what_is_stored_before_them_wherever_they_stand():
 
 
 @nb.kernel
-def elsewhere(x, y):
+def only_lanes_wait_in_memory(x, y):
     i, t = cuda.grid(1), cuda.threadIdx.x
-    other = i - t + (t + 1) % 32
     for _ in range(3):
-        value = math.sin(x[other])
-        cuda.syncthreads()
-        x[other] = value
-        cuda.syncthreads()
+        value = math.sin(x[i - t + (t ^ 1)])
+        cuda.syncwarp()
+        x[i - t + (t ^ 1)] = value
+        cuda.syncwarp()
     y[i] = x[i]
 
 
@@ -263,18 +264,6 @@ def by_hand(x, y):
 
 
 @nb.kernel
-def rows_and_columns(x, y):
-    i, j = cuda.threadIdx.x % 8, cuda.threadIdx.x // 8
-    a = x[i * 8 + j]
-    for _ in range(2):
-        x[i * 8 + j] = math.sin(x[i * 8 + j] * a)
-        cuda.syncthreads()
-        x[j * 8 + i] = math.sin(x[j * 8 + i] * a)
-        cuda.syncthreads()
-    y[cuda.grid(1)] = x[cuda.grid(1)]
-
-
-@nb.kernel
 def added_after_an_own_loop(x, y):
     shared = cuda.shared.array(128, np.float64)
     t = cuda.threadIdx.x
@@ -352,7 +341,7 @@ def lanes_asked_in_the_condition(x, y):
 @pytest.mark.parametrize(
     ("kernel", "message", "line"),
     [
-        (elsewhere, "'x' as it was before each trip of this loop, in which threads wait", "x[other] = value"),
+        (only_lanes_wait_in_memory, "'x' as it was .*, in which only lanes of a warp wait", "x[i - t + (t ^ 1)] ="),
         (only_lanes_wait, "in which only lanes of a warp wait for each other; wait for the block", "shared[t] = value"),
         (some_leave, "under a condition that may hold for some threads of a block only", "cuda.syncthreads()"),
         (unequally_often, "in a loop that threads of a block may run through unequally often", "cuda.syncthreads()"),
@@ -364,7 +353,6 @@ def lanes_asked_in_the_condition(x, y):
         (whoever_is_here, "cuda.activemask has no derivative; name the lanes", "cuda.activemask()"),
         (all_blocks, "waiting for all blocks of a grid has no derivative; let what follows", "grid.sync()"),
         (all_the_same, "cuda.match_all_sync has no derivative; use", "cuda.match_all_sync"),
-        (rows_and_columns, "'x' as it was before each trip of this loop, in which threads wait", "x[i * 8 + j] ="),
         (
             added_after_an_own_loop,
             "element of 'shared', which the kernel changes atomically; keep it",
@@ -389,6 +377,23 @@ def test_what_has_no_derivative_is_refused_with_its_place(kernel, message, line)
         nb.launch(kernel, 64, [x], [y], adj_inputs=[by_x], adj_outputs=[by_y], adjoint=True, block_dim=64)
     assert f"{__file__}:" in str(caught.value) and line in str(caught.value) and "^" in str(caught.value)
     assert all((a == 1).all() for a in (x, y, by_x, by_y))
+
+
+@pytest.mark.parametrize(("stored", "takes"), [("0, 0", True), ("0, t % 16", True), ("t // 8, t % 8", False)])
+def test_one_of_the_threads_that_store_alike_hands_on_the_adjoint(stored, takes, tmp_path):
+    """On a GPU, lanes read at once, before any of them has left zero: in PTX it must be one instruction."""
+    path = tmp_path / f"alike_{len(stored)}.py"
+    path.write_text(
+        "import numpy as np\nfrom numba import cuda\nimport numbridge as nb\n@nb.kernel\ndef stores(x, y):\n"
+        "    shared, t = cuda.shared.array((8, 16), np.float64), cuda.threadIdx.x\n"
+        f"    shared[{stored}] = x[0]\n    cuda.syncthreads()\n    y[cuda.grid(1)] = shared[0, 0]\n"
+    )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, y, by_x, by_y = (zeros(64) for _ in range(4))
+    ptx = module.stores.adjoint(["x", "y"]).ptx(x, y, by_x, by_y, capability=(9, 0))
+    assert bool(re.search(r"atom(\.\w+)*\.exch\.b64", ptx)) == takes
 
 
 def test_the_adjoint_reads_as_numba_cuda_does():
