@@ -6,26 +6,113 @@ have just stored, unless it is the first. So it is the threads that are told apa
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator
 
-from numbridge.kernels.adjoint.ir import Compute, Loop, Meet, Op, Program, Store, Value, defined_by, operands, walk
+from numbridge.kernels.adjoint.activity import refused
+from numbridge.kernels.adjoint.ir import (
+    Compute,
+    If,
+    Loop,
+    Meet,
+    Op,
+    Program,
+    Region,
+    Store,
+    Value,
+    defined_by,
+    operands,
+    regions,
+    walk,
+)
 from numbridge.kernels.adjoint.uniform import Uniform
 
-__all__ = ["stored_alike"]
+__all__ = ["check_alike", "stored_alike"]
 
 
 def stored_alike(program: Program) -> set[Op]:
     """Return the stores by which several threads may write one and the same element between two barriers.
 
     Where threads of a block wait for each other, these are all stores but those whose index tells the threads apart by how it is
-    written. Elsewhere, these are stores whose index is the same for all threads of a block, in kernels that know of threads.
+    written. Elsewhere, these are stores whose index does not depend on all thread indices of the kernel, or only on the block.
     """
     stores = [op for op in walk(program.body) if isinstance(op, Store) and op.array.kind != "local"]
     if any(isinstance(op, Meet) for op in walk(program.body)):
         apart = _Apart(program)
         return {op for op in stores if not apart.holds(op, [other for other in stores if other.array is op.array])}
-    known = Uniform(program)
-    return {op for op in stores if program.indices and all(map(known.holds, op.index))}
+    known, sources = Uniform(program), _Sources(program)
+    return {op for op in stores if sources.missing(op) or (program.indices and all(map(known.holds, op.index)))}
+
+
+def check_alike(program: Program, again: Collection[Op]) -> None:
+    """Refuse threads that store alike and read that again, without waiting: none may bring back what another still reads.
+
+    Parameters
+    ----------
+    program : Program
+        What is reversed.
+    again : collection of Op
+        The stores that are done again, because what they store is read, and undone.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If there is such a store; the message shows it.
+    """
+    if any(isinstance(op, Meet) for op in walk(program.body)):
+        return
+    sources = _Sources(program)
+    for op, guards in _guarded(program.body, ()):
+        missing = sources.missing(op) if isinstance(op, Store) and op in again else set()
+        if isinstance(op, Store) and any(not any(index in sources.of(guard) for guard in guards) for index in missing):
+            raise refused(
+                op,
+                f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and one would bring "
+                "it back on the way back while another still reads it; keep the number in a variable and read that",
+            )
+
+
+def _guarded(region: Region, guards: tuple[Value, ...]) -> Iterator[tuple[Op, tuple[Value, ...]]]:
+    """Yield operations with the conditions under which they run."""
+    for op in region:
+        yield op, guards
+        for inner in regions(op):
+            yield from _guarded(inner, (*guards, op.condition) if isinstance(op, If) else guards)
+
+
+class _Sources:
+    """Which thread indices values depend on, memory left aside."""
+
+    def __init__(self, program: Program) -> None:
+        ops = list(walk(program.body))
+        used = {value for op in ops for value in operands(op)}
+        self._indices = {value for value in program.indices if value in used}
+        self._found: dict[Value, set[Value]] = {value: {value} for value in self._indices}
+        before = -1
+        while before != (before := sum(map(len, self._found.values()))):
+            for op in ops:
+                for value in defined_by(op):
+                    self._found[value] = set().union(*map(self.of, _read_for(op, value)))
+
+    def of(self, value: Value) -> set[Value]:
+        """Return the thread indices that a value depends on."""
+        return self._found.get(value, set())
+
+    def missing(self, op: Store) -> set[Value]:
+        """Return the thread indices of the kernel that do not matter for where a store goes."""
+        return self._indices.difference(*map(self.of, op.index))
+
+
+def _read_for(op: Op, value: Value) -> list[Value]:
+    """Return what an operation reads for one of the values that it defines."""
+    match op:
+        case If():
+            merge = next(m for m in op.merges if m.result is value)
+            return [op.condition, merge.then, merge.orelse]
+        case Loop():
+            control = [*op.bounds, *(v for v in (op.condition, op.leave) if v is not None)]
+            found = [v for c in op.carried if value in (c.phi, c.result) for v in (c.initial, c.following)]
+            return [*control, *found]
+    return operands(op)
 
 
 class _Apart:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity, Needs, Sweep, refused
-from numbridge.kernels.adjoint.alike import stored_alike
+from numbridge.kernels.adjoint.alike import check_alike, stored_alike
 from numbridge.kernels.adjoint.checkpoint import Checkpoints, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
@@ -90,6 +90,7 @@ class ForwardSweep:
         for op in self.needs.loops:
             self._check_together(op)
         check_lanes(program, self._treated)
+        check_alike(program, self.needs.replayed)
         self._plans = self._plan(slots)
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
