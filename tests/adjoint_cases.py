@@ -544,7 +544,19 @@ def extents_by_name(x, y):
     y[i] = t[1, 2] * t[0, i % 3]
 
 
+@kernel
+def assigned_in_conditions(x, y):
+    i = tid()
+    a = x[i]
+    v = 3.0
+    if a > 0.4 and (v := a) > 0.9:
+        y[i] *= v
+    w = v if a < 1.2 else (v := a)
+    y[i] += v * v * w
+
+
 CASES = [
+    (assigned_in_conditions, 8, uniform(8), uniform(8)),
     (chosen, 3, uniform(5), uniform(3), 3),
     (limits, 5, uniform(5), uniform(5)),
     (extents_by_name, 5, uniform(5), uniform(5)),

@@ -168,9 +168,7 @@ class _Builder(Iteration):
             self._block(node.orelse)
             after_else = self._env
         merges: list[Merge] = []
-        for name in {**after_then, **after_else}:
-            a, b = after_then.get(name, UNASSIGNED), after_else.get(name, UNASSIGNED)
-            self._env[name] = self._merged(name, a, b, then, orelse, merges)
+        self._merge_variables(after_then, after_else, then, orelse, merges)
         stores = self._sunk_stores(then, orelse, merges)
         self.add(If(condition, then, orelse, merges))
         for store in stores:

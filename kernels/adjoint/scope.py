@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.bindings import Binding, Missing, View, parameter_item, readable
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value, defined_by, walk
 from numbridge.kernels.adjoint.record_program import Fields, Records
@@ -116,6 +116,19 @@ class Scope(Construct, ABC):
             return Missing(f"is {a.type} on one path to here and {b.type} on another")
         return self._merge(readable(name), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind), merges)
 
+    def _merge_variables(
+        self,
+        after_then: Mapping[str, Binding],
+        after_else: Mapping[str, Binding],
+        then: Region,
+        orelse: Region,
+        merges: list[Merge],
+    ) -> None:
+        """Let every variable be what either branch left."""
+        for name in {**after_then, **after_else}:
+            a, b = after_then.get(name, UNASSIGNED), after_else.get(name, UNASSIGNED)
+            self._env[name] = self._merged(name, a, b, then, orelse, merges)
+
     def _merge(self, name: str, a: Value, b: Value, merges: list[Merge]) -> Value:
         merge = Merge(self.value(name, a.type), a, b)
         merges.append(merge)
@@ -150,14 +163,16 @@ class Scope(Construct, ABC):
         if condition.literal:
             return then() if condition.constant else orelse()
         regions: tuple[Region, Region] = ([], [])
-        sides = []
+        sides, after = [], []
         for region, side in zip(regions, (then, orelse), strict=True):
             with self._into(region):
                 sides.append(side())
+                after.append(self._env)
         merges: list[Merge] = []
         made = self._merged("value", sides[0], sides[1], *regions, merges)
         if isinstance(made, Missing):
             raise self._refused(node, f"the value of this expression {made.why}; use an if statement")
+        self._merge_variables(after[0], after[1], *regions, merges)
         self.add(If(condition, *regions, merges))
         return made
 
