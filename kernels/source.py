@@ -24,6 +24,7 @@ from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_sa
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
+from numbridge.kernels.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.static_expressions import replace_static_calls
 from numbridge.kernels.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 
@@ -126,6 +127,8 @@ class FunctionSource:
         self.gradient: FunctionSource | None = None
         # For an njit function, what it read when it was first looked at: Numba keeps that in its compiled code.
         self.kept: tuple[Dependency, ...] | None = None
+        # And what its decorator was told of its types.
+        self.declared = Declared((), ())
         self._frozen: dict[int, tuple[Any, Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
@@ -552,7 +555,9 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
     found = _NJIT.get(dispatcher)
     if found is None:
         found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func")
-        found.kept = tuple(found.read())
+        # What was compiled before this has other values, perhaps.
+        found.kept = (*found.read(), *kept_values(dispatcher))
+        found.declared = declared(dispatcher)
     return found
 
 
