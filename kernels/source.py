@@ -528,6 +528,18 @@ class Program:
                     seen.add(id(static.value))
                     yield static.value
 
+    def compiled_sources(self) -> Iterator[FunctionSource | None]:
+        """Yield the sources of the njit functions that run in the program, or None for one whose source cannot be read."""
+        waiting = list(self.compiled_functions())
+        seen = {id(function) for function in waiting}
+        while waiting:
+            source = self.compiled(waiting.pop())
+            yield source
+            for dependency in () if source is None else source.read():
+                if is_dispatcher(dependency.value) and id(dependency.value) not in seen:
+                    seen.add(id(dependency.value))
+                    waiting.append(dependency.value)
+
     def passed(self, source: FunctionSource) -> Iterator[FunctionSource]:
         """Yield the device functions that one source names without calling them, as it does to pass them on."""
         called = {id(node.func) for node in source.nodes if isinstance(node, ast.Call)}
