@@ -555,7 +555,19 @@ def assigned_in_conditions(x, y):
     y[i] += v * v * w
 
 
+@kernel
+def tuple_of_one_branch(x, y):
+    i = tid()
+    if x[i] > 0.8:
+        both = (x[i] * x[i], x[0] * 2)
+    s = 1.0
+    if x[i] > 0.8:
+        s = both[0] * both[1]
+    y[i] = s
+
+
 CASES = [
+    (tuple_of_one_branch, 8, uniform(8), uniform(8)),
     (assigned_in_conditions, 8, uniform(8), uniform(8)),
     (chosen, 3, uniform(5), uniform(3), 3),
     (limits, 5, uniform(5), uniform(5)),

@@ -302,7 +302,9 @@ class Calls(Expressions):
         result = self._env.get(ANSWER)
         self._env, self.place = outer, place
         if isinstance(result, Missing):
-            raise self._refused(node, f"{source.name} does not return the same kind of thing on every path")
+            raise self._refused(
+                node, f"what {source.name} returns {result.why}; return numbers, of one type on every path"
+            )
         return () if result is None else result
 
     def _custom(self, node: ast.Call, source: FunctionSource, gradient: FunctionSource) -> Binding:

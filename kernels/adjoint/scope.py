@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -97,6 +98,10 @@ class Scope(Construct, ABC):
         """Return what a variable is after a branch that left it as `a` or as `b`."""
         if a is b or a == b:
             return a
+        for missing in (a, b):
+            # What has a value on that path, which is not known, has none that is known here.
+            if isinstance(missing, Missing) and missing != UNASSIGNED:
+                return missing
         if isinstance(a, Missing) and isinstance(b, Value):
             a = self.zero(b.type)
         elif isinstance(b, Missing) and isinstance(a, Value):
@@ -135,11 +140,19 @@ class Scope(Construct, ABC):
         return merge.result
 
     def _kept(self, found: Binding, region: Region, zero_else: Callable[[Value], Value]) -> Binding:
-        """Return what only one branch assigns; the integers that it computed for rows and slices are zero after the other."""
-        if not isinstance(found, View | Window):
-            return found
+        """Return what only one branch assigns; the numbers that it computed for it are zero after the other."""
         inner = {value for op in walk(region) for value in defined_by(op)}
-        return mapped(found, lambda value: zero_else(value) if value in inner else value)
+
+        def known(value: Value) -> Value:
+            return zero_else(value) if value in inner else value
+
+        if isinstance(found, tuple):
+            return tuple(self._kept(item, region, zero_else) for item in found)
+        if isinstance(found, Records):
+            return dataclasses.replace(found, index=tuple(map(known, found.index)))
+        if isinstance(found, Value):
+            return known(found)
+        return mapped(found, known) if isinstance(found, View | Window) else found
 
     def _merged_memory(
         self, a: View | Window, b: View | Window, then: Region, orelse: Region, merges: list[Merge]
