@@ -7,6 +7,7 @@ Beside the text stands its namespace, with a fingerprint that is equal in every 
 from __future__ import annotations
 
 import ast
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.kernel_syntax import may_raise
+from numbridge.kernels.njit_functions import declared
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.rewriting import Site, Target, rewrite
 from numbridge.kernels.source import FunctionSource, Program, Sourced
@@ -147,7 +149,7 @@ def emit(
         rewritten.hidden,
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
-        bool(rewritten.sites) or any(map(may_raise, nodes)),
+        bool(rewritten.sites) or any(map(may_raise, nodes)) or any(map(_may_raise, program.compiled_sources())),
         any(isinstance(node, ast.For | ast.While) for node in nodes)
         or any(True for _ in program.compiled_functions())
         or rewritten.in_blocks,
@@ -156,6 +158,11 @@ def emit(
         sites=rewritten.sites,
         in_blocks=rewritten.in_blocks,
     )
+
+
+def _may_raise(source: FunctionSource | None) -> bool:
+    """Tell whether a function that Numba compiles by itself may end the launch."""
+    return source is None or any(map(may_raise, source.nodes))
 
 
 _GAP = 2  # empty lines between two functions
@@ -182,7 +189,10 @@ def _own_end(statement: ast.stmt) -> int:
 
 def describe_namespace(namespace: dict[str, Any], program: Program) -> bytes:
     """Return what determines the values of a text's globals; equal in every process for equal programs."""
-    return "\n".join(f"{name} = {_describe(value, program)}" for name, value in sorted(namespace.items())).encode()
+    values = [f"{name} = {_describe(value, program)}" for name, value in sorted(namespace.items())]
+    # A function whose source is among the text is no value there.
+    types = [f"{source.name}: {source.declared}" for source in program.sources if source.kept is not None]
+    return "\n".join([*values, *types]).encode()
 
 
 def _describe(value: Any, program: Program) -> str:
@@ -209,18 +219,28 @@ def _describe(value: Any, program: Program) -> str:
     return f"{getattr(value, '__module__', '')}.{name}" if name else f"{type(value).__qualname__} {value!s}"
 
 
+# Only here is known which of a variable's values Numba's compiled code has.
+_PROCESS = uuid.uuid4().hex
+
+
 def _describe_function(value: Any, program: Program, seen: set[int]) -> Iterator[str]:
     """Describe a function that Numba compiles by itself: its source and whatever that reads."""
     if id(value) in seen:
         return
     seen.add(id(value))
-    source = program.compiled(value)
-    options = sorted((key, str(option)) for key, option in value.targetoptions.items())
+    source, found = program.compiled(value), declared(value)
+    options = [
+        *sorted((key, str(option)) for key, option in value.targetoptions.items()),
+        *map(str, (*found.signatures, *found.variables)),
+        *(_describe(default, program) for default in value.py_func.__defaults__ or ()),
+    ]
     if source is None:
         code = value.py_func.__code__
         yield f"njit {value.py_func.__qualname__} {options} {code.co_code.hex()} {code.co_consts}"
         return
     yield f"njit {options} {ast.dump(source.tree)}"
+    if not all(dependency.is_unchanged() for dependency in source.kept or ()):
+        yield f"with values of its own in {_PROCESS}"
     for dependency in source.read():
         inner = dependency.value
         if is_dispatcher(inner):

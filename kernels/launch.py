@@ -157,7 +157,8 @@ class _Road:
 
 def _raises(kernel: Kernel) -> str:
     """Return the places where a kernel and its device functions may raise."""
-    functions = Program(kernel.source).sources
+    program = Program(kernel.source)
+    functions = [*program.sources, *(source for source in program.compiled_sources() if source is not None)]
     places = [(f, node) for f in functions for node in f.nodes if may_raise(node)]
     one = "; it is one of these" if len(places) > 1 else ""
     return "".join([one if places else "", *(f"\n  {function.excerpt(node)}" for function, node in places)])

@@ -321,8 +321,22 @@ class _Rewriter(ast.NodeTransformer):
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
         tree.body = list(self._visited(tree.body))
-        tree.args.defaults = [self.visit(default) for default in tree.args.defaults]
+        values = self.source.function.__defaults__ or ()
+        pairs = zip(tree.args.defaults, values, strict=True)
+        tree.args.defaults = [ast.copy_location(self._default(*pair), pair[0]) for pair in pairs]
         return tree
+
+    def _default(self, node: ast.expr, value: Any) -> ast.expr:
+        """Return the value that a parameter has by default, which is that of the time when Python made the function."""
+        # But nb.static, which stands here as a name that is none, is evaluated when the kernel is launched.
+        if any(isinstance(part, ast.Name) and not part.id.isidentifier() for part in ast.walk(node)):
+            literal: ast.expr | None = None
+        elif isinstance(value, np.generic):
+            literal = ast.Name(self.writer.claim("default", value), ast.Load())
+        else:
+            literal = self.writer.literal(value)
+        made: ast.expr = self.visit(node) if literal is None else literal
+        return made
 
     def visit(self, node: ast.AST) -> Any:
         """Rewrite a node; what takes its place is at the same position of the source."""

@@ -24,6 +24,7 @@ from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_sa
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
+from numbridge.kernels.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.static_expressions import replace_static_calls
 from numbridge.kernels.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 
@@ -126,6 +127,8 @@ class FunctionSource:
         self.gradient: FunctionSource | None = None
         # For an njit function, what it read when it was first looked at: Numba keeps that in its compiled code.
         self.kept: tuple[Dependency, ...] | None = None
+        # And what its decorator was told of its types.
+        self.declared = Declared((), ())
         self._frozen: dict[int, tuple[Any, Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
@@ -525,6 +528,18 @@ class Program:
                     seen.add(id(static.value))
                     yield static.value
 
+    def compiled_sources(self) -> Iterator[FunctionSource | None]:
+        """Yield the sources of the njit functions that run in the program, or None for one whose source cannot be read."""
+        waiting = list(self.compiled_functions())
+        seen = {id(function) for function in waiting}
+        while waiting:
+            source = self.compiled(waiting.pop())
+            yield source
+            for dependency in () if source is None else source.read():
+                if is_dispatcher(dependency.value) and id(dependency.value) not in seen:
+                    seen.add(id(dependency.value))
+                    waiting.append(dependency.value)
+
     def passed(self, source: FunctionSource) -> Iterator[FunctionSource]:
         """Yield the device functions that one source names without calling them, as it does to pass them on."""
         called = {id(node.func) for node in source.nodes if isinstance(node, ast.Call)}
@@ -552,7 +567,9 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
     found = _NJIT.get(dispatcher)
     if found is None:
         found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func")
-        found.kept = tuple(found.read())
+        # What was compiled before this has other values, perhaps.
+        found.kept = (*found.read(), *kept_values(dispatcher))
+        found.declared = declared(dispatcher)
     return found
 
 

@@ -544,7 +544,31 @@ def extents_by_name(x, y):
     y[i] = t[1, 2] * t[0, i % 3]
 
 
+@kernel
+def assigned_in_conditions(x, y):
+    i = tid()
+    a = x[i]
+    v = 3.0
+    if a > 0.4 and (v := a) > 0.9:
+        y[i] *= v
+    w = v if a < 1.2 else (v := a)
+    y[i] += v * v * w
+
+
+@kernel
+def tuple_of_one_branch(x, y):
+    i = tid()
+    if x[i] > 0.8:
+        both = (x[i] * x[i], x[0] * 2)
+    s = 1.0
+    if x[i] > 0.8:
+        s = both[0] * both[1]
+    y[i] = s
+
+
 CASES = [
+    (tuple_of_one_branch, 8, uniform(8), uniform(8)),
+    (assigned_in_conditions, 8, uniform(8), uniform(8)),
     (chosen, 3, uniform(5), uniform(3), 3),
     (limits, 5, uniform(5), uniform(5)),
     (extents_by_name, 5, uniform(5), uniform(5)),

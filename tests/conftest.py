@@ -21,12 +21,13 @@ from numbridge.kernels.kernel import Kernel
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
-# complex numbers and vectors.
+# complex numbers and vectors; functions of numba.njit with a signature.
 ONLY_ON_THE_CPU = (
     "Unimplemented atomic",
     "works on arrays of 32- and 64-bit numbers",
     "is not aligned",
     "printing unimplemented for values of type",
+    "using cpu function on device but its compilation is disabled",
 )
 
 

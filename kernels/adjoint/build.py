@@ -168,9 +168,7 @@ class _Builder(Iteration):
             self._block(node.orelse)
             after_else = self._env
         merges: list[Merge] = []
-        for name in {**after_then, **after_else}:
-            a, b = after_then.get(name, UNASSIGNED), after_else.get(name, UNASSIGNED)
-            self._env[name] = self._merged(name, a, b, then, orelse, merges)
+        self._merge_variables(after_then, after_else, then, orelse, merges)
         stores = self._sunk_stores(then, orelse, merges)
         self.add(If(condition, then, orelse, merges))
         for store in stores:
@@ -199,12 +197,19 @@ class _Builder(Iteration):
         parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
         assigned = list(dict.fromkeys([*_assigned(node), *parts]))
         kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
+        others: dict[str, Missing] = {}
         while True:
-            carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before)
+            carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before | others)
             grown = self._carried_types(kinds, assigned, after)
-            if grown == kinds:
+            # What is no number is not carried, and so a trip does not know what the one before has left.
+            left = {
+                n: others.get(n, _lost(after[n]))
+                for n in assigned
+                if n not in grown and before.get(n, UNASSIGNED) == UNASSIGNED
+            }
+            if grown == kinds and left == others:
                 break
-            kinds = grown
+            kinds, others = grown, left
         self._finish_loop(node, loop, carried, kinds, before, after)
 
     def _trips(self, node: ast.For) -> tuple[list[Value], Elements | None]:

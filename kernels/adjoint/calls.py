@@ -19,6 +19,7 @@ from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import whole_element
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
+from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.element_functions import FUNCTIONS
 from numbridge.kernels.elements import ElementType
@@ -256,7 +257,43 @@ class Calls(Expressions):
             raise self._refused(node, "device functions are nested too deeply to be differentiated")
         if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
             return self._custom(node, source, source.gradient)
-        return self._run_function(node, source, self._bind(node, source, self._rewritten.trees[id(source)]))
+        given = self._bind(node, source, self._rewritten.trees[id(source)])
+        if source.declared.variables:
+            name, kind = source.declared.variables[0]
+            raise self._refused(
+                node,
+                f"{source.name} is compiled with a type for {name}, locals={{{name!r}: {kind}}}; convert it in the function",
+            )
+        if not source.declared.signatures:
+            return self._run_function(node, source, given)
+        signature = self._signature(node, source, list(given.values()))
+        converted = {
+            name: self._converted(node, source, value, kind)
+            for (name, value), kind in zip(given.items(), signature.args, strict=True)
+        }
+        return self._converted(node, source, self._run_function(node, source, converted), signature.return_type)
+
+    def _signature(self, node: ast.Call, source: FunctionSource, given: Sequence[Binding]) -> Any:
+        """Return the one of a function's declared signatures by which Numba calls it, where that is plain."""
+        found = source.declared.signatures
+        exact = [signature for signature in found if all(map(_is_of, given, signature.args))]
+        if not exact and len(found) > 1:
+            raise self._refused(
+                node,
+                f"{source.name} has several signatures, and none of exactly these types; convert the arguments, or leave the "
+                "signatures out",
+            )
+        return (exact or found)[0]
+
+    def _converted(self, node: ast.Call, source: FunctionSource, value: Binding, kind: Any) -> Binding:
+        """Return what a function with a declared signature takes or returns, as one of its types."""
+        if _is_of(value, kind):
+            return value
+        if isinstance(value, Value) and isinstance(kind, types.Integer | types.Float | types.Boolean):
+            return self.cast(value, kind)
+        raise self._refused(
+            node, f"{source.name} is declared with {kind} here, and is given something else; leave its signature out"
+        )
 
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
@@ -265,7 +302,9 @@ class Calls(Expressions):
         result = self._env.get(ANSWER)
         self._env, self.place = outer, place
         if isinstance(result, Missing):
-            raise self._refused(node, f"{source.name} does not return the same kind of thing on every path")
+            raise self._refused(
+                node, f"what {source.name} returns {result.why}; return numbers, of one type on every path"
+            )
         return () if result is None else result
 
     def _custom(self, node: ast.Call, source: FunctionSource, gradient: FunctionSource) -> Binding:
@@ -336,16 +375,36 @@ class Calls(Expressions):
             )
         return made
 
+    def _default(self, source: FunctionSource, node: ast.expr) -> Binding:
+        """Return what a parameter is that a call leaves out; the variables of the caller are not seen there."""
+        outer, self._env = self._env, {}
+        self._frames.append(Frame(source, {}))
+        found = self._expression(node)
+        self._frames.pop()
+        self._env = outer
+        return found
+
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
         names = [argument.arg for argument in tree.args.args]
         given = dict(zip(names, (self._expression(argument) for argument in node.args), strict=False))
         given |= {str(keyword.arg): self._expression(keyword.value) for keyword in node.keywords}
         for name, default in zip(reversed(names), reversed(tree.args.defaults), strict=False):
             if name not in given:
-                given[name] = self._expression(default)
+                given[name] = self._default(source, default)
         if set(given) != set(names):
             raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
         return {name: as_argument(value) for name, value in given.items()}
+
+
+def _is_of(value: Binding, kind: Any) -> bool:
+    """Tell whether Numba need not convert what is given to a type; arrays have that of their elements, whatever they are."""
+    if value == ():  # what a function without a result returns
+        return bool(kind in (types.none, types.Tuple(())))
+    if isinstance(value, tuple):
+        return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(_is_of, value, kind))
+    if isinstance(value, Value):
+        return bool(types.unliteral(value.type) == kind)
+    return True
 
 
 def _call_text(callee: Static, arguments: Sequence[Any]) -> str:

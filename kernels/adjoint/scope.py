@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.bindings import Binding, Missing, View, parameter_item, readable
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value, defined_by, walk
 from numbridge.kernels.adjoint.record_program import Fields, Records
@@ -97,6 +98,10 @@ class Scope(Construct, ABC):
         """Return what a variable is after a branch that left it as `a` or as `b`."""
         if a is b or a == b:
             return a
+        for missing in (a, b):
+            # What has a value on that path, which is not known, has none that is known here.
+            if isinstance(missing, Missing) and missing != UNASSIGNED:
+                return missing
         if isinstance(a, Missing) and isinstance(b, Value):
             a = self.zero(b.type)
         elif isinstance(b, Missing) and isinstance(a, Value):
@@ -116,17 +121,38 @@ class Scope(Construct, ABC):
             return Missing(f"is {a.type} on one path to here and {b.type} on another")
         return self._merge(readable(name), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind), merges)
 
+    def _merge_variables(
+        self,
+        after_then: Mapping[str, Binding],
+        after_else: Mapping[str, Binding],
+        then: Region,
+        orelse: Region,
+        merges: list[Merge],
+    ) -> None:
+        """Let every variable be what either branch left."""
+        for name in {**after_then, **after_else}:
+            a, b = after_then.get(name, UNASSIGNED), after_else.get(name, UNASSIGNED)
+            self._env[name] = self._merged(name, a, b, then, orelse, merges)
+
     def _merge(self, name: str, a: Value, b: Value, merges: list[Merge]) -> Value:
         merge = Merge(self.value(name, a.type), a, b)
         merges.append(merge)
         return merge.result
 
     def _kept(self, found: Binding, region: Region, zero_else: Callable[[Value], Value]) -> Binding:
-        """Return what only one branch assigns; the integers that it computed for rows and slices are zero after the other."""
-        if not isinstance(found, View | Window):
-            return found
+        """Return what only one branch assigns; the numbers that it computed for it are zero after the other."""
         inner = {value for op in walk(region) for value in defined_by(op)}
-        return mapped(found, lambda value: zero_else(value) if value in inner else value)
+
+        def known(value: Value) -> Value:
+            return zero_else(value) if value in inner else value
+
+        if isinstance(found, tuple):
+            return tuple(self._kept(item, region, zero_else) for item in found)
+        if isinstance(found, Records):
+            return dataclasses.replace(found, index=tuple(map(known, found.index)))
+        if isinstance(found, Value):
+            return known(found)
+        return mapped(found, known) if isinstance(found, View | Window) else found
 
     def _merged_memory(
         self, a: View | Window, b: View | Window, then: Region, orelse: Region, merges: list[Merge]
@@ -150,14 +176,16 @@ class Scope(Construct, ABC):
         if condition.literal:
             return then() if condition.constant else orelse()
         regions: tuple[Region, Region] = ([], [])
-        sides = []
+        sides, after = [], []
         for region, side in zip(regions, (then, orelse), strict=True):
             with self._into(region):
                 sides.append(side())
+                after.append(self._env)
         merges: list[Merge] = []
         made = self._merged("value", sides[0], sides[1], *regions, merges)
         if isinstance(made, Missing):
             raise self._refused(node, f"the value of this expression {made.why}; use an if statement")
+        self._merge_variables(after[0], after[1], *regions, merges)
         self.add(If(condition, *regions, merges))
         return made
 

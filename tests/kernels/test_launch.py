@@ -828,6 +828,34 @@ def test_a_kernel_that_raises_ends_its_launch():
         launch(raising, 5, [np.full(5, -1.0)])
 
 
+@njit
+def checked(a):
+    if a < 0:
+        raise ValueError("negative")
+    return 1.0
+
+
+@njit
+def checked_twice(a):
+    return checked(a) * checked(a + 1)
+
+
+@pytest.mark.parametrize(
+    "called", [checked, checked_twice, njit(lambda a: 1.0 * checked(a))], ids=["itself", "inside", "unread"]
+)
+def test_a_function_of_numba_that_raises_ends_the_launch(called):
+    @kernel
+    def calling(x):
+        i = tid()
+        x[i] = called(x[i])
+
+    x = np.zeros(5)
+    launch(calling, 5, [x])
+    assert (x == 1).all()
+    with pytest.raises(KernelError, match=r"'calling' raised an exception"):
+        launch(calling, 5, [np.full(5, -1.0)])
+
+
 def test_each_place_that_may_have_raised_is_shown():
     @kernel
     def both(x):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import FunctionType
 
 import numba
 import numpy as np
@@ -121,6 +122,130 @@ def test_a_global_that_changed_is_refused(monkeypatch):
         ):
             gradient(sums, x)
     assert np.allclose(gradient(sums, x), difference(sums, x), rtol=1e-6)
+
+
+def test_a_global_that_changed_before_a_kernel_called_the_function_is_refused(monkeypatch):
+    namespace = globals() | {"FACTOR": 1.5}
+
+    def bent(a):
+        return a * FACTOR * a  # noqa: F821
+
+    bent = numba.njit(FunctionType(bent.__code__, namespace))
+    assert bent(2.0) == 6.0
+    namespace["FACTOR"] = 4.0
+
+    @nb.kernel
+    def bends(x, y):
+        i = nb.tid()
+        y[i] = bent(x[i])
+
+    y = np.zeros(2)
+    bends.forall(2)(np.ones(2), y)
+    assert y.tolist() == [1.5, 1.5]
+    with pytest.raises(nb.KernelError, match=r"bent is compiled by Numba, which keeps the value that 'FACTOR' had"):
+        gradient(bends, np.ones(2))
+    # Nor is the code found, in this process or another, by a function that has the new value.
+    fresh = numba.njit(FunctionType(bent.py_func.__code__, namespace))
+
+    @nb.kernel
+    def bends(x, y):
+        i = nb.tid()
+        y[i] = fresh(x[i])
+
+    bends.forall(2)(np.ones(2), y)
+    assert y.tolist() == [4.0, 4.0] and gradient(bends, np.ones(2)).tolist() == [8.0, 8.0]
+
+
+def multiplied(by):
+    weight, single = by, np.float32(by)
+
+    @numba.njit
+    def times(a, by=weight):
+        return a * by * a
+
+    @nb.func
+    def plus(a, weight=weight, b=single):
+        return a * weight + b
+
+    @nb.kernel
+    def both(x, y):
+        i = nb.tid()
+        weight = by = x[i]
+        y[i] = times(weight) + plus(by)
+
+    return both
+
+
+def test_defaults_are_those_of_the_time_when_python_made_the_function():
+    x, kernels = np.linspace(0.1, 1.1, 7), [multiplied(2.0), multiplied(3.0)]
+    for kernel, by in zip(kernels, (2.0, 3.0), strict=True):
+        y = np.zeros(7)
+        kernel.forall(7)(x, y)
+        assert np.allclose(y, x * x * by + x * by + by, rtol=1e-12)
+        assert np.allclose(gradient(kernel, x), 2 * x * by + by, rtol=1e-12)
+
+
+def test_a_default_that_is_no_number_is_refused_with_its_place():
+    @numba.njit
+    def optional(a, b=None):
+        return a
+
+    @nb.kernel
+    def takes(x, y):
+        i = nb.tid()
+        y[i] = optional(x[i])
+
+    with pytest.raises(nb.KernelUnsupportedError, match=r"None cannot be used(.|\n)*def optional\(a, b=None\)"):
+        takes.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
+
+
+def declared(*signature, **options):
+    @numba.njit(*signature, **options)
+    def scaled(a, b):
+        s = a * 3.0
+        return s * b
+
+    @nb.kernel
+    def scales(x, y):
+        i = nb.tid()
+        y[i] = scaled(x[i] * 2.0, x[i]) * x[i]
+
+    return scales
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["float64(int64, float64)", "int64(float64, float64)", ["int64(int64, int64)", "float64(float64, float64)"]],
+    ids=str,
+)
+def test_numbers_are_converted_as_a_declared_signature_says(signature):
+    kernel, x = declared(signature), np.linspace(0.41, 2.13, 7)
+    assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
+
+
+def test_what_is_declared_and_cannot_be_followed_is_refused():
+    x = np.ones(3, np.float32)
+    several = declared(["float64(int64, float64)", "float64(float64, float64)"])
+    for kernel, given, text in (
+        (several, x, "scaled has several signatures, and none of exactly these types"),
+        (declared(locals={"s": numba.int64}), x, r"compiled with a type for s, locals=\{'s': int64\}"),
+    ):
+        with pytest.raises(nb.KernelUnsupportedError, match=text):
+            gradient(kernel, given)
+
+
+def test_a_declared_function_of_arrays():
+    @numba.njit("void(float64[:], int64, float64)")
+    def put(y, i, value):
+        y[i] = value * value
+
+    @nb.kernel
+    def puts(x, y):
+        i = nb.tid()
+        put(y[:], i, x[i])
+
+    x = np.linspace(0.1, 1.1, 7)
+    assert np.allclose(gradient(puts, x), 2 * x)
 
 
 def test_what_cannot_be_read_is_refused_with_its_place():

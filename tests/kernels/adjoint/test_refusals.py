@@ -98,6 +98,50 @@ def rows_or_their_parts(x, y):
 
 
 @kernel
+def slice_of_the_last_trip(x, y):
+    i = tid()
+    for k in range(3):
+        part = x[k:]
+        y[i] += part[0]
+    if x[i] > 1:
+        part = x[1:]
+    y[i] = part[0]
+
+
+@kernel
+def slice_of_an_earlier_trip(x, y):
+    i = tid()
+    for k in range(3):
+        if k == 0:
+            part = x[i:]
+        y[i] += part[0]
+
+
+@kernel
+def tuple_of_an_earlier_trip(x, y):
+    i = tid()
+    for k in range(3):
+        if k == 0:
+            both = (x[i], x[i] * x[0])
+        y[i] += both[0] * both[1]
+
+
+@func
+def first_above(x):
+    for k in range(len(x)):
+        if x[k] > 1:
+            return k, 2.0
+    return -1, 3.0
+
+
+@kernel
+def tuple_returned_in_a_loop(x, y):
+    i = tid()
+    k, weight = first_above(x)
+    y[i] = x[k] * weight
+
+
+@kernel
 def carried_slice(x, y):
     i = tid()
     part = x[:]
@@ -279,6 +323,14 @@ REFUSED = [
     (either_array, "part is not the same array, or not a number, on every path to here; use each", "y[i] = part[0]"),
     (rows_or_their_parts, "part is not the same array", "y[i] = part[0]"),
     (carried_slice, "may be another array in every trip of this loop", "s += part[0]"),
+    (slice_of_the_last_trip, "may be another array in every trip of this loop", "y[i] = part[0]"),
+    (slice_of_an_earlier_trip, "may be another array in every trip of this loop", "y[i] += part[0]"),
+    (tuple_of_an_earlier_trip, "both is assigned in a loop, and is not a number there", "y[i] += both[0] * both[1]"),
+    (
+        tuple_returned_in_a_loop,
+        "what first_above returns is assigned in a loop, and is not a number there",
+        "k, weight = first_above(x)",
+    ),
     (slice_afterwards, "may be another array in every trip of this loop", "y[i] = part[0]"),
     (copied_slice, "only a number can be assigned to a whole row or slice", "y[1:] = x[:-1]"),
     (augmented_slice, "a whole row cannot be assigned to", "y[:] += x[0]"),
