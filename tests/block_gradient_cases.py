@@ -664,7 +664,7 @@ def soft_dtw(d, r, gamma: nb.float64):
         j = p - t
         if t < d.shape[1] and j >= 0 and j < d.shape[2]:
             above, left, both = -r[b, t, j + 1] / gamma, -r[b, t + 1, j] / gamma, -r[b, t, j] / gamma
-            most = max(max(above, left), both)
+            most = max(above, left, both)
             total = math.exp(above - most) + math.exp(left - most) + math.exp(both - most)
             r[b, t + 1, j + 1] = d[b, t, j] - gamma * (math.log(total) + most)
         cuda.syncthreads()

@@ -66,8 +66,8 @@ def check_alike(program: Program, again: Collection[Op]) -> None:
         if isinstance(op, Store) and any(not any(index in sources.of(guard) for guard in guards) for index in missing):
             raise refused(
                 op,
-                f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and one would bring "
-                "it back on the way back while another still reads it; keep the number in a variable and read that",
+                f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and on the way "
+                "back one would bring it back while another still reads it; keep the number in a variable and read that",
             )
 
 
