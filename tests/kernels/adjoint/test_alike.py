@@ -98,7 +98,9 @@ def rows_read_back(x, y, squares):
 
 def test_what_all_store_and_read_again_is_refused():
     x, y, z, by_x, by_y, by_z = (np.ones((4, 4)[:n]) for n in (2, 2, 1, 2, 2, 1))
-    with pytest.raises(nb.KernelUnsupportedError, match="several threads store into this element of 'squares'") as caught:
+    with pytest.raises(
+        nb.KernelUnsupportedError, match="several threads store into this element of 'squares'"
+    ) as caught:
         nb.launch(rows_read_back, (4, 4), [x], [y, z], adj_inputs=[by_x], adj_outputs=[by_y, by_z], adjoint=True)
     assert "squares[i] = x[i, 0] * x[i, 1]" in str(caught.value)
     assert all((a == 1).all() for a in (x, y, z, by_x, by_y, by_z))
