@@ -62,8 +62,10 @@ def check_alike(program: Program, again: Collection[Op]) -> None:
         return
     sources = _Sources(program)
     for op, guards in _guarded(program.body, ()):
-        missing = sources.missing(op) if isinstance(op, Store) and op in again else set()
-        if isinstance(op, Store) and any(not any(index in sources.of(guard) for guard in guards) for index in missing):
+        if not isinstance(op, Store) or op.array.kind == "local" or op not in again:
+            continue
+        missing = sources.missing(op)
+        if any(not any(index in sources.of(guard) for guard in guards) for index in missing):
             raise refused(
                 op,
                 f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and on the way "
