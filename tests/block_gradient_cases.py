@@ -636,6 +636,58 @@ def two_halves_in_turn(x, y, n):
     y[i] = shared[n % 2 * 32 + t]
 
 
+@nb.kernel
+def changed_after_a_loop(x, y, n):
+    """Each trip waits after it has read, and behind the loop the memory changes."""
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncthreads()
+    total = 0.3
+    for k in range(n):
+        total += math.sin(shared[(t + 1) % 32] * total)
+        cuda.syncthreads()
+    shared[t] = math.sin(total)
+    cuda.syncthreads()
+    y[i] = total * shared[31 - t]
+
+
+@nb.kernel
+def changed_after_loops_in_each_trip(x, y, n):
+    """Filled by each trip, and read in a loop with barriers before it changes."""
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    total = x[i]
+    for k in range(n):
+        shared[t] = math.sin(total + k)
+        cuda.syncthreads()
+        for j in range(3):
+            total += math.sin(shared[(t + 1) % 32] * total)
+            cuda.syncthreads()
+        shared[t] = math.cos(total)
+        cuda.syncthreads()
+        for j in range(3):
+            total += math.sin(shared[(t + 1) % 32] * total)
+            cuda.syncthreads()
+    y[i] = total
+
+
+@nb.kernel
+def changed_after_a_loop_of_lanes(x, y, n):
+    shared = cuda.shared.array(32, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncwarp()
+    total = 0.3
+    for k in range(n):
+        for j in range(2):
+            total += math.sin(shared[(t + 1) % 32] * total)
+            cuda.syncwarp()
+    shared[t] = math.sin(total)
+    cuda.syncwarp()
+    y[i] = total * shared[31 - t]
+
+
 Case = tuple[Any, Any, int, list[Any]]
 
 
@@ -835,6 +887,9 @@ CASES: list[Case] = [
     (overwritten_alike, 32, 16, [uniform(32), zeros(32), 3]),
     (rows_and_columns, 128, 64, [uniform(128), zeros(128), uniform(2, 64)]),
     (vectors_alike, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),
+    (changed_after_a_loop, 64, 32, [uniform(64), zeros(64), 3]),
+    (changed_after_loops_in_each_trip, 64, 32, [uniform(64), zeros(64), 3]),
+    (changed_after_a_loop_of_lanes, 64, 32, [uniform(64), zeros(64), 3]),
 ]
 # What a lane takes from one that is not there, CUDA does not define.
 ON_CUDA = [case for case in CASES if case[1] != 84]

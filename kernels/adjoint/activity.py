@@ -590,6 +590,16 @@ class Needs:
         stores = self.loops[op].values.stores
         return any(store.array.kind == "shared" and not self.is_brought_back(store.array, op) for store in stores)
 
+    def reads_undone(self, op: Loop) -> bool:
+        """Tell whether a loop, when it runs again, reads what others have just undone: what is stored after it.
+
+        On the way forth they wait in its last trip, after they have read. On the way back that trip reads before they wait.
+        """
+        after = [o for o in self.replayed if self.survey.may_precede(op, o) and not self.survey.is_within(o, op)]
+        undone = {o.array for o in after if isinstance(o, Store) and o.array.kind != "local" and self._is_reversed(o)}
+        read = self.loops[op].values | self.loops[op].again
+        return any(isinstance(o, Load) and o.array in undone and o.result in read for o in walk([op]))
+
     def meetings(self, op: Op) -> list[Meet]:
         """Return where threads wait for each other within a branch or a loop."""
         return [inner for region in regions(op) for inner in walk(region) if isinstance(inner, Meet)]

@@ -10,11 +10,12 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.accumulation import Accumulation
+from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Values, meeting, moves
 from numbridge.kernels.adjoint.forward_sweep import INTERVALS, SHARE, STACK, log_name
-from numbridge.kernels.adjoint.ir import Array, Carried, Loop, Meet, Op, Region, walk
+from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Meet, Op, Region, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
 __all__ = ["LoopReversal"]
@@ -39,6 +40,8 @@ class LoopReversal(Accumulation, ABC):
             held = self._adjoint(c.result) if self._has(c.result) else self.construct.zero(c.phi.type).name
             self.lines.add(f"{ADJOINT}{c.phi.name} = {held}")
         self._meet_again(op.test)
+        if self.needs.reads_undone(op):
+            self._wait_before(op)
         trips = plan.start_reverse(self.lines)
         counter = plan.name("at")
         with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
@@ -56,6 +59,22 @@ class LoopReversal(Accumulation, ABC):
         self._started.update(c.phi for c in active)
         for c in active:
             self._add(c.initial, self._adjoint(c.phi))
+
+    def _wait_before(self, op: Loop) -> None:
+        """Wait for those that wait in a loop, before its last trip runs again."""
+        meetings = self.needs.meetings(op)
+        if any(met.of_block for met in meetings):
+            self.lines.add(meeting("syncthreads"))
+            return
+        for met in (met for met in meetings if met.operation == "syncwarp"):
+            around = self.needs.survey.ancestors(met)
+            if met.arguments[0].constant is None or any(isinstance(o, If) for o in around[: around.index(op)]):
+                raise refused(
+                    met,
+                    "the adjoint needs what lanes of a warp read in this loop and store to after it, and they must wait before "
+                    "they read it again; let them wait under no condition in the loop, and name them by a constant",
+                )
+            self.lines.add(meeting("syncwarp", met.arguments[0].name))
 
     @contextmanager
     def _done(self, op: Loop) -> Iterator[None]:

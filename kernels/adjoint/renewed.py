@@ -297,9 +297,8 @@ class Renewed:
             self._collect(array, loop, region, here, collected)
             if text is not None:
                 reaches += [replace(r, conditions=r.conditions | {(text, side)}, whole=frozenset()) for r in collected]
-        reaches += [
-            one for one in sides[0] if any(self._covers(one, other) and self._covers(other, one) for other in sides[1])
-        ]
+        # In each trip of the loops around, not in all of them together: one side's trips are not the other's.
+        reaches += [one for one in sides[0] if any(self._are_same(one, other, here.loops) for other in sides[1])]
         return False
 
     def _settled(self, array: Array, reach: Reach) -> Reach:
@@ -327,14 +326,21 @@ class Renewed:
     def _is_covered(self, reach: Reach, filled: list[Reach]) -> bool:
         return any(self._covers(other, reach) for other in filled)
 
-    def _covers(self, filled: Reach, reach: Reach) -> bool:
-        """Tell whether a store that certainly runs in each trip goes to all elements that another may go to."""
+    def _are_same(self, one: Reach, other: Reach, loops: tuple[Loop, ...]) -> bool:
+        """Tell whether two stores go to the same elements in every single trip of some loops around both."""
+        return self._covers(one, other, loops) and self._covers(other, one, loops)
+
+    def _covers(self, filled: Reach, reach: Reach, common: tuple[Loop, ...] = ()) -> bool:
+        """Tell whether a store that certainly runs in each trip goes to all elements that another may go to.
+
+        Where both stand in `common` loops, that is for every single trip of these.
+        """
         texts = self._texts
-        own: dict[Loop, int] = {}
-        others: dict[Loop, int] = {}
+        own = {loop: number for number, loop in enumerate(common)}
+        others = dict(own)
         whole: set[Loop | None] = set()
         for axis, (one, other) in enumerate(zip(filled.index, reach.index, strict=True)):
-            if one is not None and axis in filled.whole:
+            if one is not None and axis in filled.whole and texts.loop(one) not in common:
                 whole.add(texts.loop(one))
             elif one is None or other is None or texts.numbered(one, own) != texts.numbered(other, others):
                 return False

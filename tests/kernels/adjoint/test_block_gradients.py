@@ -338,11 +338,30 @@ def lanes_asked_in_the_condition(x, y):
     y[i] = x[i]
 
 
+@nb.kernel
+def lanes_wait_under_a_condition(x, y):
+    shared = cuda.shared.array(64, np.float64)
+    t = cuda.threadIdx.x
+    shared[t] = x[t]
+    cuda.syncthreads()
+    total = 0.5
+    for _ in range(3):
+        total = math.sin(total * shared[t ^ 1])
+        if t < 32:
+            cuda.syncwarp()
+        else:
+            cuda.syncwarp()
+    shared[t] = total
+    cuda.syncthreads()
+    y[t] = shared[t ^ 1]
+
+
 @pytest.mark.parametrize(
     ("kernel", "message", "line"),
     [
         (only_lanes_wait_in_memory, "'x' as it was .*, in which only lanes of a warp wait", "x[i - t + (t ^ 1)] ="),
         (only_lanes_wait, "in which only lanes of a warp wait for each other; wait for the block", "shared[t] = value"),
+        (lanes_wait_under_a_condition, "let them wait under no condition in the loop", "cuda.syncwarp()"),
         (some_leave, "under a condition that may hold for some threads of a block only", "cuda.syncthreads()"),
         (unequally_often, "in a loop that threads of a block may run through unequally often", "cuda.syncthreads()"),
         (guarded_in_a_loop, "under a condition that may hold for some threads", "cuda.syncthreads()"),

@@ -88,6 +88,23 @@ def filled_on_both_sides(x, y, n):
     y[i] = total
 
 
+def filled_on_both_sides_of_each_element(x, y, n):
+    i = tid()
+    c = cuda.local.array((N, N), float64)
+    total = 0.3
+    for k in range(n):
+        for j in range(N):
+            if x[j] * total > 0.3:
+                for m in range(N):
+                    c[j, m] = math.sin(x[j] + total)
+            else:
+                for m in range(N):
+                    c[j, m] = x[m] * total
+        for j in range(N):
+            total += 0.1 * c[j, (j + k) % N] * c[1, j]
+    y[i] = total
+
+
 def filled_where_a_condition_held_before(x, y, n):
     i = tid()
     c = cuda.local.array(N, float64)
@@ -205,6 +222,7 @@ FILLED = (
     filled_in_part,
     filled_by_name,
     filled_on_both_sides,
+    filled_on_both_sides_of_each_element,
     filled_where_a_condition_held_before,
     filled_before,
     filled_by_two_loops,
@@ -385,7 +403,49 @@ def where_a_condition_may_never_hold(x, y, n):
     y[i] = total
 
 
+def by_sides_that_are_mirrored(x, y, n):
+    """Both sides store to the same elements over all trips of the loops around them, but not what the other leaves out."""
+    i = tid()
+    c = cuda.local.array((N, N), float64)
+    for j in range(N):
+        for m in range(N):
+            c[j, m] = x[j] * x[m]
+    total = 0.3
+    for k in range(n):
+        for j in range(N):
+            for m in range(N):
+                if j > m:
+                    c[j, m] = math.sin(total + x[j])
+                else:
+                    c[m, j] = math.cos(total * x[m])
+        total += math.sin(c[0, 1] * total)
+        c[0, 1] = math.sin(total)
+    y[i] = total
+
+
+def by_rows_or_columns(x, y, n):
+    i = tid()
+    c = cuda.local.array((N, N), float64)
+    for j in range(N):
+        for m in range(N):
+            c[j, m] = x[j] * x[m]
+    total = 0.3
+    for k in range(n):
+        for j in range(N):
+            if j > 1:
+                for m in range(N):
+                    c[j, m] = math.sin(total + x[j])
+            else:
+                for m in range(N):
+                    c[m, j] = math.cos(total * x[m])
+        total += math.sin(c[0, 2] * total)
+        c[0, 2] = math.sin(total)
+    y[i] = total
+
+
 NOT_FILLED = (
+    by_sides_that_are_mirrored,
+    by_rows_or_columns,
     in_a_loop_that_may_not_run,
     where_a_condition_may_never_hold,
     in_turn,
