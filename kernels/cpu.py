@@ -138,6 +138,10 @@ def compile_run(
     large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
     try:
         with _vectors_within_threads() if large and not together else nullcontext():
+            work = names.get(WORK)
+            if hasattr(work, "py_func"):
+                # By itself, or what is wrong with it would be told as what is wrong with the call.
+                work.compile((types.int64,) * 4)
             compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
@@ -185,6 +189,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
     names["_nb_differs"] = cpu_intrinsics.differs
+    names["_nb_ended"] = cpu_intrinsics.ended
     names["_nb_add_private"] = cpu_intrinsics.add
     names["_nb_add_either"] = cpu_intrinsics.add_either
     names.update(STACK)

@@ -54,6 +54,7 @@ __all__ = [
     "constant_extents",
     "differs",
     "element_address",
+    "ended",
     "local_array",
     "memory_dtype",
     "nonnegative",
@@ -119,6 +120,21 @@ def differs(typing_context: Any, held: Any, new: Any) -> Any:
         return builder.icmp_unsigned("!=", bits(arguments[0]), bits(stored))
 
     return types.boolean(kind, types.unliteral(new)), generate
+
+
+@intrinsic
+def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: Any, last: Any) -> Any:
+    """Run a function of four integers that returns nothing; return 1 if an exception ends it, else 0."""
+    kinds = (types.int64,) * 4
+    signature = function.get_call_type(typing_context, kinds, {})
+
+    def generate(context: Any, builder: Any, own: Any, arguments: Any) -> Any:
+        compiled = function.dispatcher.overloads[kinds]
+        context.active_code_library.add_linking_library(compiled.library)
+        status, _ = context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments[1:])
+        return builder.zext(status.is_error, ir.IntType(64))
+
+    return types.int64(function, *kinds), generate
 
 
 @intrinsic

@@ -134,8 +134,8 @@ class _Road:
             or ended_in_block([self.kernel])
             or KernelError(
                 f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
-                f"written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so does a slice with a step of zero"
-                f"{_raises(self.kernel)}"
+                "written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with a step of "
+                f"zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel)}"
             )
         )
 
@@ -160,8 +160,8 @@ def _raises(kernel: Kernel) -> str:
     program = Program(kernel.source)
     functions = [*program.sources, *(source for source in program.compiled_sources() if source is not None)]
     places = [(f, node) for f in functions for node in f.nodes if may_raise(node)]
-    one = "; it is one of these" if len(places) > 1 else ""
-    return "".join([one if places else "", *(f"\n  {function.excerpt(node)}" for function, node in places)])
+    one = "; it may do so here" if places else ""
+    return "".join([one, *(f"\n  {function.excerpt(node)}" for function, node in places)])
 
 
 def _has_array(found: Sequence[Description]) -> bool:

@@ -84,6 +84,7 @@ def range_source(
     hidden: Sequence[str],
     *,
     may_raise: bool,
+    is_typed: bool = False,
     sums: Sequence[tuple[str, str]] = (),
     private: Private | None = None,
     ahead: Sequence[str] = (),
@@ -105,6 +106,9 @@ def range_source(
         What the body takes before its parameters: indices, then block and grid dimensions.
     may_raise : bool
         Whether the body has ``raise`` or ``assert``: the loop then stops and returns 1.
+    is_typed : bool
+        Whether Numba compiles the body without its analysis. Then nothing but ``raise`` and ``assert`` ends it; else Numba's own
+        code may, as a range does whose step is zero.
     sums : sequence of (str, str)
         Parameters that the body does not get, arrays of rank 0, and the place of a component of its element, or ``""`` for
         a number: the body returns a tuple of numbers, one for each pair, whose sums over all threads are added there.
@@ -144,18 +148,18 @@ def range_source(
         *(f"    _nb_atomic_add({_summed(*pair)}, _nb_sum{k})" for k, pair in enumerate(sums)),
         *(f"    _nb_add_total({total.array}, {total.index}, {total.name})" for total in totals),
     ]
-    if not may_raise:
+    if is_typed and not may_raise:
         return before + "\n".join([*lines, *loop, "    return 0", ""])
-    # Numba compiles no call of more than 30 arguments within `try`, so that stands around a function of few.
     lines[:1] = ["@_nb_device", f"def {WORK}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
-    caught = [
+    head, call = (
         f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):",
-        "    try:",
-        f"        {WORK}(_nb_block, _nb_geometry, _nb_first, _nb_last)",
-        "    except Exception:",
-        "        return 1",
-    ]
-    return before + "\n".join([*lines, *loop, "    return 0", "\n", *caught, "    return 0", ""])
+        "_nb_block, _nb_geometry, _nb_first, _nb_last",
+    )
+    guarded = [head, f"    return _nb_ended({WORK}, {call})"]
+    # Numba compiles no call of more than 30 arguments within `try`, so that stands around a function of few.
+    caught = [head, "    try:", f"        {WORK}({call})", "    except Exception:", "        return 1", "    return 0"]
+    end = ["    return 0", "\n", *caught] if is_typed else ["\n", *guarded]
+    return before + "\n".join([*lines, *loop, *end, ""])
 
 
 def _summed(name: str, place: str) -> str:

@@ -346,6 +346,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             rank,
             emitted.hidden,
             may_raise=emitted.may_raise,
+            is_typed=emitted.generated,
             sums=emitted.sums,
             private=emitted.private,
             ahead=ahead,

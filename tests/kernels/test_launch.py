@@ -863,7 +863,7 @@ def test_each_place_that_may_have_raised_is_shown():
         assert x[i] < 3, "large"
         assert x[i] > -3, "small"
 
-    with pytest.raises(KernelError, match=r"one of these(?s:.)*\"large\"(?s:.)*\"small\""):
+    with pytest.raises(KernelError, match=r"may do so here(?s:.)*\"large\"(?s:.)*\"small\""):
         launch(both, 1, [np.full(1, 5.0)])
 
 
@@ -954,10 +954,42 @@ def test_a_slice_without_a_step_ends_the_launch():
     for step, expected in ((2, [0, 2]), (-1, [3, 2])):
         launch(by_steps, 2, [x, y, step])
         assert y.tolist() == expected
-    with pytest.raises(KernelError, match=r"(?s)so does a slice with a step of zero\n.*x\[::step\]\[i\]\n.*\^"):
+    with pytest.raises(KernelError, match=r"(?s)a slice with a step of zero.*may do so here\n.*x\[::step\]\[i\]\n.*\^"):
         launch(by_steps, 2, [x, y, 0])
     with pytest.raises(KernelError, match="a slice with a step of zero"):
         launch(by_no_step, 2, [x, y])
+
+
+@kernel
+def of_a_tuple(x, y, k):
+    i = tid()
+    parts = (1.0, 2.0, x[i])
+    y[i] = parts[k]
+
+
+@kernel
+def of_a_shape(x, y, k):
+    i = tid()
+    y[i] = x.shape[k - 2]
+
+
+@kernel
+def trips_of_no_length(x, y, k):
+    i = tid()
+    for j in range(0, 3, k - 3):
+        y[i] = 0.5 * y[i] + x[j]
+
+
+@pytest.mark.parametrize("kernel", [of_a_tuple, of_a_shape, trips_of_no_length])
+@pytest.mark.parametrize("n", [4, 200_000])
+def test_what_numba_raises_by_itself_ends_the_launch(kernel, n):
+    """Numba printed it and went on, with the arrays partly written."""
+    x, y = np.ones(n), np.zeros(n)
+    launch(kernel, n, [x, y, 2])
+    with pytest.raises(
+        KernelError, match="raised an exception .* a range .* step of zero, and an index beyond the end of a tuple"
+    ):
+        launch(kernel, n, [x, y, 3])
 
 
 @kernel
