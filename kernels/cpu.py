@@ -138,10 +138,9 @@ def compile_run(
     large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
     try:
         with _vectors_within_threads() if large and not together else nullcontext():
-            work = names.get(WORK)
-            if hasattr(work, "py_func"):
+            if WORK in names and not generated:
                 # By itself, or what is wrong with it would be told as what is wrong with the call.
-                work.compile((types.int64,) * 4)
+                names[WORK].compile((types.int64,) * 4)
             compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:

@@ -134,8 +134,8 @@ class _Road:
             or ended_in_block([self.kernel])
             or KernelError(
                 f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
-                "written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with a step of "
-                f"zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel)}"
+                "written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with a step "
+                f"of zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel)}"
             )
         )
 

@@ -987,7 +987,7 @@ def test_what_numba_raises_by_itself_ends_the_launch(kernel, n):
     x, y = np.ones(n), np.zeros(n)
     launch(kernel, n, [x, y, 2])
     with pytest.raises(
-        KernelError, match="raised an exception .* a range .* step of zero, and an index beyond the end of a tuple"
+        KernelError, match=r"raised an exception .* a range .* step of zero, and an index beyond the end of a tuple"
     ):
         launch(kernel, n, [x, y, 3])
 
