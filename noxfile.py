@@ -73,7 +73,7 @@ def compiled_adjoint_fuzz(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def block_gradient_fuzz(session: nox.Session) -> None:
-    """Check the derivatives of 500 random kernels whose threads work together against differences; or of as many as follow."""
+    """Check the derivatives of 500 random kernels of blocks against differences and for races; or of as many as follow."""
     session.env["NUMBRIDGE_BLOCK_GRADIENTS"] = session.posargs[0] if session.posargs else "500"
     run_in_environment(session, "pytest", "tests/kernels/adjoint/test_block_gradients.py", "-k", "random_programs")
 

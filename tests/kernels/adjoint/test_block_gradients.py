@@ -7,12 +7,14 @@ import math
 import os
 import re
 import resource
+from collections import Counter
 
 import numpy as np
 import pytest
 from numba import cuda
 
 import numbridge as nb
+from block_adjoint_as_python import check as check_thread_by_thread
 from block_gradient_cases import (
     CASES,
     ON_CUDA,
@@ -27,6 +29,7 @@ from block_gradient_cases import (
 )
 from block_gradient_programs import case, check_program
 from emulated_cuda import emulated_cuda
+from numbridge.kernels.adjoint.forward_sweep import INTERVALS
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -46,6 +49,17 @@ FEW = (1, 5, 6, 7)
 @pytest.mark.parametrize("seed", range(int(count)) if (count := os.environ.get("NUMBRIDGE_BLOCK_GRADIENTS")) else FEW)
 def test_random_programs(seed, tmp_path):
     check_program(seed, tmp_path)
+
+
+def test_random_programs_thread_by_thread():
+    """Adjoints do not race, and are right in whatever order threads come between barriers."""
+    checked = Counter()
+    for seed in range(int(os.environ.get("NUMBRIDGE_BLOCK_GRADIENTS", "100"))):
+        found = check_thread_by_thread(seed)
+        if found is not None:
+            text, stacks = found
+            checked.update(kernels=1, stacks=stacks > 0, intervals=INTERVALS in text, alike="_nb_differs" in text)
+    assert min(checked[what] for what in ("stacks", "intervals", "alike")) >= 8, checked
 
 
 @pytest.fixture
