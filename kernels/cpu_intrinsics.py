@@ -27,6 +27,7 @@ from numba.core.typing.npydecl import parse_dtype
 from numba.extending import intrinsic
 from numba.np.arrayobj import fix_integer_index
 
+from numbridge.kernels import changed_bits
 from numbridge.kernels.narrow_floats import narrow_float
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import scalar_of
@@ -92,6 +93,9 @@ _INSTRUCTIONS: dict[str, tuple[str, str, str | None]] = {
 }
 
 
+differs = intrinsic(changed_bits.differs)
+
+
 @intrinsic
 def nonnegative(typing_context: Any, index: Any) -> Any:
     """Return an index and promise the optimiser that it is not negative: indexing with it then needs no wrap-around."""
@@ -104,22 +108,6 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.intp(types.intp), generate
-
-
-@intrinsic
-def differs(typing_context: Any, held: Any, new: Any) -> Any:
-    """Tell whether storing a number where another is held changes any bit."""
-    kind = types.unliteral(held)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def bits(value: Any) -> Any:
-            width = {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}.get(type(value.type))
-            return value if width is None else builder.bitcast(value, ir.IntType(width))
-
-        stored = context.cast(builder, arguments[1], signature.args[1], kind)
-        return builder.icmp_unsigned("!=", bits(arguments[0]), bits(stored))
-
-    return types.boolean(kind, types.unliteral(new)), generate
 
 
 @intrinsic

@@ -14,10 +14,15 @@ from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic, overload
 
+from numbridge.kernels import changed_bits
+
 __all__ = ["ATOMICS", "decided", "differs", "element_pointer", "moved", "nonnegative", "row"]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
+
+
+differs = intrinsic(changed_bits.differs)
 
 
 @intrinsic
@@ -32,22 +37,6 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
         return value
 
     return types.int64(types.int64), generate
-
-
-@intrinsic
-def differs(typing_context: Any, held: Any, new: Any) -> Any:
-    """Tell whether storing a number where another is held changes any bit."""
-    kind = types.unliteral(held)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def bits(value: Any) -> Any:
-            width = {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}.get(type(value.type))
-            return value if width is None else builder.bitcast(value, ir.IntType(width))
-
-        stored = context.cast(builder, arguments[1], signature.args[1], kind)
-        return builder.icmp_unsigned("!=", bits(arguments[0]), bits(stored))
-
-    return types.boolean(kind, types.unliteral(new)), generate
 
 
 @cuda.jit(device=True)
