@@ -442,14 +442,16 @@ def _lanemask_lt(crew: Any, thread: Any) -> Any:
 
 
 @intrinsic
-def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -> Any:
+def shared(typing_context: Any, crew: Any, place: Any, given: Any, shape: Any, dtype: Any) -> Any:
     """Return the array of a block at a place in the source, with whatever its memory holds.
 
-    A device function may have it for numbers of several types, and is compiled for each: each has memory of its own, as on CUDA.
+    A device function may be compiled for arguments of several types: what it has been `given` tells for which. Each has memory of
+    its own, as on CUDA.
     """
     extents, element = constant_extents(shape), memory_dtype(dtype)
     kind = types.Array(element, len(extents), "C")
-    key = int(digest(f"{place.literal_value} {element.name}")[:15], 16)
+    types_given = ", ".join(str(types.unliteral(kind)) for kind in given)
+    key = int(digest(f"{place.literal_value} {types_given}")[:15], 16)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         size = min(max(math.prod(extents), 1) * context.get_abi_sizeof(context.get_data_type(element)), _MOST)
@@ -460,7 +462,7 @@ def shared(typing_context: Any, crew: Any, place: Any, shape: Any, dtype: Any) -
         memory = builder.inttoptr(address, _POINTER)
         return array_at(context, builder, kind, memory, [_I64(extent) for extent in extents])
 
-    return kind(types.int64, place, shape, dtype), generate
+    return kind(types.int64, place, given, shape, dtype), generate
 
 
 @intrinsic

@@ -6,7 +6,6 @@ Importing this module imports numba.cuda, so only code that is about to compile 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import re
 import threading
@@ -103,10 +102,19 @@ def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_fusing() -> Iterator[None]:
-    """Let NVVM leave products and sums apart: numba.cuda has no option for that. `_for_capability` is around this."""
+def _as_nvvm_wants(*, fused: bool) -> Iterator[None]:
+    """Hand NVVM each module once, and let it fuse products and sums or not: numba.cuda has no option for either.
+
+    It hands over the module of a device function once for each way by which the kernel comes to call it. NVVM lets code be there
+    several times, but no shared memory. `_for_capability` is around this.
+    """
     original = nvvm.compile_ir
-    nvvm.compile_ir = functools.partial(original, fma=False)
+
+    def compile_ir(modules: Any, **options: Any) -> Any:
+        once = modules if isinstance(modules, str) else [*dict.fromkeys(modules)]
+        return original(once, **options) if fused else original(once, fma=False, **options)
+
+    nvvm.compile_ir = compile_ir
     try:
         yield
     finally:
@@ -203,7 +211,7 @@ def compile_ptx(
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        with _for_capability(capability), _without_driver(), contextlib.nullcontext() if fused else _without_fusing():
+        with _for_capability(capability), _without_driver(), _as_nvvm_wants(fused=fused):
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )

@@ -32,7 +32,7 @@ from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.source import FunctionSource, Program, index_uses
 from numbridge.kernels.static_names import Static
 
-__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "Rewritten", "Site", "Target", "rewrite"]
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "Rewritten", "Site", "Target", "rewrite"]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
@@ -43,6 +43,8 @@ _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nan
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _AXES = 3
 _SHORT = {"blockDim": "b", "gridDim": "g"}
+GIVEN = "_nb_given"
+"""The name of what a device function that makes shared memory has been given, which tells what it is compiled for."""
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
@@ -309,6 +311,8 @@ class _Rewriter(ast.NodeTransformer):
         self.writer = writer
         self.source = source
         self._stores = StoreRewriter(self._is_array) if writer.elements else None
+        # Whether shared memory is made that is another for arguments of other types
+        self._gives = False
 
     def _is_array(self, name: str) -> bool:
         """Tell whether a name is one that is only ever indexed to write to an array."""
@@ -321,6 +325,10 @@ class _Rewriter(ast.NodeTransformer):
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
         tree.body = list(self._visited(tree.body))
+        if self._gives:
+            arguments = (*tree.args.posonlyargs, *tree.args.args)
+            given = ast.Tuple([ast.Name(argument.arg, ast.Load()) for argument in arguments], ast.Load())
+            tree.body.insert(0, ast.Assign([ast.Name(GIVEN, ast.Store())], given))
         values = self.source.function.__defaults__ or ()
         pairs = zip(tree.args.defaults, values, strict=True)
         tree.args.defaults = [ast.copy_location(self._default(*pair), pair[0]) for pair in pairs]
@@ -675,7 +683,9 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Call(ast.Name("_nb_dynamic", ast.Load()), [crew, dtype], [])
         place = ast.Constant(self.writer.places)
         self.writer.places += 1
-        return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, size, dtype], [])
+        self._gives = self.source is not self.writer.program.root
+        given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
+        return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
 
 
 def _is_text(arguments: list[ast.expr]) -> bool:

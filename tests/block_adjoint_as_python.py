@@ -132,7 +132,7 @@ def run(text: str, program: Program, name: str, arguments: Sequence[Any], *, bac
     memory = [Memory(a) if isinstance(a, np.ndarray) else a for a in arguments]
     shared: dict[Any, Memory] = {}
 
-    def of_block(crew: Any, place: Any, shape: Any, dtype: Any) -> Memory:
+    def of_block(crew: Any, place: Any, given: Any, shape: Any, dtype: Any) -> Memory:
         return shared.setdefault(place, Memory(np.full(shape, 77.0)))
 
     names = {**program.namespace, **RUNTIME, "math": math, "_nb_shared": of_block, "_nb_stack_remember": _remember}

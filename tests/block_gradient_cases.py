@@ -785,6 +785,26 @@ def all_store_alike(x, y, sums, n):
     y[i] = a * shared[0] * sums[b, 1]
 
 
+@nb.func
+def kept_for_all(value, t):
+    """Threads store a number, if it is positive, and read that of the next thread: integers have memory of their own."""
+    kept = cuda.shared.array(16, np.float64)
+    if value > 0:
+        kept[t] = 0.5 * value * value
+    cuda.syncthreads()
+    found = kept[(t + 1) % 16]
+    cuda.syncthreads()
+    return found
+
+
+@nb.kernel
+def memory_of_each_type(x, y, n):
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    a = kept_for_all(x[i], t)
+    b = kept_for_all(t + n, t)
+    y[i] = kept_for_all(-x[i], t) * a + b * kept_for_all(-n, t) * x[i]
+
+
 @nb.kernel
 def overwritten_alike(x, y, n):
     """All threads store the same where a loop of their own has read, of which four have stored the same before."""
@@ -884,6 +904,7 @@ CASES: list[Case] = [
     (in_turn_in_memory, 32, 16, [uniform(32), zeros(32), uniform(2, 16), 3]),
     (vectors_in_memory, 32, 16, [uniform(32, 3), zeros(32, 3), 2]),
     (all_store_alike, 32, 16, [uniform(32), zeros(32), uniform(2, 2), 3]),
+    (memory_of_each_type, 32, 16, [uniform(32), zeros(32), 3]),
     (overwritten_alike, 32, 16, [uniform(32), zeros(32), 3]),
     (rows_and_columns, 128, 64, [uniform(128), zeros(128), uniform(2, 64)]),
     (vectors_alike, 32, 32, [uniform(32, 3), zeros(32, 3), uniform(2, 3), 2]),

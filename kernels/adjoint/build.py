@@ -37,7 +37,7 @@ from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.block_source import THREAD
 from numbridge.kernels.parameter_types import ParameterType
-from numbridge.kernels.rewriting import Rewritten
+from numbridge.kernels.rewriting import GIVEN, Rewritten
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["build"]
@@ -110,7 +110,8 @@ class _Builder(Iteration):
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self._frames.append(Frame(source, {name: stored.count(name) for name in stored}))
-        self._block(without_jumps(tree.body))
+        body = [s for s in tree.body if not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == GIVEN)]
+        self._block(without_jumps(body))
         self._frames.pop()
 
     # Statements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from numbridge.kernels.source import FunctionSource
 __all__ = ["Calls"]
 
 _MAX_INLINED = 32
+_MOST_PLACES = 1 << 16  # in the source, where shared memory is made
 _EXCHANGED = (types.int32, types.int64, types.float32, types.float64)
 # What threads learn from each other, by the operation; lanes that exchange numbers learn one of the type of their own.
 _LEARNED: dict[str, Any] = {
@@ -193,7 +194,7 @@ class Calls(Expressions):
                 node,
                 "dynamic shared memory has no derivative, for which a launch has no room; give the array a constant shape",
             )
-        place = ast.literal_eval(given[1]) if called == "_nb_shared" else -1
+        place = self._place_of(ast.literal_eval(given[1])) if called == "_nb_shared" else -1
         size, dtype = given[-2:]
         shape = ast.literal_eval(size)
         extents = shape if isinstance(shape, tuple) else (shape,)
@@ -222,6 +223,14 @@ class Calls(Expressions):
         array = Array(self.names.fresh(of), kind, len(extents), of, extents, text, place=place, whole=whole)
         self.locals.append(array)
         return View(array)
+
+    def _place_of(self, place: int) -> int:
+        """Return the number of a place in the source where shared memory is made, which is another for arguments of other types.
+
+        Numba compiles a device function for each, and each has memory of its own.
+        """
+        several = sum(one == place for one, _ in self._places)
+        return self._places.setdefault((place, self._given[-1]), place + _MOST_PLACES * several)
 
     def _memory_dtype(self, kind: Any) -> str:
         """Return how generated source names the dtype of memory."""
@@ -298,7 +307,9 @@ class Calls(Expressions):
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
         self._env = dict(given)
+        self._given.append(tuple(map(_type_of, given.values())))
         self._read(source, self._rewritten.trees[id(source)])
+        self._given.pop()
         result = self._env.get(ANSWER)
         self._env, self.place = outer, place
         if isinstance(result, Missing):
@@ -417,3 +428,15 @@ def _hashable(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _type_of(given: Binding) -> Hashable:
+    """Return what Numba compiles a function anew for, of what it is given."""
+    if isinstance(given, tuple):
+        return tuple(map(_type_of, given))
+    if isinstance(given, View):
+        return given.array.dtype, given.array.ndim - len(given.index)
+    if isinstance(given, Value):
+        kind: Hashable = types.unliteral(given.type)
+        return kind
+    return type(given).__name__

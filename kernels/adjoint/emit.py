@@ -52,7 +52,7 @@ __all__ = [
 
 _BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
 _MEETING = re.compile(rf"_nb_block_(\w+)\({CREW}, {THREAD}(?:, )?")
-_SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, ")
+_SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, \(\), ")
 
 
 class Values(Protocol):
@@ -158,7 +158,7 @@ def own_array(lines: Lines, name: str, array: Array, *, zero: str = "", place: i
         extents, dtype = (*array.extents, held.count), f"_nb_{scalar_in_memory(held).__name__}"
     memory = f"_nb_local_array({extents}, {dtype})"
     if array.kind == "shared":
-        memory = f"_nb_shared({CREW}, {array.place if place is None else place}, {extents}, {dtype})"
+        memory = f"_nb_shared({CREW}, {array.place if place is None else place}, (), {extents}, {dtype})"
     lines.add(f"{name} = {memory if held is None else f'_nb_elements({memory}, {array.dtype_text})'}")
     if zero or array.zeroed:
         lines.add(f"{name}[...] = {zero or (0 if held is None else f'{array.dtype_text}()')}")

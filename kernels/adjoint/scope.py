@@ -6,7 +6,7 @@ import ast
 import builtins
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,9 @@ class Scope(Construct, ABC):
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
         self._in_components = in_components
+        # What the device functions that are being read have been given, and the places of the shared memory of each
+        self._given: list[Hashable] = [()]
+        self._places: dict[tuple[int, Hashable], int] = {}
         # Integers that are certainly not negative, so that no index counts from the end, and how many bits they have at most
         self._nonnegative: dict[Value, int] = {}
         # Arrays of elements of which a part is taken where they are loaded, and those with other accesses

@@ -1,5 +1,6 @@
 """Kernels whose threads work together in warps and blocks, on the CPU: the answers of CUDA, errors, and every way to launch."""
 
+import re
 import threading
 
 import numpy as np
@@ -198,6 +199,37 @@ def test_each_type_of_a_function_has_shared_memory_of_its_own():
     for one, other in ((a, b), (b, a), (a, a.astype(np.uint8))):
         of_two_types[1, 16](one, other, out)
         assert np.array_equal(out, one[::-1] + other[::-1].astype(np.float64))
+
+
+@nb.func
+def kept_if_positive(value, k):
+    value = float(value)
+    kept = cuda.shared.array(16, np.float64)
+    if value > 0.0:
+        kept[k] = value
+    return kept[k]
+
+
+@nb.func
+def kept_of_pairs(pair, k):
+    return kept_if_positive(pair[0], k) + kept_if_positive(pair[1], k)
+
+
+@nb.kernel
+def of_one_type_for_two(x, out):
+    k = cuda.threadIdx.x
+    of_numbers, of_integers = kept_of_pairs((x[k], k + 1), k), kept_if_positive(k + 2, k)
+    out[k] = 100.0 * kept_if_positive(-x[k], k) + kept_if_positive(-k, k) + 0.0 * (of_numbers + of_integers)
+
+
+def test_memory_is_that_of_the_arguments_types():
+    """On CUDA each function that Numba compiles has shared arrays of its own, whatever is in them."""
+    x, out = np.arange(1.0, 17.0), np.zeros(16)
+    of_one_type_for_two[1, 16](x, out)
+    assert np.array_equal(out, 100.0 * x + np.arange(16) + 2)
+    # Which the kernel comes to by two ways each
+    ptx = of_one_type_for_two.ptx(x, out, capability=(9, 0), plain=True)
+    assert len(set(re.findall(r"\.shared .*?(_cudapy_smem\w*)\[", ptx))) == 2
 
 
 PARTICLE = np.dtype([("x", np.float32), ("n", np.int32)], align=True)
