@@ -129,7 +129,9 @@ class _Apart:
         free = [op for op in ops if isinstance(op, Loop) and not any(isinstance(o, Meet) for o in walk([op]))]
         # What may change while nobody waits
         self._moving = {value for loop in free for op in walk([loop]) for value in defined_by(op)}
-        self._forms: dict[Value, Hashable] = {}
+        self._forms: dict[Value, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[Store, dict[Value, Hashable]] = {}
 
     def holds(self, op: Store, stores: list[Store]) -> bool:
         """Tell whether no two threads store into one element by a store, nor by another of the same array."""
@@ -140,6 +142,11 @@ class _Apart:
 
     def _told(self, op: Store) -> dict[Value, Hashable]:
         """Return the thread indices that differ only if a store's indices do, with what says so and where."""
+        if op not in self._known:
+            self._known[op] = self._found(op)
+        return self._known[op]
+
+    def _found(self, op: Store) -> dict[Value, Hashable]:
         terms = [self._term(value) for value in op.index]
         told: dict[Value, Hashable] = {}
         for k, term in enumerate(terms):
@@ -204,15 +211,16 @@ class _Apart:
         numbers = [(a.constant, b.constant) for a, b in pairs if type(a.constant) is type(b.constant) is int]
         return any(a != b and min(a, b) >= 0 for a, b in numbers)
 
-    def _form(self, value: Value) -> Hashable:
-        """Return how a value is computed; values of one form are the same at the same time, or belong to one thread's turns."""
-        if value.constant is not None:
-            return "constant", value.constant
+    def _form(self, value: Value) -> int:
+        """Return a number for how a value is computed; values of one are the same at the same time, or of one thread's turns."""
         if value not in self._forms:
-            self._forms[value] = self._form_of(value, self._definers.get(value))
+            form = self._form_of(value, self._definers.get(value))
+            self._forms[value] = self._numbers.setdefault(form, len(self._numbers))
         return self._forms[value]
 
     def _form_of(self, value: Value, op: Op | None) -> Hashable:
+        if value.constant is not None:
+            return "constant", value.constant
         match op:
             case Compute():
                 return op.function.key, *map(self._form, op.arguments)
