@@ -521,6 +521,10 @@ class _Rewriter(ast.NodeTransformer):
             # NumPy's types take one number.
             made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
             return ast.Call(self._static(node.func), [made], [])
+        if static is not None and static.builtin and static.value is enumerate:
+            # Numba takes the first number by its place only.
+            node.args += [keyword.value for keyword in node.keywords if keyword.arg == "start"]
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "start"]
         callee = self.writer.program.callee(static.value) if static is not None else None
         if callee is None:
             return self.generic_visit(node)

@@ -961,6 +961,21 @@ def test_a_slice_without_a_step_ends_the_launch():
 
 
 @kernel
+def counted_from(x, y, first):
+    i = tid()
+    for k, value in enumerate(x, start=first):
+        y[i] += k * value
+
+
+def test_enumerate_takes_its_first_number_by_name():
+    x, y, by_x = np.arange(4.0), np.zeros(2), np.zeros(4)
+    launch(counted_from, 2, [x, y, 3])
+    assert y.tolist() == [sum(k * value for k, value in enumerate(x, start=3))] * 2
+    launch(counted_from, 2, [x, y, 3], adj_inputs=[by_x, np.ones(2), None], adjoint=True)
+    assert by_x.tolist() == [6, 8, 10, 12]
+
+
+@kernel
 def of_a_tuple(x, y, k):
     i = tid()
     parts = (1.0, 2.0, x[i])
