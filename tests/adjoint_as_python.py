@@ -59,6 +59,12 @@ def _atomic_sub(array: Any, index: Any, value: Any) -> Any:
     return _atomic_add(array, index, -value)
 
 
+def _atomic_exch(array: Any, index: Any, value: Any) -> Any:
+    held = array[index]
+    array[index] = value
+    return held
+
+
 RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
     # What may be a vector or matrix is an array in these kernels, which is stored into.
@@ -66,6 +72,8 @@ RUNTIME: dict[str, Any] = {
     "_nb_local_array": lambda shape, dtype: np.full(shape, 77, str(dtype) if isinstance(dtype, types.Type) else dtype),
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
+    "_nb_atomic_exch": _atomic_exch,
+    "_nb_differs": lambda held, new: np.asarray(held).tobytes() != np.asarray(held).dtype.type(new).tobytes(),
     "_nb_add": _atomic_add,
     "_nb_stack_new": Stack,
     # The memory of stacks is a list of them here, and what they need a list of numbers.

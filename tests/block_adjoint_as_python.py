@@ -137,7 +137,6 @@ def run(text: str, program: Program, name: str, arguments: Sequence[Any], *, bac
 
     names = {**program.namespace, **RUNTIME, "math": math, "_nb_shared": of_block, "_nb_stack_remember": _remember}
     names |= {"_nb_add": Memory.add, "_nb_add_in_block": Memory.add, "_nb_atomic_exch": Memory.exchange}
-    names["_nb_differs"] = lambda held, new: np.float64(held).tobytes() != np.float64(new).tobytes()
     exec(compile(ast.fix_missing_locations(_AsThread().visit(ast.parse(text))), name, "exec"), names)
     extents = {"_nb_b0": THREADS, "_nb_b1": 1, "_nb_b2": 1, "_nb_g0": 1}
     hidden = [value.name for value in program.hidden]
