@@ -28,10 +28,12 @@ from numbridge.kernels.adjoint.ir import (
     Region,
     Store,
     Value,
+    control,
     defined_by,
     is_float,
     nested,
     operands,
+    read_for,
     regions,
     walk,
 )
@@ -398,7 +400,7 @@ class Needs:
         needs = self.loops[op]
         outside = {v for v in needs.values | needs.again if not self.survey.is_within(self.survey.definers.get(v), op)}
         kept = {carried.phi for carried in needs.saved}
-        return {*outside, *kept, *self._control(op), *self._added(op)}
+        return {*outside, *kept, *control(op), *self._added(op)}
 
     def _orders(self, region: Region, within: Loop | None) -> set[Value]:
         """Return what decides whether lanes wait for each other to have stored, and for which."""
@@ -413,15 +415,6 @@ class Needs:
         """Return what those of some operations read that are done again, and what decides whether they run."""
         again = [op for op in ops if op in self.replayed]
         return {value for op in again for value in (*operands(op), *self._controls(op, within))}
-
-    def _control(self, op: Op) -> set[Value]:
-        """Return what decides whether, or how often, the operations that an operation holds run."""
-        if isinstance(op, If):
-            return {op.condition}
-        if isinstance(op, Loop):
-            found = {*op.bounds, op.condition, op.leave}
-            return {value for value in found if value is not None}
-        return set()
 
     def _loop(self, op: Loop) -> LoopNeeds:
         needs = LoopNeeds(stacked=bool(self.stored_in(op)))
@@ -491,30 +484,15 @@ class Needs:
             op = self.survey.definers.get(value)
             if op is None or op is within or not (within is None or self.survey.is_within(op, within)):
                 continue
-            more = [*self._sources(op, value), *self._controls(op, within)]
+            more = [*read_for(op, value), *self._controls(op, within)]
             waiting.extend(v for v in more if v.constant is None)
         return found
-
-    def _sources(self, op: Op, value: Value) -> list[Value]:
-        match op:
-            case If():
-                merge = next(m for m in op.merges if m.result is value)
-                return [op.condition, merge.then, merge.orelse]
-            case Loop():
-                control = list(self._control(op))
-                if value is op.index:
-                    return control
-                c = next(c for c in op.carried if value in (c.phi, c.result))
-                return [*control, c.phi, c.initial, c.following]
-            case Custom():
-                return [*op.arguments, *(v for inner in walk(op.body) for v in (*defined_by(inner), *operands(inner)))]
-        return operands(op)
 
     def _controls(self, op: Op, within: Loop | None) -> list[Value]:
         found: list[Value] = []
         parent = self.survey.parents[op]
         while parent is not None and parent is not within:
-            found.extend(self._control(parent))
+            found.extend(control(parent))
             parent = self.survey.parents[parent]
         return found
 

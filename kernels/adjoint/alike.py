@@ -21,56 +21,72 @@ from numbridge.kernels.adjoint.ir import (
     Value,
     defined_by,
     operands,
+    read_for,
     regions,
     walk,
 )
 from numbridge.kernels.adjoint.uniform import Uniform
 
-__all__ = ["check_alike", "stored_alike"]
+__all__ = ["Alike"]
 
 
-def stored_alike(program: Program) -> set[Op]:
-    """Return the stores by which several threads may write one and the same element between two barriers.
+class Alike:
+    """The stores by which several threads may write one and the same element between two barriers.
 
     Where threads of a block wait for each other, these are all stores but those whose index tells the threads apart by how it is
     written. Elsewhere, these are stores whose index does not depend on all thread indices of the kernel, or only on the block.
-    """
-    stores = [op for op in walk(program.body) if isinstance(op, Store) and op.array.kind != "local"]
-    if any(isinstance(op, Meet) for op in walk(program.body)):
-        apart = _Apart(program)
-        return {op for op in stores if not apart.holds(op, [other for other in stores if other.array is op.array])}
-    known, sources = Uniform(program), _Sources(program)
-    return {op for op in stores if sources.missing(op) or (program.indices and all(map(known.holds, op.index)))}
-
-
-def check_alike(program: Program, again: Collection[Op]) -> None:
-    """Refuse threads that store alike and read that again, without waiting: none may bring back what another still reads.
 
     Parameters
     ----------
     program : Program
         What is reversed.
-    again : collection of Op
-        The stores that are done again, because what they store is read, and undone.
 
-    Raises
-    ------
-    KernelUnsupportedError
-        If there is such a store; the message shows it.
+    Attributes
+    ----------
+    stores : set of Op
+        These stores.
     """
-    if any(isinstance(op, Meet) for op in walk(program.body)):
-        return
-    sources = _Sources(program)
-    for op, guards in _guarded(program.body, ()):
-        if not isinstance(op, Store) or op.array.kind == "local" or op not in again:
-            continue
-        missing = sources.missing(op)
-        if any(not any(index in sources.of(guard) for guard in guards) for index in missing):
-            raise refused(
-                op,
-                f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and on the way "
-                "back one would bring it back while another still reads it; keep the number in a variable and read that",
-            )
+
+    def __init__(self, program: Program) -> None:
+        ops = list(walk(program.body))
+        stores = [op for op in ops if isinstance(op, Store) and op.array.kind != "local"]
+        self._body = program.body
+        self._sources: _Sources | None = None
+        self.stores: set[Op]
+        if any(isinstance(op, Meet) for op in ops):
+            apart = _Apart(program)
+            self.stores = {op for op in stores if not apart.holds(op, [o for o in stores if o.array is op.array])}
+            return
+        known, self._sources = Uniform(program), _Sources(program)
+        missing = self._sources.missing
+        self.stores = {op for op in stores if missing(op) or (program.indices and all(map(known.holds, op.index)))}
+
+    def check(self, again: Collection[Op]) -> None:
+        """Refuse threads that store alike and read that again, without waiting: none may bring back what another still reads.
+
+        Parameters
+        ----------
+        again : collection of Op
+            The stores that are done again, because what they store is read, and undone.
+
+        Raises
+        ------
+        KernelUnsupportedError
+            If there is such a store; the message shows it.
+        """
+        sources = self._sources
+        if sources is None or self.stores.isdisjoint(again):
+            return
+        for op, guards in _guarded(self._body, ()):
+            if not isinstance(op, Store) or op not in self.stores or op not in again:
+                continue
+            missing = sources.missing(op)
+            if any(not any(index in sources.of(guard) for guard in guards) for index in missing):
+                raise refused(
+                    op,
+                    f"several threads store into this element of {op.array.called!r}, which the kernel reads as well, and on the "
+                    "way back one would bring it back while another still reads it; keep the number in a variable and read that",
+                )
 
 
 def _guarded(region: Region, guards: tuple[Value, ...]) -> Iterator[tuple[Op, tuple[Value, ...]]]:
@@ -93,7 +109,7 @@ class _Sources:
         while before != (before := sum(map(len, self._found.values()))):
             for op in ops:
                 for value in defined_by(op):
-                    self._found[value] = set().union(*map(self.of, _read_for(op, value)))
+                    self._found[value] = set().union(*map(self.of, read_for(op, value)))
 
     def of(self, value: Value) -> set[Value]:
         """Return the thread indices that a value depends on."""
@@ -102,19 +118,6 @@ class _Sources:
     def missing(self, op: Store) -> set[Value]:
         """Return the thread indices of the kernel that do not matter for where a store goes."""
         return self._indices.difference(*map(self.of, op.index))
-
-
-def _read_for(op: Op, value: Value) -> list[Value]:
-    """Return what an operation reads for one of the values that it defines."""
-    match op:
-        case If():
-            merge = next(m for m in op.merges if m.result is value)
-            return [op.condition, merge.then, merge.orelse]
-        case Loop():
-            control = [*op.bounds, *(v for v in (op.condition, op.leave) if v is not None)]
-            found = [v for c in op.carried if value in (c.phi, c.result) for v in (c.initial, c.following)]
-            return [*control, *found]
-    return operands(op)
 
 
 class _Apart:

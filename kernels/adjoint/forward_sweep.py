@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity, Needs, Sweep, refused
-from numbridge.kernels.adjoint.alike import check_alike, stored_alike
+from numbridge.kernels.adjoint.alike import Alike
 from numbridge.kernels.adjoint.checkpoint import Checkpoints, itemsize, slots_for
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import places
@@ -84,13 +84,14 @@ class ForwardSweep:
         # The arrays into which each thread stores at its own index
         self._stored_apart = own_arrays(program, (Store, Atomic))
         # Stores by which several threads may write the same to one element
-        self._alike = stored_alike(program)
+        alike = Alike(program)
+        self._alike = alike.stores
         # Whether the atomic additions of what runs again have been done
         self._is_done = False
         for op in self.needs.loops:
             self._check_together(op)
         check_lanes(program, self._treated)
-        check_alike(program, self.needs.replayed)
+        alike.check(self.needs.replayed)
         self._plans = self._plan(slots)
 
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:

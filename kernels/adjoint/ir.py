@@ -36,11 +36,13 @@ __all__ = [
     "Store",
     "Value",
     "constant_trips",
+    "control",
     "defined_by",
     "is_float",
     "is_records",
     "nested",
     "operands",
+    "read_for",
     "regions",
     "same_index",
     "walk",
@@ -438,6 +440,32 @@ def operands(op: Op) -> list[Value]:
         case Custom() | Meet():
             return op.arguments
     return []
+
+
+def control(op: Op) -> set[Value]:
+    """Return what decides whether, or how often, the operations that an operation holds run."""
+    if isinstance(op, If):
+        return {op.condition}
+    if isinstance(op, Loop):
+        found = {*op.bounds, op.condition, op.leave}
+        return {value for value in found if value is not None}
+    return set()
+
+
+def read_for(op: Op, value: Value) -> list[Value]:
+    """Return what an operation, with what it holds, reads for one of the values that it defines."""
+    match op:
+        case If():
+            merge = next(m for m in op.merges if m.result is value)
+            return [op.condition, merge.then, merge.orelse]
+        case Loop():
+            if value is op.index:
+                return list(control(op))
+            c = next(c for c in op.carried if value in (c.phi, c.result))
+            return [*control(op), c.phi, c.initial, c.following]
+        case Custom():
+            return [*op.arguments, *(v for inner in walk(op.body) for v in (*defined_by(inner), *operands(inner)))]
+    return operands(op)
 
 
 def defined_by(op: Op) -> list[Value]:
