@@ -149,7 +149,7 @@ def emit(
         rewritten.hidden,
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
-        bool(rewritten.sites) or any(map(may_raise, nodes)) or any(map(_may_raise, program.compiled_sources())),
+        bool(rewritten.sites) or any(map(may_raise, nodes)),
         any(isinstance(node, ast.For | ast.While) for node in nodes)
         or any(True for _ in program.compiled_functions())
         or rewritten.in_blocks,
@@ -158,11 +158,6 @@ def emit(
         sites=rewritten.sites,
         in_blocks=rewritten.in_blocks,
     )
-
-
-def _may_raise(source: FunctionSource | None) -> bool:
-    """Tell whether a function that Numba compiles by itself may end the launch."""
-    return source is None or any(map(may_raise, source.nodes))
 
 
 _GAP = 2  # empty lines between two functions
