@@ -147,7 +147,7 @@ def _entry(name: str) -> Iterator[str]:
     value: Any = getattr(nb, name)
     if name == "array":
         yield from (".. py:class:: array", "", "   `Array`, by the name that annotations use: ``nb.array[float]``.", "")
-    elif isinstance(value, BuiltinFunctionType):
+    elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
         arguments = "x, y" if name in ("atan2", "pow") else "x"
         yield from (
             f".. py:function:: {name}({arguments})",

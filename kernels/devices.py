@@ -36,6 +36,8 @@ class Device:
         ``"cpu"`` or ``"cuda"``.
     ordinal : int
         Which one of its kind; 0 for the CPU.
+    name : str
+        ``"cpu"``, or such as ``"cuda:0"``.
 
     Examples
     --------
@@ -43,23 +45,20 @@ class Device:
     True
     """
 
-    __slots__ = ("kind", "ordinal")
+    __slots__ = ("kind", "name", "ordinal")
 
     kind: str
     ordinal: int
+    name: str
 
     def __init__(self, kind: str, ordinal: int = 0) -> None:
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "ordinal", ordinal)
+        object.__setattr__(self, "name", kind if kind == "cpu" else f"{kind}:{ordinal}")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         """Refuse: a device is a value."""
         raise AttributeError(f"a Device cannot be changed: {name!r} is read-only")
-
-    @property
-    def name(self) -> str:
-        """``"cpu"``, or such as ``"cuda:0"``."""
-        return self.kind if self.is_cpu else f"{self.kind}:{self.ordinal}"
 
     @property
     def is_cpu(self) -> bool:
@@ -119,7 +118,7 @@ def get_device(name: Device | str | None = None) -> Device:
         return _current.get() or (Device("cuda", 0) if cuda_driver.driver_count() else CPU)
     if not isinstance(name, Device | str):
         raise NumbridgeTypeError(f"device is {name!r}; it must be a Device, a name such as 'cpu', or None")
-    if name == CPU:
+    if str(name) == CPU.name:
         return CPU
     named = _NAME.fullmatch(str(name))
     if named is None:

@@ -18,6 +18,7 @@ from numbridge.kernels.config import config
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel_syntax import check_returns
+from numbridge.kernels.machine import front
 from numbridge.kernels.source import Role, Sourced
 from numbridge.kernels.static_names import is_cuda_dispatcher
 
@@ -57,7 +58,8 @@ class Kernel(Sourced):
         self.parameters = _parameters(function, self.name)
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
-        self.launchers: dict[Any, Any] = {}
+        # By block, and then by extents (see `native.front`)
+        self.launchers: dict[Any, dict[Any, Any]] = {}
         self.derivatives: dict[Any, Any] = {}
 
     def new_variants(self) -> Any:
@@ -139,6 +141,7 @@ class Kernel(Sourced):
         shown = [p.name if p.annotation is None else f"{p.name}: {p.annotation!r}" for p in self.parameters]
         return f"<kernel {self.name}({', '.join(shown)})>"
 
+    @front("numbridge_front_forall", is_method=True)
     def forall(self, dim: int | tuple[int, ...], block_dim: int | tuple[int, ...] = 256) -> Callable[..., None]:
         """Return a function of the kernel's arguments that runs it over `dim` threads; the fastest way to launch.
 
@@ -156,6 +159,7 @@ class Kernel(Sourced):
         run: Callable[..., None] = launch.remembered(self, dim, block_dim)
         return run
 
+    @front("numbridge_front_configure", is_method=True)
     def __getitem__(self, configuration: Any) -> Callable[..., None]:
         """Return the launcher of ``kernel[blocks, threads]``, numba.cuda's form: nothing is masked."""
         from numbridge.kernels import launch

@@ -6,6 +6,7 @@ the slow road, `_Road.slow`: it specialises the kernel for the arguments (or rai
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeE
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
-from numbridge.kernels.machine import builtin, machine
+from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Program
@@ -44,11 +45,16 @@ __all__ = [
 ]
 
 _MAX_ATTEMPTS = 16
-_MAX_LAUNCHERS = 256
+_MAX_COUNT = int(np.iinfo(np.int64).max)
+_MAX_LAUNCHERS, _MAX_BLOCKS = 256, 64
+# The block that is meant where none is said; and what stands for a block where a kernel remembers what was said in brackets.
+# There may also stand a device's name, of launches in the usual block that name it, or a tuple of all that was asked for.
+_BLOCK = 256
+_BRACKETS = object()
 _LISTS = frozenset({list, tuple})
 _AXES = 3
 # What a launch asks of `geometry_of` that says nothing of how and where it runs: block_dim, max_blocks, stream, device.
-_UNASKED = (256, 0, None, None)
+_UNASKED = (_BLOCK, 0, None, None)
 _missed = object()
 
 
@@ -89,13 +95,19 @@ class _Road:
         self.kernel = kernel
         self.geometry, self.place = geometry, geometry.place
         self.variants = variants_of(kernel)
-        table = self.variants.table(self.place)
-        plans = [_plan(table, kernel, geometry, flags) for flags in (0, nb.PLAN_GUARDS_PASSED)]
-        address = machine().addresses["numbridge_launch"]
-        self.launcher, self.again = (
-            builtin(kernel.name, address, (plan.ctypes.data, road, self.failed, self.refused, plan))
-            for plan, road in zip(plans, (self.slow, _give_up), strict=True)
-        )
+        self._table = self.variants.table(self.place)
+        self.launcher = self._builtin(0, self.slow)
+
+    @functools.cached_property
+    def again(self) -> Any:
+        """The launcher for arguments that have been looked at; it returns `_missed` where it does not know them."""
+        return self._builtin(nb.PLAN_GUARDS_PASSED, _give_up)
+
+    def _builtin(self, flags: int, slow: Any) -> Any:
+        plan = _plan(self._table, self.kernel, self.geometry, flags)
+        # The array keeps the plan alive, whose address is what compiled code takes.
+        answers = (plan.ctypes.data, slow, self.failed, self.refused, plan)
+        return builtin(self.kernel.name, machine().addresses["numbridge_launch"], answers)
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
@@ -176,12 +188,9 @@ def _give_up(*arguments: Any) -> Any:
 
 
 def _plan(table: Any, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
-    plan = np.zeros(nb.PLAN_SIZE // 8, np.int64)
-    plan[nb.PLAN_VARIANTS // 8] = table.ctypes.data
-    total = 1
-    for extent in geometry.dims:
-        total *= extent
-    plan[nb.PLAN_TOTAL // 8] = total
+    words = [0] * (nb.PLAN_SIZE // 8)
+    words[nb.PLAN_VARIANTS // 8] = table.ctypes.data
+    words[nb.PLAN_TOTAL // 8] = total = math.prod(geometry.dims)
     # Without thread indices the ids are only counted.
     dims = geometry.dims if kernel.source.index_rank else (total,)
     for offset, values in (
@@ -191,15 +200,15 @@ def _plan(table: Any, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
         (nb.PLAN_CUDA_BLOCK, geometry.cuda_block),
         (nb.PLAN_CUDA_GRID, geometry.cuda_grid),
     ):
-        plan[offset // 8 : offset // 8 + len(values)] = values
-    plan[nb.PLAN_SHARED // 8] = geometry.place.shared
+        words[offset // 8 : offset // 8 + len(values)] = values
+    words[nb.PLAN_SHARED // 8] = geometry.place.shared
     if geometry.is_followed:
         flags |= nb.PLAN_FOLLOWED
     if geometry.stream is not None:
         flags |= nb.PLAN_HAS_STREAM
-        plan[nb.PLAN_STREAM // 8] = geometry.stream
-    plan[nb.PLAN_FLAGS // 8] = flags
-    return plan
+        words[nb.PLAN_STREAM // 8] = geometry.stream
+    words[nb.PLAN_FLAGS // 8] = flags
+    return np.array(words, np.int64)
 
 
 def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
@@ -227,7 +236,7 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
 def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
     """Return the number of threads, and raise if it is more than compiled code can count."""
     total = math.prod(dims)
-    if max(total, *dims) > np.iinfo(np.int64).max:
+    if max(total, *dims) > _MAX_COUNT:
         raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
     return total
 
@@ -297,22 +306,47 @@ def geometry_of(
     return Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream)
 
 
-def remembered(kernel: Kernel, dim: Any, block_dim: BlockDim = 256) -> Any:
+def remembered(
+    kernel: Kernel,
+    dim: Any,
+    block_dim: BlockDim = 256,
+    max_blocks: int = 0,
+    stream: int | None = None,
+    device: Device | None = None,
+) -> Any:
     """Return `forall` of a kernel, looked up by its dimensions where it was asked for before."""
-    if type(block_dim) is not int and type(block_dim) is not tuple:
-        block_dim = block_dim_of(kernel, block_dim)
-    # Only of these types are equal dimensions surely the same.
-    plain = type(dim) is int or type(dim) is tuple
-    try:
-        known = kernel.launchers.get((dim, block_dim)) if plain else None
-    except TypeError:  # a list among the dimensions, which `forall` refuses in plain words
-        known, plain = None, False
+    # `torch.Size`, lists and NumPy's integers are dimensions, too.
+    extents = dim if _is_plain(dim) else dimensions(kernel, dim)
+    block = block_dim if _is_plain(block_dim) else block_dim_of(kernel, block_dim)
+    if max_blocks or stream is not None or (device is not None and block != _BLOCK):
+        where: Any = (block, operator.index(max_blocks), stream, device)
+    else:
+        where = block if device is None else device.name
+    known = _recalled(kernel, where, extents)
     if known is None:
-        known = forall(kernel, dim, block_dim)
-        if plain:
-            if len(kernel.launchers) >= _MAX_LAUNCHERS:
-                kernel.launchers.clear()
-            kernel.launchers[dim, block_dim] = known
+        known = _kept(kernel, where, extents, forall(kernel, dim, block, max_blocks, stream, device))
+    return known
+
+
+def _is_plain(extents: Any) -> bool:
+    """Tell whether extents are an int or a tuple of ints, and no others that are equal to these."""
+    return type(extents) is int or (type(extents) is tuple and all(type(extent) is int for extent in extents))
+
+
+def _recalled(kernel: Kernel, block: Any, extents: Any) -> Any:
+    """Return what a kernel remembers for extents, in blocks of this shape, or None."""
+    table = kernel.launchers.get(block)
+    return None if table is None else table.get(extents)
+
+
+def _kept(kernel: Kernel, block: Any, extents: Any, known: Any) -> Any:
+    """Remember a launcher, and return it."""
+    if len(kernel.launchers) >= _MAX_BLOCKS:
+        kernel.launchers.clear()
+    table = kernel.launchers.setdefault(block, {})
+    if len(table) >= _MAX_LAUNCHERS:
+        table.clear()
+    table[extents] = known
     return known
 
 
@@ -323,28 +357,42 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
             f"kernel {kernel.name!r}: wanted kernel[blocks, threads, stream, shared memory in bytes], of which the last two may "
             f"be left out, got [{configuration!r}]"
         )
-    stream, shared = (*configuration[2:], None, None)[:2]
+    blocks, threads, stream, shared = (*configuration, None, None)[:4]
+    # numba.cuda's 0 is the default stream, which is where launches go unasked.
+    handle = 0 if stream is None or (isinstance(stream, int) and stream == 0) else _stream_handle(kernel, stream)
+    # The first is what compiled code looks for. A stream that is an object is known by its handle.
+    plain = all(map(_is_plain, configuration))
+    asked = configuration if plain else (blocks, threads, handle, 0 if shared is None else shared)
+    if not all(map(_is_plain, asked)):
+        return launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
+    known = _recalled(kernel, _BRACKETS, asked)
+    if known is None:
+        made = launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
+        known = _kept(kernel, _BRACKETS, asked, made)
+    return known
+
+
+def _bracketed(kernel: Kernel, blocks: Any, threads: Any, handle: int, shared: Any) -> Geometry:
+    """Return what a launch of blocks and threads comes to, on the stream of a handle, if that is not 0."""
     if shared is not None and not (isinstance(shared, int | np.integer) and shared >= 0):
         raise NumbridgeTypeError(
             f"kernel {kernel.name!r}: shared memory is a number of bytes, 0 or more, got {shared!r}"
         )
-    grid, block = (_axes(kernel, item) for item in configuration[:2])
-    threads = tuple(g * b for g, b in zip(grid, block, strict=True))
-    _count(kernel, threads)
+    grid, block = _axes(kernel, blocks), _axes(kernel, threads)
+    extents = tuple(g * b for g, b in zip(grid, block, strict=True))
+    _count(kernel, extents)
     rank = kernel.source.index_rank
     if rank > _AXES:
         raise NumbridgeValueError(
             f"kernel {kernel.name!r} asks for {rank} thread indices, and [blocks, threads] has {_AXES} axes; launch it with "
             "nb.launch or forall"
         )
-    if any(extent != 1 for extent in threads[max(rank, 1) :]):
+    if any(extent != 1 for extent in extents[max(rank, 1) :]):
         raise NumbridgeValueError(
-            f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{configuration!r}] has threads along more axes"
+            f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{blocks!r}, {threads!r}] has threads along more axes"
         )
-    # numba.cuda's 0 is the default stream, which is where launches go unasked.
-    handle = None if stream is None or (isinstance(stream, int) and stream == 0) else _stream_handle(kernel, stream)
     place = Place("plain", None, int(shared or 0))
-    return launcher(kernel, Geometry(threads[: max(rank, 1)], block, grid, block, grid, place, handle))
+    return Geometry(extents[: max(rank, 1)], block, grid, block, grid, place, handle or None)
 
 
 def _stream_handle(kernel: Kernel, stream: Any) -> int:
@@ -362,6 +410,7 @@ def _axes(kernel: Kernel, item: Any) -> tuple[int, ...]:
     return tuple(int(v) for v in (*values, 1, 1)[:_AXES])
 
 
+@front("numbridge_front_launch")
 def launch(
     kernel: Kernel,
     dim: Any,
@@ -441,14 +490,8 @@ def launch(
         known, arguments = _adjoint(kernel, dim, how, lists)
     elif record_cmd:
         return Launch(kernel, dim, arguments, block_dim, max_blocks, handle, where)
-    elif where is not None or handle is not None or max_blocks:
-        known = forall(kernel, dim, block_dim, max_blocks, handle, where)
     else:
-        # The usual case once more, since a call would take a tenth of the launch's time.
-        # A bool is equal to an int, and no number of threads.
-        is_plain = type(dim) is int and type(block_dim) is int
-        known = kernel.launchers.get((dim, block_dim)) if is_plain else None
-        known = known or remembered(kernel, dim, block_dim)
+        known = remembered(kernel, dim, block_dim, max_blocks, handle, where)
     # What an adjoint writes has no gradient, which a tape must know whatever `record_tape` is.
     if record_tape or adjoint:
         known(*arguments)
@@ -456,6 +499,13 @@ def launch(
         with watching.unrecorded():
             known(*arguments)
     return None
+
+
+# The name is looked up by compiled code, and must be the very string by which attributes are found.
+open_fronts(
+    *(Kernel, "launchers", _BLOCK, _BRACKETS, Device, "name"),
+    *("kernel", "dim", "inputs", "outputs", "block_dim", "device"),
+)
 
 
 def _check_lists(kernel: Kernel, **given: Any) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,11 +25,26 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.printing import print_line
 
-__all__ = ["MODULES", "Machine", "builtin", "capsule_pointer", "check_objects", "compile_functions", "machine"]
+__all__ = [
+    "MODULES",
+    "Machine",
+    "builtin",
+    "capsule_pointer",
+    "check_objects",
+    "compile_functions",
+    "front",
+    "machine",
+    "open_fronts",
+]
 
-MODULES = ("entry", "records", "dlpack", "exchange_table", "lent", "checksum")
-_FAST, _ONE = 0x0080, 0x0008  # METH_FASTCALL, METH_O
+MODULES = ("entry", "front", "records", "dlpack", "exchange_table", "lent", "checksum")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _keep: list[Any] = []
+# What stands before Python functions, by the symbol of its native code, in the order of `table_layout.STATE_FRONT`; and what else
+# that code must know, once somebody has said it.
+_FRONTS = ("numbridge_front_launch", "numbridge_front_forall", "numbridge_front_configure")
+_fronts: dict[str, tuple[layout.MethodDef, Callable[..., Any]]] = {}
+_known_to_fronts: list[tuple[Any, ...]] = []
 _starting = threading.RLock()
 _started: list[Machine] = []
 
@@ -39,6 +56,10 @@ capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_
 _new_function = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyCFunction_NewEx", ctypes.pythonapi)
 )
+_new_function_of_module = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object)(
+    ("PyCFunction_NewEx", ctypes.pythonapi)
+)
+_new_method = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(("PyInstanceMethod_New", ctypes.pythonapi))
 
 
 @functools.cache
@@ -60,7 +81,65 @@ def builtin(name: str, address: int, self_object: Any = None, *, one: bool = Fal
     self_object : object
         What it gets as ``self``; kept alive by the function.
     """
-    return _new_function(_method(name, address, _ONE if one else _FAST), self_object, None)
+    return _new_function(_method(name, address, layout.METH_O if one else layout.METH_FASTCALL), self_object, None)
+
+
+class _Front(ModuleType):
+    """The ``self`` of a function that stands before a Python function, which it runs while there is no compiled code.
+
+    To Python it is a module, so that the function is shown, copied and pickled as one of that module.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function.__module__)
+        self.function = function
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.function(*arguments, **named)
+
+
+def front(symbol: str, *, is_method: bool = False) -> Callable[[_Function], _Function]:
+    """Decorate a Python function before which compiled code stands, which answers the usual calls.
+
+    The result is a built-in function with the function's name, signature and docstring. It may be made, and called, before
+    there is compiled code: until then it runs the function.
+
+    Parameters
+    ----------
+    symbol : str
+        The native code ``(self, arguments, count, names)`` of `numbridge.kernels.native.front`.
+    is_method : bool
+        Whether it is a method, which is passed the object that it is asked of.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+        text = f"{function.__name__}{shown}\n--\n\n{inspect.getdoc(function)}"
+        # ``PyObject_Vectorcall(self, arguments, count, names)`` takes what such a function takes, and calls `_Front`.
+        first = ctypes.cast(ctypes.pythonapi.PyObject_Vectorcall, ctypes.c_void_p).value
+        flags = layout.METH_FASTCALL | layout.METH_KEYWORDS
+        definition = layout.MethodDef(function.__name__.encode(), first, flags, text.encode())
+        _fronts[symbol] = definition, function
+        made = _new_function_of_module(ctypes.addressof(definition), _Front(function), function.__module__)
+        answer: _Function = _new_method(made) if is_method else made
+        return answer
+
+    return decorate
+
+
+def open_fronts(*known: Any) -> None:
+    """Let compiled code answer for all fronts: at once if there is any, or when there is.
+
+    Parameters
+    ----------
+    *known
+        What it must know, in the order of `table_layout.STATE_FRONT`; without the functions, which come first.
+    """
+    _known_to_fronts.append(known)
+    if _started:
+        _started[0].take_fronts()
 
 
 def compile_functions(exports: dict[str, tuple[Any, str]]) -> Compiled:
@@ -153,6 +232,15 @@ class Machine:
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)
         return load(compiled)
 
+    def take_fronts(self) -> None:
+        """Put compiled code in the place of Python functions, once what it must know has been said."""
+        for known in _known_to_fronts:
+            everything = (*(_fronts[symbol][1] for symbol in _FRONTS), *known)
+            _keep.append(everything)
+            self._set(nb.STATE_FRONT, id(everything))
+            for symbol in _FRONTS:
+                _fronts[symbol][0].function = self.addresses[symbol]
+
     def exporter(self, address: int) -> Any:
         """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync`` at `address`."""
         return builtin("export_plain", self.addresses["numbridge_export_plain"], (address,), one=True)
@@ -239,4 +327,5 @@ def _start() -> Machine:
     with _starting:
         if not _started:
             _started.append(Machine())
+            _started[0].take_fronts()
         return _started[0]

@@ -15,7 +15,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -130,6 +130,7 @@ class FunctionSource:
         # And what its decorator was told of its types.
         self.declared = Declared((), ())
         self._frozen: dict[int, tuple[Any, Any]] = {}
+        self._known_threads: tuple[tuple[Dependency, ...], _Threads] | None = None
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
@@ -163,24 +164,25 @@ class FunctionSource:
     @property
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
-        # Threads of a block that work together are numbered, whether or not they ask for their numbers.
-        return _index_rank(Program(self)) or int(self.works_in_blocks)
+        return self._threads.index_rank
 
     @property
     def asks_for_block(self) -> bool:
         """Whether the kernel asks for its place in a block or a grid, or works with the other threads of its block."""
-        return any(
-            intrinsic is not None and intrinsic.kind in _BLOCK_KINDS
-            for part in Program(self).sources
-            for node in part.nodes
-            if _is_load(node)
-            for intrinsic in (_intrinsic(part, node),)
-        )
+        return self._threads.asks_for_block
 
     @property
     def works_in_blocks(self) -> bool:
         """Whether the kernel, or a device function that it calls, works with the other threads of its block."""
-        return any(True for part in Program(self).sources for _ in part.block_uses())
+        return self._threads.works_in_blocks
+
+    @property
+    def _threads(self) -> _Threads:
+        """What the program asks of threads; every launch of new extents does, and a large program takes long to read."""
+        known = self._known_threads
+        if known is None or not all(dependency.names_same() for dependency in known[0]):
+            known = self._known_threads = self.dependencies(), _threads_of(Program(self))
+        return known[1]
 
     def block_uses(self) -> Iterator[tuple[ast.AST, Intrinsic]]:
         """Yield where this function itself works with the other threads of its block, and what it does."""
@@ -579,6 +581,29 @@ def _is_load(node: ast.AST) -> bool:
 
 # --------------------------------------------------------------------------------------------------------------------
 # Thread indices
+
+
+class _Threads(NamedTuple):
+    """What a program asks of threads (see the properties of `FunctionSource`)."""
+
+    index_rank: int
+    asks_for_block: bool
+    works_in_blocks: bool
+
+
+def _threads_of(program: Program) -> _Threads:
+    kinds = {
+        intrinsic.kind
+        for source in program.sources
+        for node in source.nodes
+        if _is_load(node)
+        for intrinsic in (_intrinsic(source, node),)
+        if intrinsic is not None
+    }
+    works_in_blocks = "block" in kinds
+    # Threads of a block that work together are numbered, whether or not they ask for their numbers.
+    rank = _index_rank(program) or int(works_in_blocks)
+    return _Threads(rank, not kinds.isdisjoint(_BLOCK_KINDS), works_in_blocks)
 
 
 def _index_rank(program: Program) -> int:

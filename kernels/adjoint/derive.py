@@ -139,7 +139,7 @@ class Derivative(Kernel):
         self.prefix = ADJOINT if mode == "adjoint" else tangent_prefix(level)
         self.parameters = (*base.parameters, *(Parameter(f"{self.prefix}{name}", None) for name in wanted))
         self.variants: Any = None
-        self.launchers: dict[Any, Any] = {}
+        self.launchers: dict[Any, dict[Any, Any]] = {}
         self.derivatives: dict[Any, Any] = {}
         # What `direct` has found out for arguments of some looks
         self.ways: dict[Any, Any] = {}

@@ -19,6 +19,9 @@ BUFFER_DATA, BUFFER_ITEMSIZE, BUFFER_READONLY, BUFFER_NDIM = 0, 24, 32, 36
 BUFFER_FORMAT, BUFFER_SHAPE, BUFFER_STRIDES = 40, 48, 56
 PYBUF_STRIDED_FORMAT = 0x1C  # PyBUF_STRIDES | PyBUF_FORMAT: read-only consumers, no indirection
 
+# Flags of PyMethodDef (Include/methodobject.h): (self, arguments, count), with a tuple of names behind, and (self, argument)
+METH_FASTCALL, METH_KEYWORDS, METH_O = 0x0080, 0x0002, 0x0008
+
 # PyArrayObject and PyArray_Descr
 ARRAY_DATA, ARRAY_NDIM, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DESCR, ARRAY_FLAGS = 16, 24, 32, 40, 56, 64
 DESCR_BYTEORDER, DESCR_TYPE_NUM = 26, 28

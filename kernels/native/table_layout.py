@@ -31,7 +31,14 @@ STATE_LENDER = 128
 STATE_STUCK, STATE_STUCK_THREAD, STATE_STUCK_MASK = 136, 144, 152
 # How many bytes a block asked for that there were not, or 0
 STATE_LACKING = 160
+# The tuple of what compiled code that stands before Python functions knows (see `native.front`), by place: those functions; the
+# class of kernels, and the attribute where a kernel remembers launchers; the block that is meant where none is passed, and
+# what stands for a block where blocks and threads are said; the class of devices, and the attribute that is a device's name;
+# the names of arguments.
+STATE_FRONT = 168
 STATE_SIZE = 176
+FRONT_LAUNCH, FRONT_FORALL, FRONT_CONFIGURE, FRONT_KERNEL, FRONT_TABLES = 0, 1, 2, 3, 4
+FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_NAMES = 5, 6, 7, 8, 9
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).

@@ -314,7 +314,9 @@ def test_many_dimensions_do_not_grow_the_table_of_launchers():
     for size in range(600):
         launch(increment, size % 5, [x])
         increment.forall(size)
-    assert len(increment.launchers) <= 256 and len(increment.variants.launchers) <= 256
+        increment.forall(3, size % 200 + 1)
+    assert len(increment.launchers) <= 64 and len(increment.variants.launchers) <= 256
+    assert all(len(table) <= 256 for table in increment.launchers.values())
 
 
 def test_buffers_and_arrays_of_other_kinds():
