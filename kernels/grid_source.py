@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.rewriting import CUDA_MODULE
 
 __all__ = [
@@ -34,9 +35,8 @@ __all__ = [
 Form = Literal["masked", "plain"]
 GRID = "_nb_grid"
 _AXES = "xyz"
-# The largest extents of a grid and of a block along x, y and z: CUDA C++ Programming Guide, "Compute Capabilities".
-_GRID_LIMITS = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
-BLOCK_LIMITS = (1024, 1024, 64)
+_GRID_LIMITS = (nb.MAX_GRID_X, nb.MAX_GRID_Y, nb.MAX_GRID_Z)
+BLOCK_LIMITS = (1024, 1024, nb.MAX_BLOCK_Z)
 
 
 def runs_along(rank: int, *, first_along_x: bool) -> list[list[int]]:

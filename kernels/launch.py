@@ -17,7 +17,7 @@ import numpy as np
 
 from numbridge.kernels import cuda_driver, watching
 from numbridge.kernels.arguments import check_count
-from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, cuda_shapes
+from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, cuda_block_of, cuda_shapes
 from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.crews import ended_in_block
 from numbridge.kernels.devices import Device, get_device
@@ -51,6 +51,8 @@ _MAX_LAUNCHERS, _MAX_BLOCKS = 256, 64
 # There may also stand a device's name, of launches in the usual block that name it, or a tuple of all that was asked for.
 _BLOCK = 256
 _BRACKETS = object()
+# What stands for any extents, by how many there are
+_ANY = tuple(object() for _ in range(nb.MAX_DIMS + 1))
 _LISTS = frozenset({list, tuple})
 _AXES = 3
 # What a launch asks of `geometry_of` that says nothing of how and where it runs: block_dim, max_blocks, stream, device.
@@ -76,6 +78,8 @@ class Geometry:
         The handle of the CUDA stream that was asked for.
     is_followed : bool
         Whether a framework's autograd follows the launch, so that it loses no gradient.
+    is_shaped : bool
+        Whether the hardware's block would be the same for any other dims.
     """
 
     dims: tuple[int, ...]
@@ -86,6 +90,7 @@ class Geometry:
     place: Place = MASKED
     stream: int | None = None
     is_followed: bool = False
+    is_shaped: bool = False
 
 
 class _Road:
@@ -111,6 +116,9 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
+        # The kernel may have become one of other indices than those that were launched over.
+        if self.place.form == "masked":
+            dimensions(self.kernel, self.geometry.dims)
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
         for argument in arguments:
             record = getattr(type(argument), "__record_launch__", None)
@@ -192,7 +200,11 @@ def _plan(table: Any, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
     words[nb.PLAN_VARIANTS // 8] = table.ctypes.data
     words[nb.PLAN_TOTAL // 8] = total = math.prod(geometry.dims)
     # Without thread indices the ids are only counted.
-    dims = geometry.dims if kernel.source.index_rank else (total,)
+    source = kernel.source
+    dims = geometry.dims if source.index_rank else (total,)
+    flags |= 0 if source.index_rank else nb.PLAN_COUNTED
+    flags |= nb.PLAN_FIRST if source.asks_for_block else 0
+    flags |= nb.PLAN_SHAPED if geometry.is_shaped else 0
     for offset, values in (
         (nb.PLAN_DIMS, dims),
         (nb.PLAN_BLOCK, geometry.block),
@@ -303,7 +315,9 @@ def geometry_of(
     block = block_axes(chosen)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
     cuda_grid, cuda_block = cuda_shapes(kernel, dims, chosen, max_blocks)
-    return Geometry(dims, block, grid, cuda_block, cuda_grid, Place(device=device), stream)
+    is_shaped = cuda_block_of(kernel, chosen, len(dims)) is not None
+    place = Place(device=device)
+    return Geometry(dims, block, grid, cuda_block, cuda_grid, place, stream, is_shaped=is_shaped)
 
 
 def remembered(
@@ -325,6 +339,9 @@ def remembered(
     known = _recalled(kernel, where, extents)
     if known is None:
         known = _kept(kernel, where, extents, forall(kernel, dim, block, max_blocks, stream, device))
+        if type(where) is not tuple or _is_plain(where):
+            # Compiled code makes plans of other extents of it.
+            kernel.launchers[where][_ANY[1 if type(extents) is int else len(extents)]] = known
     return known
 
 
@@ -501,10 +518,16 @@ def launch(
     return None
 
 
+def _missed_by_front(kernel: Kernel, extents: Any, block_dim: Any, device: Any, *arguments: Any) -> None:
+    """Launch on arguments that compiled code does not know."""
+    remembered(kernel, extents, block_dim, device=None if device is None else get_device(device))(*arguments)
+
+
 # The name is looked up by compiled code, and must be the very string by which attributes are found.
 open_fronts(
-    *(Kernel, "launchers", _BLOCK, _BRACKETS, Device, "name"),
+    *(Kernel, "launchers", _BLOCK, _BRACKETS, Device, "name", _missed_by_front),
     *("kernel", "dim", "inputs", "outputs", "block_dim", "device"),
+    *_ANY,
 )
 
 

@@ -58,7 +58,6 @@ question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA
 question_size = answer_place + 8
 
 SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
-MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z = (1 << 31) - 1, 65535, 65535
 
 
 @inlined
@@ -192,7 +191,7 @@ def lay_out_blocks(words, code, geometry, grid):
     """Write how many blocks of a known shape lie along x, y and z; of four indices the last two share z."""
     rank, first = load_i64(words, nb.WORD_RANK), load_i64(code, nb.CODE_FIRST) != 0
     for axis in range(3):
-        extent, limit = types.int64(1), MAX_GRID_X if axis == 0 else MAX_GRID_Y
+        extent, limit = types.int64(1), core.MAX_GRID_X if axis == 0 else core.MAX_GRID_Y
         if axis < rank:
             extent = load_i64(geometry, 8 * (axis if first else rank - 1 - axis))
         if axis == 2 and rank == 4:
@@ -216,7 +215,7 @@ def lay_out_grid(words, code, geometry, total, grid):
         if load_i64(code, nb.CODE_RANK) > 0:
             along = load_i64(geometry, 0 if load_i64(code, nb.CODE_FIRST) != 0 else 8 * (rank - 1))
         store_i64(grid, 0, (along + size - 1) // size)
-        store_i64(grid, 8, min(total // along, MAX_GRID_Y))
+        store_i64(grid, 8, min(total // along, core.MAX_GRID_Y))
         store_i64(grid, 16, 1)
         store_i64(grid, 24, size)
         store_i64(grid, 32, 1)
@@ -283,7 +282,7 @@ def launch_batch(words, code, call, elements, grid, stream, places, before):
     for k in range(count):
         store_i64(places, 8 * (before + k), values + 8 * k)
     if load_i64(code, nb.CODE_RANK) < 3:
-        store_i64(grid, 16, min(elements, MAX_GRID_Z))
+        store_i64(grid, 16, min(elements, core.MAX_GRID_Z))
     return types.int64(launch(code, grid, stream, places))
 
 

@@ -394,21 +394,31 @@ def report_driver(function, code):
 
 
 @native
-def launch(self, arguments, count):
-    """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
-    plan = to_address(item(self, 0))
-    outcome = nb.MISSED
-    if count <= MAX_ARGUMENTS and is_announced(plan):
-        readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
-        for k in range(count):
-            read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
-        outcome = launch_readings(plan, arguments, readings, count)
-        for k in range(count):
-            release(readings + k * nb.READ_SIZE)
+def attempt(plan, arguments, count):
+    """Read the arguments and launch on them; return what `launch_readings` does."""
+    if count > MAX_ARGUMENTS or not is_announced(plan):
+        return nb.MISSED
+    readings, scratch = stack(count * nb.READ_SIZE), stack(count * 64)
+    for k in range(count):
+        read(load_i64(arguments, 8 * k), readings + k * nb.READ_SIZE, scratch + 64 * k)
+    outcome = launch_readings(plan, arguments, readings, count)
+    for k in range(count):
+        release(readings + k * nb.READ_SIZE)
+    return outcome
+
+
+@native
+def answered(self, outcome, arguments, count):
+    """Return what Python gets of an outcome; `self` is that of `launch`."""
     if outcome == nb.LAUNCHED:
         increase(none())
         return none()
     if outcome >= nb.DRIVER_FAILED:
         return report_driver(item(self, 3), outcome - nb.DRIVER_FAILED)
-    slow = item(self, 1 if outcome == nb.MISSED else 2)
-    return call_with(slow, arguments, count, 0)
+    return call_with(item(self, 1 if outcome == nb.MISSED else 2), arguments, count, 0)
+
+
+@native
+def launch(self, arguments, count):
+    """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
+    return answered(self, attempt(to_address(item(self, 0)), arguments, count), arguments, count)

@@ -34,11 +34,22 @@ STATE_LACKING = 160
 # The tuple of what compiled code that stands before Python functions knows (see `native.front`), by place: those functions; the
 # class of kernels, and the attribute where a kernel remembers launchers; the block that is meant where none is passed, and
 # what stands for a block where blocks and threads are said; the class of devices, and the attribute that is a device's name;
-# the names of arguments.
+# the function that launches where compiled code does not know the arguments; the names of arguments; what stands for any extents,
+# of which there may be 1, 2, 3, 4.
 STATE_FRONT = 168
 STATE_SIZE = 176
 FRONT_LAUNCH, FRONT_FORALL, FRONT_CONFIGURE, FRONT_KERNEL, FRONT_TABLES = 0, 1, 2, 3, 4
-FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_NAMES = 5, 6, 7, 8, 9
+FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_MISSED, FRONT_NAMES, FRONT_ANY = (
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    16,
+)
+# The largest extents of a grid, and of a block along z: CUDA C++ Programming Guide, "Compute Capabilities"
+MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z, MAX_BLOCK_Z = (1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1, 64
 
 # The CUDA driver as compiled code calls it: functions of libcuda, one primary context and one event per device ordinal, and
 # a function (device ordinal -> stream) for the current stream of whatever has none of its own (0 as long as none is set).
@@ -96,6 +107,8 @@ PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS = 0, 8, 
 # The same launch on CUDA: hardware grid and block, dynamic shared memory in bytes, and the stream if one was asked for
 PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM, PLAN_SIZE = 104, 128, 152, 160, 168
 PLAN_GUARDS_PASSED, PLAN_HAS_STREAM, PLAN_FOLLOWED = 1, 2, 4
+# Of the kernel: its first index runs along x on CUDA, the hardware's block is the same for all extents, no thread has an index.
+PLAN_FIRST, PLAN_SHAPED, PLAN_COUNTED = 8, 16, 32
 MAX_DIMS, MAX_VARIANTS = 4, 8
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters

@@ -583,3 +583,62 @@ def test_every_id_of_every_element_of_a_batch_runs_once(dims, batch, blocks, ste
         for ids in itertools.product(*(range(extent) for extent in dims))
     ]
     assert sorted(found) == sorted(wanted)
+
+
+# Compiled code makes the plan of extents that are new of that of others.
+
+
+@nb.kernel
+def by_blocks(x):
+    i = nb.tid()
+    x[i] = cuda.blockDim.x
+
+
+@nb.kernel
+def two_by_blocks(x):
+    i, j = nb.tid()
+    x[i, j] = cuda.blockDim.x
+
+
+@nb.kernel
+def counted(x):
+    nb.atomic_add(x, 0, 1.0)
+
+
+PLANNED = {1: (write1, by_blocks, counted), 2: (write2, two_by_blocks), 3: (write3,), 4: (write4,)}
+EXTENT = st.one_of(st.integers(0, 70), st.integers(60_000, 70_000), st.just(1 << 20))
+
+
+@st.composite
+def planned_launches(draw):
+    rank = draw(st.integers(1, 4))
+    kernel = draw(st.sampled_from(PLANNED[rank]))
+    block = draw(
+        st.one_of(st.sampled_from([32, 64, 96, 100, 256, 1000, 1024]), st.tuples(*[st.integers(1, 8)] * min(rank, 3)))
+    )
+    extents = st.tuples(*[EXTENT] * rank).filter(lambda dims: math.prod(dims) < 1 << 63)
+    return kernel, block, draw(st.lists(extents, min_size=1, max_size=6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned_launches())
+def test_new_extents_have_the_grid_that_python_gives_them(launches):
+    kernel, block, extents = launches
+    rank = len(extents[0])
+    if kernel is write4 and isinstance(block, tuple):
+        block = (*block[:2], 1)
+    with fake_cuda() as driver:
+        driver.parameters = 5 + 3 * rank
+        x = cuda_array((1,) * rank, address=X)
+        nb.launch(kernel, (3,) * rank, [x], block_dim=block)
+        assert len(driver.launches) == 1
+        for dims in extents:
+            nb.launch(kernel, dims, [x], block_dim=block)
+            grid, threads = cuda_shapes(kernel, dims, block)
+            assert len(driver.launches) == 1 + bool(math.prod(dims)), dims
+            if math.prod(dims):
+                done = driver.launches.pop()
+                assert (done.grid, done.block) == (grid, threads), dims
+                if kernel is not counted:
+                    values = done.values(parameter_kinds([rank], [], rank))
+                    assert tuple(values[-rank:]) == dims

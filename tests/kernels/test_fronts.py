@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 import subprocess
 import sys
@@ -299,6 +300,50 @@ def test_launches_of_new_extents_do_not_read_the_program_again(monkeypatch):
         transposed[(1, 1), (2, n)](x[: 2 * n].reshape(2, n), np.zeros((n, 2)))
 
 
+@nb.kernel
+def places(where, count):
+    i, j, k = nb.tid()
+    nb.atomic_add(count, 0, nb.int64(1))
+    if i == 0 and j == 0 and k == 0:
+        where[0], where[1], where[2] = cuda.gridDim.x, cuda.gridDim.y, cuda.gridDim.z
+        where[3], where[4], where[5] = cuda.blockDim.x, cuda.blockDim.y, cuda.blockDim.z
+
+
+@nb.kernel
+def threads(count):
+    nb.atomic_add(count, 0, nb.int64(1))
+
+
+@pytest.mark.parametrize("block", [256, 3, (4, 2), (2, 3, 5)])
+def test_new_extents_have_the_blocks_that_were_asked_for(block):
+    shape = (*(block if isinstance(block, tuple) else (block,)), 1, 1)[:3]
+    where, count = np.zeros(6, np.int64), np.zeros(1, np.int64)
+    for dims in [(1, 1, 1), (7, 5, 3), (2, 0, 9), (300, 1, 2), (1, 64, 7)]:
+        where[:], count[:] = 0, 0
+        launch(places, dims, [where, count], block_dim=block)
+        assert count[0] == math.prod(dims)
+        if count[0]:
+            assert where.tolist() == [*(-(-n // size) for n, size in zip(dims, shape, strict=True)), *shape]
+
+
+@pytest.mark.parametrize("dims", [5, 0, (3,), (2, 3), (2, 3, 4), (2, 1, 3, 2), (0, 4)])
+def test_threads_without_an_index_are_counted_over_any_extents(dims):
+    count = np.zeros(1, np.int64)
+    launch(threads, 2, [count])
+    launch(threads, dims, [count])
+    launch(threads, dims, [count])
+    assert count[0] == 2 + 2 * (dims if isinstance(dims, int) else math.prod(dims))
+
+
+@pytest.mark.parametrize("dims", [1 << 63, (1 << 32, 1 << 31), (1 << 70,), (0, 1 << 63), (-1, 0), (1, 1, 1, 1, 1)])
+def test_extents_that_compiled_code_cannot_count_are_refused(dims):
+    count = np.zeros(1, np.int64)
+    launch(threads, (1,) * (1 if isinstance(dims, int) else min(len(dims), 4)), [count])
+    with pytest.raises(nb.NumbridgeValueError, match=r"64 bits can count|negative extent|1 to 4 dimensions"):
+        launch(threads, dims, [count])
+    assert count[0] == 1
+
+
 def first_of_one(x):
     i = nb.tid()
     return x[i, 0]
@@ -327,11 +372,15 @@ def counted(y):
 def test_a_function_that_takes_another_place_gives_the_kernel_its_indices(monkeypatch):
     x, y = np.array([[5.0]]), np.zeros(1)
     launch(placed, 1, [x, y])
+    over_one = placed.forall(1)
     assert placed.source.index_rank == 1
     monkeypatch.setitem(globals(), "place", nb.func(first_of_two))
     assert placed.source.index_rank == 2
+    for extents in (1, 7):
+        with pytest.raises(nb.NumbridgeValueError, match="pass a tuple of 2"):
+            launch(placed, extents, [x, y])
     with pytest.raises(nb.NumbridgeValueError, match="pass a tuple of 2"):
-        launch(placed, 7, [x, y])
+        over_one(x, y)
     launch(placed, (1, 1), [x, y])
     assert y[0] == 5
 
