@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import pickle
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -50,6 +51,8 @@ def test_what_there_is():
 
 
 def test_the_current_device(monkeypatch):
+    # What is set here is not what other tests find.
+    monkeypatch.setattr(devices, "_current", ContextVar("current", default=None))
     assert set_device("cpu") == "cpu"
     with ScopedDevice("cpu") as device:
         assert device == get_device() == "cpu"
