@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
@@ -42,9 +43,11 @@ def check_dynamic_memory(kernel: Kernel, shared: int, way: str = "this launch") 
     KernelError
         If that is none, and the kernel or a device function that it calls uses some.
     """
-    found = None if shared else next(_uses(kernel), None)
-    if found is not None:
-        source, node = found
+    if shared:
+        return
+    uses = kernel.source.found("dynamic memory", lambda: tuple(_uses(kernel)), Dependency.is_unchanged)
+    if uses:
+        source, node = uses[0]
         raise source.error(
             node,
             f"kernel {kernel.name!r} uses dynamic shared memory, cuda.shared.array(0, dtype), and {way} brings none; launch it "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.source import FunctionSource, Program, index_uses
@@ -51,6 +52,10 @@ NOTHING = Indexing({}, frozenset(), frozenset(), frozenset())
 def indexing_of(kernel: Kernel) -> Indexing:
     """Return how a kernel indexes its parameters, with the globals as they are now."""
     source = kernel.source
+    return source.found("indexing", lambda: _indexing_in(source), Dependency.is_unchanged)
+
+
+def _indexing_in(source: FunctionSource) -> Indexing:
     names = _index_names(source)
     return NOTHING if names is None else _Reading(source, names).result()
 

@@ -605,7 +605,7 @@ class Launch:
 
     def set_dim(self, dim: Any) -> None:
         """Set the extents of the launch."""
-        self._launcher = forall(self.kernel, dim, *self._how)
+        self._launcher = remembered(self.kernel, dim, *self._how)
         self.dim = dim
 
     def set_param_at_index(self, index: int, value: Any, adjoint: bool = False) -> None:
@@ -653,7 +653,7 @@ class Launch:
         run, how, arguments = self._launcher, self._how, self._arguments
         if stream is not None:
             how = (*how[:2], _stream_handle(self.kernel, stream), how[3])
-            run = forall(self.kernel, self.dim, *how)
+            run = remembered(self.kernel, self.dim, *how)
         if self._adjoints is not None:
             run, arguments = _adjoint(self.kernel, self.dim, how, (arguments, (), self._adjoints, ()))
         run(*arguments)

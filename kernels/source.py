@@ -13,9 +13,9 @@ import builtins
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Role = Literal["kernel", "func"]
+_Found = TypeVar("_Found")
 _BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
 MAX_RANK = 4
 
@@ -130,7 +131,7 @@ class FunctionSource:
         # And what its decorator was told of its types.
         self.declared = Declared((), ())
         self._frozen: dict[int, tuple[Any, Any]] = {}
-        self._known_threads: tuple[tuple[Dependency, ...], _Threads] | None = None
+        self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
@@ -178,11 +179,18 @@ class FunctionSource:
 
     @property
     def _threads(self) -> _Threads:
-        """What the program asks of threads; every launch of new extents does, and a large program takes long to read."""
-        known = self._known_threads
-        if known is None or not all(dependency.names_same() for dependency in known[0]):
-            known = self._known_threads = self.dependencies(), _threads_of(Program(self))
-        return known[1]
+        return self.found("threads", lambda: _threads_of(Program(self)), Dependency.names_same)
+
+    def found(self, what: Hashable, find: Callable[[], _Found], holds: Callable[[Dependency], bool]) -> _Found:
+        """Return what is to be found in this program, looked for once as long as all that the program reads holds.
+
+        Launches of new extents ask, and a large program takes long to read.
+        """
+        known = self._known.get(what)
+        if known is None or not all(map(holds, known[0])):
+            known = self._known[what] = self.dependencies(), find()
+        answer: _Found = known[1]
+        return answer
 
     def block_uses(self) -> Iterator[tuple[ast.AST, Intrinsic]]:
         """Yield where this function itself works with the other threads of its block, and what it does."""
@@ -225,7 +233,8 @@ class FunctionSource:
         # That module reads sources, and so cannot be imported by this one.
         from numbridge.kernels.written_parameters import written_parameters
 
-        return written_parameters(self, ranks, records or {})
+        what = ("written", None if ranks is None else tuple(ranks.items()), tuple((records or {}).items()))
+        return self.found(what, lambda: written_parameters(self, ranks, records or {}), Dependency.is_unchanged)
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.

@@ -141,8 +141,8 @@ class Derivative(Kernel):
         self.variants: Any = None
         self.launchers: dict[Any, dict[Any, Any]] = {}
         self.derivatives: dict[Any, Any] = {}
-        # What `direct` has found out for arguments of some looks
-        self.ways: dict[Any, Any] = {}
+        # What `direct` has found out for arguments of some looks, as long as all that was read for that holds
+        self.ways: tuple[tuple[Dependency, ...], dict[Any, Any]] = (), {}
         self._plans: dict[Any, tuple[Plan, tuple[Dependency, ...]]] = {}
         self._last_plan: tuple[Any, str, str, Any] = (None, "", "", None)
 

@@ -77,14 +77,16 @@ def _known(kernel: Kernel, wanted: tuple[str, ...], passed: frozenset[str], argu
     found = [describe(argument) for argument in arguments]
     # What arguments look like tells their types, but for numbers, whose values must fit.
     key = (passed, *(d.look if d.is_array else type(a) for a, d in zip(arguments, found, strict=True)))
-    known = plain.ways.get(key)
-    if known is not None and all(dependency.holds() for dependency in known[1]):
-        way: _Way = known[0]
-        return way
-    if len(plain.ways) >= _MOST:
-        plain.ways.clear()
-    way = _sparing(kernel, plain, passed, arguments, found)
-    plain.ways[key] = way, plain.dependencies()
+    read, known = plain.ways
+    if not all(dependency.holds() for dependency in read):
+        known.clear()
+    way: _Way | None = known.get(key)
+    if way is None:
+        way = _sparing(kernel, plain, passed, arguments, found)
+        if not known or len(known) >= _MOST:
+            known = {}
+            plain.ways = plain.dependencies(), known
+        known[key] = way
     return way
 
 
