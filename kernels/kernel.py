@@ -237,7 +237,7 @@ def func_grad(function: Function) -> Callable[[Callable[..., Any]], Function]:
     NumbridgeTypeError
         If `function` is no device function.
     KernelError
-        If it has a derivative already, or takes more arguments than the derivative.
+        If it has a derivative already, if JAX has differentiated it without, or if it takes more arguments than the derivative.
 
     Examples
     --------
@@ -255,6 +255,11 @@ def func_grad(function: Function) -> Callable[[Callable[..., Any]], Function]:
         made = func(derivative) if not isinstance(derivative, Function) else derivative
         if function.source.gradient is not None:
             raise KernelError(f"{function.name} has a derivative already: {function.source.gradient.name}")
+        if function.source.is_sealed:
+            raise KernelError(
+                f"{function.name} has been differentiated by JAX, which keeps the derivative that it traced; enter one by hand "
+                "before that, or define the function anew"
+            )
         if len(made.source.parameters) <= len(function.source.parameters):
             raise KernelError(
                 f"{made.name}, the derivative of {function.name}, must take the function's arguments and then one cotangent "

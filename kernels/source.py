@@ -126,6 +126,7 @@ class FunctionSource:
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
         self.gradient: FunctionSource | None = None
+        self.is_sealed = False
         # For an njit function, what it read when it was first looked at: Numba keeps that in its compiled code.
         self.kept: tuple[Dependency, ...] | None = None
         # And what its decorator was told of its types.
@@ -236,18 +237,18 @@ class FunctionSource:
         what = ("written", None if ranks is None else tuple(ranks.items()), tuple((records or {}).items()))
         return self.found(what, lambda: written_parameters(self, ranks, records or {}), Dependency.is_unchanged)
 
-    def dependencies(self) -> tuple[Dependency, ...]:
+    def dependencies(self, *, by_hand: bool = False) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.
 
-        Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out.
+        Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out. With
+        `by_hand`, what `nb.func_grad` has entered for device functions is among them, or that there is nothing yet.
         """
-        found: dict[tuple[int, Any], Dependency] = {}
+        return Program(self).dependencies(by_hand=by_hand)
+
+    def seal_derivatives(self) -> None:
+        """Let no derivative by hand be entered any more for device functions that are reached: somebody keeps what there is."""
         for source in Program(self).sources:
-            for dependency in source.read():
-                # Those that have no place are each their own.
-                place = dependency if dependency.container is None else dependency.container
-                found.setdefault((id(place), dependency.name), dependency)
-        return tuple(found.values())
+            source.is_sealed = True
 
     def unpacked(self, call: ast.Call) -> int | None:
         """Return into how many names the result of a call is unpacked, or None if it is not."""
@@ -506,6 +507,17 @@ class Program:
             callee = self.callee(static.value)
             if callee is not None:
                 yield node, callee
+
+    def dependencies(self, *, by_hand: bool) -> tuple[Dependency, ...]:
+        """Return what `FunctionSource.dependencies` does."""
+        found: dict[tuple[int, Any], Dependency] = {}
+        for source in self.sources:
+            derivative = [Dependency(vars(source), "gradient", source.gradient)] if source.role == "func" else []
+            for dependency in (*source.read(), *(derivative if by_hand else ())):
+                # Those that have no place are each their own.
+                place = dependency if dependency.container is None else dependency.container
+                found.setdefault((id(place), dependency.name), dependency)
+        return tuple(found.values())
 
     @property
     def reads_njit(self) -> bool:

@@ -127,6 +127,8 @@ def planned(form: Form) -> tuple[Call, tuple[int, ...]]:
     """
     call = form.call
     check_current(call.kernel, call.types, call.weak, call.key)
+    # JAX keeps what it has traced.
+    call.kernel.source.seal_derivatives()
     return _Planner(form).planned()
 
 

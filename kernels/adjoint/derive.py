@@ -97,6 +97,18 @@ class Plan:
     in_blocks: bool = False
 
 
+class _Read:
+    """A program with its derivatives by hand, and what it read: a large one takes long to read, and every tape asks."""
+
+    def __init__(self, program: SourceProgram) -> None:
+        self.program = program
+        self.dependencies = program.dependencies(by_hand=True)
+
+    def holds(self) -> bool:
+        """Return whether reading it again would find the same."""
+        return all(dependency.holds() for dependency in self.dependencies)
+
+
 class Derivative(Kernel):
     """The adjoint or tangent of a kernel, by some of its parameters.
 
@@ -143,6 +155,7 @@ class Derivative(Kernel):
         self.derivatives: dict[Any, Any] = {}
         # What `direct` has found out for arguments of some looks, as long as all that was read for that holds
         self.ways: tuple[tuple[Dependency, ...], dict[Any, Any]] = (), {}
+        self._read: _Read | None = None
         self._plans: dict[Any, tuple[Plan, tuple[Dependency, ...]]] = {}
         self._last_plan: tuple[Any, str, str, Any] = (None, "", "", None)
 
@@ -193,9 +206,11 @@ class Derivative(Kernel):
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that decides what this is."""
-        program = SourceProgram(self.source, gradients=True)
-        program.check_kept()
-        return tuple(dependency for source in program.sources for dependency in source.read())
+        known = self._read
+        if known is None or not known.holds():
+            known = self._read = _Read(SourceProgram(self.source, gradients=True))
+        known.program.check_kept()
+        return known.dependencies
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
         """Yield what was derived, and by what, from the kernel on."""

@@ -403,3 +403,22 @@ def test_refusals_at_trace_time():
 
     with pytest.raises(nb.KernelError, match="complex numbers have no derivative here"):
         jax.grad(lambda r: jax_kernel(turned, enable_backward=True)(r + 1j * r)[0].sum())(x)
+
+
+def test_a_derivative_by_hand_comes_before_jax_has_traced_one():
+    @nb.func
+    def third_power(x):
+        return x * x * x
+
+    @nb.kernel
+    def powers(x: nb.array1d[float], y: nb.array1d[float]):
+        i = nb.tid()
+        y[i] = third_power(x[i])
+
+    f = nb.jax_kernel(powers, enable_backward=True)
+    x = jnp.ones(3, jnp.float32)
+    f(x)
+    assert np.allclose(jax.grad(lambda x: f(x)[0].sum())(x), 3)
+    with pytest.raises(nb.KernelError, match="third_power has been differentiated by JAX, which keeps the derivative"):
+        nb.func_grad(third_power)(lambda x, cotangent: 0.0)
+    assert np.allclose(jax.grad(lambda x: f(x)[0].sum())(x), 3)

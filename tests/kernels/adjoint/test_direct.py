@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ from numba import cuda
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
-from numbridge.kernels import cuda_driver
+from numbridge.kernels import cuda_driver, source
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.launch import launch
 
@@ -193,3 +194,52 @@ def test_what_has_no_adjoints_takes_none():
     command = launch(squares, N, [x, y], record_cmd=True)
     with pytest.raises(NumbridgeValueError, match="has no adjoints to set; record one with adjoint=True"):
         command.set_param_at_index(0, by_x, adjoint=True)
+
+
+def test_a_derivative_by_hand_may_come_after_gradients_without():
+    @nb.func
+    def outer(x):
+        return 2.0 * inner(x)
+
+    @nb.func
+    def inner(x):
+        return x * x
+
+    @nb.kernel
+    def doubled(x, y):
+        i = nb.tid()
+        y[i] = outer(x[i])
+
+    def gradients():
+        x, by_x = np.full(N, 3.0), np.zeros(N)
+        launch(doubled, N, [x], [np.zeros(N)], adj_inputs=[by_x], adj_outputs=[np.ones(N)], adjoint=True)
+        own, y = nb.array(x, requires_grad=True), nb.zeros(N, dtype=nb.float64)
+        with nb.Tape() as tape:
+            launch(doubled, N, [own], [y])
+        tape.backward(grads={y: nb.ones(N, dtype=nb.float64)})
+        return by_x[0], own.grad.numpy()[0]
+
+    assert gradients() == (12, 12)
+
+    @nb.func_grad(inner)
+    def inner_grad(x, cotangent):
+        return 100.0 * cotangent
+
+    assert gradients() == (200, 200)
+
+
+def test_adjoints_of_new_shapes_do_not_read_the_program_again(monkeypatch):
+    def run(n):
+        (x, y), by_x, by_y = (values()[0][:n].copy(), np.zeros(n)), np.zeros(n), np.ones(n)
+        launch(squares, n, [x, y], adj_inputs=[by_x, by_y], adjoint=True)
+        assert np.allclose(by_x, 2 * x)
+
+    run(3)
+    read: list[Any] = []
+    visit = source.Program._visit
+    monkeypatch.setattr(
+        source.Program, "_visit", lambda self, *given: read.append(self.root.name) or visit(self, *given)
+    )
+    for n in range(4, 9):
+        run(n)
+    assert read == []
