@@ -132,6 +132,7 @@ class FunctionSource:
         # And what its decorator was told of its types.
         self.declared = Declared((), ())
         self._frozen: dict[int, tuple[Any, Any]] = {}
+        self._read: tuple[Dependency, ...] | None = None
         self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
@@ -189,7 +190,9 @@ class FunctionSource:
         """
         known = self._known.get(what)
         if known is None or not all(map(holds, known[0])):
-            known = self._known[what] = self.dependencies(), find()
+            if self._read is None or not all(dependency.holds() for dependency in self._read):
+                self._read = self.dependencies()
+            known = self._known[what] = self._read, find()
         answer: _Found = known[1]
         return answer
 

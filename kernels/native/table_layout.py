@@ -109,7 +109,7 @@ PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM, PLAN_SIZE = 104, 128,
 PLAN_GUARDS_PASSED, PLAN_HAS_STREAM, PLAN_FOLLOWED = 1, 2, 4
 # Of the kernel: its first index runs along x on CUDA, the hardware's block is the same for all extents, no thread has an index.
 PLAN_FIRST, PLAN_SHAPED, PLAN_COUNTED = 8, 16, 32
-MAX_DIMS, MAX_VARIANTS = 4, 8
+MAX_DIMS, MAX_VARIANTS = 4, 64
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters
 SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLOBAL_COUNT, SPEC_GRAIN = (

@@ -393,3 +393,18 @@ def test_a_number_of_axes_that_changes_gives_the_kernel_its_indices(monkeypatch)
         launch(counted, 5, [y])
     launch(counted, (2, 3), [y])
     assert y[0] == 10
+
+
+def test_many_types_of_arguments_in_turn_run_no_python():
+    kinds = ("?", "b", "B", "h", "H", "i", "I", "l", "L", "e", "f", "d", "F", "D")
+    arrays = [(np.arange(3).astype(kind), np.zeros(3, other)) for kind in kinds[:10] for other in kinds[10:12]]
+
+    def call() -> None:
+        for x, y in arrays:
+            launch(add_one, 3, [x, y])
+
+    call()
+    for _, y in arrays:
+        y[:] = 0
+    assert frames_of(call) == []
+    assert all(y[1] == 2 for _, y in arrays)
