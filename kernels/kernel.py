@@ -58,8 +58,9 @@ class Kernel(Sourced):
         self.parameters = _parameters(function, self.name)
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
-        # By block, and then by extents (see `native.front`)
+        # By block, and then by extents (see `native.front`), as long as the program asks this of its threads
         self.launchers: dict[Any, dict[Any, Any]] = {}
+        self.threads: Any = None
         self.derivatives: dict[Any, Any] = {}
 
     def new_variants(self) -> Any:

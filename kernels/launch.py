@@ -100,7 +100,7 @@ class _Road:
         self.kernel = kernel
         self.geometry, self.place = geometry, geometry.place
         self.variants = variants_of(kernel)
-        self._table = self.variants.table(self.place)
+        self._table, self._threads = self.variants.table(self.place), kernel.source.threads
         self.launcher = self._builtin(0, self.slow)
 
     @functools.cached_property
@@ -116,9 +116,7 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
-        # The kernel may have become one of other indices than those that were launched over.
-        if self.place.form == "masked":
-            dimensions(self.kernel, self.geometry.dims)
+        self._check_threads()
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
         for argument in arguments:
             record = getattr(type(argument), "__record_launch__", None)
@@ -146,6 +144,16 @@ class _Road:
                 return
             self.variants.specialise(arguments, self.place)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
+
+    def _check_threads(self) -> None:
+        """Refuse to launch a kernel that has become one of other thread indices, or that asks for its block now."""
+        if self.kernel.source.threads != self._threads:
+            if self.place.form == "masked":
+                dimensions(self.kernel, self.geometry.dims)
+            raise NumbridgeError(
+                f"kernel {self.kernel.name!r}: something that it reads has changed, and it takes its threads' places in another way "
+                "than when this launch was prepared; prepare it again (forall, kernel[blocks, threads], a recorded launch, an operator)"
+            )
 
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
@@ -338,10 +346,11 @@ def remembered(
         where = block if device is None else device.name
     known = _recalled(kernel, where, extents)
     if known is None:
-        known = _kept(kernel, where, extents, forall(kernel, dim, block, max_blocks, stream, device))
-        if type(where) is not tuple or _is_plain(where):
-            # Compiled code makes plans of other extents of it.
-            kernel.launchers[where][_ANY[1 if type(extents) is int else len(extents)]] = known
+        known = forall(kernel, dim, block, max_blocks, stream, device)
+        # Compiled code makes plans of other extents of the same, where it knows what was asked for.
+        like = _ANY[1 if type(extents) is int else len(extents)]
+        keys = (extents, like) if type(where) is not tuple or _is_plain(where) else (extents,)
+        _keep(kernel, where, keys, known)
     return known
 
 
@@ -352,19 +361,24 @@ def _is_plain(extents: Any) -> bool:
 
 def _recalled(kernel: Kernel, block: Any, extents: Any) -> Any:
     """Return what a kernel remembers for extents, in blocks of this shape, or None."""
+    threads = kernel.source.threads
+    if kernel.threads != threads:
+        # What it reads has changed, and with it what its launches look like.
+        variants_of(kernel).launchers.clear()
+        kernel.launchers.clear()
+        kernel.threads = threads
     table = kernel.launchers.get(block)
     return None if table is None else table.get(extents)
 
 
-def _kept(kernel: Kernel, block: Any, extents: Any, known: Any) -> Any:
-    """Remember a launcher, and return it."""
+def _keep(kernel: Kernel, block: Any, keys: Sequence[Any], known: Any) -> None:
+    """Remember a launcher for what was asked for."""
     if len(kernel.launchers) >= _MAX_BLOCKS:
         kernel.launchers.clear()
     table = kernel.launchers.setdefault(block, {})
     if len(table) >= _MAX_LAUNCHERS:
         table.clear()
-    table[extents] = known
-    return known
+    table.update(dict.fromkeys(keys, known))
 
 
 def configure(kernel: Kernel, configuration: Any) -> Any:
@@ -384,8 +398,8 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
         return launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
     known = _recalled(kernel, _BRACKETS, asked)
     if known is None:
-        made = launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
-        known = _kept(kernel, _BRACKETS, asked, made)
+        known = launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
+        _keep(kernel, _BRACKETS, [asked], known)
     return known
 
 
@@ -523,7 +537,7 @@ def _missed_by_front(kernel: Kernel, extents: Any, block_dim: Any, device: Any, 
     remembered(kernel, extents, block_dim, device=None if device is None else get_device(device))(*arguments)
 
 
-# The name is looked up by compiled code, and must be the very string by which attributes are found.
+# Compiled code compares the names of arguments by identity: those in calls, as these, are interned.
 open_fronts(
     *(Kernel, "launchers", _BLOCK, _BRACKETS, Device, "name", _missed_by_front),
     *("kernel", "dim", "inputs", "outputs", "block_dim", "device"),

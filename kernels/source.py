@@ -167,20 +167,21 @@ class FunctionSource:
     @property
     def index_rank(self) -> int:
         """How many thread indices the function uses, with the device functions that it calls; 0 if none."""
-        return self._threads.index_rank
+        return self.threads.index_rank
 
     @property
     def asks_for_block(self) -> bool:
         """Whether the kernel asks for its place in a block or a grid, or works with the other threads of its block."""
-        return self._threads.asks_for_block
+        return self.threads.asks_for_block
 
     @property
     def works_in_blocks(self) -> bool:
         """Whether the kernel, or a device function that it calls, works with the other threads of its block."""
-        return self._threads.works_in_blocks
+        return self.threads.works_in_blocks
 
     @property
-    def _threads(self) -> _Threads:
+    def threads(self) -> Threads:
+        """What the program asks of threads: the three properties above."""
         return self.found("threads", lambda: _threads_of(Program(self)), Dependency.names_same)
 
     def found(self, what: Hashable, find: Callable[[], _Found], holds: Callable[[Dependency], bool]) -> _Found:
@@ -607,7 +608,7 @@ def _is_load(node: ast.AST) -> bool:
 # Thread indices
 
 
-class _Threads(NamedTuple):
+class Threads(NamedTuple):
     """What a program asks of threads (see the properties of `FunctionSource`)."""
 
     index_rank: int
@@ -615,7 +616,7 @@ class _Threads(NamedTuple):
     works_in_blocks: bool
 
 
-def _threads_of(program: Program) -> _Threads:
+def _threads_of(program: Program) -> Threads:
     kinds = {
         intrinsic.kind
         for source in program.sources
@@ -627,7 +628,7 @@ def _threads_of(program: Program) -> _Threads:
     works_in_blocks = "block" in kinds
     # Threads of a block that work together are numbered, whether or not they ask for their numbers.
     rank = _index_rank(program) or int(works_in_blocks)
-    return _Threads(rank, not kinds.isdisjoint(_BLOCK_KINDS), works_in_blocks)
+    return Threads(rank, not kinds.isdisjoint(_BLOCK_KINDS), works_in_blocks)
 
 
 def _index_rank(program: Program) -> int:

@@ -152,6 +152,7 @@ class Derivative(Kernel):
         self.parameters = (*base.parameters, *(Parameter(f"{self.prefix}{name}", None) for name in wanted))
         self.variants: Any = None
         self.launchers: dict[Any, dict[Any, Any]] = {}
+        self.threads: Any = None
         self.derivatives: dict[Any, Any] = {}
         # What `direct` has found out for arguments of some looks, as long as all that was read for that holds
         self.ways: tuple[tuple[Dependency, ...], dict[Any, Any]] = (), {}

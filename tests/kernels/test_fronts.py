@@ -120,7 +120,7 @@ UNUSUAL: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         nb.NumbridgeTypeError,
         "wanted a kernel, got <built-in function print>",
     ),
-    "a kernel as an int": (lambda: nb.Kernel.forall(3, 3), AttributeError, "launchers"),
+    "a kernel as an int": (lambda: nb.Kernel.forall(3, 3), AttributeError, "'int' object has no attribute"),
     "a float": (lambda: launch(add_one, 3.0, [X, Y]), nb.NumbridgeTypeError, "wanted an int or a tuple"),
     "a float in a tuple": (lambda: launch(add_one, (3.0,), [X, Y]), nb.NumbridgeTypeError, r"got \(3.0,\)"),
     "a float in a list": (lambda: launch(add_one, [3.0], [X, Y]), nb.NumbridgeTypeError, r"got \[3.0\]"),
@@ -408,3 +408,43 @@ def test_many_types_of_arguments_in_turn_run_no_python():
         y[:] = 0
     assert frames_of(call) == []
     assert all(y[1] == 2 for _, y in arrays)
+
+
+def by_itself(y):
+    i = nb.tid()
+    y[i] = 1
+
+
+def by_its_block(y):
+    i = nb.tid()
+    y[i] = cuda.blockDim.x
+
+
+way = nb.func(by_itself)
+
+
+@nb.kernel
+def either(y):
+    way(y)
+
+
+def test_launches_that_were_prepared_for_other_threads_are_refused(monkeypatch):
+    y = np.zeros(7)
+    run, brackets, recorded = either.forall(7), either[1, 7], launch(either, 7, [y], record_cmd=True)
+    for call in (lambda: run(y), lambda: brackets(y), recorded.launch):
+        call()
+    monkeypatch.setitem(globals(), "way", nb.func(by_its_block))
+    for call in (lambda: run(y), lambda: brackets(y), recorded.launch):
+        with pytest.raises(nb.NumbridgeError, match="takes its threads' places in another way than when this launch"):
+            call()
+    assert y.tolist() == [1] * 7
+    for call, size in (
+        (lambda: launch(either, 7, [y], block_dim=32), 32),
+        (lambda: launch(either, 5, [y], block_dim=32), 32),
+        (lambda: either.forall(6, 32)(y), 32),
+        (lambda: either[1, 7](y), 7),
+    ):
+        for _ in range(2):
+            y[:] = 0
+            call()
+            assert y[0] == size
