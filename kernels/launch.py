@@ -151,8 +151,9 @@ class _Road:
             if self.place.form == "masked":
                 dimensions(self.kernel, self.geometry.dims)
             raise NumbridgeError(
-                f"kernel {self.kernel.name!r}: something that it reads has changed, and it takes its threads' places in another way "
-                "than when this launch was prepared; prepare it again (forall, kernel[blocks, threads], a recorded launch, an operator)"
+                f"kernel {self.kernel.name!r}: something that it reads has changed, and it takes its threads' places in another "
+                "way than when this launch was prepared; prepare it again, with forall, kernel[blocks, threads], a recorded "
+                "launch or an operator"
             )
 
     def failed(self, *arguments: Any) -> None:
