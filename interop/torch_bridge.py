@@ -26,6 +26,7 @@ from numbridge.memory import adopt, native
 from numbridge.shared_memory import is_own, keep_lent, read_only
 from numbridge.streams import Stream, get_stream
 from numbridge.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
+from numbridge.torch_tracing import keep_dynamo_out
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,9 @@ __all__ = [
 
 NAME = "torch"
 _IMPLEMENTATION_SIZE = 192
+
+# Before a compiled function can call anything of numbridge
+keep_dynamo_out()
 
 
 def reader(kind: type) -> Reader | None:
