@@ -81,20 +81,23 @@ class Operator:
             self._library.impl(self.name, self._refuse_gradients, "Autograd", with_keyset=True)
 
     def _refuse_gradients(self, keys: Any, *values: Any) -> Any:
-        """Run an operator that has no derivatives, unless one is lost."""
+        """Run an operator that has no derivatives, unless it would make those of what it writes wrong.
+
+        What it reads may require a gradient: in the graphs that `torch.export` decomposes, nothing is left of torch.no_grad().
+        """
         import torch
 
-        plan = self.level.launches.plan
-        if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
-            raise plan.lost_gradient(f"{NAMESPACE}::{self.name}", "torch.no_grad()")
+        plan, name = self.level.launches.plan, f"{NAMESPACE}::{self.name}"
+        written = [value for key, value in zip(plan.inputs, values, strict=True) if key in self._mutated]
+        if torch.is_grad_enabled() and any(value.requires_grad for value in written):
+            raise plan.lost_gradient(name, "torch.no_grad()")
         if _is_dual(values):
-            raise plan.lost_tangent(f"{NAMESPACE}::{self.name}", "forward_ad.unpack_dual(x).primal")
-        for name, value in zip(plan.inputs, values, strict=True):
-            if name in self._mutated and (value.is_neg() or value.is_conj()):
-                raise BufferAccessError(
-                    f"operator {NAMESPACE}::{self.name} writes to {name}, whose sign or conjugate is yet to be computed; "
-                    "pass tensor.resolve_neg() or tensor.resolve_conj(), which are copies"
-                )
+            raise plan.lost_tangent(name, "forward_ad.unpack_dual(x).primal")
+        if any(value.is_neg() or value.is_conj() for value in written):
+            raise BufferAccessError(
+                f"operator {name} writes to {', '.join(self._mutated)}, of which a sign or conjugate is yet to be computed; pass "
+                "tensor.resolve_neg() or tensor.resolve_conj(), which are copies"
+            )
         with torch._C._AutoDispatchBelowAutograd():
             return self.op.redispatch(keys & torch._C._after_autograd_keyset, *values)
 
