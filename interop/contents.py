@@ -17,6 +17,7 @@ from numbridge.kernels.element_arguments import element_flags, inner_strides
 from numbridge.kernels.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.numpy_arrays import is_masked
 from numbridge.kernels.scalars import Scalar, scalar_of
 from numbridge.kernels.watching import is_watched, watchers
 from numbridge.memory import adopt, allocate, element_of, native, row_of, wrap
@@ -37,18 +38,23 @@ def is_literal(data: Any) -> bool:
     return isinstance(data, list | tuple | bool | int | float | complex | np.generic)
 
 
+def _is_whole(data: Any) -> bool:
+    """Tell whether data is a NumPy array whose memory says everything; `adopt` refuses one with a mask."""
+    return isinstance(data, np.ndarray) and not is_masked(type(data))
+
+
 def as_values(data: Any) -> Any:
     """Return what NumPy can assign from; other libraries' arrays are read through their own protocol."""
     if isinstance(data, Element):
         return data.numpy()
-    return data if is_literal(data) or isinstance(data, np.ndarray) else adopt(data).numpy()
+    return data if is_literal(data) or _is_whole(data) else adopt(data).numpy()
 
 
 def as_source(data: Any) -> Any:
     """Return what a CUDA array can be assigned from: a number, a NumPy array, or an Array on any device."""
     if isinstance(data, Element):
         return data.numpy()
-    if is_literal(data) or isinstance(data, np.ndarray):
+    if is_literal(data) or _is_whole(data):
         return data if isinstance(data, np.ndarray | np.generic | bool | int | float | complex) else np.asarray(data)
     return adopt(data)
 

@@ -27,6 +27,7 @@ __all__ = [
     "inherit_gradient",
     "is_required",
     "require_gradient",
+    "root_of",
     "set_gradient",
 ]
 
@@ -83,6 +84,13 @@ def inherit_gradient(view: Array, parent: Array, step: Callable[[Array], Array])
     if is_required(parent):
         state = _state(view)
         state.required, state.parent, state.step = True, parent, step
+
+
+def root_of(array: Array) -> Array:
+    """Return the array whose gradient a view's is a part of."""
+    while array._extra is not None and array._extra.parent is not None:
+        array = array._extra.parent
+    return array
 
 
 def existing_gradient(array: Array) -> Array | None:

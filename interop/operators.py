@@ -138,6 +138,13 @@ class OperatorPlan:
             f"it writes an output, or call it under {unfollowed}"
         )
 
+    def lost_tangent(self, name: str, primal: str) -> NumbridgeError:
+        """Return the error of an operator that has no derivative and that forward mode would follow, but with `primal`."""
+        return NumbridgeError(
+            f"operator {name} changes {', '.join(self.mutated) or 'nothing it returns'} in place, and tangents would not follow; "
+            f"make what it writes an output, or pass {primal}"
+        )
+
     def refuse_tensors_as_numbers(self, name: str, values: Sequence[Any], tensor: type) -> None:
         """Refuse tensors for parameters that are numbers, through which no gradient would flow."""
         for place in self.numbers:

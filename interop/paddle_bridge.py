@@ -269,7 +269,8 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
     """Return a Paddle tensor that shares an Array's memory and keeps it alive.
 
     An Array that was adopted from a Paddle tensor gives that very tensor back. A tensor made of an Array that requires grad
-    has ``stop_gradient=False``; from then on the Array's ``grad`` is the tensor's.
+    has ``stop_gradient=False``; from then on the Array's ``grad`` is the tensor's. One made of a view of such an Array is a
+    view of the Array's tensor, to which Paddle carries its gradient, and lasts for one ``backward``.
 
     Parameters
     ----------
@@ -303,7 +304,15 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
         lend(a)
         setattr(made, READ_ONLY_MARK, True)
     wanted = a.requires_grad if requires_grad is None else requires_grad
-    return join_gradients(a, made, wanted, _require, lambda gradient: to_paddle(gradient, False))
+    return join_gradients(a, made, wanted, _require, to_paddle, _part)
+
+
+def _part(whole: Any, made: Any) -> Any:
+    """Return the view of a tensor that lies where another one does; None where Paddle would lay its gradient out wrongly."""
+    if whole._offset() or not whole.is_contiguous():
+        return None
+    # Paddle counts in bytes from the beginning of the memory.
+    return whole.as_strided(made.shape, made.strides, made.data_ptr() - whole.data_ptr())
 
 
 def _require(tensor: Any) -> None:

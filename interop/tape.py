@@ -22,7 +22,7 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import existing_gradient, is_required
+from numbridge.gradients import existing_gradient, is_required, root_of
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
@@ -331,7 +331,7 @@ class Tape:
     def _remember_array(self, argument: Any) -> None:
         """Remember an array that requires a gradient, which will be added to its own."""
         if isinstance(argument, Array):
-            array = _root(argument)
+            array = root_of(argument)
         else:
             known = self._arrays.get(id(argument))
             array = asarray(argument) if known is None else known
@@ -495,7 +495,7 @@ class Tape:
         """Return the arrays that the tape has written and whose own gradients are not zero, with these, which are zero then."""
         found = {id(array): array for array in (*self._arrays.values(), *self._objects) if isinstance(array, Array)}
         taken = []
-        for array in map(_root, found.values()):
+        for array in map(root_of, found.values()):
             gradient = existing_gradient(array)
             if gradient is not None and self._places.find(describe(array)).is_made and gradient.numpy().any():
                 taken.append((array, gradient.clone()))
@@ -620,13 +620,6 @@ def _requires_grad(argument: Any) -> bool:
         return is_required(argument)
     room = bridge_for_type(type(argument))
     return room is not None and room.requires_grad_of(argument)
-
-
-def _root(array: Array) -> Array:
-    """Return the array whose gradient a view's is a part of."""
-    while array._extra is not None and array._extra.parent is not None:
-        array = array._extra.parent
-    return array
 
 
 def _floating(array: Any) -> Description:

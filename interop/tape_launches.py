@@ -14,8 +14,9 @@ from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.dependencies import Dependency, check_unchanged
-from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import describe, reader_of
 from numbridge.kernels.variant import variants_of
@@ -159,9 +160,25 @@ def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: Remember
     run = recipe.run(event.geometry, way)
     adjoints = [memory.adjoint(place) for place in event.places]
     with watching.unrecorded():
-        run(*event.arguments, *adjoints)
+        try:
+            run(*event.arguments, *adjoints)
+        except BufferAccessError:
+            _refuse_repeated(event)
+            raise
     for region in regions:
         region.reached = True
+
+
+def _refuse_repeated(event: LaunchEvent) -> None:
+    """Say of which of a launch's arguments an adjoint, which lies like it, cannot be written."""
+    signature = event.recipe.signature
+    for k, place in zip(event.recipe.active, event.places, strict=True):
+        if place.repeats or place.found.has(nb.REPEATED):
+            raise BufferAccessError(
+                f"backward: parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has strides "
+                f"{place.found.strides} bytes for shape {place.found.shape}, so several indices name one element; pass a "
+                "contiguous array, such as x.contiguous() or nb.clone(x), and record again"
+            ) from None
 
 
 def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.element_views import unpacked
-from numbridge.gradients import existing_gradient
+from numbridge.gradients import existing_gradient, root_of
 from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
@@ -97,9 +97,17 @@ def exported(array: Array, address: int, what: str, stream: int) -> tuple[Any, b
 
 
 def join_gradients(
-    array: Array, made: Any, wanted: bool, require: Callable[[Any], None], convert: Callable[[Array], Any]
+    array: Array,
+    made: Any,
+    wanted: bool,
+    require: Callable[[Any], None],
+    convert: Callable[[Array, bool], Any],
+    part: Callable[[Any, Any], Any],
 ) -> Any:
     """Let a tensor made of an array require grad if that is wanted, and keep the gradient of both; return the tensor.
+
+    A view's gradient is a part of the gradient of the array that it is a view of. So its tensor is a view of that array's
+    tensor, through which the framework itself carries the gradient there.
 
     Parameters
     ----------
@@ -110,18 +118,29 @@ def join_gradients(
     require : callable
         Makes the tensor require grad.
     convert : callable
-        Makes a tensor of a gradient that there is already.
+        ``convert(array, requires_grad)`` makes a tensor of another array.
+    part : callable
+        ``part(whole, made)`` returns the view of a tensor that lies where another one does, as autograd follows it; or None.
     """
     row = row_of(array)
     if not wanted or not (row.is_float or row.code == COMPLEX) or array.read_only:
         return made
+    state, whole = array._extra, root_of(array)
+    if whole is not array and whole.requires_grad and array.size:
+        found = part(convert(whole, True), made)
+        if found is None or found.data_ptr() != made.data_ptr():
+            raise BufferAccessError(
+                "a view of an Array that requires a gradient cannot be a tensor of its own here, and its gradient would not come "
+                "to the Array; convert the Array and slice the tensor, or pass requires_grad=False"
+            )
+        return found
     gradient = existing_gradient(array)
     require(made)
     if array._source is None:
         # From here on the tensor keeps the gradient, wherever it is asked for.
-        if array._extra is not None and array._extra.parent is None:
-            array._extra.gradient = None
+        if state is not None and state.parent is None:
+            state.gradient = None
         array._source = made
     if gradient is not None:
-        made.grad = convert(gradient)
+        made.grad = convert(gradient, False)
     return made

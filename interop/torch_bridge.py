@@ -341,7 +341,8 @@ def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
 
     An Array that was adopted from a tensor gives that very tensor back, so autograd and identity survive. A tensor made of
     an Array that requires grad is a leaf that requires grad; from then on the Array's ``grad`` is the tensor's, which is
-    allocated when it is first needed.
+    allocated when it is first needed. One made of a view of such an Array is a view of the Array's tensor, to which torch
+    carries its gradient.
 
     Parameters
     ----------
@@ -380,9 +381,13 @@ def _to_torch(array: Array, requires_grad: bool | None) -> Any:
         made = made.view_as(made)  # a view carries autograd state, so compiled code asks the guard before it writes
         setattr(made, READ_ONLY_MARK, True)
     wanted = array.requires_grad if requires_grad is None else requires_grad
-    return join_gradients(
-        array, made, wanted, lambda tensor: tensor.requires_grad_(True), lambda gradient: to_torch(gradient, False)
-    )
+    return join_gradients(array, made, wanted, lambda tensor: tensor.requires_grad_(True), to_torch, _part)
+
+
+def _part(whole: Any, made: Any) -> Any:
+    """Return the view of a tensor that lies where another one does."""
+    begin = whole.storage_offset() + (made.data_ptr() - whole.data_ptr()) // made.itemsize
+    return whole.as_strided(made.shape, made.stride(), begin)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 
-__all__ = ["Launches", "named", "quick_way", "transformed_check"]
+__all__ = ["Launches", "forward_mode_check", "named", "quick_way"]
 
 
 _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
@@ -141,13 +141,13 @@ def zeros_maker() -> Callable[..., Any]:
 
 
 @functools.cache
-def transformed_check() -> Callable[[], bool]:
-    """Return a function that tells whether one of torch.func's transforms, or forward mode, is at work."""
+def forward_mode_check() -> Callable[[], bool]:
+    """Return a function that tells whether forward mode is at work, and none of torch.func's transforms."""
     import torch
     from torch.autograd import forward_ad
 
     peek: Any = torch._C._functorch.peek_interpreter_stack
-    return lambda: peek() is not None or forward_ad._current_level >= 0
+    return lambda: forward_ad._current_level >= 0 and peek() is None
 
 
 def named(function: Any, name: str) -> Any:
@@ -202,7 +202,7 @@ def quick_way(
                 return apply(*values)
             made = run(values)
         except BufferAccessError:
-            if any(map(_is_hollow, values)):
+            if any(map(_is_left_to_torch, values)):
                 return otherwise(values)
             raise
         return made[0] if len(made) == 1 else tuple(made)
@@ -210,10 +210,12 @@ def quick_way(
     return call
 
 
-def _is_hollow(value: Any) -> Any:
-    """Tell whether a value is a tensor without data, or one around another: inside a transform, or left over from one.
+def _is_left_to_torch(value: Any) -> Any:
+    """Tell whether a value is a tensor that torch's dispatcher makes an ordinary one of, or knows what to do with.
 
-    They are plain tensors to Python. Launchers refuse them before anything has run, so nobody has to ask beforehand.
+    Such are tensors without data, those around others (inside a transform, or left over from one), and those whose sign,
+    conjugate or zeros are yet to be computed. All are plain tensors to Python. Launchers refuse them before anything has run, so
+    nobody has to ask beforehand.
     """
     import torch
 
@@ -221,7 +223,8 @@ def _is_hollow(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return False
     # `is_grads_batched` has a kind of batches of its own.
-    return value.is_meta or functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value)
+    is_around = functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value)
+    return value.is_meta or is_around or value.is_neg() or value.is_conj() or value._is_zerotensor()
 
 
 def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable[..., Any]:
@@ -233,7 +236,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, tracing = state._len_torch_function_stack, state._is_tracing
     tracked, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
-    plain, parameter, numbers = torch.Tensor, torch.nn.Parameter, plan.numbers
+    plain, parameter, strided, numbers = torch.Tensor, torch.nn.Parameter, torch.strided, plan.numbers
     arrays = [k for k, name in enumerate(plan.inputs) if plan.kinds[name] == "array"]
     several = len(plan.outputs) > 1
     # (inputs that need a gradient, whether each output's gradient is floating) -> what their adjoint runs, and other inputs
@@ -284,8 +287,9 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             back, others = known.get(key) or adjoint(key, needed, grads)
             try:
                 made = back(inputs, grads)
-            except BufferAccessError:
-                if any(map(_is_hollow, (*tensors, *grads))):
+            except (BufferAccessError, RuntimeError):
+                # Of a sparse gradient torch itself refuses to say whether it is contiguous.
+                if any(map(_is_left_to_torch, (*tensors, *grads))) or any(grad.layout != strided for grad in grads):
                     return at_length(inputs, grads, needed)
                 raise
             for k in others:

@@ -1,7 +1,8 @@
 """The custom operators of a kernel and its adjoint, or of a tangent and its adjoint: schemas, fakes, batches, derivatives.
 
 torch's custom operators know neither forward mode nor torch.func, and an `autograd.Function` does. So there is one of each
-for either, and whoever calls chooses.
+for either. Where one of torch.func's transforms is at work, torch's dispatcher itself goes from the operator to the function,
+for whoever may have called the operator: a compiled or an exported graph, or the user.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge.kernels.dependencies import check_unchanged
+from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
 from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level, detached, returned
-from numbridge.torch_eager import named, transformed_check
+from numbridge.torch_eager import forward_mode_check, named
 
 __all__ = ["NAMESPACE", "Operator"]
 
@@ -56,8 +58,9 @@ class Operator:
         import torch
 
         self.level, self.name, self._mutated = level, _free_name(name), tuple(mutated)
+        self._is_differentiable = differentiable
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
-        self._is_compiling, self._is_transformed = torch.compiler.is_dynamo_compiling, transformed_check()
+        self._is_compiling, self._is_forward_mode = torch.compiler.is_dynamo_compiling, forward_mode_check()
         self._tangents: dict[Any, Operator] = {}
         inputs = [f"{self._type(n)} {n}" for n in level.inputs]
         self.op = self._define(self.name, inputs, len(level.outputs), self._run, self._run_fake)
@@ -70,6 +73,41 @@ class Operator:
             for operator, rule in ((self.op, self._backward), (self._adjoint, self._adjoint_backward)):
                 torch.library.register_autograd(operator.name(), rule, setup_context=self.keep, lib=self._library)
             self._run_function, self._adjoint_function = _run_function(self), _adjoint_function(self)
+            self._transform(self.op, self._run_function.apply)
+            self._transform(
+                self._adjoint, lambda *values: self._adjoint_function.apply(*values[:-1], _coded(values[-1]))
+            )
+        else:
+            self._library.impl(self.name, self._refuse_gradients, "Autograd", with_keyset=True)
+
+    def _refuse_gradients(self, keys: Any, *values: Any) -> Any:
+        """Run an operator that has no derivatives, unless it would make those of what it writes wrong.
+
+        What it reads may require a gradient: in the graphs that `torch.export` decomposes, nothing is left of torch.no_grad().
+        """
+        import torch
+
+        plan, name = self.level.launches.plan, f"{NAMESPACE}::{self.name}"
+        written = [value for key, value in zip(plan.inputs, values, strict=True) if key in self._mutated]
+        if torch.is_grad_enabled() and any(value.requires_grad for value in written):
+            raise plan.lost_gradient(name, "torch.no_grad()")
+        if _is_dual(values):
+            raise plan.lost_tangent(name, "forward_ad.unpack_dual(x).primal")
+        if any(value.is_neg() or value.is_conj() for value in written):
+            raise BufferAccessError(
+                f"operator {name} writes to {', '.join(self._mutated)}, of which a sign or conjugate is yet to be computed; pass "
+                "tensor.resolve_neg() or tensor.resolve_conj(), which are copies"
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.op.redispatch(keys & torch._C._after_autograd_keyset, *values)
+
+    def _transform(self, operator: Any, function: Callable[..., Any]) -> None:
+        """Have torch.func's transforms take an `autograd.Function` for an operator."""
+
+        def transformed(*values: Any) -> Any:
+            return returned(_tuple(_functionalized(operator, values) or function(*values)))
+
+        self._library.impl(operator.name().partition("::")[2], transformed, "FuncTorchDynamicLayerFrontMode")
 
     def cast(self) -> None:
         """Compute in float32 under autocast."""
@@ -92,20 +130,25 @@ class Operator:
         returned = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
         self._library.define(f"{name}({', '.join(arguments)}) -> {returned}", tags=(torch.Tag.pt2_compliant_tag,))
         self._library.impl(name, run, "CompositeExplicitAutograd")
-        qualified = f"{NAMESPACE}::{name}"
-        torch.library.register_fake(qualified, fake, lib=self._library)
-        operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-        if not self._mutated:
-            torch.library.register_vmap(qualified, _batched(operator), lib=self._library)
-        return operator
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=self._library)
+        for function in (run, fake):
+            _keep_out_of_graphs(function)
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
 
     # What runs
 
     def _run(self, *values: Any) -> Any:
+        if self._is_differentiable and _is_dual(values):
+            return returned(_tuple(self._run_function.apply(*values)))
         return returned(self.level.run([detached(value) for value in values]))
 
     def _run_fake(self, *values: Any) -> Any:
         level = self.level
+        if self._is_differentiable and _may_be_dual():
+            raise KernelUnsupportedError(
+                f"operator {NAMESPACE}::{self.name}: within forward_ad.dual_level its tangents cannot be compiled, exported or "
+                "computed on fake tensors; use torch.func.jvp, or call the operator outside of what is compiled"
+            )
         return returned(level.blank(values, level.outputs) if level.spare else level.launches.outputs(values))
 
     def _run_adjoint(self, *values: Any) -> Any:
@@ -135,13 +178,13 @@ class Operator:
 
     def __call__(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the outputs."""
-        if not self._is_compiling() and self._is_transformed():
+        if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._run_function.apply(*values))
         return _tuple(self.op(*values))
 
     def adjoint(self, inputs: Sequence[Any], grads: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
         """Return a tensor for each of the inputs that are tensors: the gradient, or an empty one."""
-        if not self._is_compiling() and self._is_transformed():
+        if not self._is_compiling() and self._is_forward_mode():
             return _tuple(self._adjoint_function.apply(*inputs, *grads, _coded(wanted)))
         return _tuple(self._adjoint(*inputs, *grads, list(wanted)))
 
@@ -149,7 +192,8 @@ class Operator:
         """Return what is given back for each input: the gradient or None."""
         if not any(wanted):
             return [None] * len(inputs)
-        found = (g if w else None for g, w in zip(self.adjoint(inputs, grads, wanted), wanted, strict=True))
+        dense = [_strided(grad) for grad in grads]
+        found = (g if w else None for g, w in zip(self.adjoint(inputs, dense, wanted), wanted, strict=True))
         return [next(found) if self.level.kinds[name] == "array" else None for name in self.level.inputs]
 
     def tangent(self, moved: Sequence[bool], floats: Sequence[bool]) -> Operator:
@@ -217,7 +261,6 @@ def _run_function(operator: Operator) -> Any:
     import torch
 
     class Run(torch.autograd.Function):
-        generate_vmap_rule = True
         setup_context = staticmethod(operator.keep_for_both_modes)
 
         @staticmethod
@@ -236,7 +279,7 @@ def _run_function(operator: Operator) -> Any:
             found = iter(operator.tangent(moved, floats)([*inputs, *tangents]))
             return tuple(next(found) if is_float else None for is_float in floats)
 
-    return named(Run, operator.name)
+    return _with_batches(named(Run, operator.name))
 
 
 def _adjoint_function(operator: Operator) -> Any:
@@ -245,7 +288,6 @@ def _adjoint_function(operator: Operator) -> Any:
     from torch.autograd import forward_ad
 
     class Adjoint(torch.autograd.Function):
-        generate_vmap_rule = True
         setup_context = staticmethod(operator.keep_for_both_modes)
 
         @staticmethod
@@ -272,26 +314,99 @@ def _adjoint_function(operator: Operator) -> Any:
                     total = tuple(a + b for a, b in zip(total, found, strict=False))
             return total
 
-    return named(Adjoint, f"{operator.name}_adjoint")
+    return _with_batches(named(Adjoint, f"{operator.name}_adjoint"))
 
 
-def _batched(operator: Any) -> Callable[..., Any]:
-    """Return how an operator runs on a batch: row by row."""
+def _with_batches(function: Any) -> Any:
+    """Return an `autograd.Function` that runs on batches by itself: each row has derivatives of its own."""
+    function.vmap = staticmethod(_batched(function.apply))
+    return function
+
+
+def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return how a function runs on a batch: row by row."""
     import torch
 
     def rule(info: Any, in_dims: Any, *values: Any) -> Any:
-        rows = []
-        for k in range(info.batch_size):
-            row = [v.select(d, k) if isinstance(d, int) else v for v, d in zip(values, in_dims, strict=True)]
-            rows.append(_tuple(operator(*row)))
+        pairs = list(zip(values, in_dims, strict=True))
+        if not info.batch_size:
+            return _batched_nothing(function, pairs)
+        rows = [
+            _tuple(function(*[v.select(d, k) if isinstance(d, int) else v for v, d in pairs]))
+            for k in range(info.batch_size)
+        ]
         stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        return (stacked[0], 0) if len(stacked) == 1 else (stacked, (0,) * len(stacked))
+        return stacked, (0,) * len(stacked)
 
     return rule
 
 
+def _batched_nothing(function: Callable[..., Any], pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """Return what a function gives for a batch of no rows: nothing, of the shapes that it gives for a row without data."""
+    import torch
+
+    def row(value: Any, dim: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape = [extent for k, extent in enumerate(value.shape) if not isinstance(dim, int) or k != dim % value.ndim]
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+
+    like = next(value for value, dim in pairs if isinstance(dim, int))
+    made = _tuple(function(*[row(value, dim) for value, dim in pairs]))
+    return tuple(like.new_empty((0, *one.shape), dtype=one.dtype) for one in made), (0,) * len(made)
+
+
+def _functionalized(operator: Any, values: Sequence[Any]) -> Any:
+    """Return what an operator, which changes nothing, gives within torch.func.functionalize; None within other transforms."""
+    from torch._functorch.pyfunctorch import TransformType, retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    if interpreter.key() != TransformType.Functionalize:
+        return None
+    level: Any = FunctorchFunctionalizeAPI(interpreter)
+    given = level.unwrap_tensors(tuple(values))
+    with level.redispatch_to_next():
+        made = operator(*given)
+    return level.wrap_tensors(_tuple(made))
+
+
+def _keep_out_of_graphs(method: Any) -> None:
+    """Have torch.compile trace neither a method nor what it calls, where an operator runs by itself between two graphs."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
+def _is_dual(values: Sequence[Any]) -> bool:
+    """Tell whether a tensor carries a tangent of forward mode, of which torch's custom operators do not know."""
+    import torch
+    from torch.autograd import forward_ad
+
+    if not _may_be_dual():
+        return False
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def _may_be_dual() -> bool:
+    """Tell whether forward mode is at work, and not turned off, as within an `autograd.Function`."""
+    import torch
+    from torch.autograd import forward_ad
+
+    return forward_ad._current_level >= 0 and bool(torch._C._is_fwd_grad_enabled())
+
+
 def _nothing(array: Any) -> Any:
     return array.new_empty(0)
+
+
+def _strided(grad: Any) -> Any:
+    """Return a gradient as ordinary memory: that of a sparse embedding comes as a sparse tensor."""
+    import torch
+
+    return grad if grad.layout == torch.strided else grad.to_dense()
 
 
 def _tuple(made: Any) -> tuple[Any, ...]:

@@ -533,11 +533,14 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
     data, offset = interface.get("data"), int(interface.get("offset") or 0)
     if data is None:
         raise BufferAccessError(f"{_name(owner)} has no 'data' in its array interface; use the buffer protocol instead")
+    strides = interface.get("strides")
+    _check_layout(owner, shape, strides)
+    ends = None
     if not isinstance(data, tuple):
         record = capture(memoryview(data))
         view = describe(record)
+        ends = view.extent
         data, owner = (view.data + offset, view.has(nb.READ_ONLY)), (owner, record)
-    strides = interface.get("strides")
     elements = None
     if strides is not None:
         if any(step % row.itemsize for step in strides):
@@ -548,7 +551,43 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
         elements = tuple(int(step) // row.itemsize for step in strides)
     flags = dl.FLAG_READ_ONLY if data[1] else 0
     place = (int(data[0] or 0), row.tag, device_type, device_id)
+    if 0 not in shape:
+        _check_memory(owner, place[0], shape, elements, row.itemsize, ends)
     return machine().new_record(owner, *place, shape, elements, flags, *_interface_stream(interface, owner))
+
+
+def _check_layout(owner: Any, shape: tuple[int, ...], strides: Any) -> None:
+    """Refuse an array interface whose shape and strides do not belong together."""
+    if any(extent < 0 for extent in shape) or (strides is not None and len(strides) != len(shape)):
+        raise BufferAccessError(
+            f"{_name(owner)} has the shape {shape} and the strides {strides} in its array interface; wanted extents of 0 or "
+            "more, and as many strides, or None"
+        )
+
+
+def _check_memory(
+    owner: Any,
+    address: int,
+    shape: tuple[int, ...],
+    elements: tuple[int, ...] | None,
+    itemsize: int,
+    ends: tuple[int, int] | None,
+) -> None:
+    """Refuse an array interface whose elements have no memory, or lie outside of the buffer that it names."""
+    steps = elements or tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+    reaches = [step * (extent - 1) * itemsize for step, extent in zip(steps, shape, strict=True)]
+    low = address + sum(reach for reach in reaches if reach < 0)
+    high = address + sum(reach for reach in reaches if reach > 0) + itemsize
+    if not address:
+        raise BufferAccessError(
+            f"{_name(owner)} has elements, of the shape {shape}, and the address 0 in its array interface; it must be that of "
+            "the first element"
+        )
+    if ends is not None and not ends[0] <= low <= high <= ends[1]:
+        raise BufferAccessError(
+            f"{_name(owner)} has elements in its array interface that lie outside of its buffer of {ends[1] - ends[0]} bytes; "
+            "its shape, strides and offset must fit"
+        )
 
 
 def _interface_stream(interface: Any, owner: Any) -> tuple[int, ...]:

@@ -56,6 +56,12 @@ class TestAsarray:
         with pytest.raises(nb.ConversionError, match=r"dtype is int32, and the data is float64"):
             nb.asarray(np.zeros(2), dtype=int)
 
+    def test_array_interfaces_of_little_memory(self):
+        assert nb.asarray(Interface(data=(0, False), shape=(0, 3))).shape == (0, 3)
+        values = np.arange(4, dtype=np.float32)
+        assert nb.asarray(Interface(data=values.tobytes(), shape=(2,), strides=(-8,), offset=12)).list() == [3, 1]
+        assert nb.asarray(Interface(data=values[:1].tobytes(), shape=())).list() == 0
+
     def test_array_interface(self):
         x = Interface()
         assert nb.asarray(x).ptr == x.memory.ctypes.data
@@ -100,9 +106,18 @@ class TestAsarray:
             ("text", nb.NumbridgeTypeError, "builtins.str is no array"),
             (Interface(strides=(6,)), nb.BufferAccessError, r"strides \(6,\) bytes.*no multiples of its item size 4"),
             (Interface(mask=object()), nb.BufferAccessError, "has a mask in its array interface"),
+            (Interface(shape=(-1,)), nb.BufferAccessError, r"the shape \(-1,\) and the strides None"),
+            (Interface(strides=(4, 4)), nb.BufferAccessError, "as many strides"),
+            (Interface(data=(0, False)), nb.BufferAccessError, r"the shape \(4,\), and the address 0"),
+            (Interface(data=bytes(12)), nb.BufferAccessError, "outside of its buffer of 12 bytes"),
+            (Interface(data=bytes(16), offset=4), nb.BufferAccessError, "outside of its buffer of 16 bytes"),
+            (Interface(data=bytes(16), strides=(-4,)), nb.BufferAccessError, "outside of its buffer of 16 bytes"),
             (Interface(typestr="<M8[s]"), nb.ConversionError, "is not a scalar type"),
         ],
-        ids=["object", "dict", "str", "strides", "mask", "typestr"],
+        ids=[
+            *("object", "dict", "str", "strides", "mask", "negative", "too many strides", "no address", "too small"),
+            *("offset", "backwards", "typestr"),
+        ],
     )
     def test_what_is_no_array(self, x, error, message):
         with pytest.raises(error, match=message):

@@ -237,3 +237,18 @@ def test_nothing_grows(work, growth):
     assert (sys.getrefcount(x), sys.getrefcount(a)) == counts[:2]
     assert abs(sys.getrefcount(x.dtype) - counts[2]) < 1000
     assert grown < 4 * MIB
+
+
+def test_values_that_a_mask_hides_are_not_copied():
+    masked, a = np.ma.masked_array([1.0, 2.0], [True, False]), nb.zeros(2, dtype=nb.float64)
+
+    def set_part():
+        a[:] = masked
+
+    for write in (lambda: a.assign(masked), lambda: a.fill_(masked), set_part, lambda: nb.copy(a, masked)):
+        with pytest.raises(
+            nb.BufferAccessError, match=r"masked array would lose its mask; pass .*array.filled\(value\)"
+        ):
+            write()
+    assert a.list() == [0, 0]
+    assert a.assign(masked.filled(5)).list() == [5, 2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,6 +199,58 @@ def test_gradients_travel_with_paddle():
     assert not u.stop_gradient and nb.to_paddle(b) is u
     (u * u).sum().backward()
     assert b.grad.numpy().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("to", [nb.to_torch, nb.to_paddle])
+@pytest.mark.parametrize("had_gradient", [False, True])
+def test_gradients_of_a_views_tensor_come_to_the_array(to, had_gradient):
+    cases = {
+        "slice": ((4,), lambda a: a[1:3]),
+        "columns": ((2, 3), lambda a: a[:, ::2]),
+        "transposed": ((2, 3), lambda a: a.T[1:]),
+        "reshaped, view of a view": ((3, 4), lambda a: a[1:].reshape(4, 2)[::3]),
+        "with a new dimension": ((4,), lambda a: a[None, 2:]),
+    }
+    for shape, view in cases.values():
+        values = np.arange(1.0, 1 + math.prod(shape), dtype=np.float32).reshape(shape)
+        a = nb.array(values, requires_grad=True)
+        if had_gradient:
+            a.grad.fill_(0)
+        expected = np.zeros(shape, np.float32)
+        for _ in range(2):
+            part = view(a)
+            tensor = to(part)
+            assert tensor.data_ptr() == part.ptr and tuple(tensor.shape) == part.shape
+            (tensor**3).sum().backward()
+            seen = nb.from_numpy(expected)
+            view(seen).assign(view(seen).numpy() + 3 * view(nb.from_numpy(values)).numpy() ** 2)
+            assert np.array_equal(a.grad.numpy(), expected)
+            assert np.array_equal(part.grad.numpy(), view(seen).numpy())
+
+
+def test_gradients_of_a_views_tensor_come_to_the_tensor_that_was_adopted():
+    leaf = torch.arange(6.0)[1:].detach().requires_grad_()
+    (nb.to_torch(nb.from_torch(leaf)[2:]) ** 2).sum().backward()
+    assert leaf.grad.tolist() == [0, 0, 6, 8, 10]
+    other = paddle.arange(5).astype("float32")
+    other.stop_gradient = False
+    (nb.to_paddle(nb.from_paddle(other)[2:]) ** 2).sum().backward()
+    assert other.grad.tolist() == [0, 0, 4, 6, 8]
+    # Elements by their numbers, and what needs no gradient
+    a = nb.array(np.ones((4, 3), np.float32), dtype=nb.vec3, requires_grad=True)
+    nb.to_torch(a[::2]).sum().backward()
+    assert a.grad.numpy().tolist() == [[1] * 3, [0] * 3] * 2
+    assert nb.to_torch(a[1:], requires_grad=False).is_leaf and nb.to_torch(a[4:]).shape == (0, 3)
+
+
+def test_a_view_that_paddle_cannot_give_a_gradient_is_refused():
+    whole = paddle.ones([6])[2:]
+    whole.stop_gradient = False
+    with pytest.raises(
+        nb.BufferAccessError, match=r"convert the Array and slice the tensor, or pass requires_grad=False"
+    ):
+        nb.to_paddle(nb.from_paddle(whole)[1:])
+    assert nb.to_paddle(nb.from_paddle(whole)[1:], requires_grad=False).shape == [3]
 
 
 @pytest.mark.parametrize("name", ["torch", "paddle", "jax", "numpy", "cupy"])

@@ -327,12 +327,22 @@ def test_a_tensor_that_has_other_memory_before_it_could_be_kept():
 
 
 def test_gradients_of_elements_with_several_indices_are_refused():
-    windows = np.lib.stride_tricks.as_strided(np.arange(4.0), (3, 2), (8, 8))
-    x, y = nb.from_numpy(windows, requires_grad=True), nb.zeros((3, 2), dtype=nb.float64)
-    with nb.Tape() as tape:
-        nb.launch(square_2d, (3, 2), [x, y])
-    with pytest.raises(nb.BufferAccessError, match="so several indices name one element; pass a contiguous array"):
-        tape.backward(grads=[(y, np.ones((3, 2)))])
+    values = np.arange(4.0)
+    windows = np.lib.stride_tricks.as_strided(values, (3, 2), (8, 8))
+    for repeated in (
+        windows,
+        torch.from_numpy(values)[1:2].expand(3, 2),
+        torch.from_numpy(values[:3, None]).expand(3, 2),
+    ):
+        x, y = nb.asarray(repeated), nb.zeros((3, 2), dtype=nb.float64)
+        x.requires_grad = True
+        with nb.Tape() as tape:
+            nb.launch(square_2d, (3, 2), [x, y])
+        expected = (
+            "parameter 'x' of kernel 'square_2d' has strides .*, so several indices name one element; pass a contiguous"
+        )
+        with pytest.raises(nb.BufferAccessError, match=expected):
+            tape.backward(grads=[(y, np.ones((3, 2)))])
 
 
 @pytest.mark.parametrize("reads", [True, False])
