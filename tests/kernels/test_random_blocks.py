@@ -7,7 +7,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("first", range(0, 24, 6))
+@pytest.mark.parametrize("first", range(0, 24, 12))
 def test_random_programs(first, run_python, tmp_path):
     # In a process of their own, whose kernels are compiled for the CPU alone.
     run_python(f"""
