@@ -54,7 +54,7 @@ def test_random_programs(seed, tmp_path):
 def test_random_programs_thread_by_thread():
     """Adjoints do not race, and are right in whatever order threads come between barriers."""
     checked = Counter()
-    for seed in range(int(os.environ.get("NUMBRIDGE_BLOCK_GRADIENTS", "60"))):
+    for seed in range(int(os.environ.get("NUMBRIDGE_BLOCK_GRADIENTS", "70"))):
         found = check_thread_by_thread(seed)
         if found is not None:
             text, stacks = found
