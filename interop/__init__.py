@@ -145,6 +145,7 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
+from numbridge.kernels.inner_gradients import grad
 from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
@@ -324,6 +325,7 @@ __all__ = [
     "full_like",
     "func",
     "func_grad",
+    "grad",
     "get_device",
     "get_devices",
     "get_event_elapsed_time",

@@ -16,6 +16,7 @@ from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_sha
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.inner_gradients import Gradient
 from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
@@ -253,9 +254,10 @@ def _passed(source: FunctionSource, node: ast.Call, seen: tuple[int, ...]) -> se
     intrinsic = intrinsic_of(static.value)
     if intrinsic is not None:
         return _names(node.args[0]) if intrinsic.kind == "atomic" and node.args else set()
-    if not isinstance(static.value, Sourced) or id(static.value.source) in seen:
+    function = static.value.innermost if isinstance(static.value, Gradient) else static.value
+    if not isinstance(function, Sourced) or id(function.source) in seen:
         return set()
-    callee = static.value.source
+    callee = function.source
     inner = _arrays(callee, seen)
     pairs = zip(callee.parameters, node.args, strict=False)
     return {name for parameter, argument in pairs if _parameter_name(parameter) in inner for name in _names(argument)}

@@ -27,12 +27,13 @@ from numbridge.kernels.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.inner_gradients import Gradient, grad
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.source import FunctionSource, Program, index_uses
 from numbridge.kernels.static_names import Static
 
-__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "Rewritten", "Site", "Target", "rewrite"]
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "Rewritten", "Site", "Target", "rewrite"]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
@@ -45,6 +46,8 @@ _AXES = 3
 _SHORT = {"blockDim": "b", "gridDim": "g"}
 GIVEN = "_nb_given"
 """The name of what a device function that makes shared memory has been given, which tells what it is compiled for."""
+GRADIENT = "_nb_grad"
+"""What a call of a gradient becomes: its order, the function, and the arguments. No back end has it, only `adjoint.build`."""
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
@@ -430,6 +433,10 @@ class _Rewriter(ast.NodeTransformer):
         static = self.source.resolve(node)
         if static is None:
             return self.generic_visit(node) if isinstance(node, ast.Attribute) else node
+        if static.value is grad or isinstance(static.value, Gradient):
+            raise self.source.error(
+                node, "the gradient of a function is called where it stands, nb.grad(f)(x), or by a name that is given it once"
+            )
         found = intrinsic_of(static.value)
         if found is not None:
             return self._index(node, found)
@@ -525,6 +532,8 @@ class _Rewriter(ast.NodeTransformer):
             # Numba takes the first number by its place only.
             node.args += [keyword.value for keyword in node.keywords if keyword.arg == "start"]
             node.keywords = [keyword for keyword in node.keywords if keyword.arg != "start"]
+        if static is not None and isinstance(static.value, Gradient):
+            return self._gradient(node, static.value)
         callee = self.writer.program.callee(static.value) if static is not None else None
         if callee is None:
             return self.generic_visit(node)
@@ -533,6 +542,26 @@ class _Rewriter(ast.NodeTransformer):
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
+
+    def _gradient(self, node: ast.Call, gradient: Gradient) -> ast.expr:
+        """Return a call of the gradient of a function."""
+        callee, found = self.writer.program.callee(gradient), intrinsic_of(gradient.innermost)
+        hidden = [] if callee is None else [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+        if found is not None and found.kind != "function":
+            raise self.source.error(node, f"{found.name} has no gradient; nb.grad takes functions of numbers")
+        if found is not None:
+            function = self._number_function(found)
+        elif callee is not None:
+            function = ast.Name(self.writer.names[id(callee)], ast.Load())
+        else:
+            named = gradient.innermost
+            function = ast.Name(self.writer.claim(named.__name__, named), ast.Load())
+        arguments = [*hidden, *(self.visit(argument) for argument in node.args)]
+        made = ast.Call(
+            ast.Name(GRADIENT, ast.Load()), [ast.Constant(gradient.order), function, *arguments], node.keywords
+        )
+        made.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return made
 
     def _spelled(self, node: ast.Call) -> ast.expr:
         """Return the number that a string spells, as in ``float("inf")``."""

@@ -21,7 +21,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, member_dependency, of_library
-from numbridge.kernels.errors import KernelError, KernelUnsupportedError, source_excerpt
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
+from numbridge.kernels.inner_gradients import Gradient, grad
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
 from numbridge.kernels.njit_functions import Declared, declared, kept_values
@@ -245,9 +246,18 @@ class FunctionSource:
         """Return every global and closure value that the function and its device functions read.
 
         Modules, built-in names and what belongs to NumPy, Numba, numbridge and the mathematical modules are left out. With
-        `by_hand`, what `nb.func_grad` has entered for device functions is among them, or that there is nothing yet.
+        `by_hand`, what `nb.func_grad` has entered for device functions is among them, or that there is nothing yet; and always in
+        a program that calls gradients, which is compiled with what they read.
         """
-        return Program(self).dependencies(by_hand=by_hand)
+        program = Program(self)
+        if program.differentiates:
+            return Program(self, gradients=True).dependencies(by_hand=True)
+        return program.dependencies(by_hand=by_hand)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether the program calls the gradient of a function, `nb.grad`."""
+        return self.found("differentiates", lambda: Program(self).differentiates, Dependency.names_same)
 
     def seal_derivatives(self) -> None:
         """Let no derivative by hand be entered any more for device functions that are reached: somebody keeps what there is."""
@@ -276,7 +286,7 @@ class FunctionSource:
         if isinstance(node, ast.Attribute):
             base = self.resolve(node.value)
             return None if base is None else self._member(base, node)
-        return None
+        return self._gradient(node) if isinstance(node, ast.Call) else None
 
     def fold(self, node: ast.AST) -> Any:
         """Return the value of a constant expression of numbers and tuples, or `MISSING`.
@@ -326,6 +336,23 @@ class FunctionSource:
             return apply(*values)
         except ArithmeticError:
             return MISSING
+
+    def _gradient(self, node: ast.Call) -> Static | None:
+        """Return what ``nb.grad(f)`` stands for, or None for any other call."""
+        called = self.resolve(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else None
+        if called is None or called.value is not grad:
+            return None
+        given = self.resolve(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        if given is None:
+            raise self.error(
+                node,
+                "nb.grad(f) takes one function, which is known before the kernel runs; name one that is decorated with @nb.func",
+            )
+        try:
+            made = grad(given.value)
+        except NumbridgeTypeError as error:
+            raise self.error(node, str(error)) from None
+        return Static(made, "gradient", made, (), False, False, (*called.reached, *given.reached))
 
     def _local_alias(self, name: str) -> Static | None:
         chain = self._aliases.get(name)
@@ -398,13 +425,13 @@ def _in_order(body: list[ast.stmt]) -> list[Any]:
 
 
 def _single_aliases(nodes: list[Any], local: frozenset[str], once: set[str]) -> dict[str, ast.expr]:
-    """Return what each local name stands for that is assigned once, from a global name or an attribute chain of one."""
+    """Return what each local name may stand for that is assigned once: a global name, an attribute chain of one, ``nb.grad(f)``."""
     aliases: dict[str, ast.expr] = {}
     for node in nodes:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.Name | ast.Attribute):
-            target, root = node.targets[0], _chain_root(node.value)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, roots = node.targets[0], _chain_roots(node.value)
             # Aliases of aliases count too, but only of earlier ones: two that name each other would never end.
-            if isinstance(target, ast.Name) and target.id in once and (root not in local or root in aliases):
+            if roots and isinstance(target, ast.Name) and target.id in once and not roots & local - aliases.keys():
                 aliases[target.id] = node.value
     return aliases
 
@@ -421,10 +448,14 @@ def _single_values(nodes: list[Any], once: set[str]) -> dict[str, ast.expr]:
     return values
 
 
-def _chain_root(node: ast.expr) -> str | None:
+def _chain_roots(node: ast.expr) -> set[str]:
+    """Return the first name of an attribute chain, with that of its argument if it is called with one; else nothing."""
+    if isinstance(node, ast.Call):
+        roots = [_chain_roots(part) for part in (node.func, *node.args, *(k.value for k in node.keywords))]
+        return set().union(*roots) if len(roots) == 2 and all(roots) else set()
     while isinstance(node, ast.Attribute):
         node = node.value
-    return node.id if isinstance(node, ast.Name) else None
+    return {node.id} if isinstance(node, ast.Name) else set()
 
 
 def _unpacked_calls(nodes: list[Any]) -> dict[tuple[int, int, int, int], int]:
@@ -480,7 +511,9 @@ class Program:
         self._visit(root, set())
 
     def callee(self, value: Any) -> FunctionSource | None:
-        """Return the source of a device function, or None for anything else."""
+        """Return the source of a device function, or of the one that a gradient is of, or None for anything else."""
+        if isinstance(value, Gradient):
+            return self.callee(value.innermost)
         if isinstance(value, Sourced):
             return self._known.setdefault(id(value.function), value.source)
         if is_cuda_dispatcher(value):
@@ -522,6 +555,16 @@ class Program:
                 place = dependency if dependency.container is None else dependency.container
                 found.setdefault((id(place), dependency.name), dependency)
         return tuple(found.values())
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether a function calls the gradient of one."""
+        return any(
+            static is not None and isinstance(static.value, Gradient)
+            for source in self.sources
+            for node in source.nodes
+            for static in (source.resolve(node.func) if isinstance(node, ast.Call) else None,)
+        )
 
     @property
     def reads_njit(self) -> bool:

@@ -284,6 +284,12 @@ class Variants:
 
     def emitted(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Emitted:
         """Return the text that a variant is compiled from."""
+        if self.kernel.source.differentiates:
+            from numbridge.kernels.adjoint.derive import check_floats, with_gradients
+
+            program = with_gradients(self.kernel)
+            check_floats(program, parameters)
+            return program.emitted(parameters, weak, target)
         return emit(self.kernel.source, weak, target, check_bounds=bool(self.kernel.options.get("check_bounds")))
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.dependencies import MISSING, is_from_library, root_package
+from numbridge.kernels.inner_gradients import Gradient
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.source import FunctionSource, Program, Sourced, call_rank
 from numbridge.kernels.static_names import instance_of, is_dispatcher
@@ -391,6 +392,8 @@ class _BodyWrites:
         intrinsic = intrinsic_of(function)
         if intrinsic is not None:
             return self._intrinsic_call(intrinsic, arguments)
+        if isinstance(function, Gradient):
+            return _NOTHING  # it writes to nothing, and is a number or several
         source = self._all.program.callee(function) or self._all.program.compiled(function)
         if source is not None:
             return self._all.analyse(source, _bound(source, arguments))

@@ -42,7 +42,7 @@ from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
 from numbridge.kernels.adjoint.survey import Survey
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 
-__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "Sweep", "refused"]
+__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "Sweep", "refused", "spread"]
 
 _STEPS = frozenset({"floor", "ceil", "trunc", "rint", "sign", "round", "floordiv", "round2"})
 
@@ -102,7 +102,7 @@ class Activity:
         before = -1
         while before != (before := len(values) + len(arrays)):
             for op in self._ops:
-                _spread(op, values, arrays)
+                spread(op, values, arrays)
         return values, arrays
 
     def _useful(self) -> tuple[set[Value], set[Array]]:
@@ -145,8 +145,8 @@ class Activity:
             )
 
 
-def _spread(op: Op, values: set[Any], arrays: set[Any]) -> None:
-    """Add what an operation makes depend on an input."""
+def spread(op: Op, values: set[Any], arrays: set[Any]) -> None:
+    """Add to some values and arrays that depend on an input what an operation makes depend on it, too."""
     match op:
         case Compute():
             if op.function.key not in _STEPS and is_float(op.result) and not values.isdisjoint(op.arguments):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
+from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
 from numbridge.kernels.adjoint.expressions import Expressions
-from numbridge.kernels.adjoint.ir import Array, Atomic, Custom, Function, Meet, Region, Value, is_float, walk
+from numbridge.kernels.adjoint.function_gradients import add_gradients
+from numbridge.kernels.adjoint.ir import Array, Atomic, Compute, Custom, Function, Meet, Region, Value, is_float, walk
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import whole_element
 from numbridge.kernels.adjoint.record_program import Records
@@ -25,6 +28,7 @@ from numbridge.kernels.element_functions import FUNCTIONS
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.numba_elements import numba_element
+from numbridge.kernels.rewriting import GRADIENT
 from numbridge.kernels.source import FunctionSource
 
 __all__ = ["Calls"]
@@ -44,6 +48,10 @@ _WITHOUT_DERIVATIVE = {
     "match_all_sync": ("cuda.match_all_sync", "use cuda.match_any_sync or cuda.all_sync"),
     "lanemask_lt": ("cuda.lanemask_lt", "write (1 << cuda.laneid) - 1"),
 }
+_NO_GRADIENT = Missing(
+    "would be the gradient by an integer or an array, which there is none of here",
+    "convert the argument to a floating-point number, or assign this one to _",
+)
 _ALL_LANES = (1 << WARP_SIZE) - 1
 # What functions are called in the table of what elements can do.
 _NAMED: dict[Any, str] = {
@@ -70,6 +78,8 @@ class Calls(Expressions):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
             if name in ("_nb_local_array", "_nb_shared", "_nb_dynamic", "_nb_elements"):
                 return self._memory(node)
+            if name == GRADIENT:
+                return self._function_gradient(node)
             if name.startswith("_nb_block_"):
                 return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
@@ -260,13 +270,15 @@ class Calls(Expressions):
         return made
 
     def _inline(self, node: ast.Call, source: FunctionSource) -> Binding:
+        return self._called(node, source, self._bind(node, source, self._rewritten.trees[id(source)]))
+
+    def _called(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         if any(frame.source is source for frame in self._frames):
             raise self._refused(node, f"{source.name} calls itself, and has no derivative therefore; write a loop")
         if len(self._frames) >= _MAX_INLINED:
             raise self._refused(node, "device functions are nested too deeply to be differentiated")
         if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
-            return self._custom(node, source, source.gradient)
-        given = self._bind(node, source, self._rewritten.trees[id(source)])
+            return self._custom(node, source, source.gradient, given)
         if source.declared.variables:
             name, kind = source.declared.variables[0]
             raise self._refused(
@@ -318,9 +330,10 @@ class Calls(Expressions):
             )
         return () if result is None else result
 
-    def _custom(self, node: ast.Call, source: FunctionSource, gradient: FunctionSource) -> Binding:
+    def _custom(
+        self, node: ast.Call, source: FunctionSource, gradient: FunctionSource, given: dict[str, Binding]
+    ) -> Binding:
         """Call a function whose derivative is written by hand."""
-        given = self._bind(node, source, self._rewritten.trees[id(source)])
         arguments = list(given.values())
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
@@ -385,6 +398,68 @@ class Calls(Expressions):
                 f"{source.name} returns {kind_name(made)} as the gradient by an argument of {kind_name(argument)}",
             )
         return made
+
+    def _function_gradient(self, node: ast.Call) -> Binding:
+        """Return the gradient of a function: one for its only argument, or a tuple with one for each."""
+        order, function, *arguments = node.args
+        call = ast.copy_location(ast.Call(function, arguments, node.keywords), node)
+        source = self._functions.get(function.id) if isinstance(function, ast.Name) else None
+        run: Callable[[list[Binding]], Binding]
+        if source is not None:
+            bound = self._bind(call, source, self._rewritten.trees[id(source)])
+            names = [name.arg for name in self._rewritten.trees[id(source)].args.args]
+            given = [bound[name] for name in names]
+            first = len(names) - len(source.parameters)  # behind thread indices
+
+            def run(values: list[Binding]) -> Binding:
+                return self._called(call, source, dict(zip(names, values, strict=True)))
+
+        else:
+            callee, first = self._static_function(call), 0
+            given = [as_argument(self._expression(argument)) for argument in arguments]
+
+            def run(values: list[Binding]) -> Binding:
+                return self._apply(call, callee, values)
+
+        what = ast.unparse(function)
+        for _ in range(ast.literal_eval(order)):
+            run, what = functools.partial(self._gradients_of, node, what, first, run), f"nb.grad({what})"
+        return run(given)
+
+    def _static_function(self, call: ast.Call) -> Static:
+        callee = self._expression(call.func)
+        if not isinstance(callee, Static):
+            raise self._refused(call, "nb.grad takes a function that is known before the kernel runs")
+        if call.keywords:
+            raise self._refused(call, f"{callee.text} is called with named arguments; pass them by position")
+        return callee
+
+    def _gradients_of(
+        self, node: ast.Call, what: str, first: int, run: Callable[[list[Binding]], Binding], given: list[Binding]
+    ) -> Binding:
+        """Return the gradient of what `run` computes, by each of the arguments from the `first` on."""
+        floats = [k for k in range(first, len(given)) if isinstance(given[k], Value) and is_float(given[k])]
+        if not floats:
+            raise self._refused(
+                node, f"no argument of {what} is a floating-point number, vector or matrix, and so it has no gradient"
+            )
+        # Variables of its own, for one value may be given twice, or be a constant.
+        values = list(given)
+        for k in floats:
+            values[k] = self.value("at", given[k].type)
+            self.add(Compute(values[k], Function(CAST, "{0}", None), [given[k]]))
+        region: Region = []
+        with self._into(region):
+            result = run(values)
+        if not isinstance(result, Value) or not inference.is_float_type(result.type):
+            found = kind_name(result) if isinstance(result, Value) else "no number"
+            raise self._refused(
+                node, f"{what} returns {found}, and the gradient is that of a function that returns one real number"
+            )
+        made = add_gradients(self, region, [values[k] for k in floats], result, self.locals)
+        by_place = dict(zip(floats, made, strict=True))
+        answer = tuple(by_place.get(k, _NO_GRADIENT) for k in range(first, len(given)))
+        return answer[0] if len(answer) == 1 else answer
 
     def _default(self, source: FunctionSource, node: ast.expr) -> Binding:
         """Return what a parameter is that a call leaves out; the variables of the caller are not seen there."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "with_gradients"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -110,7 +110,7 @@ class _Read:
 
 
 class Derivative(Kernel):
-    """The adjoint or tangent of a kernel, by some of its parameters.
+    """The adjoint or tangent of a kernel, by some of its parameters; its tangent by none is the kernel itself.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class Derivative(Kernel):
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
         self.unused, self.fresh = unused, fresh
         self.function = base.function
-        self.name = f"{mode} of {base.name}"
+        self.name = f"{mode if wanted else 'program'} of {base.name}"
         self.options = base.options
         level = sum(step[0] == "tangent" for step in self.steps())
         self.prefix = ADJOINT if mode == "adjoint" else tangent_prefix(level)
@@ -235,8 +235,24 @@ class Derivative(Kernel):
         rewritten = rewrite(self.source, weak, gradients=True)
         rewritten.program.check_kept()
         program = build(rewritten, parameters)
-        check_races(program)
+        if self.wanted:
+            check_races(program)
+        else:
+            self._check_runs(rewritten)
         return program, rewritten
+
+    def _check_runs(self, rewritten: Any) -> None:
+        """Refuse what a kernel does beside its program, where that is all of it that is compiled."""
+        printing = rewritten.printing()
+        if printing is not None:
+            raise KernelUnsupportedError(
+                f"kernel {self.base.name!r} calls the gradient of a function and prints, in {printing}; leave one of them out"
+            )
+        if self.options.get("check_bounds"):
+            raise KernelUnsupportedError(
+                f"kernel {self.base.name!r} calls the gradient of a function, and indices in such kernels are not checked; "
+                "declare it without check_bounds"
+            )
 
     def _generate(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
@@ -668,4 +684,13 @@ def derived(
                 )
         found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh)
     made: Derivative = found
+    return made
+
+
+def with_gradients(kernel: Kernel) -> Derivative:
+    """Return a kernel that calls gradients of functions as its program: a tangent by nothing."""
+    key = "program"
+    if key not in kernel.derivatives:
+        kernel.derivatives[key] = Derivative(kernel, "tangent", ())
+    made: Derivative = kernel.derivatives[key]
     return made

@@ -6,7 +6,7 @@ a tangent is a second derivative. The rules are those of reverse mode.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from numbridge.kernels.adjoint import inference
@@ -37,6 +37,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.prefixes import TANGENT
+from numbridge.kernels.adjoint.region_copy import RegionCopy
 from numbridge.kernels.adjoint.rules import partials
 
 __all__ = ["Facts", "facts", "forward"]
@@ -267,7 +268,7 @@ class _Forward(Construct):
 
     def _custom_tangent(self, op: Custom, own: Value, unit: Value) -> Value:
         """Return the tangent of a result, or of one component: the pullback of one there, times the tangents."""
-        copied = _Copy(self, {c: unit if c is own else self.zero(c.type) for c in op.cotangents})
+        copied = RegionCopy(self, {c: unit if c is own else self.zero(c.type) for c in op.cotangents})
         copied.region(op.pullback)
         kind = getattr(own.type, "dtype", own.type)
         total = self.zero(kind)
@@ -283,83 +284,3 @@ class _Forward(Construct):
         made = operate(self, "inner", gradient, tangent)
         assert made is not None
         return made
-
-
-class _Copy:
-    """Copies a region into a program, with values of its own and some values replaced."""
-
-    def __init__(self, construct: Construct, replaced: Mapping[Value, Value]) -> None:
-        self._construct = construct
-        self._values = dict(replaced)
-
-    def value(self, value: Value) -> Value:
-        """Return what stands for a value in the copy."""
-        return self._values.get(value, value)
-
-    def _new(self, value: Value) -> Value:
-        self._values[value] = made = self._construct.value(value.name.removeprefix("_nb_"), value.type)
-        return made
-
-    def region(self, region: Region) -> None:
-        """Add a copy of a region to the program."""
-        for op in region:
-            self._construct.add(self._op(op))
-
-    def _inner(self, region: Region) -> Region:
-        outer, self._construct.region = self._construct.region, []
-        self.region(region)
-        made, self._construct.region = self._construct.region, outer
-        return made
-
-    def _op(self, op: Op) -> Op:
-        match op:
-            case Compute():
-                arguments = [self.value(a) for a in op.arguments]
-                return replace(op, result=self._new(op.result), arguments=arguments)
-            case Load():
-                index = [self.value(v) for v in op.index]
-                return replace(op, result=self._new(op.result), index=index)
-            case Shape():
-                return replace(op, result=self._new(op.result))
-            case If():
-                then, orelse = self._inner(op.then), self._inner(op.orelse)
-                merges = [Merge(self._new(m.result), self.value(m.then), self.value(m.orelse)) for m in op.merges]
-                return replace(op, condition=self.value(op.condition), then=then, orelse=orelse, merges=merges)
-            case Loop():
-                return self._loop(op)
-            case Custom():
-                return self._custom(op)
-        return op
-
-    def _loop(self, op: Loop) -> Loop:
-        initials = [self.value(c.initial) for c in op.carried]
-        bounds = [self.value(bound) for bound in op.bounds]
-        index = None if op.index is None else self._new(op.index)
-        phis = [self._new(c.phi) for c in op.carried]
-        test, body = self._inner(op.test), self._inner(op.body)
-        carried = [
-            Carried(phi, initial, self.value(c.following), self._new(c.result))
-            for phi, initial, c in zip(phis, initials, op.carried, strict=True)
-        ]
-        condition = None if op.condition is None else self.value(op.condition)
-        leave = None if op.leave is None else self.value(op.leave)
-        return Loop(index, bounds, test, condition, body, carried, leave, place=op.place)
-
-    def _custom(self, op: Custom) -> Custom:
-        arguments = [self.value(a) for a in op.arguments]
-        body = self._inner(op.body)
-        inner = [self.value(v) for v in op.inner]
-        cotangents = [self._new(c) for c in op.cotangents]
-        pullback = self._inner(op.pullback)
-        gradients = [None if g is None else self.value(g) for g in op.gradients]
-        results = [self._new(r) for r in op.results]
-        return replace(
-            op,
-            arguments=arguments,
-            results=results,
-            body=body,
-            inner=inner,
-            cotangents=cotangents,
-            pullback=pullback,
-            gradients=gradients,
-        )
