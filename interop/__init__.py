@@ -120,6 +120,7 @@ from numbridge.kernels.errors import (
     NumbridgeValueError,
     NumbridgeWarning,
 )
+from numbridge.kernels.inner_gradients import grad
 from numbridge.kernels.intrinsics import (
     acos,
     asin,
@@ -145,7 +146,6 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
-from numbridge.kernels.inner_gradients import grad
 from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
@@ -325,11 +325,11 @@ __all__ = [
     "full_like",
     "func",
     "func_grad",
-    "grad",
     "get_device",
     "get_devices",
     "get_event_elapsed_time",
     "get_stream",
+    "grad",
     "init",
     "int8",
     "int16",

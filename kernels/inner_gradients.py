@@ -50,7 +50,7 @@ def grad(function: Any) -> Gradient:
 
     ``nb.grad(f)(x)`` is the derivative of ``f(x)`` by `x`; that of a function of several arguments, ``nb.grad(f)(x, y)``, is a
     tuple with a derivative for each. It is made of the source of `f` when the kernel is compiled, costs a small multiple of
-    what `f` costs, and is an ordinary part of the kernel: tapes, operators and JAX differentiate it again, exactly, to every order.
+    what `f` costs, and is an ordinary part of the kernel: tapes, operators and JAX differentiate it again, exactly.
 
     Parameters
     ----------

@@ -435,7 +435,8 @@ class _Rewriter(ast.NodeTransformer):
             return self.generic_visit(node) if isinstance(node, ast.Attribute) else node
         if static.value is grad or isinstance(static.value, Gradient):
             raise self.source.error(
-                node, "the gradient of a function is called where it stands, nb.grad(f)(x), or by a name that is given it once"
+                node,
+                "the gradient of a function is called where it stands, nb.grad(f)(x), or by a name that is given it once",
             )
         found = intrinsic_of(static.value)
         if found is not None:

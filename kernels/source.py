@@ -425,7 +425,7 @@ def _in_order(body: list[ast.stmt]) -> list[Any]:
 
 
 def _single_aliases(nodes: list[Any], local: frozenset[str], once: set[str]) -> dict[str, ast.expr]:
-    """Return what each local name may stand for that is assigned once: a global name, an attribute chain of one, ``nb.grad(f)``."""
+    """Return what local names may stand for that are assigned once: a global name, an attribute chain of one, a gradient."""
     aliases: dict[str, ast.expr] = {}
     for node in nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:

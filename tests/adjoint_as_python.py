@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from numbridge.kernels.adjoint.measured import Measured
 from numbridge.kernels.adjoint.measuring import measure
 from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
+from numbridge.kernels.elements import Element
 from numbridge.kernels.emission import emit
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.rewriting import rewrite
@@ -65,10 +65,16 @@ def _atomic_exch(array: Any, index: Any, value: Any) -> Any:
     return held
 
 
+def _replaced(held: Any, index: Any, value: Any) -> Any:
+    """Replace a part of a vector or a matrix; what may be one and is an array in these kernels is stored into."""
+    made = held.numpy().copy() if isinstance(held, Element) else held
+    made[index] = value
+    return type(held)(*made.reshape(-1).tolist()) if isinstance(held, Element) else made
+
+
 RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
-    # What may be a vector or matrix is an array in these kernels, which is stored into.
-    "_nb_replaced": lambda array, index, value: operator.setitem(array, index, value) or array,
+    "_nb_replaced": _replaced,
     "_nb_local_array": lambda shape, dtype: np.full(shape, 77, str(dtype) if isinstance(dtype, types.Type) else dtype),
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
@@ -199,7 +205,14 @@ def run_second(
 
 
 def oracle(kernel: Any, dim: Sequence[int], arguments: Sequence[Any]) -> list[np.ndarray]:
-    """Return what a kernel makes of copies of its arguments: its own emitted text, which no program has touched."""
+    """Return what a kernel makes of copies of its arguments: its own emitted text, which no program has touched.
+
+    That of a kernel which calls gradients of functions is no Python, so it is run through its program.
+    """
+    if kernel.source.differentiates:
+        copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        replay(kernel, dim, copies)
+        return [np.asarray(c) for c in copies]
     run, hidden = _emitted(kernel)
     copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     over(dim, lambda *index: run(*index[:hidden], *copies))

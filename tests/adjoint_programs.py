@@ -237,14 +237,14 @@ class ScratchWriter(Writer):
         return "\n".join(self.lines) + "\n"
 
 
-def declared(text: str, **more: Any) -> Any:
+def declared(text: str, decorate: Callable[[Any], Any] = kernel, **more: Any) -> Any:
     """Return the kernel that a program's text declares; its source can be read as if from a file, `more` are its globals."""
     filename = f"<generated {hash(text):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, Any] = {"tid": tid, "atomic_add": atomic_add, "math": math, "blend": blend}
     names |= {"cuda": cuda, "float64": float64}
     exec(compile(text, filename, "exec"), names | more, declares := {})
-    return kernel(*declares.values())
+    return decorate(*declares.values())
 
 
 def arguments(seed: int) -> list[Any]:

@@ -15,7 +15,6 @@ import pytest
 
 from emulated_cuda import is_emulated, remember_ptx
 from numbridge.kernels import variant
-from numbridge.kernels.emission import emit
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 
@@ -40,7 +39,7 @@ def pytest_configure():
         # Where devices are emulated, the test itself runs what CUDA makes of a kernel.
         for capability in ARCHITECTURES if type(kernel) is Kernel and not is_emulated() else ():
             try:
-                text = emit(kernel.source, weak, "cuda")
+                text = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
                 variant._cuda_code(kernel, text, parameters, capability, "masked")
             except KernelError as error:
                 if not any(reason in str(error) for reason in ONLY_ON_THE_CPU):

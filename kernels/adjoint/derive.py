@@ -242,16 +242,11 @@ class Derivative(Kernel):
         return program, rewritten
 
     def _check_runs(self, rewritten: Any) -> None:
-        """Refuse what a kernel does beside its program, where that is all of it that is compiled."""
+        """Refuse a kernel that prints, which its program does not, where that is all of it that is compiled."""
         printing = rewritten.printing()
         if printing is not None:
             raise KernelUnsupportedError(
                 f"kernel {self.base.name!r} calls the gradient of a function and prints, in {printing}; leave one of them out"
-            )
-        if self.options.get("check_bounds"):
-            raise KernelUnsupportedError(
-                f"kernel {self.base.name!r} calls the gradient of a function, and indices in such kernels are not checked; "
-                "declare it without check_bounds"
             )
 
     def _generate(
@@ -688,7 +683,18 @@ def derived(
 
 
 def with_gradients(kernel: Kernel) -> Derivative:
-    """Return a kernel that calls gradients of functions as its program: a tangent by nothing."""
+    """Return a kernel that calls gradients of functions as its program: a tangent by nothing.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If its indices should be checked.
+    """
+    if kernel.options.get("check_bounds"):
+        raise KernelUnsupportedError(
+            f"kernel {kernel.name!r} calls the gradient of a function, and indices in such kernels are not checked; declare it "
+            "without check_bounds"
+        )
     key = "program"
     if key not in kernel.derivatives:
         kernel.derivatives[key] = Derivative(kernel, "tangent", ())

@@ -91,7 +91,8 @@ def _check(op: Op) -> None:
         )
     if isinstance(op, Meet):
         raise refused(
-            op, "the function whose gradient is taken here waits for other threads; let it compute from what it is given"
+            op,
+            "the function whose gradient is taken here waits for other threads; let it compute from what it is given",
         )
 
 
@@ -221,12 +222,12 @@ class _Reversal:
         then, after_then = self._side(op.then, [(m.then, before[m.result]) for m in merges], before)
         orelse, after_else = self._side(op.orelse, [(m.orelse, before[m.result]) for m in merges], before)
         self._adjoints = before
-        added = [v for v in {**after_then, **after_else} if after_then.get(v) is not after_else.get(v)]
         made: list[Merge] = []
-        for value in added:
+        for value in {**after_then, **after_else}:
             sides = [side.get(value) or self._construct.zero(value.type) for side in (after_then, after_else)]
-            made.append(Merge(self._construct.value("p", value.type), *sides))
-            self._adjoints[value] = made[-1].result
+            if sides[0] is not sides[1]:
+                made.append(Merge(self._construct.value("p", value.type), *sides))
+            self._adjoints[value] = made[-1].result if sides[0] is not sides[1] else sides[0]
         self._construct.place = op.place
         self._construct.add(If(op.condition, then, orelse, made))
 
