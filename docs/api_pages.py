@@ -61,7 +61,7 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
     "gradients": (
         "Gradients and operators",
         "Launches that are recorded, derivatives by hand, and kernels as operators of PyTorch and Paddle.",
-        ["Tape", "func_grad", "torch_op", "TorchOp", "paddle_op", "PaddleOp"],
+        ["Tape", "grad", "func_grad", "torch_op", "TorchOp", "paddle_op", "PaddleOp"],
     ),
     "jax": (
         "Inside JAX",

@@ -103,6 +103,13 @@ CASES = (
         "input_overwritten_later", "Warp", "derivative of x x at 3, where a later launch adds 1 to x", [6], OVERWRITES
     ),
     Case(
+        "force_of_a_potential",
+        "Warp",
+        "derivative of a force that is the gradient of the potential x x x within a kernel, at 1",
+        [6],
+        "The reference of `wp.grad` says that it takes no part in automatic differentiation.",
+    ),
+    Case(
         "value_of_an_atomic",
         "Warp",
         "gradient of the value that an atomic addition returns, one thread after another",

@@ -101,6 +101,19 @@ def input_overwritten_later():
     return x.grad.numpy().tolist()
 
 
+def force_of_a_potential():
+    @nb.func
+    def potential(x: float):
+        return x * x * x
+
+    @nb.kernel
+    def force(x: nb.array[float], out: nb.array[float]):
+        i = nb.tid()
+        out[i] = nb.grad(potential)(x[i])
+
+    return gradients(force, 1, [numbers(1.0)], [numbers(0.0)])
+
+
 def value_of_an_atomic():
     @nb.kernel
     def running(x: nb.array[float], out: nb.array[float], total: nb.array[float]):

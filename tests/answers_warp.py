@@ -104,6 +104,19 @@ def input_overwritten_later():
     return x.grad.numpy().tolist()
 
 
+def force_of_a_potential():
+    @wp.func
+    def potential(x: float):
+        return x * x * x
+
+    @wp.kernel
+    def force(x: wp.array(dtype=float), out: wp.array(dtype=float)):
+        i = wp.tid()
+        out[i] = wp.grad(potential)(x[i])
+
+    return gradients(force, 1, [numbers(1.0)], [numbers(0.0)])
+
+
 def value_of_an_atomic():
     @wp.kernel
     def running(x: wp.array(dtype=float), out: wp.array(dtype=float), total: wp.array(dtype=float)):
