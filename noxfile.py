@@ -82,9 +82,7 @@ def block_gradient_fuzz(session: nox.Session) -> None:
 def function_gradient_fuzz(session: nox.Session) -> None:
     """Check the gradients within kernels of 1,000 random functions; another number may follow ``--``."""
     session.env["NUMBRIDGE_FUNCTION_GRADIENTS"] = session.posargs[0] if session.posargs else "1000"
-    run_in_environment(
-        session, "pytest", "tests/kernels/adjoint/test_function_gradients.py", "-k", "random_functions"
-    )
+    run_in_environment(session, "pytest", "tests/kernels/adjoint/test_function_gradients.py", "-k", "random_functions")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
