@@ -107,8 +107,8 @@ CASES = (
         "Warp",
         "derivative of a force that is the gradient of the potential x x x within a kernel, at 1",
         [6],
-        "The reference of `wp.grad` says that it takes no part in automatic differentiation, and so does a warning when the kernel is "
-        "compiled.",
+        "The reference of `wp.grad` says that it takes no part in automatic differentiation, and so does a warning when the "
+        "kernel is compiled.",
     ),
     Case(
         "value_of_an_atomic",

@@ -199,7 +199,9 @@ class _Builder(Iteration):
         assigned = list(dict.fromkeys([*_assigned(node), *parts]))
         kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
         others: dict[str, Missing] = {}
+        count = len(self.locals)
         while True:
+            del self.locals[count:]  # those that the last reading of the body made
             carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before | others)
             grown = self._carried_types(kinds, assigned, after)
             # What is no number is not carried, and so a trip does not know what the one before has left.

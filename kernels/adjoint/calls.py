@@ -449,6 +449,7 @@ class Calls(Expressions):
             values[k] = self.value("at", given[k].type)
             self.add(Compute(values[k], Function(CAST, "{0}", None), [given[k]]))
         region: Region = []
+        before = len(self.locals)
         with self._into(region):
             result = run(values)
         if not isinstance(result, Value) or not inference.is_float_type(result.type):
@@ -456,7 +457,7 @@ class Calls(Expressions):
             raise self._refused(
                 node, f"{what} returns {found}, and the gradient is that of a function that returns one real number"
             )
-        made = add_gradients(self, region, [values[k] for k in floats], result, self.locals)
+        made = add_gradients(self, region, [values[k] for k in floats], result, self.locals, before)
         by_place = dict(zip(floats, made, strict=True))
         answer = tuple(by_place.get(k, _NO_GRADIENT) for k in range(first, len(given)))
         return answer[0] if len(answer) == 1 else answer

@@ -43,7 +43,7 @@ __all__ = ["add_gradients"]
 
 
 def add_gradients(
-    construct: Construct, region: Region, inputs: Sequence[Value], result: Value, local: list[Array]
+    construct: Construct, region: Region, inputs: Sequence[Value], result: Value, local: list[Array], first: int
 ) -> list[Value]:
     """Add operations that compute the gradient of a function; return it by each input.
 
@@ -59,14 +59,17 @@ def add_gradients(
         The real number that the function returns.
     local : list of Array
         The arrays on the thread's stack, to which tangents of the function's are added.
+    first : int
+        From which of them on they are the function's own.
 
     Raises
     ------
     KernelUnsupportedError
         If the gradient would not be exact, or the function does more than to compute; the message shows where, and what to do.
     """
+    own = local[first:]
     for op in walk(region):
-        _check(op)
+        _check(op, own)
     varied: set[Any] = set(inputs)
     arrays: set[Any] = set()
     _spread_over(region, varied, arrays)
@@ -76,18 +79,18 @@ def add_gradients(
                 op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
             )
     if any(isinstance(op, Store) or _carries(op, varied) for op in walk(region)):
-        return [_carried_forward(construct, region, given, result, local) for given in inputs]
+        return [_carried_forward(construct, region, given, result, own, local) for given in inputs]
     construct.region.extend(region)
     return _Reversal(construct, varied).run(region, inputs, result)
 
 
-def _check(op: Op) -> None:
+def _check(op: Op, own: Sequence[Array]) -> None:
     """Refuse what a function may not do whose gradient is taken within a kernel."""
-    if isinstance(op, Atomic) or (isinstance(op, Store) and op.array.kind != "local"):
+    if isinstance(op, Atomic) or (isinstance(op, Store) and op.array not in own):
         raise refused(
             op,
             f"the function whose gradient is taken here writes to {op.array.called!r}, which would happen more than once; let it "
-            "return a number and write to nothing but local arrays",
+            "return a number and write to nothing but local arrays of its own",
         )
     if isinstance(op, Meet):
         raise refused(
@@ -112,10 +115,12 @@ def _spread_over(region: Region, values: set[Any], arrays: set[Any]) -> None:
 # Forward
 
 
-def _carried_forward(construct: Construct, region: Region, given: Value, result: Value, local: list[Array]) -> Value:
+def _carried_forward(
+    construct: Construct, region: Region, given: Value, result: Value, own: Sequence[Array], local: list[Array]
+) -> Value:
     """Return the derivative by one input, of which each component is a direction of its own."""
     element = inference.element_of(given.type)
-    template, direction, answer = _tangent(construct, region, given, result, local)
+    template, direction, answer = _tangent(construct, region, given, result, own, local)
     if element is None:
         return _in_direction(construct, template, direction, construct.constant(1.0, given.type), answer)
     units = [element(*(float(j == k) for j in range(element.count))) for k in range(element.count)]
@@ -132,7 +137,7 @@ def _in_direction(construct: Construct, template: Region, direction: Value, unit
 
 
 def _tangent(
-    construct: Construct, region: Region, given: Value, result: Value, local: list[Array]
+    construct: Construct, region: Region, given: Value, result: Value, own: Sequence[Array], local: list[Array]
 ) -> tuple[Region, Value, Value]:
     """Return a function's operations with tangents along, the tangent of the input, and that of the result."""
     names = construct.names
@@ -142,10 +147,8 @@ def _tangent(
     out = Array(names.fresh("out"), result.type, 0)
     construct.add(Store(out, [], copied.value(result)))
     body, construct.region = construct.region, outer
-    stored = {op.array for op in walk(body) if isinstance(op, Store)}
-    own = [array for array in local if array in stored]
     parameters = [Parameter(given.name, given), Parameter(out.name, out)]
-    program = Program("function", [], parameters, own, [], body, construct.namespace, names)
+    program = Program("function", [], parameters, [*own], [], body, construct.namespace, names)
     made = forward(program, (given.name, out.name))
     local.extend(made.locals[len(own) :])
     *ops, _, last = made.body

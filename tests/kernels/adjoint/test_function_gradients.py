@@ -337,6 +337,46 @@ def test_local_arrays_and_every_order():
     assert torch.autograd.gradgradcheck(op, (x, coefficients))
 
 
+@nb.func
+def of_thread(a, values):
+    return a * a * values[nb.tid()]
+
+
+@nb.kernel
+def tiles(x, y):
+    i = nb.tid()
+    tile = cuda.shared.array(3, nb.float64)
+    total = 0  # which becomes a float in the loop
+    for j in range(3):
+        by_x, _ = nb.grad(horner)(x[i] * j, x)
+        total += by_x
+    tile[cuda.threadIdx.x] = total
+    cuda.syncthreads()
+    y[i] = nb.grad(of_thread)(tile[2 - cuda.threadIdx.x], x)[0]
+
+
+def expected_tiles(x):
+    slope = np.polyder(x)
+    totals = np.polyval(slope, np.multiply.outer(np.arange(3), x)).sum(0)
+    return 2 * totals[::-1] * x
+
+
+def test_in_blocks_and_loops():
+    x, y = X[:3].copy(), np.zeros(3)
+    tiles[1, 3](x, y)
+    assert np.allclose(y, expected_tiles(x))
+    assert tiles.explain(x, y).source.count("_nb_local_array(") == 2  # and its tangent
+    with emulated_cuda() as emulation:
+        z = np.zeros(3)
+        tiles[1, 3](emulation.on_device(x), emulation.on_device(z))
+        assert np.allclose(z, y)
+    direction, step = np.array([0.3, -0.5, 0.7]), 1e-6
+    by_x, by_y = np.zeros(3), np.array([1.0, -2.0, 0.5])
+    tiles.adjoint(["x", "y"]).forall(3, 3)(x, y, by_x, by_y.copy())
+    ends = [(expected_tiles(x + sign * step * direction) * by_y).sum() for sign in (1, -1)]
+    assert np.isclose((by_x * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-7)
+
+
 def test_derivatives_of_numbers():
     op = nb.torch_op(
         numbers, outputs="y", launch_dims=lambda x: x.shape[0], output_dims=lambda x: {"y": (x.shape[0], 8)}
@@ -456,6 +496,11 @@ def plain(a):
 
 REFUSED = [
     ("y[i] = grad(writes)(x[i], y)", "writes to 'y'", {"writes": writes}),
+    (
+        "m = cuda.local.array(1, float64)\n    y[i] = grad(writes)(x[i], m)[0]",
+        "local arrays of its own",
+        {"writes": writes},
+    ),
     ("y[i] = grad(adds)(x[i], y)[0]", "writes to 'y'", {"adds": adds}),
     ("y[i] = grad(two)(x[i])", "two returns no number", {"two": two}),
     ("y[i] = grad(vector)(x[i])", "vector returns vec3d", {"vector": vector}),
