@@ -49,7 +49,7 @@ from numbridge.tape_events import (
     reverse_copy,
     reverse_function,
 )
-from numbridge.tape_launches import Signature, Signatures, has_moved, meet, reverse_launch, why_opaque
+from numbridge.tape_launches import Signature, has_moved, meet, reverse_launch, signature_of, why_opaque
 
 __all__ = ["Gradients", "Tape"]
 
@@ -89,7 +89,6 @@ class Tape:
     def __init__(self, check_contents: bool = True) -> None:
         self._events: list[Event] = []
         self._places = Places()
-        self._signatures = Signatures()
         # Whether arrays without elements are varied: then every one counts, since they have no memory to be known by.
         self._has_empty = False
         self._arrays: dict[int, Array] = {}
@@ -152,7 +151,7 @@ class Tape:
         found: Sequence[Description],
     ) -> Callable[[], None] | None:
         """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
-        signature = self._signatures.of(kernel, types, weak)
+        signature = signature_of(kernel, types, weak)
         self._contents.look_again()
         if not self._records():
             for k in signature.written:
