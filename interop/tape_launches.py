@@ -146,11 +146,11 @@ def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: Remember
     """Carry the gradients of what a launch wrote to what it read."""
     recipe = event.recipe
     regions = [memory.at(place) for place in event.places]
-    if not any(regions[n].reached for n in recipe.written):
+    if not [n for n in recipe.written if regions[n].reached]:
         return
     way = _check_unchanged(event, contents)
     run = recipe.run(event.geometry, way)
-    adjoints = [memory.adjoint(place) for place in event.places]
+    adjoints = [memory.part(region, place.found) for region, place in zip(regions, event.places, strict=True)]
     with watching.unrecorded():
         try:
             run(*event.arguments, *adjoints)
@@ -178,21 +178,22 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     signature = event.recipe.signature
     if event.dependencies:
         check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
-    moved = [k for k in signature.arrays if has_moved(event.arguments[k], event.at[k])]
+    arguments, at, reads = event.arguments, event.at, event.reads
+    moved = [k for k in signature.arrays if has_moved(arguments[k], at[k])]
     for k in moved:
-        if k in event.reads:
+        if k in reads:
             raise NumbridgeError(
                 f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been given "
                 "other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), or record "
                 "again"
             )
-    changed = [*event.lost, *(k for k in sorted(event.reads) if not contents.holds_read(event.at[k]))]  # type: ignore[arg-type]
+    changed = [*event.lost, *[k for k in sorted(reads) if not contents.holds_read(at[k])]]  # type: ignore[arg-type]
     if changed:
         raise NumbridgeError(
             f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
             "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
         )
-    if moved or any(place.repeats for place in event.places):
+    if moved or [place for place in event.places if place.repeats]:
         return "checked"
     # Adjoints lie like their arrays, in memory of their own: nothing else can be wrong with them.
     return "together" if meet(event.places, event.recipe.pairs) else "apart"

@@ -63,7 +63,7 @@ def _keep(known: Sequence[weakref.ref[Any]]) -> None:
 
 def is_watched() -> bool:
     """Tell whether somebody watches."""
-    return any(known() is not None for known in tuple(_watchers))
+    return bool(_watchers) and any(known() is not None for known in tuple(_watchers))
 
 
 def watchers() -> list[Any]:
