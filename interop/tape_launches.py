@@ -193,7 +193,7 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
             f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
             "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
         )
-    if moved or [place for place in event.places if place.repeats]:
+    if moved or any(place.repeats for place in event.places):
         return "checked"
     # Adjoints lie like their arrays, in memory of their own: nothing else can be wrong with them.
     return "together" if meet(event.places, event.recipe.pairs) else "apart"
