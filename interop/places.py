@@ -130,8 +130,7 @@ class Places:
 
     def keep(self, found: Description) -> Place:
         """Return where an array lies, which is known from now on."""
-        place = self._known.get(found.place)
-        return self._new(found) if place is None else place
+        return self._known.get(found.place) or self._new(found)
 
     def _new(self, found: Description) -> Place:
         low, high = found.extent
@@ -152,7 +151,7 @@ class Places:
         """Return where those of some arguments lie that are arrays, as `keep` does."""
         at: list[Place | None] = [None] * len(found)
         for k in positions:
-            at[k] = self._known.get(found[k].place) or self.keep(found[k])
+            at[k] = self._known.get(found[k].place) or self._new(found[k])
         return at
 
     def __iter__(self) -> Iterator[Place]:

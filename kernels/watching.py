@@ -53,6 +53,8 @@ def unwatch(watcher: Watcher) -> None:
 
 
 def _others(watcher: Watcher) -> list[weakref.ref[Any]]:
+    if not _watchers:
+        return []
     return [known for known in _watchers if known() not in (None, watcher)]
 
 
