@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -63,6 +64,9 @@ class Region:
             return np.zeros(shape, self.dtype)
         if found.element is not None and not is_record:
             strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
+        if shape == self._block.shape and strides == self._block.strides and found.data == self.low:
+            whole: Adjoint = self._block
+            return whole
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
     def _zeros(self, size: int) -> Adjoint:
@@ -81,10 +85,14 @@ class AdjointMemory:
     """
 
     def __init__(self, arrays: Iterable[Description]) -> None:
+        # What has been described once is one object wherever it is met. These are held, so that no other gets the id of one.
+        self._given = {id(found): found for found in arrays}
         self._regions: list[Region] = []
-        spans = ((*a.extent, _dtype(a), _ordinal(a)) for a in arrays)
-        for low, high, dtype, ordinal in sorted(spans, key=lambda part: part[:2]):
-            last = self._regions[-1] if self._regions else None
+        self._at: dict[int, Region] = {}
+        self._adjoints: dict[int, Adjoint] = {}
+        last: Region | None = None
+        for found in sorted(self._given.values(), key=_extent):
+            (low, high), dtype, ordinal = found.extent, _dtype(found), _ordinal(found)
             if last is not None and low < last.high:
                 if last.dtype != dtype:
                     raise BufferAccessError(
@@ -98,13 +106,17 @@ class AdjointMemory:
                     )
                 last.high = max(last.high, high)
             elif last is None or high > low or last.low != low:
-                self._regions.append(Region(low, high, dtype, ordinal))
+                last = Region(low, high, dtype, ordinal)
+                self._regions.append(last)
+            if high > low:
+                self._at[id(found)] = last
         self._starts = [region.low for region in self._regions]
-        self._at: dict[Place, Region] = {}
-        self._adjoints: dict[Place, Adjoint] = {}
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
+        known = self._at.get(id(found))
+        if known is not None:
+            return known
         low, high = found.extent
         place = bisect.bisect_right(self._starts, low) - 1
         region = self._regions[place] if place >= 0 else None
@@ -114,18 +126,21 @@ class AdjointMemory:
 
     def at(self, place: Place) -> Region:
         """Return the region of a place, of an array that this was made for."""
-        region = self._at.get(place)
-        if region is None:
-            region = self.region(place.found)
-            assert region is not None
-            self._at[place] = region
+        region = self._at.get(id(place.found)) or self.region(place.found)
+        assert region is not None
         return region
 
     def adjoint(self, place: Place) -> Adjoint:
         """Return the adjoint of a place, of an array that this was made for; the same one every time."""
-        adjoint = self._adjoints.get(place)
+        return self.part(self.at(place), place.found)
+
+    def part(self, region: Region, found: Description) -> Adjoint:
+        """Return the adjoint of an array that lies in a region; the same one every time if this was made for the array."""
+        adjoint = self._adjoints.get(id(found))
         if adjoint is None:
-            adjoint = self._adjoints[place] = self.at(place).adjoint(place.found)
+            adjoint = region.adjoint(found)
+            if id(found) in self._given:
+                self._adjoints[id(found)] = adjoint
         return adjoint
 
 
@@ -140,6 +155,9 @@ def add(gradient: Adjoint, more: Adjoint) -> None:
     """Add to a gradient; the fields of records that have none stay as they are."""
     if not isinstance(gradient, np.ndarray):
         device_adjoints.add(gradient, more)  # type: ignore[arg-type]
+        return
+    if gradient.dtype.fields is None:
+        np.add(gradient, more, gradient)
         return
     for part, other in zip(_float_parts(gradient), _float_parts(more), strict=True):  # type: ignore[arg-type]
         np.add(part, other, out=part)
@@ -161,11 +179,21 @@ def is_zero(gradient: Adjoint) -> bool:
     return not any(part.any() for part in _float_parts(values))
 
 
+_extent = operator.attrgetter("extent")
+
+
 def _ordinal(found: Description) -> int:
     return found.device_id if found.is_on_cuda else _HOST
 
 
 def _dtype(found: Description) -> np.dtype[Any]:
+    return _dtype_of(found.tag)
+
+
+@functools.cache
+def _dtype_of(tag: int) -> np.dtype[Any]:
+    """Return the dtype of what a packed data type is in memory: of its records, or of its numbers."""
+    found = Description(tag)
     if found.element is not None and found.element.fields is not None:
         return found.element.fields
     assert found.scalar is not None

@@ -367,10 +367,11 @@ class Array:
 
         `source` is what whoever watches is told that the values come from.
         """
-        if self.read_only:
+        word = native().word(self)
+        if word & nb.READ_ONLY:
             raise BufferAccessError(f"{operation} would write to a read-only Array; write to a copy, array.clone()")
         told = [watcher.changing(self, operation, source) for watcher in watchers()] if is_watched() else []
-        if self.device.is_cuda:
+        if word >> nb.WORD_DEVICE & 0xFF in _DEVICE_KINDS:
             cupy_memory.assign(self, key, as_source(values))
         else:
             self.numpy()[key] = as_values(values)

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["as_source", "as_values", "at_address", "copied", "filled", "is_literal", "moved", "shared"]
 
+_LITERALS = (list, tuple, bool, int, float, complex, np.generic)
 # What Python's own numbers become where no dtype is asked for: as in annotations, nothing is 64 bits wide unasked.
 _NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 
 
 def is_literal(data: Any) -> bool:
     """Tell whether data is a number or a list: values without memory that could be shared."""
-    return isinstance(data, list | tuple | bool | int | float | complex | np.generic)
+    return isinstance(data, _LITERALS)
 
 
 def _is_whole(data: Any) -> bool:

@@ -100,9 +100,10 @@ def existing_gradient(array: Array) -> Array | None:
 
 def gradient_of(array: Array, create: bool) -> Array | None:
     """Return an array's gradient, made of zeros first if there is none and `create` is true."""
-    state, room = array._extra, _room(array)
+    state = array._extra
     if state is not None and state.gradient is not None:
         return state.gradient
+    room = _room(array)
     if state is not None and state.parent is not None and state.step is not None:
         whole = gradient_of(state.parent, create)
         return None if whole is None else state.step(whole)

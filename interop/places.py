@@ -77,14 +77,15 @@ class Place:
 
     def __init__(self, found: Description, links: list[Place]) -> None:
         low, high = found.extent
+        is_contiguous = found.word & nb.CONTIGUOUS
         self.found = found
         self.links = links
         self.holder: Any = None
         self.is_float = has_floats(found.tag)
         self.is_empty = 0 in found.shape
-        self.span = (low, high - low) if found.has(nb.CONTIGUOUS) else None
+        self.span = (low, high - low) if is_contiguous else None
         self.is_on_cpu = found.device_type == dl.CPU
-        self.repeats = not found.has(nb.CONTIGUOUS) and repeats(found)
+        self.repeats = not is_contiguous and repeats(found)
         self.is_varied = self.is_made = False
         self.meets_varied = bool(links) and any(other.is_varied for other in links)
         self.reads: list[tuple[int, int]] = []
@@ -129,8 +130,7 @@ class Places:
 
     def keep(self, found: Description) -> Place:
         """Return where an array lies, which is known from now on."""
-        place = self._known.get(found.place)
-        return self._new(found) if place is None else place
+        return self._known.get(found.place) or self._new(found)
 
     def _new(self, found: Description) -> Place:
         low, high = found.extent
@@ -151,7 +151,7 @@ class Places:
         """Return where those of some arguments lie that are arrays, as `keep` does."""
         at: list[Place | None] = [None] * len(found)
         for k in positions:
-            at[k] = self._known.get(found[k].place) or self.keep(found[k])
+            at[k] = self._known.get(found[k].place) or self._new(found[k])
         return at
 
     def __iter__(self) -> Iterator[Place]:

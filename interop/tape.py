@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from numbridge.adjoint_memory import AdjointMemory, add, clear
+from numbridge.adjoint_memory import AdjointMemory, Region, add, clear
 from numbridge.array import Array
 from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
@@ -49,11 +49,13 @@ from numbridge.tape_events import (
     reverse_copy,
     reverse_function,
 )
-from numbridge.tape_launches import Signature, Signatures, has_moved, meet, reverse_launch, why_opaque
+from numbridge.tape_launches import Signature, has_moved, meet, reverse_launch, signature_of, why_opaque
 
 __all__ = ["Gradients", "Tape"]
 
 _recording = threading.local()
+# What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
+_UNREPEATABLE = (OpaqueEvent, FunctionEvent)
 
 
 class Tape:
@@ -89,7 +91,6 @@ class Tape:
     def __init__(self, check_contents: bool = True) -> None:
         self._events: list[Event] = []
         self._places = Places()
-        self._signatures = Signatures()
         # Whether arrays without elements are varied: then every one counts, since they have no memory to be known by.
         self._has_empty = False
         self._arrays: dict[int, Array] = {}
@@ -152,7 +153,7 @@ class Tape:
         found: Sequence[Description],
     ) -> Callable[[], None] | None:
         """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
-        signature = self._signatures.of(kernel, types, weak)
+        signature = signature_of(kernel, types, weak)
         self._contents.look_again()
         if not self._records():
             for k in signature.written:
@@ -435,10 +436,12 @@ class Tape:
                 "retain_graph=True before"
             )
         seeds = self._seeds(loss, grads)
-        roots = [describe(array) for array in self._arrays.values()]
-        every = {place: None for event in self._events for place in event.places}
         memory = self._memory = AdjointMemory(
-            [*(place.found for place in every), *(found for found, _ in seeds), *roots]
+            [
+                *[place.found for event in self._events for place in event.places],
+                *[found for found, _ in seeds],
+                *map(describe, self._arrays.values()),
+            ]
         )
         for found, cotangent in seeds:
             _add_seed(memory, found, cotangent)
@@ -448,7 +451,10 @@ class Tape:
             watching.unwatch(self)
         self._contents.look_again()
         for event in reversed(self._events):
-            self._reverse(event, memory)
+            if isinstance(event, LaunchEvent):
+                reverse_launch(event, memory, self._contents)
+            else:
+                self._reverse(event, memory)
         self._repeatable = self._reads_only_given()
         if self._repeatable:
             self._forget_contents()
@@ -465,7 +471,7 @@ class Tape:
 
     def _reads_only_given(self) -> bool:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
-        if self._kept or any(isinstance(event, OpaqueEvent | FunctionEvent) for event in self._events):
+        if self._kept or [event for event in self._events if isinstance(event, _UNREPEATABLE)]:
             return False
         return not any(other.is_made for place in self._places if place.reads for other in place.links)
 
@@ -478,7 +484,7 @@ class Tape:
             raise NumbridgeValueError(
                 "backward needs a loss, or grads={array: gradient}, or an array that was written and has a grad other than zero"
             )
-        found = [(_floating(array), _cotangent(array, value)) for array, value in seeds]
+        found = [(description := _floating(array), _cotangent(description, value)) for array, value in seeds]
         for (array, _), (description, _) in zip(seeds, found, strict=True):
             if not self._is_varied(array, self._places.find(description)):
                 raise NumbridgeError(
@@ -503,9 +509,7 @@ class Tape:
         return taken
 
     def _reverse(self, event: Event, memory: AdjointMemory) -> None:
-        if isinstance(event, LaunchEvent):
-            reverse_launch(event, memory, self._contents)
-        elif isinstance(event, OpaqueEvent):
+        if isinstance(event, OpaqueEvent):
             check_opaque(event, memory)
         elif isinstance(event, FunctionEvent):
             reverse_function(event, memory)
@@ -517,15 +521,19 @@ class Tape:
 
     def _deposit(self, memory: AdjointMemory) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
-        found = [(array, describe(array)) for array in self._arrays.values()]
-        reached = [(a, d, region) for a, d in found if (region := memory.region(d)) is not None and region.reached]
+        reached: list[tuple[Array, Description, Region]] = []
+        for array in self._arrays.values():
+            found = describe(array)
+            region = memory.region(found)
+            if region is not None and region.reached:
+                reached.append((array, found, region))
         for array, _, _ in reached:
-            room = bridge_for_type(type(array._source))
+            room = None if array._source is None else bridge_for_type(type(array._source))
             if room is not None:
                 room.check_deposit(array._source)
         ends = {id(array) for array in self._ends}
-        leaves = [found for array, found, _ in reached if id(array) not in ends]
-        if any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
+        leaves = [found for array, found, _ in reached if id(array) not in ends] if ends else []
+        if ends and any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
             warnings.warn(
                 "backward: the gradient of a tensor that is no leaf stays in tape.gradients[tensor], and does not flow to what "
                 "the tensor was made of; pass it to the tensor's own backward, or make an operator of the kernel (nb.torch_op, "
@@ -533,10 +541,10 @@ class Tape:
                 NumbridgeWarning,
                 stacklevel=3,
             )
-        for array, description, region in reached:
+        for array, found, region in reached:
             gradient = array.grad
             if gradient is not None:
-                add(gradient if description.is_on_cuda else gradient.numpy(), region.adjoint(description))
+                add(gradient if found.is_on_cuda else gradient.numpy(), memory.part(region, found))
 
     @property
     def gradients(self) -> Gradients:
@@ -640,10 +648,12 @@ def _one_element(loss: Any) -> tuple[int, ...]:
     return full_shape(found)
 
 
-def _cotangent(array: Any, value: Any) -> Any:
-    found, wanted = describe(array), full_shape(describe(array))
+def _cotangent(found: Description, value: Any) -> Any:
+    wanted = full_shape(found)
     if found.is_on_cuda:
         values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
+    elif type(value) is Array:
+        values = value.numpy()
     else:
         values = np.asarray(as_values(value))
     if found.element is not None and found.element.fields is not None:
@@ -672,5 +682,5 @@ def _copy(array: Any) -> Any:
 def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
     region = memory.region(found)
     assert region is not None
-    add(region.adjoint(found), cotangent)
+    add(memory.part(region, found), cotangent)
     region.reached = True

@@ -1,6 +1,7 @@
 """Launches as a tape records them: what all of one variant have in common is found out once, and so is how they are reversed.
 
-What a launch alone decides is left to it: where its arrays lie, and which of them carry gradients.
+That is kept with the kernel's variants, for every tape, and goes when they do: when something that the kernel reads has
+changed. What a launch alone decides is left to it: where its arrays lie, and which of them carry gradients.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from numbridge.places import Place
 from numbridge.remembered_contents import RememberedContents
 from numbridge.tape_events import LaunchEvent
 
-__all__ = ["Recipe", "Signature", "Signatures", "has_moved", "meet", "reverse_launch", "why_opaque"]
+__all__ = ["Recipe", "Signature", "has_moved", "meet", "reverse_launch", "signature_of", "why_opaque"]
 
-_MAX_SIGNATURES = 1024
+_MAX_SIGNATURES, _MAX_RUNS = 1024, 256
 
 
 class Signature:
@@ -42,6 +43,7 @@ class Signature:
 
     def __init__(self, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
         self.kernel, self.types, self.weak = kernel, tuple(types), weak
+        self.variants = variants_of(kernel)
         self.names = tuple(parameter.name for parameter in kernel.parameters)
         self.arrays = tuple(k for k, kind in enumerate(types) if isinstance(kind, ArrayType))
         self.written = tuple(k for k in self.arrays if getattr(types[k], "written", False))
@@ -64,10 +66,8 @@ class Signature:
             If the kernel has no such adjoint.
         """
         found = self._recipes.get(active)
-        if found is None:
+        if found is None or not found.holds():
             found = self._recipes[active] = Recipe(self, active)
-        elif not found.is_fixed:
-            found.refresh()
         return found
 
 
@@ -84,8 +84,6 @@ class Recipe:
         The parameters whose contents the adjoint reads; and those of them that the launch itself changes first.
     dependencies : tuple of Dependency
         The variables that the kernel was compiled with.
-    is_fixed : bool
-        Whether there are none on which any of this depends.
     """
 
     def __init__(self, signature: Signature, active: tuple[int, ...]) -> None:
@@ -94,21 +92,20 @@ class Recipe:
         self.written = tuple(n for n, k in enumerate(active) if k in signature.written)
         count = len(active)
         self.pairs = tuple((a, b) for a in range(count) for b in range(a + 1, count))
-        self.dependencies: tuple[Dependency, ...] = ()
+        plan, dependencies = self.adjoint.planned(signature.types, signature.weak)
+        self.reads = frozenset(map(signature.names.index, plan.reads))
+        self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
+        self.dependencies: tuple[Dependency, ...] = signature.variants.dependencies
+        # A launch has looked at the kernel's own already when it comes to be recorded.
+        own = {(id(d.container), d.name) for d in self.dependencies if d.container is not None}
+        self._more = tuple(d for d in dependencies if (id(d.container), d.name) not in own)
         self._runs: dict[tuple[int, str], tuple[Any, Callable[..., None]]] = {}
-        self._plan: Any = None
-        self.refresh()
 
-    def refresh(self) -> None:
-        """Look again what depends on variables; they may have changed, and the kernel with them."""
-        plan = self.adjoint.plan(self.signature.types, self.signature.weak)
-        self.dependencies = variants_of(self.signature.kernel).dependencies
-        if plan is not self._plan:
-            names = self.signature.names
-            self._plan = plan
-            self.reads = frozenset(map(names.index, plan.reads))
-            self.snapshot = frozenset(map(names.index, plan.snapshot))
-            self.is_fixed = not self.dependencies and not self.adjoint.dependencies()
+    def holds(self) -> bool:
+        """Tell whether all that this depends on is as it was, for a launch whose kernel has just been looked at."""
+        if self.signature.variants.dependencies is not self.dependencies:
+            return False
+        return not self._more or all(dependency.holds() for dependency in self._more)
 
     def run(self, geometry: Any, way: str) -> Callable[..., None]:
         """Return what launches the adjoint over a launch's geometry: adjoints ``apart``, ``together``, or ``checked``."""
@@ -118,27 +115,22 @@ class Recipe:
                 made = self.adjoint.over(geometry)
             else:
                 made = self.adjoint.unchecked_over(geometry, apart=way == "apart")
+            if len(self._runs) >= _MAX_RUNS:
+                self._runs.clear()
             # The geometry is kept, so that none of another launch gets its id.
             known = self._runs[id(geometry), way] = geometry, made
         return known[1]
 
 
-class Signatures:
-    """The signatures of the launches that a tape has seen."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[ParameterType], Signature]] = {}
-
-    def of(self, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> Signature:
-        """Return the signature of a launch; a variant's types are always the same object."""
-        known = self._known.get(id(types))
-        if known is not None and known[1].kernel is kernel and known[1].weak == weak:
-            return known[1]
-        if len(self._known) >= _MAX_SIGNATURES:
-            self._known.clear()
-        made = Signature(kernel, types, weak)
-        self._known[id(types)] = types, made
-        return made
+def signature_of(kernel: Kernel, types: Sequence[ParameterType], weak: str) -> Signature:
+    """Return the signature of a launch that is about to run; a variant's types are always the same object."""
+    recorded = variants_of(kernel).recorded
+    known: Signature | None = recorded.get(id(types))
+    if known is None or known.types is not types or known.weak != weak:
+        if len(recorded) >= _MAX_SIGNATURES:
+            recorded.clear()
+        known = recorded[id(types)] = Signature(kernel, types, weak)
+    return known
 
 
 def why_opaque(kernel: Kernel, is_recorded: bool) -> str:
@@ -154,11 +146,11 @@ def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: Remember
     """Carry the gradients of what a launch wrote to what it read."""
     recipe = event.recipe
     regions = [memory.at(place) for place in event.places]
-    if not any(regions[n].reached for n in recipe.written):
+    if not [n for n in recipe.written if regions[n].reached]:
         return
     way = _check_unchanged(event, contents)
     run = recipe.run(event.geometry, way)
-    adjoints = [memory.adjoint(place) for place in event.places]
+    adjoints = [memory.part(region, place.found) for region, place in zip(regions, event.places, strict=True)]
     with watching.unrecorded():
         try:
             run(*event.arguments, *adjoints)
@@ -186,15 +178,16 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     signature = event.recipe.signature
     if event.dependencies:
         check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
-    moved = [k for k in signature.arrays if has_moved(event.arguments[k], event.at[k])]
+    arguments, at, reads = event.arguments, event.at, event.reads
+    moved = [k for k in signature.arrays if has_moved(arguments[k], at[k])]
     for k in moved:
-        if k in event.reads:
+        if k in reads:
             raise NumbridgeError(
                 f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been given "
                 "other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), or record "
                 "again"
             )
-    changed = [*event.lost, *(k for k in sorted(event.reads) if not contents.holds_read(event.at[k]))]  # type: ignore[arg-type]
+    changed = [*event.lost, *[k for k in sorted(reads) if not contents.holds_read(at[k])]]  # type: ignore[arg-type]
     if changed:
         raise NumbridgeError(
             f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "

@@ -179,22 +179,22 @@ class Description:
         """The vector or matrix type of the elements, or of an element by itself; None for scalars."""
         return by_number(self.tag >> nb.WORD_ELEMENT)
 
-    @property
+    @_once
     def is_element(self) -> bool:
         """Whether this is one element, to be passed by value."""
         return self.kind == nb.CLASS_ELEMENT
 
-    @property
+    @_once
     def ndim(self) -> int:
         """The rank."""
         return self.word >> nb.WORD_NDIM & 0xFF
 
-    @property
+    @_once
     def device_type(self) -> int:
         """The ``DLDeviceType``; pinned host memory counts as CPU."""
         return self.word >> nb.WORD_DEVICE & 0xFF
 
-    @property
+    @_once
     def is_on_cuda(self) -> bool:
         """Whether this is an array in CUDA memory."""
         return self.is_array and self.device_type in (dl.CUDA, dl.CUDA_MANAGED)

@@ -180,6 +180,8 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
+        # What whoever watches launches has found out of them, as long as what the kernel reads holds
+        self.recorded: dict[Any, Any] = {}
         # Whether it is still to be said, once, that a framework's gradient is lost: see `lost_gradient`.
         self.warns = True
         self.last: tuple[tuple[ParameterType, ...], str] | None = None
@@ -256,6 +258,7 @@ class Variants:
         if known is None or not all(dependency.holds() for dependency in known):
             self._kept.extend((self._specialisations, self._variants, known))
             self._variants, self._specialisations, self._written, self._checked = {}, {}, {}, {}
+            self.recorded = {}
             self.dependencies = self._dependencies = known = self.kernel.dependencies()
         return known
 

@@ -53,6 +53,8 @@ def unwatch(watcher: Watcher) -> None:
 
 
 def _others(watcher: Watcher) -> list[weakref.ref[Any]]:
+    if not _watchers:
+        return []
     return [known for known in _watchers if known() not in (None, watcher)]
 
 
@@ -63,7 +65,7 @@ def _keep(known: Sequence[weakref.ref[Any]]) -> None:
 
 def is_watched() -> bool:
     """Tell whether somebody watches."""
-    return any(known() is not None for known in tuple(_watchers))
+    return bool(_watchers) and any(known() is not None for known in tuple(_watchers))
 
 
 def watchers() -> list[Any]:

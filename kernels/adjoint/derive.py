@@ -171,10 +171,16 @@ class Derivative(Kernel):
 
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
+        return self.planned(parameters, weak, target)[0]
+
+    def planned(
+        self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu"
+    ) -> tuple[Plan, tuple[Dependency, ...]]:
+        """Return the same, and every global and closure value that decides it, all of which hold."""
         # A variant's types are always the same object, which is found faster than equal ones.
         types, last_weak, last_target, last = self._last_plan
         if types is parameters and (last_weak, last_target) == (weak, target) and _holds(last):
-            found: Plan = last[0]
+            found: tuple[Plan, tuple[Dependency, ...]] = last
             return found
         bare = tuple(
             dataclasses.replace(p, contiguous=True, written=False) if isinstance(p, ArrayType) else p
@@ -184,7 +190,7 @@ class Derivative(Kernel):
         if known is None or not _holds(known):
             known = self._plans[bare, weak, target] = (self._stored_plan(bare, weak, target), self.dependencies())
         self._last_plan = parameters, weak, target, known
-        return known[0]
+        return known
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)

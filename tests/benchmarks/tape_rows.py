@@ -54,11 +54,15 @@ def _peers_chain(count: int, size: int) -> Callable[[], None]:
 
 def chains(bench: Any) -> None:
     """Compare chains of launches, of small arrays and of large ones, with and without a look at contents."""
-    for count, size, limits in ((LAUNCHES, SIZE, (1.3, 1.2)), (10, LARGE, (None, None))):
+    for count, size, limits in (
+        (1, SIZE, (1.6, 1.6)),
+        (LAUNCHES, SIZE, (1.3, 1.2)),
+        (10, LARGE, (None, None)),
+    ):
         for check_contents, limit in zip((True, False), limits, strict=True):
             looked = "contents checked" if check_contents else "contents not checked"
             bench.compare(
-                f"a tape of {count} launches, {size} elements, and back, {looked}",
+                f"a tape of {count} launch{'es' if count > 1 else ''}, {size} elements, and back, {looked}",
                 _chain(count, size, check_contents),
                 {"Warp, which checks none": (_peers_chain(count, size), limit)},
             )
