@@ -9,7 +9,14 @@ from numbridge.kernels.dependencies import of_library
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.static_names import is_cuda_dispatcher, is_dispatcher
 
-__all__ = ["Gradient", "grad"]
+__all__ = ["Gradient", "Passed", "grad"]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A function that a device function is given, by the name of the parameter."""
+
+    name: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,7 +26,7 @@ class Gradient:
     Attributes
     ----------
     function : object
-        What it is the gradient of: a device function, a function of a library, or a gradient.
+        What it is the gradient of: a device function, a function of a library, a gradient, or a `Passed` function.
     """
 
     function: Any
@@ -56,8 +63,9 @@ def grad(function: Any) -> Gradient:
     ----------
     function : callable
         A function decorated with `nb.func`, ``cuda.jit(device=True)`` or ``numba.njit``, one of `math`, NumPy or numbridge, or a
-        gradient. It takes numbers, vectors, matrices and arrays, and returns one real number. It may have branches, loops, local
-        arrays and derivatives by hand (`nb.func_grad`), and reads what arrays it likes.
+        gradient; in a device function also a parameter that such a function is passed for. It takes numbers, vectors, matrices
+        and arrays, and returns one real number. It may have branches, loops, local arrays and derivatives by hand
+        (`nb.func_grad`), and reads what arrays it likes.
 
     Returns
     -------
@@ -91,7 +99,7 @@ def grad(function: Any) -> Gradient:
             f"nb.grad: {_name(function)} is a kernel, and gradients within kernels are those of device functions; for that of a "
             "kernel record its launch on an nb.Tape, or use nb.torch_op or nb.jax_kernel"
         )
-    known = role == "func" or isinstance(function, Gradient) or is_cuda_dispatcher(function) or is_dispatcher(function)
+    known = role == "func" or isinstance(function, Gradient | Passed) or is_cuda_dispatcher(function) or is_dispatcher(function)
     if not known and (isinstance(function, type) or not callable(function) or not _is_named(function)):
         raise NumbridgeTypeError(
             f"nb.grad: wanted a function decorated with @nb.func, or one of math, NumPy or numbridge, got {function!r}"
@@ -106,7 +114,7 @@ def _is_named(function: Any) -> bool:
 
 def _name(function: Any) -> str:
     """Return what a function is called."""
-    return str(getattr(function, "__name__", repr(function)))
+    return function.name if isinstance(function, Passed) else str(getattr(function, "__name__", repr(function)))
 
 
 def _refuse(gradient: Gradient) -> NoReturn:

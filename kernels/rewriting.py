@@ -27,7 +27,7 @@ from numbridge.kernels.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.inner_gradients import Gradient, grad
+from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.source import FunctionSource, Program, index_uses
@@ -554,6 +554,8 @@ class _Rewriter(ast.NodeTransformer):
             function = self._number_function(found)
         elif callee is not None:
             function = ast.Name(self.writer.names[id(callee)], ast.Load())
+        elif isinstance(gradient.innermost, Passed):
+            function = ast.Name(gradient.innermost.name, ast.Load())
         else:
             named = gradient.innermost
             function = ast.Name(self.writer.claim(named.__name__, named), ast.Load())

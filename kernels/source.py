@@ -22,7 +22,7 @@ import numpy as np
 
 from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, member_dependency, of_library
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
-from numbridge.kernels.inner_gradients import Gradient, grad
+from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.kernel_syntax import check_syntax
 from numbridge.kernels.njit_functions import Declared, declared, kept_values
@@ -147,7 +147,9 @@ class FunctionSource:
         stored = [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self.locals = frozenset({*self.parameters, *stored})
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
-        self._aliases = _single_aliases(self.nodes, self.locals, once)
+        # What a device function is given, and is still when it is used.
+        self._given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
+        self._aliases = _single_aliases(self.nodes, self.locals - self._given, once)
         self._constants = _single_values(self.nodes, once)
         self._unpacked = _unpacked_calls(self.nodes)
 
@@ -342,7 +344,11 @@ class FunctionSource:
         called = self.resolve(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else None
         if called is None or called.value is not grad:
             return None
-        given = self.resolve(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        function = node.args[0] if len(node.args) == 1 and not node.keywords else None
+        if isinstance(function, ast.Name) and function.id in self._given:
+            passed = grad(Passed(function.id))
+            return Static(passed, "gradient", passed, (), False, False, called.reached)
+        given = None if function is None else self.resolve(function)
         if given is None:
             raise self.error(
                 node,

@@ -72,8 +72,7 @@ class Calls(Expressions):
     def _call(self, node: ast.Call) -> Binding:
         if isinstance(node.func, ast.Name):
             bound = self._env.get(node.func.id)
-            # A function that was passed to this one, or a global
-            name = bound.text if isinstance(bound, Static) else node.func.id
+            name = self._called_name(node.func)
             if name.startswith("_nb_atomic_"):
                 return self._atomic(node, name.removeprefix("_nb_atomic_"))
             if name in ("_nb_local_array", "_nb_shared", "_nb_dynamic", "_nb_elements"):
@@ -90,6 +89,11 @@ class Calls(Expressions):
         if any(keyword for keyword in node.keywords):
             raise self._refused(node, f"{callee.text} is called with named arguments; pass them by position")
         return self._apply(node, callee, [self._expression(argument) for argument in node.args])
+
+    def _called_name(self, node: ast.Name) -> str:
+        """Return what the function is called that a name stands for: one that was passed to this function, or a global."""
+        bound = self._env.get(node.id)
+        return bound.text if isinstance(bound, Static) else node.id
 
     def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
         if callee.value is len and len(arguments) == 1:
@@ -403,25 +407,26 @@ class Calls(Expressions):
         """Return the gradient of a function: one for its only argument, or a tuple with one for each."""
         order, function, *arguments = node.args
         call = ast.copy_location(ast.Call(function, arguments, node.keywords), node)
-        source = self._functions.get(function.id) if isinstance(function, ast.Name) else None
+        source = self._functions.get(self._called_name(function)) if isinstance(function, ast.Name) else None
         run: Callable[[list[Binding]], Binding]
         if source is not None:
             bound = self._bind(call, source, self._rewritten.trees[id(source)])
             names = [name.arg for name in self._rewritten.trees[id(source)].args.args]
             given = [bound[name] for name in names]
             first = len(names) - len(source.parameters)  # behind thread indices
+            what = source.name
 
             def run(values: list[Binding]) -> Binding:
                 return self._called(call, source, dict(zip(names, values, strict=True)))
 
         else:
             callee, first = self._static_function(call), 0
+            what = callee.text
             given = [as_argument(self._expression(argument)) for argument in arguments]
 
             def run(values: list[Binding]) -> Binding:
                 return self._apply(call, callee, values)
 
-        what = ast.unparse(function)
         for _ in range(ast.literal_eval(order)):
             run, what = functools.partial(self._gradients_of, node, what, first, run), f"nb.grad({what})"
         return run(given)

@@ -438,6 +438,84 @@ def test_on_an_emulated_device():
         assert np.allclose(by_x, np.polyval(np.polyder(COEFFICIENTS, 2), X))
 
 
+# Functions that are passed to others
+
+
+@nb.func
+def solved(function, target, x):
+    slope = nb.grad(function)
+    for _ in range(25):
+        x -= (function(x) - target) / slope(x)
+    return x
+
+
+@nb.func
+def by_way_of(function, target, x):
+    return solved(function, target, x)
+
+
+@nb.func
+def curvature(function, x):
+    return nb.grad(nb.grad(function))(x)
+
+
+@nb.func
+def slope_sum(first, second, x):
+    return nb.grad(first)(x) + 10.0 * nb.grad(second)(x)
+
+
+@nb.func
+def cubic(a):
+    return a * a * a + STIFFNESS * a
+
+
+@numba.njit
+def hyperbolic(a):
+    return math.sinh(a)
+
+
+@nb.kernel
+def roots_of(x, y):
+    i = nb.tid()
+    y[i, 0] = solved(cubic, x[i], 1.0)
+    y[i, 1] = by_way_of(hyperbolic, x[i], 1.0)
+    y[i, 2] = by_way_of(math.exp, x[i] + 3.0, 1.0)
+    y[i, 3] = curvature(cubic, x[i]) + curvature(math.sin, x[i])
+    y[i, 4] = slope_sum(cubic, with_hand, x[i])
+
+
+def expected_roots(x):
+    cubic_roots = [np.roots([1.0, 0.0, STIFFNESS, -target]) for target in x]
+    root = np.array([one[np.abs(one.imag).argmin()].real for one in cubic_roots])
+    by_hand = np.empty(9)
+    nb.launch(slopes_by_hand, 9, [x], [by_hand])
+    slopes = 3 * x**2 + STIFFNESS + 10.0 * by_hand
+    return np.stack([root, np.arcsinh(x), np.log(x + 3), 6 * x - np.sin(x), slopes], axis=1)
+
+
+@nb.kernel
+def slopes_by_hand(x, y):
+    i = nb.tid()
+    y[i] = nb.grad(with_hand)(x[i])
+
+
+def test_functions_that_are_passed(monkeypatch):
+    x, y = X.copy(), np.zeros((9, 5))
+    nb.launch(roots_of, 9, [x], [y])
+    assert np.allclose(y, expected_roots(x), rtol=1e-10)
+    monkeypatch.setitem(globals(), "STIFFNESS", 7.0)
+    nb.launch(roots_of, 9, [x], [y])
+    assert np.allclose(y, expected_roots(x), rtol=1e-10)
+
+
+def test_derivatives_of_functions_that_are_passed():
+    op = nb.torch_op(
+        roots_of, outputs="y", launch_dims=lambda x: x.shape[0], output_dims=lambda x: {"y": (x.shape[0], 5)}
+    )
+    x = torch.tensor(X[:3], requires_grad=True)
+    assert torch.autograd.gradcheck(op, (x,)) and torch.autograd.gradgradcheck(op, (x,))
+
+
 # What is refused
 
 
@@ -490,6 +568,12 @@ def says(a):
     return a
 
 
+@nb.func
+def renamed(function, a):
+    function = a
+    return nb.grad(function)(a)
+
+
 def plain(a):
     return a
 
@@ -518,6 +602,11 @@ REFUSED = [
     ("y[i] = grad(tid)()", "nb.tid has no gradient", {}),
     ("y[i] = grad(float)(x[i])", "wanted a function decorated", {}),
     ("f = grad(max), 1\n    y[i] = 0.0", "is called where it stands", {}),
+    ("y[i] = curvature(x[i], x[i])", "a function that is known before the kernel runs", {"curvature": curvature}),
+    ("y[i] = curvature(writes, x[i])", "writes takes the arguments a, y", {"curvature": curvature, "writes": writes}),
+    ("y[i] = curvature(two, x[i])", "two returns no number", {"curvature": curvature, "two": two}),
+    ("y[i] = curvature(energies, x[i])", "energies is a kernel", {"curvature": curvature, "energies": energies}),
+    ("y[i] = renamed(math.sin, x[i])", "takes one function", {"renamed": renamed, "math": math}),
     ("y[i] = bound(grad)(x[i])", "is called where it stands", {"bound": nb.func(plain)}),
     (
         "y[i], b = grad(potential)(x[i], i)\n    y[i] = b",
