@@ -384,10 +384,10 @@ def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int
     """Return a text in which a range of threads adds up by itself what nobody can see before its end, and its totals."""
     if emitted.may_raise:
         return emitted, ()
-    if emitted.generated:
-        private = emitted.private
-        added = () if private is None else only_added(emitted.text, emitted.entry, parameters)
-        return (emitted if private is None else replace(emitted, private=replace(private, added=added))), ()
+    if emitted.private is not None:
+        # An adjoint: what it adds to gradients goes to copies that it has anyway.
+        added = only_added(emitted.text, emitted.entry, parameters)
+        return replace(emitted, private=replace(emitted.private, added=added)), ()
     text, totals = with_totals(emitted.text, emitted.entry, parameters)
     text, arrays = with_either(text, emitted.entry, parameters) if rank else (text, ())
     private = Private(emitted.entry, meanwhile=True, added=arrays) if arrays else None

@@ -255,3 +255,47 @@ def far_away(x, z):
 def test_an_index_that_no_integer_holds_is_refused_where_it_stands():
     with pytest.raises(nb.KernelError, match=r"(?s)test_totals\.py:\d+:.*nb\.atomic_add\(z, 11805"):
         nb.launch(far_away, 3, [np.ones(3), np.zeros(2)])
+
+
+@nb.func
+def energy(a, b):
+    return 0.5 * (a - b) ** 2 + a * b * b
+
+
+@nb.kernel
+def slopes(x, y, total, bins):
+    i = nb.tid()
+    by_a, by_b = nb.grad(energy)(x[i], y[i])
+    nb.atomic_add(total, 0, by_a)
+    nb.atomic_add(bins, i % 3, by_b)
+
+
+def expected_slopes(x, y):
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    by_b = y - x + 2 * x * y
+    return (x - y + y * y).sum(), [by_b[k::3].sum() for k in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_gradients(dtype):
+    x, y = random.normal(size=(2, N)).astype(dtype)
+    total, bins = np.array([2.0], dtype), np.ones(3, dtype)
+    assert is_totalled(slopes, x, y, total.copy(), bins.copy())
+    assert "_nb_add_either" in texts(slopes, x, y, total.copy(), bins.copy())
+    nb.launch(slopes, N, [x, y, total, bins])
+    by_a, by_b = expected_slopes(x, y)
+    tolerance = {"rtol": 2e-6, "atol": 2e-3} if dtype == np.float32 else {"rtol": 1e-12}
+    np.testing.assert_allclose(total, [2 + by_a], **tolerance)
+    np.testing.assert_allclose(bins, 1 + np.array(by_b), **tolerance)
+
+
+def test_sums_of_tangents():
+    x, y = random.normal(size=(2, N))
+    total, tangent = np.zeros(1), np.zeros(1)
+    dx, dy = random.normal(size=(2, N))
+    derivative = loss.tangent(["x", "y", "total"])
+    given = [x, y, total, dx, dy, tangent]
+    assert is_totalled(derivative, *given)
+    derivative.forall(N)(*given)
+    np.testing.assert_allclose(tangent, [(2 * (x - y) * (dx - dy)).sum()], rtol=1e-10)
+    np.testing.assert_allclose(total, [np.square(x - y).sum()], rtol=1e-12)
