@@ -99,7 +99,12 @@ def grad(function: Any) -> Gradient:
             f"nb.grad: {_name(function)} is a kernel, and gradients within kernels are those of device functions; for that of a "
             "kernel record its launch on an nb.Tape, or use nb.torch_op or nb.jax_kernel"
         )
-    known = role == "func" or isinstance(function, Gradient | Passed) or is_cuda_dispatcher(function) or is_dispatcher(function)
+    known = (
+        role == "func"
+        or isinstance(function, Gradient | Passed)
+        or is_cuda_dispatcher(function)
+        or is_dispatcher(function)
+    )
     if not known and (isinstance(function, type) or not callable(function) or not _is_named(function)):
         raise NumbridgeTypeError(
             f"nb.grad: wanted a function decorated with @nb.func, or one of math, NumPy or numbridge, got {function!r}"
