@@ -9,6 +9,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -30,22 +31,57 @@ ONLY_ON_THE_CPU = (
 )
 
 
+# What numba.cuda has lowered last, in each thread
+lowered = threading.local()
+
+
+def remember_lowered():
+    """Keep what numba.cuda makes PTX of: it is the same for all of these architectures, and takes longer than the rest."""
+    from numba.cuda.codegen import CUDACodeLibrary
+
+    original = CUDACodeLibrary.get_asm_strs
+
+    def get_asm_strs(library, cc=None):
+        lowered.library = library
+        return original(library, cc=cc)
+
+    CUDACodeLibrary.get_asm_strs = get_asm_strs
+
+
+def compile_for_cuda(kernel, parameters, weak):
+    """Compile a kernel to a cubin of each architecture."""
+    from numbridge.kernels import cuda
+
+    emitted = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
+    lowered.library = None
+    first, *others = ARCHITECTURES
+    variant._cuda_code(kernel, emitted, parameters, first, "masked")
+    library = lowered.library
+    for capability in others:
+        # It was not lowered if its cubin lay on disk; and what it is linked with is made for one architecture.
+        if library is None or library._linking_files:
+            variant._cuda_code(kernel, emitted, parameters, capability, "masked")
+            continue
+        with cuda._for_capability(capability), cuda._as_nvvm_wants(fused=not emitted.repeatable):
+            (ptx,) = library.get_asm_strs(cc=capability)
+        assert cuda.link(ptx, capability, emitted.entry)
+
+
 def pytest_configure():
     remember_ptx()
+    remember_lowered()
     on_the_cpu = variant._cpu_variant
 
     def on_both(kernel, emitted, parameters, weak):
         made = on_the_cpu(kernel, emitted, parameters, weak)
         # Where devices are emulated, the test itself runs what CUDA makes of a kernel.
-        for capability in ARCHITECTURES if type(kernel) is Kernel and not is_emulated() else ():
+        if type(kernel) is Kernel and not is_emulated():
             try:
-                text = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
-                variant._cuda_code(kernel, text, parameters, capability, "masked")
+                compile_for_cuda(kernel, parameters, weak)
             except KernelError as error:
                 if not any(reason in str(error) for reason in ONLY_ON_THE_CPU):
                     # No error of numbridge's, which a test might expect.
                     raise AssertionError(f"{kernel!r}, which runs on the CPU, does not compile for CUDA") from error
-                break
         return made
 
     variant._cpu_variant = on_both
