@@ -30,14 +30,18 @@ def first_site(source: FunctionSource) -> int:
 
 def out_of_range(kernels: Iterable[Kernel]) -> NumbridgeIndexError | None:
     """Return the error of the one of some kernels that has ended because of an index, or None if none has."""
-    from numbridge.kernels.emission import emit
+    from numbridge.kernels.rewriting import rewrite
 
     site, axis, index, extent = FOUND.tolist()
     FOUND[SITE] = 0
     for kernel in kernels:
         number = site - first_site(kernel.source)
         if 0 <= number < _SITES:
-            source, node, array = emit(kernel.source, "float32", check_bounds=True).sites[number]
+            gradients = kernel.source.differentiates
+            rewritten = rewrite(
+                kernel.source, "float32", gradients=gradients, elements=not gradients, check_bounds=True
+            )
+            source, node, array = rewritten.sites[number]
             return NumbridgeIndexError(
                 f"kernel {kernel.name!r}: index {index} is out of range for axis {axis} of {array}, whose extent is {extent}; "
                 f"the arrays that the kernel writes may be partly written\n  {source.excerpt(node)}"

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from numbridge.kernels import cpu_blocks, cpu_copies, cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
-from numbridge.kernels.cpu_bounds import checked
+from numbridge.kernels.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
@@ -184,7 +184,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_total_of"] = cpu_intrinsics.total_of
     names["_nb_add_to_total"] = cpu_intrinsics.add_to_total
     names["_nb_add_total"] = cpu_intrinsics.add_total
-    names["_nb_checked"] = checked
+    names |= {"_nb_checked": checked, "_nb_check_index": check_index}
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
     names["_nb_add"] = cpu_intrinsics.atomic_add
     names["_nb_differs"] = cpu_intrinsics.differs

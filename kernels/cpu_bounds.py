@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from numbridge.kernels.bounds import AXIS, EXTENT, INDEX, SITE
 from numbridge.kernels.numba_elements import NumbaElement
 
-__all__ = ["checked"]
+__all__ = ["check_index", "checked"]
 
 _WORD = ir.IntType(64)
 
@@ -32,10 +32,22 @@ def checked(typing_context: Any, array: Any, index: Any, axis: Any, site: Any) -
         values = cgutils.unpack_tuple(builder, arguments[1]) if kinds != [index] else [arguments[1]]
         for k, (kind, value) in enumerate(zip(kinds, values, strict=True), axis.literal_value):
             if isinstance(kind, types.Integer) and k < len(shape):
-                _check(context, builder, kind, value, shape[k], arguments[3], k)
+                _check(context, builder, kind, value, shape[k], arguments[3], ir.Constant(_WORD, k))
         return arguments[1]
 
     return types.unliteral(index)(array, index, axis, site), generate
+
+
+@intrinsic
+def check_index(typing_context: Any, extent: Any, index: Any, axis: Any, site: Any) -> Any:
+    """Check that an index is one of an axis, whose extent is known."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        length, number = (context.cast(builder, arguments[k], (extent, index, axis)[k], types.int64) for k in (0, 2))
+        _check(context, builder, types.unliteral(index), arguments[1], length, arguments[3], number)
+        return context.get_dummy_value()
+
+    return types.none(extent, index, axis, site), generate
 
 
 def _extents(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -44,7 +56,7 @@ def _extents(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     return [ir.Constant(_WORD, extent) for extent in kind.element.extents] if isinstance(kind, NumbaElement) else []
 
 
-def _check(context: Any, builder: Any, kind: Any, value: Any, extent: Any, site: Any, axis: int) -> None:
+def _check(context: Any, builder: Any, kind: Any, value: Any, extent: Any, site: Any, axis: Any) -> None:
     wide = context.cast(builder, value, kind, types.int64 if kind.signed else types.uint64)
     # Seen as unsigned, a negative number is beyond every extent.
     outside = builder.icmp_unsigned(">=", wide, extent)
@@ -52,7 +64,7 @@ def _check(context: Any, builder: Any, kind: Any, value: Any, extent: Any, site:
         last = builder.icmp_unsigned(">=", builder.add(wide, extent), extent)
         outside = builder.and_(outside, last)
     with builder.if_then(outside, likely=False):
-        _write_down(builder, site, ir.Constant(_WORD, axis), wide, extent)
+        _write_down(builder, site, axis, wide, extent)
         context.call_conv.return_user_exc(builder, IndexError, ("an index is out of range",))
 
 

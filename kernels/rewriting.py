@@ -92,7 +92,7 @@ class Rewritten:
     in_blocks: bool = False
 
     def printing(self) -> str | None:
-        """Return the name of a function that prints, which a program of it would not say; None if there is none."""
+        """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
         for part in self.program.sources:
             for node in ast.walk(self.trees[id(part)]):
                 if isinstance(node, ast.Name) and node.id == "_nb_print":

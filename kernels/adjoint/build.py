@@ -18,6 +18,7 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Vie
 from numbridge.kernels.adjoint.ir import (
     Array,
     Carried,
+    Effect,
     If,
     Loop,
     Merge,
@@ -43,7 +44,7 @@ from numbridge.kernels.source import FunctionSource
 __all__ = ["build"]
 
 
-def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
+def build(rewritten: Rewritten, parameters: Sequence[ParameterType], *, prints: bool = False) -> Program:
     """Return the program of a kernel.
 
     Parameters
@@ -52,6 +53,8 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
         The kernel's syntax trees.
     parameters : sequence of ParameterType
         The types of its arguments.
+    prints : bool
+        Whether the program prints what the kernel does, as one that runs in its place.
 
     Raises
     ------
@@ -61,6 +64,7 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
     in_components: set[str | int] = set()
     while True:
         builder = _Builder(rewritten, parameters, in_components)
+        builder.prints = prints
         try:
             program = builder.run()
         except NeedsComponentsError as found:  # which is seen where the first part is stored, after other accesses
@@ -74,6 +78,8 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType]) -> Program:
 
 
 class _Builder(Iteration):
+    prints = False
+
     def run(self) -> Program:
         """Read the kernel."""
         tree = self._rewritten.trees[id(self._root)]
@@ -131,8 +137,8 @@ class _Builder(Iteration):
                 self._augment(node)
             case ast.AnnAssign(value=ast.expr() as assigned):
                 self._assign(node.target, self._expression(assigned))
-            case ast.Expr(value=ast.Call(func=ast.Name(id="print" | "_nb_print"))):
-                pass  # the kernel has printed it
+            case ast.Expr(value=ast.Call(func=ast.Name(id="_nb_print")) as call):
+                self._print(call)
             case ast.Expr():
                 if not isinstance(node.value, ast.Constant):
                     self._expression(node.value)
@@ -152,6 +158,19 @@ class _Builder(Iteration):
                 pass
             case _:
                 raise self._refused(node, f"this statement ({type(node).__name__}) has no derivative; use simpler ones")
+
+    def _print(self, call: ast.Call) -> None:
+        """Print what the kernel prints, if this runs in its place."""
+        if not self.prints:
+            return
+        text, numbers = ast.unparse(call.args[0]), call.args[1]
+        assert isinstance(numbers, ast.Starred) and isinstance(numbers.value, ast.Call)
+        (values,) = numbers.value.args
+        assert isinstance(values, ast.Tuple)
+        given = [self._value(value) for value in values.elts]
+        escaped = text.replace("{", "{{").replace("}", "}}")
+        places = "".join(f"{{{k}}}, " for k in range(len(given)))
+        self.add(Effect(f"_nb_print({escaped}, *_nb_numbers(({places})))", given))
 
     # Branches
 

@@ -17,7 +17,19 @@ from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
 from numbridge.kernels.adjoint.expressions import Expressions
 from numbridge.kernels.adjoint.function_gradients import add_gradients
-from numbridge.kernels.adjoint.ir import Array, Atomic, Compute, Custom, Function, Meet, Region, Value, is_float, walk
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Atomic,
+    Compute,
+    Custom,
+    Effect,
+    Function,
+    Meet,
+    Region,
+    Value,
+    is_float,
+    walk,
+)
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import whole_element
 from numbridge.kernels.adjoint.record_program import Records
@@ -79,6 +91,8 @@ class Calls(Expressions):
                 return self._memory(node)
             if name == GRADIENT:
                 return self._function_gradient(node)
+            if name == "_nb_checked":
+                return self._checked_index(node)
             if name.startswith("_nb_block_"):
                 return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
@@ -198,6 +212,22 @@ class Calls(Expressions):
         if value.type != kind:
             raise self._refused(node, f"the elements of {array.called} are {element.name}, not {kind_name(value)}")
         return value
+
+    def _checked_index(self, node: ast.Call) -> Binding:
+        """Check an index, or several, that an array or an element has from an axis on."""
+        array, index = self._expression(node.args[0]), self._expression(node.args[1])
+        first, site = (ast.literal_eval(argument) for argument in node.args[2:])
+        element = inference.element_of(array.type) if isinstance(array, Value) else None
+        extents: Sequence[Callable[[], Value]] = ()
+        if element is not None:
+            extents = [functools.partial(self.constant, extent) for extent in element.extents]
+        elif isinstance(array, View | Window | Records):
+            extents = self._extents(array)
+        for axis, part in enumerate(index if isinstance(index, tuple) else (index,), first):
+            if isinstance(part, Value) and isinstance(part.type, types.Integer) and axis < len(extents):
+                text = f"_nb_check_index({{0}}, {{1}}, {axis}, {site})"
+                self.add(Effect(text, [extents[axis](), part], may_raise=True))
+        return index
 
     def _memory(self, node: ast.Call) -> View:
         """Return new memory of the thread's or the block's; that of elements is made of scalars."""

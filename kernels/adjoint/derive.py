@@ -194,6 +194,7 @@ class Derivative(Kernel):
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)
+        checks = self._checks_bounds(target)
         key = digest(
             "derivative",
             machine_fingerprint(),
@@ -202,6 +203,7 @@ class Derivative(Kernel):
             emitted.fingerprint,
             repr([*self.steps()]),
             target,
+            str(checks),
             *(f"{p.name} {p}" for p in parameters),
         )
 
@@ -225,35 +227,33 @@ class Derivative(Kernel):
             yield from self.base.steps()
         yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart
 
-    def program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
+    def program(
+        self, parameters: Sequence[ParameterType], weak: str, *, check_bounds: bool = False
+    ) -> tuple[Program, Any]:
         """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
         from numbridge.kernels.adjoint.forward import forward
 
-        program, rewritten = self._base_program(parameters, weak)
+        program, rewritten = self._base_program(parameters, weak, check_bounds=check_bounds)
         return forward(program, self.wanted, self.prefix), rewritten
 
-    def _base_program(self, parameters: Sequence[ParameterType], weak: str) -> tuple[Program, Any]:
+    def _checks_bounds(self, target: Target) -> bool:
+        """Whether indices are checked: where this is the kernel itself, on the CPU."""
+        return not self.wanted and target == "cpu" and bool(self.options.get("check_bounds"))
+
+    def _base_program(
+        self, parameters: Sequence[ParameterType], weak: str, *, check_bounds: bool = False
+    ) -> tuple[Program, Any]:
         if isinstance(self.base, Derivative):
             return self.base.program(parameters[: len(self.base.base.parameters)], weak)
         from numbridge.kernels.adjoint.build import build
         from numbridge.kernels.adjoint.fence import check_races
 
-        rewritten = rewrite(self.source, weak, gradients=True)
+        rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds)
         rewritten.program.check_kept()
-        program = build(rewritten, parameters)
+        program = build(rewritten, parameters, prints=not self.wanted)
         if self.wanted:
             check_races(program)
-        else:
-            self._check_runs(rewritten)
         return program, rewritten
-
-    def _check_runs(self, rewritten: Any) -> None:
-        """Refuse a kernel that prints, which its program does not, where that is all of it that is compiled."""
-        printing = rewritten.printing()
-        if printing is not None:
-            raise KernelUnsupportedError(
-                f"kernel {self.base.name!r} calls the gradient of a function and prints, in {printing}; leave one of them out"
-            )
 
     def _generate(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
@@ -315,7 +315,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.emit import program_text
         from numbridge.kernels.adjoint.forward import facts
 
-        program, rewritten = self.program(parameters, weak)
+        program, rewritten = self.program(parameters, weak, check_bounds=self._checks_bounds(target))
         name = f"{program.name}_tangent"
         found = facts(program)
         plan = Plan(
@@ -689,18 +689,7 @@ def derived(
 
 
 def with_gradients(kernel: Kernel) -> Derivative:
-    """Return a kernel that calls gradients of functions as its program: a tangent by nothing.
-
-    Raises
-    ------
-    KernelUnsupportedError
-        If its indices should be checked.
-    """
-    if kernel.options.get("check_bounds"):
-        raise KernelUnsupportedError(
-            f"kernel {kernel.name!r} calls the gradient of a function, and indices in such kernels are not checked; declare it "
-            "without check_bounds"
-        )
+    """Return a kernel that calls gradients of functions as its program: a tangent by nothing."""
     key = "program"
     if key not in kernel.derivatives:
         kernel.derivatives[key] = Derivative(kernel, "tangent", ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from numbridge.kernels.adjoint.ir import (
     Meet,
     Op,
     Program,
+    Effect,
     Raise,
     Region,
     Shape,
@@ -52,6 +55,7 @@ __all__ = [
 
 _BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
 _MEETING = re.compile(rf"_nb_block_(\w+)\({CREW}, {THREAD}(?:, )?")
+_PRINTED = re.compile(r"_nb_print\(.*\)$", re.MULTILINE)
 _SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, \(\), ")
 
 
@@ -125,6 +129,8 @@ def operation(op: Op) -> str:
         case Meet():
             called = meeting(op.operation, *(v.name for v in op.arguments))
             return called if op.result is None else f"{op.result.name} = {called}"
+        case Effect():
+            return op.text.format(*(a.name for a in op.arguments))
         case Raise():
             return op.text
     raise TypeError(f"{op!r} is no simple operation")
@@ -177,6 +183,7 @@ def for_cuda(text: str) -> str:
     Numba must not see which branches are never taken: it would drop them, and then not know the variables that they define.
     """
     text = _BRANCH.sub(r"\1_nb_decided(\2):", text)
+    text = _PRINTED.sub(_printed, text)
     text = text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
     text = text.replace("_nb_add_in_block(", "_nb_add(")
     text = _SHARED.sub(f"{CUDA_MODULE}.shared.array(", _MEETING.sub(rf"{CUDA_MODULE}.\1(", text))
@@ -185,6 +192,20 @@ def for_cuda(text: str) -> str:
     at, size = (f"{CUDA_MODULE}.{what}" for what in ("threadIdx", "blockDim"))
     number = f"    {THREAD} = {at}.x + {size}.x * ({at}.y + {size}.y * {at}.z)"
     return text.replace("):\n", f"):\n{number}\n", 1)
+
+
+def _printed(found: re.Match[str]) -> str:
+    """Return what numba.cuda calls printing: it takes strings and numbers in turn."""
+    call = ast.parse(found[0], mode="eval").body
+    assert isinstance(call, ast.Call)
+    template, numbers = call.args
+    assert isinstance(template, ast.Call) and isinstance(numbers, ast.Starred) and isinstance(numbers.value, ast.Call)
+    (text,), (values,) = template.args, numbers.value.args
+    assert isinstance(values, ast.Tuple)
+    given = iter(values.elts)
+    pieces = json.loads(ast.literal_eval(text))
+    made = [next(given) if piece is None else ast.Constant(piece) for piece in pieces]
+    return f"print({', '.join(map(ast.unparse, made))})"
 
 
 def for_crew(text: str) -> str:

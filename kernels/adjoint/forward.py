@@ -28,6 +28,7 @@ from numbridge.kernels.adjoint.ir import (
     Op,
     Parameter,
     Program,
+    Effect,
     Raise,
     Region,
     Shape,
@@ -80,7 +81,7 @@ def facts(program: Program) -> Facts:
     return Facts(
         frozenset(op.array.parameter for op in ops if isinstance(op, Load) and op.array in parameters),
         frozenset(op.array.parameter for op in ops if isinstance(op, Store | Atomic) and op.array in parameters),
-        any(isinstance(op, Raise) for op in ops),
+        any(isinstance(op, Raise) or (isinstance(op, Effect) and op.may_raise) for op in ops),
         any(isinstance(op, Loop) for op in ops),
     )
 
@@ -184,7 +185,7 @@ class _Forward(Construct):
                 self._loop(op)
             case Custom():
                 self._custom(op)
-            case Shape() | Raise():
+            case Shape() | Effect() | Raise():
                 self.add(op)
 
     def _compute(self, op: Compute) -> None:

@@ -22,6 +22,7 @@ from numbridge.kernels.adjoint.ir import (
     Atomic,
     Compute,
     Custom,
+    Effect,
     If,
     Loop,
     Meet,
@@ -91,6 +92,11 @@ def _check(op: Op, own: Sequence[Array]) -> None:
             op,
             f"the function whose gradient is taken here writes to {op.array.called!r}, which would happen more than once; let it "
             "return a number and write to nothing but local arrays of its own",
+        )
+    if isinstance(op, Effect) and not op.may_raise:
+        raise refused(
+            op,
+            "the function whose gradient is taken here prints, which would happen more than once; print in the kernel",
         )
     if isinstance(op, Meet):
         raise refused(

@@ -20,6 +20,7 @@ __all__ = [
     "Carried",
     "Compute",
     "Custom",
+    "Effect",
     "Function",
     "If",
     "Load",
@@ -196,6 +197,18 @@ class Meet(Op):
     def of_block(self) -> bool:
         """Whether it waits for all threads of the block, and not for lanes that it names."""
         return self.operation.startswith("syncthreads")
+
+
+@dataclass(eq=False, slots=True)
+class Effect(Op):
+    """A line that is printed, or an index that is checked; the text of a call with places for its `arguments`.
+
+    Only a program that runs in place of its kernel has them: the derivatives leave them to the kernel.
+    """
+
+    text: str
+    arguments: list[Value]
+    may_raise: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -437,7 +450,7 @@ def operands(op: Op) -> list[Value]:
             return [op.condition]
         case Loop():
             return op.bounds
-        case Custom() | Meet():
+        case Custom() | Meet() | Effect():
             return op.arguments
     return []
 

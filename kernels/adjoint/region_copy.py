@@ -10,6 +10,7 @@ from numbridge.kernels.adjoint.ir import (
     Carried,
     Compute,
     Custom,
+    Effect,
     If,
     Load,
     Loop,
@@ -62,6 +63,8 @@ class RegionCopy:
                 return replace(op, index=[self.value(v) for v in op.index], value=self.value(op.value))
             case Shape():
                 return replace(op, result=self._new(op.result))
+            case Effect():
+                return replace(op, arguments=[self.value(a) for a in op.arguments])
             case If():
                 then, orelse = self._inner(op.then), self._inner(op.orelse)
                 merges = [Merge(self._new(m.result), self.value(m.then), self.value(m.orelse)) for m in op.merges]
