@@ -1,8 +1,8 @@
 """Finds the depth and the size of a Lennard-Jones potential from where its particles went.
 
 The forces are the gradient of the potential, by `nb.grad` within a kernel; velocity Verlet carries 27 particles through time. The
-launches are recorded on a tape, which differentiates the whole simulation, the gradient in its kernels included: by the potential's
-two parameters, for SciPy's L-BFGS-B.
+launches are recorded on a tape, which differentiates the whole simulation, the gradient in its kernels included: by the two
+parameters of the potential, for SciPy's L-BFGS-B.
 """
 
 from __future__ import annotations

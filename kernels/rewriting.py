@@ -487,11 +487,19 @@ class _Rewriter(ast.NodeTransformer):
             if found.kind == "cuda":
                 raise self._unsupported(node, found)
             raise self.source.error(node, f"{found.name} must be called here")
+        if found.operation in ("blockIdx", "gridDim"):
+            self._check_axis(node, found.axis, found.name)
         if self.writer.in_crew:
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
         i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
+
+    def _check_axis(self, node: Any, axis: int, what: str) -> None:
+        """Refuse the place in a grid along an axis that two indices share: a thread of the CPU knows that of the first."""
+        if axis == _AXES - 1 and self.writer.program.root.index_rank > _AXES and not self.writer.in_crew:
+            text = f"{what} of a kernel with four thread indices, whose last two share that axis; use the indices"
+            raise self.source.error(node, text, KernelUnsupportedError)
 
     def _cuda(self, node: Any, found: Intrinsic) -> ast.expr:
         """Return a reference to an operation of numba.cuda by its full path, which is how numba.cuda recognises it."""
@@ -582,6 +590,8 @@ class _Rewriter(ast.NodeTransformer):
             count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
             if found.kind == "gridsize" and self.writer.target == "cuda":
                 return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
+            if found.kind == "gridsize":
+                self._check_axis(node, count - 1, found.name)
             form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
             return _tuple([form.format(k) for k in range(count)])
         if found.kind == "atomic":

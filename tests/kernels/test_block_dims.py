@@ -77,6 +77,25 @@ def test_an_axis_that_two_indices_share_has_blocks_where_threads_wait_alone(on):
         nb.launch(asking4, out.shape, [on(out)], block_dim=(2, 3, 2))
 
 
+@nb.kernel
+def asking_beyond(out):
+    i, j, k, m = nb.tid()
+    out[i, j, k, m] = cuda.blockIdx.z
+
+
+@nb.kernel
+def counting_beyond(out):
+    i, j, k, m = nb.tid()
+    out[i, j, k, m] = cuda.gridsize(3)[2]
+
+
+@pytest.mark.parametrize(("kernel", "what"), [(asking_beyond, "cuda.blockIdx.z"), (counting_beyond, "cuda.gridsize")])
+def test_the_place_along_an_axis_that_two_indices_share_is_refused_on_the_cpu(kernel, what):
+    out = np.zeros((3, 4, 2, 5), np.int64)
+    with pytest.raises(nb.KernelUnsupportedError, match=f"{what} of a kernel with four thread indices, whose last two"):
+        nb.launch(kernel, out.shape, [out])
+
+
 def test_a_product_of_matrices_in_tiles_and_its_gradients(on):
     a, b = factors()
     c = np.zeros((8, 16), np.float32)
