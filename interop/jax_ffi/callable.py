@@ -37,6 +37,7 @@ from numbridge.remade import Remade
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
 
 _MAX_CALLS = 256
+_OPTIONS = ("output_dims", "vmap_method")
 
 
 class GraphMode(enum.Enum):
@@ -103,7 +104,7 @@ def jax_callable(
     Returns
     -------
     JaxCallable
-        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
 
     Notes
     -----
@@ -176,11 +177,16 @@ class JaxCallable(Remade):
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, func)
+        self.__signature__ = found.shown(_OPTIONS)
 
-    def __call__(self, *arguments: Any, output_dims: Any = None, vmap_method: str | None = None) -> tuple[Any, ...]:
-        """Run the function; each option given here replaces that of `jax_callable` for this call."""
+    def __call__(
+        self, *arguments: Any, output_dims: Any = None, vmap_method: str | None = None, **named: Any
+    ) -> tuple[Any, ...]:
+        """Run the function; inputs go by position or by name, and each option given here replaces that of `jax_callable`."""
         import jax
 
+        if named:
+            arguments = self._signature.ordered(arguments, named)
         options = self._options
         if output_dims is not None:
             options = replace(options, output_dims=frozen_dims(output_dims))
@@ -197,19 +203,33 @@ class JaxCallable(Remade):
 
     def _eager(self, options: Options, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Run without a surrounding program; numbers are static, so that Python code may look at them."""
-        import jax
-
-        numbers = tuple((k, number_of(a)) for k, a in enumerate(arguments) if number_of(a) is not None)
-        key = (options, numbers)
+        given = [number_of(argument) for argument in arguments]
+        key = (options, *(None if number is None else number.key for number in given))
         call = self._calls.get(key)
         if call is None:
             with self._lock:
                 if len(self._calls) >= _MAX_CALLS:
                     self._calls.clear()
-                static = tuple(k for k, _ in numbers)
-                call = self._calls[key] = jax.jit(functools.partial(self._run, options), static_argnums=static)
-        result: tuple[Any, ...] = call(*arguments)
+                call = self._calls[key] = self._with_numbers(options, arguments, given)
+        result: tuple[Any, ...] = call(*(a for a, number in zip(arguments, given, strict=True) if number is None))
         return result
+
+    def _with_numbers(
+        self, options: Options, arguments: Sequence[Any], given: Sequence[Number | None]
+    ) -> Callable[..., tuple[Any, ...]]:
+        """Return a function of the arguments that are no numbers, which runs at once."""
+        import jax
+
+        fixed = [None if number is None else a for a, number in zip(arguments, given, strict=True)]
+        is_fixed = [number is not None for number in given]
+
+        # JAX compares static arguments by ==, which takes -0.0 for 0.0; so they are none of its arguments.
+        def run(*operands: Any) -> tuple[Any, ...]:
+            rest = iter(operands)
+            return self._run(options, *(a if known else next(rest) for a, known in zip(fixed, is_fixed, strict=True)))
+
+        made: Callable[..., tuple[Any, ...]] = jax.jit(run)
+        return made
 
     def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
         import jax

@@ -31,6 +31,7 @@ from numbridge.remade import Remade
 __all__ = ["JaxKernel", "jax_kernel"]
 
 _MAX_CALLS = 256
+_OPTIONS = ("launch_dims", "output_dims", "vmap_method", "fuse")
 
 
 def jax_kernel(
@@ -89,7 +90,8 @@ def jax_kernel(
     Returns
     -------
     JaxKernel
-        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays.
+        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays. Inputs may
+        be passed by name.
 
     Raises
     ------
@@ -161,6 +163,7 @@ class JaxKernel(Remade):
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Call] = {}
         functools.update_wrapper(self, kernel.function)
+        self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(
         self,
@@ -169,8 +172,11 @@ class JaxKernel(Remade):
         output_dims: Any = None,
         vmap_method: str | None = None,
         fuse: bool | None = None,
+        **named: Any,
     ) -> tuple[Any, ...]:
-        """Run the kernel; each option given here replaces that of `jax_kernel` for this call."""
+        """Run the kernel; inputs go by position or by name, and each option given here replaces that of `jax_kernel`."""
+        if named:
+            arguments = self._signature.ordered(arguments, named)
         key: Any = tuple(map(type, arguments))
         if launch_dims is not None or output_dims is not None or vmap_method is not None or fuse is not None:
             key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method, fuse)
@@ -251,8 +257,7 @@ class JaxKernel(Remade):
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
         """Return the call for such arguments: JAX traces the same one again and again."""
-        # Numbers that are equal may differ: 0.0 and -0.0, 1 and True.
-        key = (options, *((a.kind, repr(a.value), a.packed) if isinstance(a, Number) else a for a in described))
+        key = (options, *(a.key if isinstance(a, Number) else a for a in described))
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)

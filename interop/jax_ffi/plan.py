@@ -82,6 +82,19 @@ class Number:
     value: Any = None
     packed: bool = False
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells this number from all others: those that are equal may differ (0.0 and -0.0, 1 and True), NaN equals nothing."""
+        return (self.kind, self.packed, _exact(self.value))
+
+
+def _exact(value: Any) -> Any:
+    """Return a number such that only the same bits are equal."""
+    if isinstance(value, Element):
+        return value.numpy().tobytes()
+    # Integers of Python's may be larger than anything that has bytes.
+    return np.asarray(value).tobytes() if isinstance(value, float | complex | np.generic) else value
+
 
 @dataclass(frozen=True)
 class Options:

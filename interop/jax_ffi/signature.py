@@ -5,6 +5,7 @@ Pure values; imports no JAX. Inputs stand before outputs; an in-out argument is 
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,52 @@ class Signature:
                 f"({outputs}) are returned, not passed (num_outputs={len(self.outputs)})"
                 f"{self._more_outputs(self.inputs[len(arguments) :])}"
             )
+
+    def ordered(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call in order, of which some are passed by name.
+
+        Raises
+        ------
+        NumbridgeTypeError
+            If a name is none of the inputs, or is passed twice, or an input is missing.
+        """
+        names = [parameter.name for parameter in self.inputs]
+        outputs = [parameter.name for parameter in self.pure]
+        for name in named:
+            if name in outputs:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX, argument {name!r}: it is an output, which is returned, not passed "
+                    f"(num_outputs={len(self.outputs)}); pass {', '.join(names) or 'nothing'}"
+                )
+            if name not in names:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX has no input or option {name!r}; its inputs are {', '.join(names) or 'none'}"
+                )
+            if name in names[: len(arguments)]:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX, argument {name!r}: it is passed by position and by name; pass it once"
+                )
+        if len(arguments) > len(names):
+            self.check_count(arguments)
+        missing = [name for name in names[len(arguments) :] if name not in named]
+        if missing:
+            raise NumbridgeTypeError(f"{self.what} under JAX: no argument is passed for {', '.join(map(repr, missing))}")
+        return (*arguments, *(named[name] for name in names[len(arguments) :]))
+
+    def shown(self, options: Sequence[str]) -> inspect.Signature:
+        """Return what `inspect.signature` says of the function: inputs, then options, which are passed by name and are None else.
+
+        `jax.jit` reads from it which input has a name among `static_argnames`.
+        """
+        names = [parameter.name for parameter in self.inputs]
+        # A name that an option has stands for the option; such an input goes by position, and so do those before it.
+        by_position = max((place + 1 for place, name in enumerate(names) if name in options), default=0)
+        kinds = [inspect.Parameter.POSITIONAL_ONLY] * by_position
+        kinds += [inspect.Parameter.POSITIONAL_OR_KEYWORD] * (len(names) - by_position)
+        shown = [inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        taken = [option for option in options if option not in names]
+        shown += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in taken]
+        return inspect.Signature(shown)
 
     def _more_outputs(self, missing: Sequence[Parameter]) -> str:
         """Return what to do if arguments that were not passed were meant for outputs."""
