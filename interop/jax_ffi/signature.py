@@ -104,7 +104,9 @@ class Signature:
             self.check_count(arguments)
         missing = [name for name in names[len(arguments) :] if name not in named]
         if missing:
-            raise NumbridgeTypeError(f"{self.what} under JAX: no argument is passed for {', '.join(map(repr, missing))}")
+            raise NumbridgeTypeError(
+                f"{self.what} under JAX: no argument is passed for {', '.join(map(repr, missing))}"
+            )
         return (*arguments, *(named[name] for name in names[len(arguments) :]))
 
     def shown(self, options: Sequence[str]) -> inspect.Signature:
@@ -115,9 +117,8 @@ class Signature:
         names = [parameter.name for parameter in self.inputs]
         # A name that an option has stands for the option; such an input goes by position, and so do those before it.
         by_position = max((place + 1 for place, name in enumerate(names) if name in options), default=0)
-        kinds = [inspect.Parameter.POSITIONAL_ONLY] * by_position
-        kinds += [inspect.Parameter.POSITIONAL_OR_KEYWORD] * (len(names) - by_position)
-        shown = [inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        first, then = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shown = [inspect.Parameter(name, first if place < by_position else then) for place, name in enumerate(names)]
         taken = [option for option in options if option not in names]
         shown += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in taken]
         return inspect.Signature(shown)

@@ -460,5 +460,7 @@ def test_inputs_by_name(mode):
     assert f(a10, s=-1.0)[0].tolist() == f(s=-1.0, x=a10)[0].tolist() == (-2 * a10).tolist()
     assert jax.jit(f, static_argnames="s")(a10, s=-1.0)[0].tolist() == (-2 * a10).tolist()
     assert jax.jit(f, static_argnames="s")(a10, -1.0)[0].tolist() == (-2 * a10).tolist()
-    with pytest.raises(nb.NumbridgeTypeError, match=r"function 'signed' under JAX has no input or option 'y'; its inputs are x, s"):
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"function 'signed' under JAX has no input or option 'y'; its inputs are x, s"
+    ):
         f(a10, y=1.0)

@@ -707,7 +707,9 @@ def test_calls_run_without_the_gil():
 def test_inputs_by_name(wrap):
     f = wrap(jax_kernel(scale))
     expected = (2 * a16).tolist()
-    assert f(a16, s=2.0)[0].tolist() == f(s=2.0, x=a16)[0].tolist() == f(x=a16, s=jnp.float32(2))[0].tolist() == expected
+    assert (
+        f(a16, s=2.0)[0].tolist() == f(s=2.0, x=a16)[0].tolist() == f(x=a16, s=jnp.float32(2))[0].tolist() == expected
+    )
     assert jax.vmap(f, in_axes=(0,))(a16.reshape(2, 8), s=jnp.array([1.0, 2.0]))[0].shape == (2, 8)
 
 
@@ -716,7 +718,7 @@ def test_the_signature_names_inputs():
     assert str(inspect.signature(f)) == "(x, s, *, launch_dims=None, output_dims=None, vmap_method=None, fuse=None)"
     jitted = jax.jit(f, static_argnames="s")
     # A JAX value would be an operand of the program.
-    assert str(jitted.lower(a16, 2.0).as_text()).count("%arg1") == str(jitted.lower(a16, s=2.0).as_text()).count("%arg1") == 0
+    assert "%arg1" not in jitted.lower(a16, 2.0).as_text() + jitted.lower(a16, s=2.0).as_text()
     assert jitted(a16, s=2.0)[0].tolist() == jitted(a16, 2.0)[0].tolist() == (2 * a16).tolist()
     gradient = jax.grad(lambda x: jax_kernel(scale, enable_backward=True)(x=x, s=2.0)[0].sum())(a16)
     assert gradient.tolist() == [2.0] * 16
@@ -739,7 +741,11 @@ def test_an_input_with_the_name_of_an_option_goes_by_position():
     [
         ((a16,), {"t": 2.0}, "kernel 'scale' under JAX has no input or option 't'; its inputs are x, s"),
         ((a16, 1.0), {"s": 2.0}, "argument 's': it is passed by position and by name; pass it once"),
-        ((a16,), {"s": 2.0, "out": a16}, r"argument 'out': it is an output, which is returned, not passed \(num_outputs=1\)"),
+        (
+            (a16,),
+            {"s": 2.0, "out": a16},
+            r"argument 'out': it is an output, which is returned, not passed \(num_outputs=1\)",
+        ),
         ((), {"s": 2.0}, "kernel 'scale' under JAX: no argument is passed for 'x'"),
     ],
 )
