@@ -84,7 +84,7 @@ class Number:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells this number from all others: those that are equal may differ (0.0 and -0.0, 1 and True), NaN equals nothing."""
+        """What tells this number from others; those that are equal may differ (0.0 and -0.0, 1 and True), and NaN equals none."""
         return (self.kind, self.packed, _exact(self.value))
 
 

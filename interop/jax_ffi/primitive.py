@@ -15,6 +15,7 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.alone import run_alone
 from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
@@ -82,11 +83,12 @@ def _runner(call: Call) -> Any:
 
 
 def _run_alone(*operands: Any, call: Call, body: Any) -> Any:
-    import jax
+    return run_alone(f"kernel {call.kernel.name!r}", _alone(call), operands)
 
-    # How a call runs is decided where it is lowered, also when the user wants to see everything else step by step.
-    with jax.disable_jit(False):
-        return _alone(call)(*operands)
+
+def _run_form_alone(*operands: Any, form: Form, outline: Any) -> Any:
+    what = f"kernel {form.call.kernel.name!r}"
+    return run_alone(f"{what}, {'tangent' if form.given is None else 'gradient'},", _form_runner(form), operands)
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -186,7 +188,7 @@ def _derivative_primitive() -> Any:
 
     made = Primitive("numbridge_derivative")
     made.multiple_results = True
-    made.def_impl(lambda *operands, form, outline: _form_runner(form)(*operands))
+    made.def_impl(_run_form_alone)
     made.def_abstract_eval(lambda *operands, form, outline: _varying(operands, outline.out_avals))
     mlir.register_lowering(
         made, mlir.lower_fun(lambda *operands, form, outline: _form_runner(form)(*operands), multiple_results=True)
