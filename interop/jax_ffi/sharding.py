@@ -17,7 +17,7 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
-from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
 
@@ -135,16 +135,31 @@ def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...
 
     Raises
     ------
-    NumbridgeValueError
+    NumbridgeError
         If it cannot be read.
     """
+    if not isinstance(rule, str):
+        raise NumbridgeTypeError(
+            f'{signature.what}: sharding_rule is {rule!r}; it must be a string such as "i k, k j -> i j"'
+        )
     body, _, launch = rule.partition(";")
     left, arrow, right = body.partition("->")
     if not arrow:
         raise NumbridgeValueError(
             f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"'
         )
+    for name in [name for part in (*left.split(","), *right.split(","), launch) for name in part.split()]:
+        if not name.isidentifier():
+            raise NumbridgeValueError(
+                f"{signature.what}: sharding_rule {rule!r} names an axis {name!r}; names are such as i and rows"
+            )
     inputs, outputs = (tuple(tuple(entry.split()) for entry in side.split(",")) for side in (left, right))
+    for entry in (*inputs, *outputs, tuple(launch.split())):
+        if len(set(entry)) != len(entry):
+            raise NumbridgeValueError(
+                f"{signature.what}: sharding_rule {rule!r} names an axis twice in {' '.join(entry)!r}; a device would "
+                "have parts of the diagonal only, so give one of the two another name"
+            )
     if len(outputs) != len(signature.outputs):
         raise NumbridgeValueError(
             f"{signature.what}: sharding_rule {rule!r} names {len(outputs)} output(s), and there are {len(signature.outputs)}"
