@@ -22,7 +22,7 @@ from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_tran
 from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
-from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
+from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -43,7 +43,10 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
         else jax.numpy.asarray(operand)
         for operand, dtype in zip(operands, call.casts, strict=True)
     ]
-    return tuple(_bind(call, values))
+    mesh = explicit_mesh(values)
+    if mesh is None:
+        return tuple(_bind(call, values))
+    return tuple(with_explicit_axes(call, mesh, values, lambda *inside: tuple(_bind(call, inside))))
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:

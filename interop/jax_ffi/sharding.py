@@ -21,7 +21,16 @@ from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
 
-__all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitionable", "partitioned"]
+__all__ = [
+    "Factors",
+    "can_be_cut",
+    "explicit_mesh",
+    "factors_of",
+    "parse_rule",
+    "partitionable",
+    "partitioned",
+    "with_explicit_axes",
+]
 
 Axes = tuple[str | None, ...]
 Names = tuple[str, ...]
@@ -242,6 +251,28 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
     made.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(factors))
     cut: Callable[..., list[Any]] = made
     return cut
+
+
+def explicit_mesh(operands: Sequence[Any]) -> Any:
+    """Return the mesh whose axes are part of the operands' types (`AxisType.Explicit`); None if there is none."""
+    import jax
+
+    meshes = (getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None) for x in operands)
+    return next((mesh for mesh in meshes if getattr(mesh, "explicit_axes", ())), None)
+
+
+def with_explicit_axes(call: Call, mesh: Any, operands: Sequence[Any], run: Callable[..., Any]) -> Any:
+    """Return the results of a call whose operands have types that say how they are cut, with such types.
+
+    Other operations of JAX's have rules for these types, and a call has none: within it the axes are left to JAX's partitioner,
+    and its results are as `partitioned` cuts them.
+    """
+    import jax
+
+    factors = factors_of(call)
+    specs = _specs(factors, [jax.typeof(x) for x in operands], ())
+    shardings = tuple(_sharding(mesh, specs, axes) for axes in factors.results)
+    return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=shardings)(*operands)
 
 
 def partitionable(run: Callable[..., Any]) -> Callable[..., Any]:
