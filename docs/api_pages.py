@@ -122,6 +122,7 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
                 "NumbridgeTypeError",
                 "NumbridgeValueError",
                 "NumbridgeIndexError",
+                "NonFiniteError",
                 "BufferAccessError",
             ),
             *("ConversionError", "DeviceError", "KernelError", "KernelUnsupportedError", "NumbridgeWarning"),

@@ -12,6 +12,7 @@ __all__ = [
     "DeviceError",
     "KernelError",
     "KernelUnsupportedError",
+    "NonFiniteError",
     "NumbridgeError",
     "NumbridgeIndexError",
     "NumbridgeTypeError",
@@ -39,6 +40,10 @@ class NumbridgeValueError(NumbridgeError, ValueError):
 
 class NumbridgeIndexError(NumbridgeError, IndexError):
     """An index is out of range, or of a kind that an array does not take."""
+
+
+class NonFiniteError(NumbridgeError, FloatingPointError):
+    """A result is NaN or infinite where that was to be an error."""
 
 
 class BufferAccessError(NumbridgeError, BufferError):

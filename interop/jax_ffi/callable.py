@@ -27,6 +27,7 @@ from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_ar
 from numbridge.jax_ffi.recording import TracedArray
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.values import described, jax_value
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -37,6 +38,7 @@ from numbridge.remade import Remade
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
 
 _MAX_CALLS = 256
+_OPTIONS = ("output_dims", "vmap_method")
 
 
 class GraphMode(enum.Enum):
@@ -103,7 +105,7 @@ def jax_callable(
     Returns
     -------
     JaxCallable
-        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays.
+        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
 
     Notes
     -----
@@ -133,8 +135,7 @@ def jax_callable(
         raise NumbridgeTypeError(f"{what}: graph_mode is {graph_mode!r}; it must be a GraphMode, such as GraphMode.JAX")
     found = signature(what, _parameters(func, what), num_outputs, in_out_argnames)
     method = check_vmap_method(what, vmap_method)
-    if graph_cache_max is not None and (type(graph_cache_max) is not int or graph_cache_max < 0):
-        raise NumbridgeValueError(f"{what}: graph_cache_max is {graph_cache_max!r}; it must be at least 0, or None")
+    _check_cache_max(what, graph_cache_max)
     if enable_backward and graph_mode is GraphMode.NONE:
         raise KernelUnsupportedError(
             f"{what}: in GraphMode.NONE Python runs it each time, so there is nothing to differentiate; use GraphMode.JAX, or "
@@ -148,17 +149,29 @@ def jax_callable(
         raise NumbridgeValueError(
             f"{what}: fuse=True is for GraphMode.JAX, and graph_mode is {graph_mode}, which runs compiled kernels; leave one out"
         )
-    dims = frozen_dims(output_dims)
+    dims = frozen_dims(output_dims, f"{what}: output_dims", named=True)
     options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
         return _Replayed(func, found, options, graph_cache_max)
     return (_Called if graph_mode is GraphMode.NONE else JaxCallable)(func, found, options)
 
 
+def _check_cache_max(what: str, value: Any) -> None:
+    # Graphs are counted in 64 bits.
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+        raise NumbridgeValueError(f"{what}: graph_cache_max is {value!r}; it must be an int of at least 0, or None")
+
+
 def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):
+        raise NumbridgeTypeError(
+            f"jax_callable: {func!r} does not say its parameters; wrap it in a function whose parameters are annotated"
+        ) from None
     annotations = inspect.get_annotations(func, eval_str=True)
     made = []
-    for name, parameter in inspect.signature(func).parameters.items():
+    for name, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             raise NumbridgeTypeError(
                 f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
@@ -176,14 +189,21 @@ class JaxCallable(Remade):
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
         functools.update_wrapper(self, func)
+        self.__signature__ = found.shown(_OPTIONS)
 
-    def __call__(self, *arguments: Any, output_dims: Any = None, vmap_method: str | None = None) -> tuple[Any, ...]:
-        """Run the function; each option given here replaces that of `jax_callable` for this call."""
+    def __call__(
+        self, *arguments: Any, output_dims: Any = None, vmap_method: str | None = None, **named: Any
+    ) -> tuple[Any, ...]:
+        """Run the function; inputs go by position or by name, and each option given here replaces that of `jax_callable`."""
         import jax
 
+        if named:
+            arguments = self._signature.ordered(arguments, named)
         options = self._options
         if output_dims is not None:
-            options = replace(options, output_dims=frozen_dims(output_dims))
+            options = replace(
+                options, output_dims=frozen_dims(output_dims, f"{self._signature.what}: output_dims", named=True)
+            )
         if vmap_method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, vmap_method))
         self._signature.check_count(arguments)
@@ -197,33 +217,43 @@ class JaxCallable(Remade):
 
     def _eager(self, options: Options, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Run without a surrounding program; numbers are static, so that Python code may look at them."""
-        import jax
-
-        numbers = tuple((k, number_of(a)) for k, a in enumerate(arguments) if number_of(a) is not None)
-        key = (options, numbers)
+        given = [number_of(argument) for argument in arguments]
+        for place, (argument, number) in enumerate(zip(arguments, given, strict=True)):
+            if number is None:
+                jax_value(self._signature, place, argument)
+        key = (options, *(None if number is None else number.key for number in given))
         call = self._calls.get(key)
         if call is None:
             with self._lock:
                 if len(self._calls) >= _MAX_CALLS:
                     self._calls.clear()
-                static = tuple(k for k, _ in numbers)
-                call = self._calls[key] = jax.jit(functools.partial(self._run, options), static_argnums=static)
-        result: tuple[Any, ...] = call(*arguments)
+                call = self._calls[key] = self._with_numbers(options, arguments, given)
+        result: tuple[Any, ...] = call(*(a for a, number in zip(arguments, given, strict=True) if number is None))
         return result
 
-    def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
+    def _with_numbers(
+        self, options: Options, arguments: Sequence[Any], given: Sequence[Number | None]
+    ) -> Callable[..., tuple[Any, ...]]:
+        """Return a function of the arguments that are no numbers, which runs at once."""
         import jax
 
-        described: list[Operand | Number] = []
-        for parameter, argument in zip(self._signature.inputs, arguments, strict=True):
-            number = number_of(argument)
-            if number is None and not isinstance(argument, jax.Array | np.ndarray):
-                raise NumbridgeTypeError(
-                    f"{self._signature.what} under JAX, argument {parameter.name!r}: wanted a JAX array or a number, got "
-                    f"{type(argument).__name__}; convert it with jnp.asarray"
-                )
-            described.append(number or _operand(argument))
-        return described
+        fixed = [None if number is None else a for a, number in zip(arguments, given, strict=True)]
+        is_fixed = [number is not None for number in given]
+
+        # JAX compares static arguments by ==, which takes -0.0 for 0.0; so they are none of its arguments.
+        def run(*operands: Any) -> tuple[Any, ...]:
+            rest = iter(operands)
+            return self._run(options, *(a if known else next(rest) for a, known in zip(fixed, is_fixed, strict=True)))
+
+        made: Callable[..., tuple[Any, ...]] = jax.jit(run)
+        return made
+
+    def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
+        numbers = [number_of(argument) for argument in arguments]
+        return [
+            described(jax_value(self._signature, place, argument)) if number is None else number
+            for place, (argument, number) in enumerate(zip(arguments, numbers, strict=True))
+        ]
 
     def _results(self, options: Options, described: Sequence[Operand | Number]) -> list[tuple[Dims, Any]]:
         """Return shape and dtype of each output that is no input, with all arguments checked."""
@@ -270,14 +300,6 @@ class JaxCallable(Remade):
             )
 
 
-def _operand(value: Any) -> Operand:
-    import jax
-
-    aval = jax.typeof(value)
-    dtype = jax.dtypes.canonicalize_dtype(aval.dtype) if isinstance(aval.dtype, np.dtype) else aval.dtype
-    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
-
-
 class _Replayed(JaxCallable):
     """The same in `GraphMode.NUMBRIDGE`: what is traced is kept together, up to where it is lowered."""
 
@@ -294,6 +316,7 @@ class _Replayed(JaxCallable):
 
     @graph_cache_max.setter
     def graph_cache_max(self, value: int | None) -> None:
+        _check_cache_max(self._signature.what, value)
         self._graphs.capacity = value
 
     @property
@@ -410,7 +433,8 @@ def _spell(number: Number) -> list[str]:
         return [number.kind.name, number.value.numpy().tobytes().hex()]
     if isinstance(number.kind, np.dtype):
         return [number.kind.name, number.value.tobytes().hex()]
-    return [number.kind.__name__, repr(number.value)]
+    # Python does not write down integers of thousands of digits, but in hexadecimal.
+    return [number.kind.__name__, hex(number.value) if number.kind is int else repr(number.value)]
 
 
 def _number(spelled: Sequence[str], element: ElementType | None) -> Any:
@@ -419,5 +443,7 @@ def _number(spelled: Sequence[str], element: ElementType | None) -> Any:
         return element(np.frombuffer(bytes.fromhex(text), element.scalar.numpy).reshape(element.extents))
     if kind == "bool":
         return text == "True" if text in ("True", "False") else np.frombuffer(bytes.fromhex(text), np.bool_)[0]
-    python = {"int": int, "float": float, "complex": complex}.get(kind)
+    if kind == "int":
+        return int(text, 16)
+    python = {"float": float, "complex": complex}.get(kind)
     return python(text) if python else np.frombuffer(bytes.fromhex(text), scalar_of(kind).numpy)[0]

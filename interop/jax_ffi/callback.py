@@ -19,9 +19,16 @@ from numbridge.array import Array
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
+from numbridge.jax_ffi.targets import PLAN_TARGET, TARGET
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import CPU, Device
-from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    ConversionError,
+    DeviceError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.memory import native, wrap
 
@@ -69,6 +76,8 @@ def register_ffi_callback(name: str, func: Function) -> None:
     ------
     NumbridgeTypeError
         If `name` is no string, or ``func`` cannot be called.
+    NumbridgeValueError
+        If XLA has a target of that name which is no callback.
 
     Notes
     -----
@@ -86,9 +95,25 @@ def register_ffi_callback(name: str, func: Function) -> None:
     """
     if type(name) is not str:
         raise NumbridgeTypeError(f"register_ffi_callback: name is {name!r}; it must be a string")
+    if name in (TARGET, PLAN_TARGET):
+        raise NumbridgeValueError(
+            f"register_ffi_callback: name is {name!r}, which is numbridge's own target for kernels; choose another one"
+        )
+    if not name or "\0" in name or not _is_text(name):
+        raise NumbridgeValueError(
+            f"register_ffi_callback: name is {name!r}; it must be a string of at least one character, and text, without zeros"
+        )
     if not callable(func):
         raise NumbridgeTypeError(f"register_ffi_callback: func is {func!r}; it must be callable")
     register_function(name, func)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def register_function(name: str, function: Function) -> None:
@@ -101,13 +126,19 @@ def _register(key: tuple[str, str], function: Function) -> None:
     import jax
 
     with _lock:
-        known = key in _functions
-        _functions[key] = function
-        if not known:
+        if key not in _functions:
             handler = _handler(key)
+            # XLA may have taken over the address even where it refuses.
             _kept.append(handler)
             address = ctypes.cast(handler, ctypes.c_void_p).value
-            jax.ffi.register_ffi_target(key[0], jax.ffi.pycapsule(address), platform=key[1])
+            try:
+                jax.ffi.register_ffi_target(key[0], jax.ffi.pycapsule(address), platform=key[1])
+            except RuntimeError as error:
+                raise NumbridgeValueError(
+                    f"register_ffi_callback: name is {key[0]!r}, which XLA refuses, most likely because it has a target "
+                    f"of that name already; choose another one ({error})"
+                ) from None
+        _functions[key] = function
 
 
 def _handler(key: tuple[str, str]) -> Any:

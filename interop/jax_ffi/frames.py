@@ -149,6 +149,7 @@ def _elements(code: int, address: int, count: int) -> np.ndarray[Any, Any]:
 
 def error_in(frame: Frame, message: str, code: int = xla.INVALID_ARGUMENT) -> int:
     """Return a new XLA error with a text, which XLA takes over."""
-    text = message.encode()
+    # The text ends at a zero, and what UTF-8 cannot say must not raise here, where nothing can be raised.
+    text = message.replace("\0", "\\0").encode(errors="backslashreplace")
     arguments = xla.XLA_FFI_Error_Create_Args(ctypes.sizeof(xla.XLA_FFI_Error_Create_Args), None, text, code)
     return int(_CREATE(frame.api.XLA_FFI_Error_Create)(ctypes.addressof(arguments)) or 0)

@@ -21,6 +21,7 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.values import described, jax_value
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
@@ -31,6 +32,7 @@ from numbridge.remade import Remade
 __all__ = ["JaxKernel", "jax_kernel"]
 
 _MAX_CALLS = 256
+_OPTIONS = ("launch_dims", "output_dims", "vmap_method", "fuse")
 
 
 def jax_kernel(
@@ -89,7 +91,8 @@ def jax_kernel(
     Returns
     -------
     JaxKernel
-        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays.
+        ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays. Inputs may
+        be passed by name.
 
     Raises
     ------
@@ -130,7 +133,10 @@ def jax_kernel(
     block = 256 if block_dim is None else block_dim_of(kernel, block_dim)
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
-    dims = (frozen_dims(launch_dims), frozen_dims(output_dims))
+    dims = (
+        frozen_dims(launch_dims, f"{what}: launch_dims"),
+        frozen_dims(output_dims, f"{what}: output_dims", named=True),
+    )
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
     return _made(kernel, found, options)
@@ -161,6 +167,7 @@ class JaxKernel(Remade):
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Call] = {}
         functools.update_wrapper(self, kernel.function)
+        self.__signature__ = found.shown(_OPTIONS)
 
     def __call__(
         self,
@@ -169,18 +176,23 @@ class JaxKernel(Remade):
         output_dims: Any = None,
         vmap_method: str | None = None,
         fuse: bool | None = None,
+        **named: Any,
     ) -> tuple[Any, ...]:
-        """Run the kernel; each option given here replaces that of `jax_kernel` for this call."""
+        """Run the kernel; inputs go by position or by name, and each option given here replaces that of `jax_kernel`."""
+        if named:
+            arguments = self._signature.ordered(arguments, named)
         key: Any = tuple(map(type, arguments))
+        options = self._options
         if launch_dims is not None or output_dims is not None or vmap_method is not None or fuse is not None:
-            key = (key, frozen_dims(launch_dims), frozen_dims(output_dims), vmap_method, fuse)
+            options = self._chosen(launch_dims, output_dims, vmap_method, fuse)
+            key = (key, options)
         for dependency in self._dependencies:
             if not dependency.holds():
                 self._forget()
                 break
         call = self._calls.get(key)
         if call is None:
-            call = self._remember(key, arguments, launch_dims, output_dims, vmap_method, fuse)
+            call = self._remember(key, arguments, options)
         result: tuple[Any, ...] = call(*arguments)
         return result
 
@@ -193,21 +205,22 @@ class JaxKernel(Remade):
         with self._lock:
             self._dependencies, self._calls, self._plans = (), {}, {}
 
-    def _remember(
-        self, key: Any, arguments: Sequence[Any], launch: Any, output: Any, method: str | None, fuse: bool | None
-    ) -> Any:
+    def _chosen(self, launch: Any, output: Any, method: Any, fuse: Any) -> Options:
+        """Return the options of a call that has some of its own."""
+        options, what = self._options, self._signature.what
+        if launch is not None:
+            options = replace(options, launch_dims=frozen_dims(launch, f"{what}: launch_dims"))
+        if output is not None:
+            options = replace(options, output_dims=frozen_dims(output, f"{what}: output_dims", named=True))
+        if method is not None:
+            options = replace(options, vmap_method=check_vmap_method(what, method))
+        if fuse is not None:
+            options = replace(options, fuse=check_fuse(what, fuse, has_side_effect=options.has_side_effect))
+        return options
+
+    def _remember(self, key: Any, arguments: Sequence[Any], options: Options) -> Any:
         import jax
 
-        options = self._options
-        if launch is not None:
-            options = replace(options, launch_dims=frozen_dims(launch))
-        if output is not None:
-            options = replace(options, output_dims=frozen_dims(output))
-        if method is not None:
-            options = replace(options, vmap_method=check_vmap_method(self._signature.what, method))
-        if fuse is not None:
-            chosen = check_fuse(self._signature.what, fuse, has_side_effect=options.has_side_effect)
-            options = replace(options, fuse=chosen)
         self._signature.check_count(arguments)
         if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
             call: Callable[..., tuple[Any, ...]] = functools.partial(self._traced, options)
@@ -245,14 +258,13 @@ class JaxKernel(Remade):
 
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
         """Return a call for numbers and JAX values, and its operands."""
-        values = [a if isinstance(a, Number) else _value(self._signature, k, a) for k, a in enumerate(arguments)]
-        described = [a if isinstance(a, Number) else _described(a) for a in values]
-        return self._planned(options, described), [a for a in values if not isinstance(a, Number)]
+        values = [a if isinstance(a, Number) else jax_value(self._signature, k, a) for k, a in enumerate(arguments)]
+        given = [a if isinstance(a, Number) else described(a) for a in values]
+        return self._planned(options, given), [a for a in values if not isinstance(a, Number)]
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
         """Return the call for such arguments: JAX traces the same one again and again."""
-        # Numbers that are equal may differ: 0.0 and -0.0, 1 and True.
-        key = (options, *((a.kind, repr(a.value), a.packed) if isinstance(a, Number) else a for a in described))
+        key = (options, *(a.key if isinstance(a, Number) else a for a in described))
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)
@@ -270,7 +282,7 @@ class JaxKernel(Remade):
 
         for place, argument in enumerate(arguments):
             if number_of(argument) is None:
-                _value(self._signature, place, argument)
+                jax_value(self._signature, place, argument)
         found = [number_of(argument) for argument in arguments]
         numbers = [None if number is None else Number(number.kind, None, packed=True) for number in found]
         has_numbers = any(number is not None for number in numbers)
@@ -288,7 +300,7 @@ class JaxKernel(Remade):
         """Run a call at once on arguments of NumPy's, of which JAX does not say which one it cannot take."""
         for place, argument in enumerate(arguments):
             if isinstance(argument, np.ndarray):
-                _value(self._signature, place, argument)
+                jax_value(self._signature, place, argument)
         return call(*arguments)
 
     def number_types(self, options: Options, arguments: Sequence[Any]) -> list[tuple[str, Scalar]]:
@@ -322,34 +334,3 @@ class _Packing:
         data = b"".join(packed(where, value, row) for value, (where, row) in zip(values, types, strict=True))
         result: tuple[Any, ...] = self._jitted(np.frombuffer(data, np.uint32), *arrays)
         return result
-
-
-def _value(found: Signature, place: int, argument: Any) -> Any:
-    """Return an argument as a JAX value."""
-    import jax
-
-    if isinstance(argument, jax.Array):
-        return argument
-    where = f"{found.what} under JAX, argument {found.inputs[place].name!r}"
-    if isinstance(argument, np.ndarray):
-        if argument.dtype.fields is not None:
-            raise NumbridgeTypeError(
-                f"{where}: JAX has no records but as bytes; pass records.view(np.uint8).reshape(*records.shape, -1)"
-            )
-        if not argument.dtype.isnative or argument.dtype.kind in "OSUMm":
-            raise NumbridgeTypeError(f"{where}: JAX has no dtype {argument.dtype.str!r}; convert the array with astype")
-        return argument
-    raise NumbridgeTypeError(
-        f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray, or share its "
-        "memory by nb.convert(x, 'jax')"
-    )
-
-
-def _described(value: Any) -> Operand:
-    import jax
-
-    aval = jax.typeof(value)
-    dtype = aval.dtype
-    if isinstance(dtype, np.dtype):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))

@@ -82,6 +82,19 @@ class Number:
     value: Any = None
     packed: bool = False
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells this number from others; those that are equal may differ (0.0 and -0.0, 1 and True), and NaN equals none."""
+        return (self.kind, self.packed, _exact(self.value))
+
+
+def _exact(value: Any) -> Any:
+    """Return a number such that only the same bits are equal."""
+    if isinstance(value, Element):
+        return value.numpy().tobytes()
+    # Integers of Python's may be larger than anything that has bytes.
+    return np.asarray(value).tobytes() if isinstance(value, float | complex | np.generic) else value
+
 
 @dataclass(frozen=True)
 class Options:
@@ -532,10 +545,16 @@ def packed(where: str, value: Any, row: Scalar) -> bytes:
     if row.code in (scalars.INT, scalars.UINT):
         limits = np.iinfo(row.numpy)
         if not limits.min <= int(value) <= limits.max:
-            raise NumbridgeValueError(f"{where}: {value!r} does not fit into {row.name} ({limits.min} to {limits.max})")
+            shown = repr(value) if abs(int(value)) < 1 << 128 else f"an integer of {int(value).bit_length()} bits"
+            raise NumbridgeValueError(f"{where}: {shown} does not fit into {row.name} ({limits.min} to {limits.max})")
     # A NumPy scalar is converted by C's rules, as a launch does; a Python float that is too large becomes infinite.
-    with np.errstate(over="ignore"):
-        return np.asarray(value).astype(row.numpy).tobytes().ljust(SCALAR_ROOM, b"\0")
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(value).astype(row.numpy).tobytes().ljust(SCALAR_ROOM, b"\0")
+    except OverflowError:
+        raise NumbridgeValueError(
+            f"{where}: an integer of {int(value).bit_length()} bits does not fit into {row.name}"
+        ) from None
 
 
 def _bytes_of(where: str, number: Number, row: Scalar) -> bytes:

@@ -15,13 +15,14 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.alone import run_alone
 from numbridge.jax_ffi.call_words import words
 from numbridge.jax_ffi.derivative import Form, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
-from numbridge.jax_ffi.sharding import can_be_cut, partitionable, partitioned
+from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -42,7 +43,10 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
         else jax.numpy.asarray(operand)
         for operand, dtype in zip(operands, call.casts, strict=True)
     ]
-    return tuple(_bind(call, values))
+    mesh = explicit_mesh(values)
+    if mesh is None:
+        return tuple(_bind(call, values))
+    return tuple(with_explicit_axes(call, mesh, values, lambda *inside: tuple(_bind(call, inside))))
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:
@@ -82,11 +86,12 @@ def _runner(call: Call) -> Any:
 
 
 def _run_alone(*operands: Any, call: Call, body: Any) -> Any:
-    import jax
+    return run_alone(f"kernel {call.kernel.name!r}", _alone(call), operands)
 
-    # How a call runs is decided where it is lowered, also when the user wants to see everything else step by step.
-    with jax.disable_jit(False):
-        return _alone(call)(*operands)
+
+def _run_form_alone(*operands: Any, form: Form, outline: Any) -> Any:
+    what = f"kernel {form.call.kernel.name!r}"
+    return run_alone(f"{what}, {'tangent' if form.given is None else 'gradient'},", _form_runner(form), operands)
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -186,7 +191,7 @@ def _derivative_primitive() -> Any:
 
     made = Primitive("numbridge_derivative")
     made.multiple_results = True
-    made.def_impl(lambda *operands, form, outline: _form_runner(form)(*operands))
+    made.def_impl(_run_form_alone)
     made.def_abstract_eval(lambda *operands, form, outline: _varying(operands, outline.out_avals))
     mlir.register_lowering(
         made, mlir.lower_fun(lambda *operands, form, outline: _form_runner(form)(*operands), multiple_results=True)

@@ -20,6 +20,7 @@ from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, pl
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import signature
+from numbridge.jax_ffi.values import described
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
@@ -219,11 +220,11 @@ class TracedArray:
 def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
     check_count(kernel, arguments)
     values = [_launch_value(argument) for argument in arguments]
-    described = [value if isinstance(value, Number) else _described(value) for value in values]
+    given = [value if isinstance(value, Number) else described(value) for value in values]
     _check_elements(kernel, arguments)
     ranks = {
         p.name: len(d.shape) - len(inner_dims(p))
-        for p, d in zip(kernel.parameters, described, strict=True)
+        for p, d in zip(kernel.parameters, given, strict=True)
         if isinstance(d, Operand)
     }
     written = kernel.source.written(ranks, records_of(kernel.parameters))
@@ -232,7 +233,7 @@ def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], option
     order = [name for name, _ in targets]
     found = signature(f"kernel {kernel.name!r}", kernel.parameters, max(len(order), 1), order)
     chosen = replace(options, launch_dims=geometry.dims, output_dims=None, block_dim=_block_dim(geometry))
-    call = plan_call(kernel, found, chosen, described)
+    call = plan_call(kernel, found, chosen, given)
     if chosen.fuse:
         check_pointwise(call)
     operands = [value for value in values if not isinstance(value, Number)]
@@ -273,13 +274,6 @@ def _constant(argument: Any) -> Any:
     if isinstance(argument, jax.Array | np.ndarray | int | float | complex | np.generic):
         return argument
     return np.array((argument if isinstance(argument, Array) else adopt(argument)).numpy())
-
-
-def _described(value: Any) -> Operand:
-    import jax
-
-    aval = jax.typeof(value)
-    return Operand(tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type))
 
 
 def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:

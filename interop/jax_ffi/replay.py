@@ -15,7 +15,9 @@ from typing import Any
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.alone import check_finite, run_alone
 from numbridge.jax_ffi.grouping import Group, group_words, grouped
+from numbridge.kernels.errors import NonFiniteError
 
 __all__ = ["DEFAULT_GRAPH_CACHE_MAX", "GraphCache", "bind_replayed"]
 
@@ -99,7 +101,7 @@ def _made() -> Any:
 
     made = Primitive("numbridge_replay")
     made.multiple_results = True
-    made.def_impl(lambda *operands, jaxpr, graphs: _runner(jaxpr, graphs)(*operands))
+    made.def_impl(_run_alone)
     made.def_effectful_abstract_eval(lambda *avals, jaxpr, graphs: (jaxpr.out_avals, jaxpr.effects))
     together = mlir.lower_fun(_evaluated, multiple_results=True)
     apart = mlir.lower_fun(lambda *operands, jaxpr, graphs: _function(jaxpr)(*operands), multiple_results=True)
@@ -109,6 +111,26 @@ def _made() -> Any:
     batching.primitive_batchers[made] = _batch
     ad.primitive_jvps[made] = _jvp
     return made
+
+
+def _run_alone(*operands: Any, jaxpr: Any, graphs: GraphCache) -> Any:
+    try:
+        return run_alone("a jax_callable", _runner(jaxpr, graphs), operands)
+    except NonFiniteError:
+        _check_launches(jaxpr, operands)
+        raise
+
+
+def _check_launches(jaxpr: Any, operands: Sequence[Any]) -> None:
+    """Raise for the first launch of a traced function whose results are not finite."""
+    inner = jaxpr.jaxpr
+    values = _given(jaxpr, operands)
+    for equation in inner.eqns:
+        inputs, outputs = _ends([equation])
+        results = _function(_closed(inner, inputs, outputs, [equation]))(*(values[id(v)] for v in inputs))
+        values |= {id(v): x for v, x in zip(outputs, results, strict=True)}
+        if "call" in equation.params:
+            check_finite(f"kernel {equation.params['call'].kernel.name!r}", results)
 
 
 def _is_for_one(context: Any) -> bool:
@@ -136,8 +158,7 @@ def _runner(jaxpr: Any, graphs: GraphCache) -> Any:
 def _evaluated(*operands: Any, jaxpr: Any, graphs: GraphCache) -> list[Any]:
     """Return the results of a traced function, with one custom call for each group of its launches."""
     inner = jaxpr.jaxpr
-    values: dict[int, Any] = {id(v): x for v, x in zip(inner.constvars, jaxpr.consts, strict=True)}
-    values |= {id(v): x for v, x in zip(inner.invars, operands, strict=True)}
+    values = _given(jaxpr, operands)
 
     def read(variable: Any) -> Any:
         return variable.val if hasattr(variable, "val") else values[id(variable)]
@@ -151,6 +172,12 @@ def _evaluated(*operands: Any, jaxpr: Any, graphs: GraphCache) -> list[Any]:
         results = _function(_closed(inner, inputs, outputs, part))(*map(read, inputs))
         values |= {id(v): x for v, x in zip(outputs, results, strict=True)}
     return [read(v) for v in inner.outvars]
+
+
+def _given(jaxpr: Any, operands: Sequence[Any]) -> dict[int, Any]:
+    """Return the values of a jaxpr's variables, by their identity, before it runs."""
+    names = (*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars)
+    return {id(v): x for v, x in zip(names, (*jaxpr.consts, *operands), strict=True)}
 
 
 def _ends(equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -17,11 +17,20 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
-from numbridge.kernels.errors import NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
 
-__all__ = ["Factors", "can_be_cut", "factors_of", "parse_rule", "partitionable", "partitioned"]
+__all__ = [
+    "Factors",
+    "can_be_cut",
+    "explicit_mesh",
+    "factors_of",
+    "parse_rule",
+    "partitionable",
+    "partitioned",
+    "with_explicit_axes",
+]
 
 Axes = tuple[str | None, ...]
 Names = tuple[str, ...]
@@ -135,16 +144,31 @@ def parse_rule(rule: str, signature: Signature) -> tuple[Names, tuple[Names, ...
 
     Raises
     ------
-    NumbridgeValueError
+    NumbridgeError
         If it cannot be read.
     """
+    if not isinstance(rule, str):
+        raise NumbridgeTypeError(
+            f'{signature.what}: sharding_rule is {rule!r}; it must be a string such as "i k, k j -> i j"'
+        )
     body, _, launch = rule.partition(";")
     left, arrow, right = body.partition("->")
     if not arrow:
         raise NumbridgeValueError(
             f'{signature.what}: sharding_rule {rule!r} has no "->"; write such as "i k, k j -> i j"'
         )
+    for name in [name for part in (*left.split(","), *right.split(","), launch) for name in part.split()]:
+        if not name.isidentifier():
+            raise NumbridgeValueError(
+                f"{signature.what}: sharding_rule {rule!r} names an axis {name!r}; names are such as i and rows"
+            )
     inputs, outputs = (tuple(tuple(entry.split()) for entry in side.split(",")) for side in (left, right))
+    for entry in (*inputs, *outputs, tuple(launch.split())):
+        if len(set(entry)) != len(entry):
+            raise NumbridgeValueError(
+                f"{signature.what}: sharding_rule {rule!r} names an axis twice in {' '.join(entry)!r}; a device would "
+                "have parts of the diagonal only, so give one of the two another name"
+            )
     if len(outputs) != len(signature.outputs):
         raise NumbridgeValueError(
             f"{signature.what}: sharding_rule {rule!r} names {len(outputs)} output(s), and there are {len(signature.outputs)}"
@@ -227,6 +251,28 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
     made.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=_rule(factors))
     cut: Callable[..., list[Any]] = made
     return cut
+
+
+def explicit_mesh(operands: Sequence[Any]) -> Any:
+    """Return the mesh whose axes are part of the operands' types (`AxisType.Explicit`); None if there is none."""
+    import jax
+
+    meshes = (getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None) for x in operands)
+    return next((mesh for mesh in meshes if getattr(mesh, "explicit_axes", ())), None)
+
+
+def with_explicit_axes(call: Call, mesh: Any, operands: Sequence[Any], run: Callable[..., Any]) -> Any:
+    """Return the results of a call whose operands have types that say how they are cut, with such types.
+
+    Other operations of JAX's have rules for these types, and a call has none: within it the axes are left to JAX's partitioner,
+    and its results are as `partitioned` cuts them.
+    """
+    import jax
+
+    factors = factors_of(call)
+    specs = _specs(factors, [jax.typeof(x) for x in operands], ())
+    shardings = tuple(_sharding(mesh, specs, axes) for axes in factors.results)
+    return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=shardings)(*operands)
 
 
 def partitionable(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,8 @@ Pure values; imports no JAX. Inputs stand before outputs; an in-out argument is 
 
 from __future__ import annotations
 
+import inspect
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ __all__ = [
 
 VMAP_METHODS = ("broadcast_all", "expand_dims", "sequential", "sequential_unrolled", "legacy_vectorized")
 Dims = tuple[Any, ...]
+_MAX_COUNT = 2**63 - 1
+_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,53 @@ class Signature:
                 f"({outputs}) are returned, not passed (num_outputs={len(self.outputs)})"
                 f"{self._more_outputs(self.inputs[len(arguments) :])}"
             )
+
+    def ordered(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call in order, of which some are passed by name.
+
+        Raises
+        ------
+        NumbridgeTypeError
+            If a name is none of the inputs, or is passed twice, or an input is missing.
+        """
+        names = [parameter.name for parameter in self.inputs]
+        outputs = [parameter.name for parameter in self.pure]
+        for name in named:
+            if name in outputs:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX, argument {name!r}: it is an output, which is returned, not passed "
+                    f"(num_outputs={len(self.outputs)}); pass {', '.join(names) or 'nothing'}"
+                )
+            if name not in names:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX has no input or option {name!r}; its inputs are {', '.join(names) or 'none'}"
+                )
+            if name in names[: len(arguments)]:
+                raise NumbridgeTypeError(
+                    f"{self.what} under JAX, argument {name!r}: it is passed by position and by name; pass it once"
+                )
+        if len(arguments) > len(names):
+            self.check_count(arguments)
+        missing = [name for name in names[len(arguments) :] if name not in named]
+        if missing:
+            raise NumbridgeTypeError(
+                f"{self.what} under JAX: no argument is passed for {', '.join(map(repr, missing))}"
+            )
+        return (*arguments, *(named[name] for name in names[len(arguments) :]))
+
+    def shown(self, options: Sequence[str]) -> inspect.Signature:
+        """Return what `inspect.signature` says of the function: inputs, then options, which are passed by name and are None else.
+
+        `jax.jit` reads from it which input has a name among `static_argnames`.
+        """
+        names = [parameter.name for parameter in self.inputs]
+        # A name that an option has stands for the option; such an input goes by position, and so do those before it.
+        by_position = max((place + 1 for place, name in enumerate(names) if name in options), default=0)
+        first, then = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shown = [inspect.Parameter(name, first if place < by_position else then) for place, name in enumerate(names)]
+        taken = [option for option in options if option not in names]
+        shown += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in taken]
+        return inspect.Signature(shown)
 
     def _more_outputs(self, missing: Sequence[Parameter]) -> str:
         """Return what to do if arguments that were not passed were meant for outputs."""
@@ -163,7 +214,12 @@ def signature(
 def _in_out(what: str, names: list[str], given: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(given, str):
         raise NumbridgeTypeError(f"{what}: in_out_argnames is the string {given!r}; pass a list of names, [{given!r}]")
-    found = tuple(given or ())
+    try:
+        found = tuple(() if given is None else given)
+    except TypeError:
+        raise NumbridgeTypeError(
+            f"{what}: in_out_argnames is {given!r}; pass a list of names, of {', '.join(names)}"
+        ) from None
     for name in found:
         if name not in names:
             raise NumbridgeValueError(
@@ -176,7 +232,7 @@ def _in_out(what: str, names: list[str], given: Sequence[str] | None) -> tuple[s
 
 def check_vmap_method(what: str, method: Any) -> str:
     """Return how a call transforms under `jax.vmap`, checked."""
-    if method not in VMAP_METHODS:
+    if not isinstance(method, str) or method not in VMAP_METHODS:
         raise NumbridgeValueError(f"{what}: vmap_method is {method!r}; it must be one of {', '.join(VMAP_METHODS)}")
     return str(method)
 
@@ -195,8 +251,12 @@ def check_fuse(what: str, given: Any, *, has_side_effect: bool) -> bool | None:
 
 def as_dims(dims: Any, what: str) -> Dims:
     """Return dimensions given as an int or a sequence of ints (or of `jax.export`'s symbolic dimensions) as a tuple."""
-    parts = tuple(dims) if isinstance(dims, tuple | list) else (dims,)
-    return tuple(_extent(part, dims, what) for part in parts)
+    made = tuple(_extent(part, dims, what) for part in (dims if isinstance(dims, tuple | list) else (dims,)))
+    known = [extent for extent in made if not is_symbolic(extent)]
+    # Nothing has more elements, or bytes, than XLA can count.
+    if max((math.prod(known) if 0 not in known else 0, *known), default=0) > _MAX_COUNT:
+        raise NumbridgeValueError(f"{what}: {_short(dims)} is more than 64 bits can count")
+    return made
 
 
 def _extent(part: Any, dims: Any, what: str) -> Any:
@@ -204,11 +264,25 @@ def _extent(part: Any, dims: Any, what: str) -> Any:
         return part
     try:
         extent = operator.index(part)
-    except TypeError:
-        raise NumbridgeTypeError(f"{what}: wanted an int or a tuple of ints, got {dims!r}") from None
+    except TypeError as error:
+        if not hasattr(part, "dtype"):
+            raise NumbridgeTypeError(f"{what}: wanted an int or a tuple of ints, got {_short(dims)}") from None
+        raise NumbridgeTypeError(
+            f"{what}: dimensions are ints, or tuples of ints, that are known when JAX traces the call, such as x.shape; got "
+            f"{dims!r}"
+        ) from error
     if extent < 0:
-        raise NumbridgeValueError(f"{what}: {dims!r} has a negative extent")
+        raise NumbridgeValueError(f"{what}: {_short(dims)} has a negative extent")
     return extent
+
+
+def _short(dims: Any) -> str:
+    """Return dimensions as a message shows them; Python does not write down integers of thousands of digits."""
+    try:
+        text = repr(dims)
+    except ValueError:
+        return "an integer of too many digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def is_symbolic(extent: Any) -> bool:
@@ -220,22 +294,25 @@ def is_symbolic(extent: Any) -> bool:
     return bool(jax.export.is_symbolic_dim(extent))
 
 
-def frozen_dims(dims: Any) -> Any:
-    """Return dimensions as given by a user in a form that can be hashed."""
-    if isinstance(dims, Mapping):
-        return NamedDims(tuple((name, frozen_dims(value)) for name, value in dims.items()))
-    if isinstance(dims, list | tuple):
-        return tuple(_frozen_extent(part, dims) for part in dims)
-    return _frozen_extent(dims, dims)
+def frozen_dims(dims: Any, what: str, *, named: bool = False) -> Any:
+    """Return dimensions as given by a user, checked, in a form that can be hashed.
 
+    Parameters
+    ----------
+    dims : object
+        What was given; None stays None.
+    what : str
+        What messages call it, such as ``"kernel 'saxpy': launch_dims"``.
+    named : bool
+        Whether it may be a mapping from names to dimensions.
 
-def _frozen_extent(part: Any, dims: Any) -> Any:
-    """Return an extent that can be hashed; one that cannot be is an array, and a number if it has one element."""
-    if not hasattr(part, "dtype"):
-        return part
-    try:
-        return operator.index(part)
-    except TypeError as error:
-        raise NumbridgeTypeError(
-            f"dimensions are ints, or tuples of ints, that are known when JAX traces the call, such as x.shape; got {dims!r}"
-        ) from error
+    Raises
+    ------
+    NumbridgeError
+        If these are no dimensions; the message says what was given.
+    """
+    if dims is None or isinstance(dims, NamedDims):
+        return dims
+    if named and isinstance(dims, Mapping):
+        return NamedDims(tuple((name, as_dims(value, f"{what}[{name!r}]")) for name, value in dims.items()))
+    return as_dims(dims, what)

@@ -244,6 +244,104 @@ def check_explicit_axes():
         np.testing.assert_allclose(out, 2 * (values(16) + 1), rtol=1e-6)
 
 
+@nb.kernel
+def squares(x: nb.array[float], s: float, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = s * x[i] * x[i]
+
+
+EXPLICIT = jax.make_mesh((4, 2), ("x", "y"))
+MIXED = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto))
+
+
+def typed(run, given, mesh=EXPLICIT):
+    """Return what a jitted function makes of values whose types say how they are cut, and how its result's type says it is."""
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(x, NamedSharding(mesh, P(*spec))) for x, *spec in given]
+        f = jax.jit(run)
+        result = f(*placed)
+        return np.asarray(result), jax.typeof(result).sharding.spec, moved(f, *placed)
+
+
+def check_types_of_explicit_axes():
+    x = values(16)
+    for fuse in (None, False):
+        f = nb.jax_kernel(squares, fuse=fuse)
+        for mesh in (EXPLICIT, MIXED):
+            found, spec, moves = typed(lambda x, s, f=f: f(x, s)[0] + x, [(x, "x"), (np.float32(2),)], mesh)
+            np.testing.assert_allclose(found, 2 * x * x + x, rtol=1e-5)
+            assert spec == P("x") and moves == []
+    a, b = values(8, 8), values(8, 4)
+    run = jax_kernel(matmul, launch_dims=(8, 4))
+    for one, two, cut in (
+        (("x",), (None, "y"), P("x", "y")),
+        (("x",), (None, "x"), P("x", None)),
+        ((None, "x"), (), P(None, None)),
+    ):
+        found, spec, _ = typed(lambda a, b: run(a, b)[0], [(a, *one), (b, *two)])
+        np.testing.assert_allclose(found, a @ b, rtol=1e-4, atol=1e-5)
+        assert spec == cut, spec
+
+
+def check_derivatives_with_explicit_axes():
+    x, a, b = values(16), values(8, 8), values(8, 4)
+    for fuse in (None, False):
+        f = nb.jax_kernel(squares, fuse=fuse, enable_backward=True)
+
+        def slope(x, f=f):
+            return jax.grad(lambda x: f(x, 2.0)[0].sum())(x)
+
+        for run in (slope, lambda x, slope=slope: jax.jvp(slope, (x,), (x,))[1]):
+            found, spec, moves = typed(run, [(x, "x")])
+            np.testing.assert_allclose(found, 4 * x, rtol=1e-5)
+            assert spec == P("x") and moves == []
+    product = jax_kernel(matmul, launch_dims=(8, 4), enable_backward=True)
+    wanted = np.ones((8, 4), np.float32) @ b.T, a.T @ np.ones((8, 4), np.float32)
+    for place in (0, 1):
+        run = jax.grad(lambda a, b: product(a, b)[0].sum(), argnums=place)
+        found, spec, _ = typed(run, [(a, "x"), (b, None, "y")])
+        np.testing.assert_allclose(found, wanted[place], rtol=1e-4, atol=1e-4)
+        assert spec == (P("x", None), P(None, "y"))[place]
+
+
+def check_loops_and_batches_with_explicit_axes():
+    x = values(16)
+
+    def repeated(x):
+        return jax.lax.scan(lambda c, _: (jax_kernel(squares)(c, 0.5)[0], None), x, None, length=2)[0]
+
+    found, spec, moves = typed(repeated, [(x, "x")])
+    np.testing.assert_allclose(found, 0.5 * (0.5 * x * x) ** 2, rtol=1e-5)
+    assert spec == P("x") and moves == []
+    rows = np.stack([x + k for k in range(8)])
+    for method in ("broadcast_all", "sequential", "sequential_unrolled"):
+        f = jax_kernel(squares, vmap_method=method, enable_backward=True)
+        for cut in (("x", "y"), (None, "x"), ("x",)):
+            if method == "sequential_unrolled" and not jax.config.jax_use_shardy_partitioner:
+                continue  # the old partitioner ends the process where it infers what no axes say, with axes of every type
+            found, spec, _ = typed(jax.vmap(lambda x, f=f: f(x, 2.0)[0]), [(rows, *cut)])
+            np.testing.assert_allclose(found, 2 * rows * rows, rtol=1e-5)
+            assert spec == P(*cut, *[None] * (2 - len(cut)))
+            found, *_ = typed(jax.vmap(jax.grad(lambda x, f=f: f(x, 2.0)[0].sum())), [(rows, *cut)])
+            np.testing.assert_allclose(found, 4 * rows, rtol=1e-5)
+
+
+def check_callables_with_explicit_axes():
+    def function(x: nb.array[float], out: nb.array[float]):
+        half = nb.zeros(x.shape)
+        nb.launch(double, x.shape, [x], [half])
+        nb.launch(double, x.shape, [half], [out])
+
+    x = values(16)
+    for mode in (nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE):
+        f = jax_callable(function, graph_mode=mode, enable_backward=True)
+        found, spec, moves = typed(lambda x, f=f: f(x)[0], [(x, "x")])
+        np.testing.assert_allclose(found, 4 * x, rtol=1e-6)
+        assert spec == P("x") and moves == []
+        found, *_ = typed(jax.grad(lambda x, f=f: f(x)[0].sum()), [(x, "x")])
+        assert found.tolist() == [4.0] * 16
+
+
 def check_fused_calls_are_cut_by_xla():
     whole, x, y = values(16, 6), put(values(16, 6), "x"), put(values(16, 6), "x")
     run = nb.jax_kernel(difference)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -414,3 +416,51 @@ def test_blocks_of_a_given_shape():
 def nothing(x: nb.array[float], out: nb.array[float]):
     scale[0, 0](x, 2.0, out)
     scale[4, 0](x, 2.0, out)
+
+
+def signed(x: nb.array[float], s: float, out: nb.array[float]):
+    nb.launch(scale, x.shape, [x, math.copysign(2.0, s)], [out])
+
+
+@modes
+def test_eager_numbers_that_are_equal_and_differ(mode):
+    f = jax_callable(signed, graph_mode=mode)
+    for s, sign in [(0.0, 2.0), (-0.0, -2.0), (np.float32(0), 2.0), (np.float32(-0.0), -2.0), (0.0, 2.0)]:
+        assert f(a10, s)[0].tolist() == (sign * a10).tolist(), s
+    seen = []
+
+    def kind(x: nb.array[float], s, out: nb.array[float]):
+        seen.append(type(s))
+        nb.launch(scale, x.shape, [x, float(s)], [out])
+
+    g = jax_callable(kind, graph_mode=mode)
+    for s in (1, True, 1.0, np.int64(1), np.float32(1)):
+        g(a10, s)
+    assert seen == [int, bool, float, np.int64, np.float32]
+
+
+def test_eager_nan_is_traced_once():
+    seen = []
+
+    def function(x: nb.array[float], s: float, out: nb.array[float]):
+        seen.append(s)
+        nb.launch(scale, x.shape, [x, s], [out])
+
+    f = jax_callable(function)
+    for _ in range(3):
+        # Each is an object of its own, which equals nothing and has a hash of its own.
+        assert jnp.isnan(f(a10, float("nan"))[0]).all()
+    assert len(seen) == 1
+
+
+@modes
+def test_inputs_by_name(mode):
+    f = jax_callable(signed, graph_mode=mode)
+    assert str(inspect.signature(f)) == "(x, s, *, output_dims=None, vmap_method=None)"
+    assert f(a10, s=-1.0)[0].tolist() == f(s=-1.0, x=a10)[0].tolist() == (-2 * a10).tolist()
+    assert jax.jit(f, static_argnames="s")(a10, s=-1.0)[0].tolist() == (-2 * a10).tolist()
+    assert jax.jit(f, static_argnames="s")(a10, -1.0)[0].tolist() == (-2 * a10).tolist()
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"function 'signed' under JAX has no input or option 'y'; its inputs are x, s"
+    ):
+        f(a10, y=1.0)

@@ -178,3 +178,38 @@ def test_calls_do_not_grow(growth):
 def test_what_cannot_be_registered(name, func, message):
     with pytest.raises(nb.NumbridgeTypeError, match=message):
         nb.register_ffi_callback(name, func)
+
+
+@pytest.mark.parametrize(("text", "shown"), [("a\ud800b", r"a\ud800b"), ("a\0b", r"a\0b"), ("ä€", "ä€")])
+def test_what_an_exception_says_arrives_whole(text, shown):
+    def function(inputs, outputs, attrs, ctx):
+        raise ValueError(text + " and the rest")
+
+    with pytest.raises(failures) as caught:
+        jax.block_until_ready(call(function, ((), jnp.float32))())
+    assert f"ValueError: {shown} and the rest" in str(caught.value)
+
+
+def test_a_name_that_xla_has_is_refused():
+    jnp.linalg.det(jnp.eye(2)).block_until_ready()
+    for _ in range(2):
+        # Also once more: the name is not remembered.
+        with pytest.raises(
+            nb.NumbridgeValueError, match=r"name is 'lapack_sgetrf_ffi', which XLA refuses.*choose another one"
+        ):
+            nb.register_ffi_callback("lapack_sgetrf_ffi", print)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("numbridge_launch", "name is 'numbridge_launch', which is numbridge's own target for kernels"),
+        ("numbridge_plan", "name is 'numbridge_plan', which is numbridge's own target for kernels"),
+        ("", "name is ''; it must be a string of at least one character"),
+        ("a\0b", r"name is 'a\\x00b'; it must be a string"),
+        ("\ud800", r"name is '\\ud800'; it must be a string"),
+    ],
+)
+def test_names_that_cannot_be_targets(name, message):
+    with pytest.raises(nb.NumbridgeValueError, match=message):
+        nb.register_ffi_callback(name, print)

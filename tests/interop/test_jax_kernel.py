@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import re
 import textwrap
 import threading
@@ -451,11 +452,11 @@ CALLS = {
     ),
     "too many threads": (
         lambda x: jax_kernel(matmul)(x, x, launch_dims=(1 << 40, 1 << 40)),
-        r"argument 'a': wanted array2d",
+        r"launch_dims: \(1099511627776, 1099511627776\) is more than 64 bits can count",
     ),
     "grid": (
         lambda x: jax_kernel(count)(launch_dims=1 << 64, output_dims=1),
-        r"are more threads than 64 bits can count",
+        r"launch_dims: 18446744073709551616 is more than 64 bits can count",
     ),
     "output rank": (
         lambda x: jax_kernel(triple)(x, output_dims=(4, 4)),
@@ -700,3 +701,54 @@ def test_calls_run_without_the_gil():
     done.set()
     thread.join()
     assert during > 1000
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_inputs_by_name(wrap):
+    f = wrap(jax_kernel(scale))
+    expected = (2 * a16).tolist()
+    assert (
+        f(a16, s=2.0)[0].tolist() == f(s=2.0, x=a16)[0].tolist() == f(x=a16, s=jnp.float32(2))[0].tolist() == expected
+    )
+    assert jax.vmap(f, in_axes=(0,))(a16.reshape(2, 8), s=jnp.array([1.0, 2.0]))[0].shape == (2, 8)
+
+
+def test_the_signature_names_inputs():
+    f = jax_kernel(scale)
+    assert str(inspect.signature(f)) == "(x, s, *, launch_dims=None, output_dims=None, vmap_method=None, fuse=None)"
+    jitted = jax.jit(f, static_argnames="s")
+    # A JAX value would be an operand of the program.
+    assert "%arg1" not in jitted.lower(a16, 2.0).as_text() + jitted.lower(a16, s=2.0).as_text()
+    assert jitted(a16, s=2.0)[0].tolist() == jitted(a16, 2.0)[0].tolist() == (2 * a16).tolist()
+    gradient = jax.grad(lambda x: jax_kernel(scale, enable_backward=True)(x=x, s=2.0)[0].sum())(a16)
+    assert gradient.tolist() == [2.0] * 16
+
+
+def test_an_input_with_the_name_of_an_option_goes_by_position():
+    @nb.kernel
+    def odd(x: nb.array[float], fuse: float, s: float, out: nb.array[float]):
+        i = nb.tid()
+        out[i] = x[i] * fuse + s
+
+    f = jax_kernel(odd)
+    assert str(inspect.signature(f)) == "(x, fuse, /, s, *, launch_dims=None, output_dims=None, vmap_method=None)"
+    assert f(a16, 2.0, s=1.0)[0].tolist() == (2 * a16 + 1).tolist()
+    assert f(a16, 2.0, 1.0, fuse=False)[0].tolist() == (2 * a16 + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        ((a16,), {"t": 2.0}, "kernel 'scale' under JAX has no input or option 't'; its inputs are x, s"),
+        ((a16, 1.0), {"s": 2.0}, "argument 's': it is passed by position and by name; pass it once"),
+        (
+            (a16,),
+            {"s": 2.0, "out": a16},
+            r"argument 'out': it is an output, which is returned, not passed \(num_outputs=1\)",
+        ),
+        ((), {"s": 2.0}, "kernel 'scale' under JAX: no argument is passed for 'x'"),
+    ],
+)
+def test_wrong_names(arguments, named, message):
+    with pytest.raises(nb.NumbridgeTypeError, match=message):
+        jax_kernel(scale)(*arguments, **named)

@@ -50,6 +50,7 @@ def test_errors_are_one_tree_and_builtins_too():
         "NumbridgeTypeError": TypeError,
         "NumbridgeValueError": ValueError,
         "NumbridgeIndexError": IndexError,
+        "NonFiniteError": FloatingPointError,
         "BufferAccessError": BufferError,
         "ConversionError": TypeError,
         "DeviceError": RuntimeError,

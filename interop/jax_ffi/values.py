@@ -1,0 +1,49 @@
+"""What an argument of a call is to JAX: whether JAX can take it at all, and how `plan` sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numbridge.jax_ffi.plan import Operand
+from numbridge.jax_ffi.signature import Signature
+from numbridge.kernels.errors import NumbridgeTypeError
+
+__all__ = ["described", "jax_value"]
+
+
+def jax_value(found: Signature, place: int, argument: Any) -> Any:
+    """Return an argument that is no number as JAX takes it.
+
+    Raises
+    ------
+    NumbridgeTypeError
+        If JAX has no such values; the message names the argument.
+    """
+    import jax
+
+    if isinstance(argument, jax.Array):
+        return argument
+    where = f"{found.what} under JAX, argument {found.inputs[place].name!r}"
+    if isinstance(argument, np.ndarray):
+        if argument.dtype.fields is not None:
+            raise NumbridgeTypeError(
+                f"{where}: JAX has no records but as bytes; pass records.view(np.uint8).reshape(*records.shape, -1)"
+            )
+        if not argument.dtype.isnative or argument.dtype.kind in "OSUMm":
+            raise NumbridgeTypeError(f"{where}: JAX has no dtype {argument.dtype.str!r}; convert the array with astype")
+        return argument
+    raise NumbridgeTypeError(
+        f"{where}: wanted a JAX array or a number, got {type(argument).__name__}; convert it with jnp.asarray, or share its "
+        "memory by nb.convert(x, 'jax')"
+    )
+
+
+def described(value: Any) -> Operand:
+    """Return shape and dtype of a value, as JAX will have it."""
+    import jax
+
+    aval = jax.typeof(value)
+    dtype = jax.dtypes.canonicalize_dtype(aval.dtype) if isinstance(aval.dtype, np.dtype) else aval.dtype
+    return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
