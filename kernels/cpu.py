@@ -23,6 +23,7 @@ from numbridge.kernels import cpu_blocks, cpu_copies, cpu_cuda_functions, cpu_in
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import checked
+from numbridge.kernels.cpu_divisions import divided_as_kernels
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
@@ -81,6 +82,7 @@ def _argument(kind: Any, offset: int) -> Any:
     return load
 
 
+@divided_as_kernels()
 def compile_run(
     symbol: str,
     text: str,

@@ -126,6 +126,7 @@ _CPU_SOURCES = (
         "cpu_bounds",
         "cpu_copies",
         "cpu_cuda_functions",
+        "cpu_divisions",
         "cpu_intrinsics",
         "cpu_math",
         "cpu_printing",

@@ -1,0 +1,102 @@
+"""Divisions by zero: infinities and NaN, as NumPy and CUDA have them, and no exception that ends a launch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numba import cuda, njit
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+from numbridge.kernels.launch import launch
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -1e-30]
+
+
+def on_both(kernel, dim, values):
+    """Launch on the CPU and on an emulated device, and return what both leave in the last array."""
+    here, there = ([value.copy() for value in values] for _ in range(2))
+    launch(kernel, dim, here)
+    with emulated_cuda() as device:
+        launch(kernel, dim, [device.on_device(value) for value in there])
+    return here[-1], there[-1]
+
+
+@nb.kernel
+def powers(x, out):
+    i = nb.tid()
+    out[i, 0] = x[i] ** -1
+    out[i, 1] = x[i] ** -2
+    out[i, 2] = pow(x[i], -3)
+    inverse = x[i]
+    inverse **= -4
+    out[i, 3] = inverse
+
+
+@nb.kernel
+def powers_in_loop(x, n, out):
+    i = nb.tid()
+    for k in range(n.shape[0]):
+        out[i, k] = x[i] ** n[k]
+
+
+@nb.kernel
+def powers_of_block(x, out):
+    i = cuda.grid(1)
+    cuda.syncthreads()
+    out[i, 0] = x[i] ** -1
+    out[i, 1] = math.pow(x[i], -2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_powers_of_zero(dtype):
+    x = np.array(SPECIAL, dtype)
+    for kernel, exponents, more in (
+        (powers, [-1, -2, -3, -4], ()),
+        (powers_in_loop, [-2, -1, 0, 1, 2, 3], (np.array([-2, -1, 0, 1, 2, 3]),)),
+    ):
+        with np.errstate(all="ignore"):
+            expected = np.power(x[:, None], np.array(exponents, dtype))
+        for got in on_both(kernel, len(x), [x, *more, np.zeros_like(expected)]):
+            assert np.allclose(got, expected, rtol=1e-6, equal_nan=True), (kernel, got, expected)
+            # zeros and infinities of the right sign
+            assert np.array_equal(np.signbit(got)[~np.isnan(got)], np.signbit(expected)[~np.isnan(got)])
+
+
+def test_powers_of_zero_in_blocks():
+    x, out = np.array([0.0, -0.0, 2.0, 4.0]), np.zeros((4, 2))
+    powers_of_block[2, 2](x, out)
+    assert np.array_equal(out, [[np.inf, np.inf], [-np.inf, np.inf], [0.5, 0.25], [0.25, 0.0625]])
+
+
+@nb.kernel
+def inverses(x, out):
+    i = nb.tid()
+    out[i] = x[i] ** -1
+
+
+def test_derivative_of_a_power_of_zero():
+    x, gradient = np.array([0.0, 2.0]), np.zeros(2)
+    launch(inverses, 2, [x, np.zeros(2)], adj_inputs=[gradient, np.ones(2)], adjoint=True)
+    assert np.array_equal(gradient, [-np.inf, -0.25])
+
+
+@njit(error_model="numpy")
+def inverse(x):
+    return x**-1
+
+
+def test_compiled_functions_of_others_are_as_before():
+    # Numba keeps what it compiled for this power; the kernel has its own, and leaves Numba's as it is.
+    with pytest.raises(ZeroDivisionError):
+        inverse(0.0)
+    out = np.zeros(2)
+    launch(inverses, 2, [np.array([0.0, 2.0]), out])
+    assert np.array_equal(out, [np.inf, 0.5])
+    inverses_of_float32 = np.zeros(2, np.float32)
+    launch(inverses, 2, [np.array([0, 2], np.float32), inverses_of_float32])
+    assert np.array_equal(inverses_of_float32, [np.inf, 0.5])
+    with pytest.raises(ZeroDivisionError):
+        inverse(np.float32(0))
