@@ -100,3 +100,51 @@ def test_compiled_functions_of_others_are_as_before():
     assert np.array_equal(inverses_of_float32, [np.inf, 0.5])
     with pytest.raises(ZeroDivisionError):
         inverse(np.float32(0))
+
+
+@nb.kernel
+def of_integer(x, n, out):
+    i = nb.tid()
+    out[i] = x[i] ** n[i]
+
+
+@nb.kernel
+def of_float(x, p, out):
+    i = nb.tid()
+    out[i] = math.pow(x[i], p[i])
+
+
+ZEROS = [(0.0, 0, 0.0), (0.0, 1, 1.0), (0.0, 2, 0.0), (0.0, 3, 0.0), (-0.0, 0, 0.0), (-0.0, 1, 1.0), (-0.0, 3, 0.0)]
+INFINITE = [(0.0, -1, -np.inf), (0.0, -2, -np.inf), (-0.0, -1, -np.inf), (-0.0, -2, np.inf)]
+OTHERS = [(2.0, 0, 0.0), (2.0, 3, 12.0), (-2.0, 3, 12.0), (2.0, -1, -0.25), (np.inf, 0, 0.0)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("kernel", "kind"), [(of_integer, np.int32), (of_integer, np.int64), (of_float, None)])
+def test_derivatives_of_powers_by_a_base_of_zero(kernel, kind, dtype):
+    bases, exponents, expected = np.array(ZEROS + INFINITE + OTHERS).T
+    x, n = bases.astype(dtype), exponents.astype(kind or dtype)
+    gradient, of_exponent = np.zeros_like(x), None if kind else np.zeros_like(x)
+    ones = np.ones_like(x)
+    launch(kernel, len(x), [x, n, np.zeros_like(x)], adj_inputs=[gradient, of_exponent, ones], adjoint=True)
+    assert np.array_equal(gradient, expected), gradient
+    if of_exponent is not None:
+        logarithms = np.array([0, 0, 0, 0, 0, 0, 0, -np.inf, -np.inf, np.inf, -np.inf])
+        assert np.array_equal(of_exponent[: len(logarithms)], logarithms), of_exponent
+
+
+def test_second_derivatives_of_powers_by_a_base_of_zero():
+    x, n = np.zeros(4), np.array([0, 1, 2, 3])
+    tangent = of_integer.tangent(["x", "out"])
+    by_x, by_v = np.zeros(4), np.zeros(4)
+    adjoint = tangent.adjoint(["x", "_nb_tan_x", "_nb_tan_out"])
+    adjoint.forall(4)(x, n, np.zeros(4), np.ones(4), np.zeros(4), by_x, by_v, np.ones(4))
+    assert np.array_equal(by_x, [0, 0, 2, 0])
+    assert np.array_equal(by_v, [0, 1, 0, 0])
+    # p x ** (p - 1), by x and by p
+    x, p = np.array([0.0, 0.0, 0.0, 2.0]), np.array([1.0, 2.0, 3.0, 0.0])
+    by_x, by_p = np.zeros(4), np.zeros(4)
+    adjoint = of_float.tangent(["x", "out"]).adjoint(["x", "p", "_nb_tan_out"])
+    adjoint.forall(4)(x, p, np.zeros(4), np.ones(4), np.zeros(4), by_x, by_p, np.ones(4))
+    assert np.array_equal(by_x, [0, 2, 0, 0])
+    assert np.array_equal(by_p[1:], [0, 0, 0.5])
