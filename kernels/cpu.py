@@ -19,7 +19,15 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_blocks, cpu_copies, cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
+from numbridge.kernels import (
+    complex_division,
+    cpu_blocks,
+    cpu_copies,
+    cpu_cuda_functions,
+    cpu_intrinsics,
+    cpu_printing,
+    numba_elements,
+)
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import checked
@@ -176,7 +184,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     )
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
-    names |= numba_elements.NAMES
+    names |= numba_elements.NAMES | complex_division.NAMES
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array

@@ -176,8 +176,8 @@ def _pow(a: E, b: E, r: E) -> tuple[Any, ...]:
 def _one_less(a: E, b: E) -> E:
     """Return the exponent of a power's derivative: 0 * 0 ** -1 is no number, and the derivative of a constant is zero.
 
-    Nothing is chosen afterwards, where a derivative of this one would still meet the infinity. Elsewhere, a floating exponent of zero
-    is one less, too: it may be differentiated.
+    Nothing is chosen afterwards, where a derivative of this one would still meet the infinity. Where the base is not zero, a
+    floating exponent of zero is one less, too: it may be differentiated.
     """
     constant = b.equals(0).where(0, b - 1)
     return a.equals(0).where(constant, b - 1) if b.is_float else constant

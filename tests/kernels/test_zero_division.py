@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from numba import cuda, njit
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
+from numbridge.kernels.emission import emit
 from numbridge.kernels.launch import launch
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -1e-30]
@@ -148,3 +150,149 @@ def test_second_derivatives_of_powers_by_a_base_of_zero():
     adjoint.forall(4)(x, p, np.zeros(4), np.ones(4), np.zeros(4), by_x, by_p, np.ones(4))
     assert np.array_equal(by_x, [0, 2, 0, 0])
     assert np.array_equal(by_p[1:], [0, 0, 0.5])
+
+
+@nb.kernel
+def quotients(z, w, out):
+    i = nb.tid()
+    out[i, 0] = z[i] / w[i]
+    out[i, 1] = 1 / w[i]
+    out[i, 2] = w[i].real / w[i]
+    out[i, 3] = z[i] / w[i].imag
+    quotient = z[i]
+    quotient /= w[i]
+    out[i, 4] = quotient
+    out[i, 5] = z[i]
+    out[i, 5] /= w[i]
+    out[i, 6] = inverse_of(w[i])
+    out[i, 7] = w[i].real / w[i].imag
+
+
+@nb.func
+def inverse_of(z):
+    return 1.0 / z
+
+
+def quotients_in_numpy(z, w):
+    """Return what `quotients` computes."""
+    with np.errstate(all="ignore"):
+        one = w.dtype.type(1)
+        columns = [z / w, one / w, w.real.astype(w.dtype) / w, z / w.imag.astype(w.dtype), z / w, z / w, one / w]
+        return np.stack([*columns, (w.real / w.imag).astype(w.dtype)], 1)
+
+
+def is_alike(one, other):
+    """Tell whether complex numbers are equal up to rounding, part by part."""
+    within = 1e-6 if one.dtype == np.complex64 else 1e-14
+    return all(
+        np.allclose(*parts, rtol=within, atol=0, equal_nan=True)
+        for parts in ((one.real, other.real), (one.imag, other.imag))
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_quotients(dtype):
+    parts = [0.0, -0.0, 1.0, -2.5, np.inf, np.nan]
+    numbers = np.array([complex(re, im) for re in parts for im in parts], dtype)
+    z, w = (side.reshape(-1).copy() for side in np.meshgrid(numbers, numbers))
+    expected = quotients_in_numpy(z, w)
+    for got in on_both(quotients, len(z), [z, w, np.zeros_like(expected)]):
+        differ = [(z[i], w[i], k) for i, k in np.ndindex(got.shape) if not is_alike(got[i, k], expected[i, k])]
+        assert not differ, differ[:20]
+
+
+def test_complex_quotients_are_those_of_numba():
+    random = np.random.default_rng(0)
+    z, w = random.normal(size=(2, 1000, 2)).view(complex)[..., 0]
+    out = np.zeros((1000, 8), complex)
+    launch(quotients, 1000, [z, w, out])
+    divided = njit(lambda z, w: z / w)
+    assert np.array_equal(out[:, 0], [divided(*pair) for pair in zip(z, w, strict=True)])
+
+
+def quotient_by_literal(x, out):
+    i = nb.tid()
+    out[i] = (1.0 / (x[i] + 0j)).real
+
+
+def quotient_by_maker(x, out):
+    i = nb.tid()
+    out[i] = (1.0 / complex(x[i], 0.0)).real
+
+
+def quotient_by_numpy(x, out):
+    i = nb.tid()
+    out[i] = (1.0 / np.complex64(x[i])).real
+
+
+def quotient_by_cmath(x, out):
+    i = nb.tid()
+    out[i] = (1.0 / (cmath.exp(x[i]) - 1)).real
+
+
+@pytest.mark.parametrize("function", [quotient_by_literal, quotient_by_maker, quotient_by_numpy, quotient_by_cmath])
+def test_complex_numbers_that_a_kernel_makes(function):
+    for got in on_both(nb.kernel(function), 1, [np.zeros(1), np.zeros(1)]):
+        assert np.array_equal(got, [np.inf])
+
+
+waves = np.dtype([("height", "c16"), ("length", "f8")], align=True)
+
+
+@nb.kernel
+def of_records(wave, out):
+    i = nb.tid()
+    wave[i].height /= wave[i].length
+    out[i] = wave[i].height / (wave[i].height - wave[i].height)
+
+
+def test_complex_fields_of_records():
+    wave = np.array([(1 + 2j, 0.0), (1 + 2j, 2.0)], waves)
+    out = np.zeros(2, complex)
+    launch(of_records, 2, [wave, out])
+    assert is_alike(wave["height"], np.array([complex(np.inf, np.inf), 0.5 + 1j]))
+    assert np.isnan(out[0]) and is_alike(out[1:], np.array([complex(np.inf, np.inf)]))
+
+
+@nb.kernel
+def in_steps(z, w, k, out):
+    i = nb.tid()
+    n = 0
+    while n < 2:
+        z[i, k[i]] /= w[i]
+        n += 1
+    row = z[i]
+    row[0] /= w[i]
+    out[i] = z[i, 0]
+
+
+def test_augmented_divisions_of_parts():
+    z, w = np.full((2, 2), 8 + 8j), np.array([0j, 2 + 0j])
+    expected = np.array([[complex(np.inf, np.inf), 8 + 8j], [1 + 1j, 8 + 8j]])
+    out = np.zeros(2, complex)
+    launch(in_steps, 2, [z, w, np.zeros(2, np.int64), out])
+    assert is_alike(z, expected)
+    assert np.array_equal(out, z[:, 0])
+
+
+def test_other_kernels_divide_as_they_are_written():
+    assert "_nb_divide" not in emit(inverses_by_division.source, "float64").text
+    assert "_nb_divide" in emit(inverses_by_division.source, "float64", has_complex=True).text
+
+
+@nb.kernel
+def inverses_by_division(x, out):
+    i = nb.tid()
+    out[i] = 1.0 / x[i]
+
+
+def test_a_refused_division_is_said_in_plain_words():
+    v, z = np.zeros((1, 3), np.float32), np.zeros(1, np.complex64)
+    with pytest.raises(nb.NumbridgeError, match="there is no vec3 / complex64"):
+        launch(by_complex, 1, [nb.from_numpy(v, nb.vec3), z, z])
+
+
+@nb.kernel
+def by_complex(v: nb.array[nb.vec3], z, out):
+    i = nb.tid()
+    out[i] = (v[i] / z[i])[0]
