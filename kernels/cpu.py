@@ -19,10 +19,19 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_blocks, cpu_copies, cpu_cuda_functions, cpu_intrinsics, cpu_printing, numba_elements
+from numbridge.kernels import (
+    complex_division,
+    cpu_blocks,
+    cpu_copies,
+    cpu_cuda_functions,
+    cpu_intrinsics,
+    cpu_printing,
+    numba_elements,
+)
 from numbridge.kernels.compile_errors import not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cpu_bounds import check_index, checked
+from numbridge.kernels.cpu_divisions import divided_as_kernels
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
@@ -81,6 +90,7 @@ def _argument(kind: Any, offset: int) -> Any:
     return load
 
 
+@divided_as_kernels()
 def compile_run(
     symbol: str,
     text: str,
@@ -174,7 +184,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     )
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_load"] = load_i64
-    names |= numba_elements.NAMES
+    names |= numba_elements.NAMES | complex_division.NAMES
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array

@@ -22,7 +22,7 @@ from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
 from numba.cuda.extending import lower_cast
 
-from numbridge.kernels import cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
+from numbridge.kernels import complex_division, cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
 from numbridge.kernels.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.errors import KernelError
@@ -196,7 +196,7 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
-    names |= numba_elements.NAMES
+    names |= numba_elements.NAMES | complex_division.NAMES
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)

@@ -41,14 +41,16 @@ class StoreRewriter:
         after = [statement for target in node.targets for statement in self._stored(target, value)]
         return [*before, *after]
 
-    def augment(self, node: ast.AugAssign) -> ast.stmt | list[ast.stmt]:
-        """Return the statements of an augmented assignment."""
-        if not self._concerns(node.target):
+    def augment(self, node: ast.AugAssign, function: str | None = None) -> ast.stmt | list[ast.stmt]:
+        """Return the statements of an augmented assignment, whose operation may be one of a function's name."""
+        concerns = self._concerns(node.target)
+        if not concerns and (function is None or not _is_place(node.target)):
             return node
         before: list[ast.stmt] = []
         target: ast.expr = self._steady(node.target, before)
-        changed = ast.BinOp(_loaded(target), node.op, node.value)
-        return [*before, self._put(target, changed)]
+        held = _loaded(target)
+        changed = ast.BinOp(held, node.op, node.value) if function is None else _call(function, held, node.value)
+        return [*before, self._put(target, changed) if concerns else ast.Assign([target], changed)]
 
     def _concerns(self, target: ast.expr) -> bool:
         """Tell whether a target may be a part of an element."""
@@ -125,6 +127,13 @@ class StoreRewriter:
 def _is_field(step: ast.expr | str) -> bool:
     """Tell whether a step names a field of a record by its name in a string."""
     return isinstance(step, ast.Constant) and isinstance(step.value, str)
+
+
+def _is_place(target: ast.expr) -> bool:
+    """Tell whether a target is a name or reached from one by steps that may be taken twice."""
+    steps, base = _chain(target)
+    parts = [part for step in steps if isinstance(step, ast.expr) for part in ast.walk(step)]
+    return isinstance(base, ast.Name) and not any(isinstance(part, ast.Slice) for part in parts)
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:

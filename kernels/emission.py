@@ -115,6 +115,7 @@ def emit(
     *,
     gradients: bool = False,
     check_bounds: bool = False,
+    has_complex: bool = False,
 ) -> Emitted:
     """Return the text of a kernel for one floating type.
 
@@ -130,6 +131,8 @@ def emit(
         Whether the derivatives by hand of device functions are written too.
     check_bounds : bool
         Whether an index that an array has not ends the kernel; on the CPU.
+    has_complex : bool
+        Whether an argument has complex numbers.
 
     Raises
     ------
@@ -138,7 +141,14 @@ def emit(
     """
     checks = check_bounds and target == "cpu"
     rewritten = rewrite(
-        source, weak_float, target, gradients=gradients, elements=True, check_bounds=checks, blocks=True
+        source,
+        weak_float,
+        target,
+        gradients=gradients,
+        elements=True,
+        check_bounds=checks,
+        blocks=True,
+        has_complex=has_complex,
     )
     program = rewritten.program
     parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)

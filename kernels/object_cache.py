@@ -115,7 +115,7 @@ def _native_sources() -> str:
 
 _ELEMENTS = (
     *("element_functions", "element_operations", "numba_elements"),
-    *("changed_bits", "component_range", "narrow_floats", "numba_records", "record_fields"),
+    *("changed_bits", "complex_division", "component_range", "narrow_floats", "numba_records", "record_fields"),
 )
 _CPU_SOURCES = (
     *(
@@ -126,6 +126,7 @@ _CPU_SOURCES = (
         "cpu_bounds",
         "cpu_copies",
         "cpu_cuda_functions",
+        "cpu_divisions",
         "cpu_intrinsics",
         "cpu_math",
         "cpu_printing",

@@ -15,6 +15,8 @@ _ARITHMETIC = {
     "sub": "-",
     "mul": "*",
     "truediv": "/",
+    "divide": "/",
+    "divide_in_place": "/",
     "floordiv": "//",
     "mod": "%",
     "matmul": "@",

@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.elements import ElementType, number_fields
 from numbridge.kernels.scalars import COMPLEX, Scalar
 
-__all__ = ["ArrayType", "ParameterType", "ScalarType", "block_offsets", "kernel_places", "read_for_a_gradient"]
+__all__ = [
+    "ArrayType",
+    "ParameterType",
+    "ScalarType",
+    "block_offsets",
+    "have_complex",
+    "kernel_places",
+    "read_for_a_gradient",
+]
 
 _FEW = 8  # components
 _SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
@@ -107,6 +115,13 @@ def kernel_places(parameters: Sequence[ParameterType]) -> list[int]:
         else:
             places.append(offset)
     return places
+
+
+def have_complex(parameters: Sequence[ParameterType]) -> bool:
+    """Tell whether any of the parameters, or a field of its records, is of complex numbers."""
+    dtypes = [p.element.fields for p in parameters if p.element is not None and p.element.fields is not None]
+    kinds = [kind for dtype in dtypes for _, kind in number_fields(dtype)]
+    return any(p.scalar.code == COMPLEX for p in parameters) or any(kind.kind == "c" for kind in kinds)
 
 
 def read_for_a_gradient(parameters: Sequence[ParameterType]) -> frozenset[str]:

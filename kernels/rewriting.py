@@ -22,6 +22,7 @@ import numpy as np
 from numbridge.kernels import scalars
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
+from numbridge.kernels.complex_values import may_have_complex
 from numbridge.kernels.dependencies import MISSING
 from numbridge.kernels.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.element_stores import StoreRewriter
@@ -109,6 +110,7 @@ def rewrite(
     elements: bool = False,
     check_bounds: bool = False,
     blocks: bool = False,
+    has_complex: bool = False,
 ) -> Rewritten:
     """Return a kernel's syntax trees for one floating type.
 
@@ -129,6 +131,9 @@ def rewrite(
     blocks : bool
         Whether the body of a kernel whose threads work together becomes a coroutine, for the CPU to compile. Derivatives are
         made of the body as it is.
+    has_complex : bool
+        Whether an argument has complex numbers. There, and where the program makes complex numbers itself, division becomes
+        one that takes them; not for derivatives, which have none.
 
     Raises
     ------
@@ -138,6 +143,7 @@ def rewrite(
     program = Program(source, gradients=gradients)
     in_blocks = target == "cpu" and source.works_in_blocks
     how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
+    how["has_complex"] = elements and (has_complex or may_have_complex(program))
     writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
     return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks)
@@ -156,8 +162,10 @@ class _Writer:
         check_bounds: bool,
         in_blocks: bool,
         in_crew: bool,
+        has_complex: bool,
     ) -> None:
         self.program = program
+        self.has_complex = has_complex
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
         # Whether the body is a coroutine, which is told its crew, and its place in the block and the grid.
@@ -370,9 +378,19 @@ class _Rewriter(ast.NodeTransformer):
         return node if self._stores is None else self._stores.assign(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Let stores into elements replace them."""
+        """Let stores into elements replace them, and divisions take complex numbers."""
         self.generic_visit(node)
-        return node if self._stores is None else self._stores.augment(node)
+        if self._stores is None:
+            return node
+        divides = self.writer.has_complex and isinstance(node.op, ast.Div)
+        return self._stores.augment(node, "_nb_divide_in_place" if divides else None)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        """Let divisions take complex numbers."""
+        self.generic_visit(node)
+        if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
+            return node
+        return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""

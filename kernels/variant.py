@@ -37,7 +37,7 @@ from numbridge.kernels.object_cache import (
     load,
     machine_fingerprint,
 )
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, have_complex
 from numbridge.kernels.range_source import LaneSource, Private, range_source
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.rewriting import Target
@@ -293,7 +293,8 @@ class Variants:
             program = with_gradients(self.kernel)
             check_floats(program, parameters)
             return program.emitted(parameters, weak, target)
-        return emit(self.kernel.source, weak, target, check_bounds=bool(self.kernel.options.get("check_bounds")))
+        checks = bool(self.kernel.options.get("check_bounds"))
+        return emit(self.kernel.source, weak, target, check_bounds=checks, has_complex=have_complex(parameters))
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
         key = (*types, device, form if device.is_cuda else None)

@@ -168,10 +168,24 @@ def _pow(a: E, b: E, r: E) -> tuple[Any, ...]:
     elif b.constant is not None:
         by_base = None if b.constant == 0 else exponent * a.call("pow", b - 1)
     else:
-        # 0 * 0 ** -1 is no number, and the derivative of a constant is zero.
-        by_base = exponent.equals(0).where(0, exponent * a.call("pow", b - 1).cast(r))
-    by_exponent = r * a.equals(0).where(0, a.call("log")).cast(r) if b.is_float and b.constant is None else None
+        by_base = exponent * a.call("pow", _one_less(a, b)).cast(r)
+    by_exponent = r * _of_logarithm(a, b).call("log").cast(r) if b.is_float and b.constant is None else None
     return by_base, by_exponent
+
+
+def _one_less(a: E, b: E) -> E:
+    """Return the exponent of a power's derivative: 0 * 0 ** -1 is no number, and the derivative of a constant is zero.
+
+    Nothing is chosen afterwards, where a derivative of this one would still meet the infinity. Where the base is not zero, a
+    floating exponent of zero is one less, too: it may be differentiated.
+    """
+    constant = b.equals(0).where(0, b - 1)
+    return a.equals(0).where(constant, b - 1) if b.is_float else constant
+
+
+def _of_logarithm(a: E, b: E) -> E:
+    """Return a power's base, but one where it is zero and stays zero, whose logarithm is infinite."""
+    return a.equals(0).where((b < 0).where(a, 1), a)
 
 
 def _abs(a: E, r: E) -> tuple[Any, ...]:
