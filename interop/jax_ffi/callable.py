@@ -24,7 +24,7 @@ from numbridge.element_dims import element_of, inner_dims, outer_shape, refuse_r
 from numbridge.element_views import packed
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
-from numbridge.jax_ffi.recording import TracedArray
+from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import described, jax_value
@@ -188,6 +188,8 @@ class JaxCallable(Remade):
         self.made_by(type(self), func, found, options, *more)
         self._lock = threading.Lock()
         self._calls: dict[Any, Callable[..., Any]] = {}
+        # What the kernels that were launched read elsewhere, as it was when their launches were traced.
+        self._dependencies: dict[Any, tuple[Any, ...]] = {}
         functools.update_wrapper(self, func)
         self.__signature__ = found.shown(_OPTIONS)
 
@@ -221,6 +223,10 @@ class JaxCallable(Remade):
         for place, (argument, number) in enumerate(zip(arguments, given, strict=True)):
             if number is None:
                 jax_value(self._signature, place, argument)
+        for dependencies in list(self._dependencies.values()):
+            if not all(dependency.holds() for dependency in dependencies):
+                self._forget()
+                break
         key = (options, *(None if number is None else number.key for number in given))
         call = self._calls.get(key)
         if call is None:
@@ -230,6 +236,16 @@ class JaxCallable(Remade):
                 call = self._calls[key] = self._with_numbers(options, arguments, given)
         result: tuple[Any, ...] = call(*(a for a, number in zip(arguments, given, strict=True) if number is None))
         return result
+
+    def _forget(self) -> None:
+        """Drop what was traced with other globals."""
+        with self._lock:
+            self._dependencies, self._calls = {}, {}
+
+    def _launched(self, kernel: Any) -> None:
+        # The first trace counts: what is traced later with other globals must not hide that it is out of date.
+        if kernel not in self._dependencies:
+            self._dependencies.setdefault(kernel, kernel.source.dependencies())
 
     def _with_numbers(
         self, options: Options, arguments: Sequence[Any], given: Sequence[Number | None]
@@ -288,7 +304,8 @@ class JaxCallable(Remade):
         made = [
             TracedArray(jnp.zeros(*kind), p.name, options, writable=True, element=element_of(p)) for p, kind in results
         ]
-        with making(TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False).new):
+        maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False)
+        with making(maker.new), watching(self._launched):
             self._finish(self._func(*passed, *made))
         in_out = [array for p, array in zip(found.inputs, passed, strict=True) if p.name in found.in_out]
         return tuple(array.value for array in (*in_out, *made))

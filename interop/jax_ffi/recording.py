@@ -6,8 +6,10 @@ plan of launches is a JAX program, in which XLA decides about temporaries and me
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +35,19 @@ from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
 from numbridge.memory import adopt
 
-__all__ = ["TracedArray"]
+__all__ = ["TracedArray", "watching"]
+
+_watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
+
+
+@contextlib.contextmanager
+def watching(watcher: Callable[[Kernel], None]) -> Iterator[None]:
+    """Call a function with each kernel whose launch becomes a part of a program, as long as this context is entered."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 class TracedArray:
@@ -219,6 +233,9 @@ class TracedArray:
 
 def _record(kernel: Kernel, geometry: Geometry, arguments: Sequence[Any], options: Options) -> None:
     check_count(kernel, arguments)
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(kernel)
     values = [_launch_value(argument) for argument in arguments]
     given = [value if isinstance(value, Number) else described(value) for value in values]
     _check_elements(kernel, arguments)

@@ -147,3 +147,26 @@ def test_a_tape_refuses_a_kernel_whose_global_array_was_written_to(monkeypatch: 
     with pytest.raises(nb.KernelError, match=r"'WEIGHTS'.*has changed since the kernel ran"):
         taped(weigh, lambda: WEIGHTS.__setitem__(0, 7.0))
     assert taped(weigh, lambda: None) == [7.0]
+
+
+EAGER_FACTOR = 2.0
+
+
+@nb.kernel
+def eager_kernel(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = EAGER_FACTOR * x[i]
+
+
+@pytest.mark.parametrize("mode", list(nb.GraphMode))
+def test_a_callable_outside_of_programs_sees_what_has_changed(mode, monkeypatch) -> None:
+    def function(x: nb.array[float], out: nb.array[float]):
+        between = nb.zeros(x.shape)
+        nb.launch(eager_kernel, x.shape, [x], [between])
+        nb.launch(eager_kernel, x.shape, [between], [out])
+
+    f = nb.jax_callable(function, graph_mode=mode)
+    x = jnp.ones(3)
+    for factor in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(globals(), "EAGER_FACTOR", factor)
+        assert f(x)[0].tolist() == [factor * factor] * 3
