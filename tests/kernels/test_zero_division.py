@@ -296,3 +296,21 @@ def test_a_refused_division_is_said_in_plain_words():
 def by_complex(v: nb.array[nb.vec3], z, out):
     i = nb.tid()
     out[i] = (v[i] / z[i])[0]
+
+
+@nb.kernel
+def remainders(n, m, out):
+    i = nb.tid()
+    out[0, i] = np.remainder(n[i], m[i])
+    out[1, i] = np.mod(n[i], m[i])
+    out[2, i], out[3, i] = np.divmod(n[i], m[i])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_remainders_of_the_least_integer(dtype):
+    least = np.iinfo(dtype).min
+    n, m = np.array([[least, least, 7, -7, 7], [-1, 2, 0, 3, -1]], dtype)
+    out = np.zeros((4, 5), dtype)
+    launch(remainders, 5, [n, m, out])
+    with np.errstate(all="ignore"):
+        assert np.array_equal(out, [n % m, n % m, *np.divmod(n, m)])
