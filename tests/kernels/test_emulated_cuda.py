@@ -401,3 +401,17 @@ def test_logarithms_to_a_base(device, dtype):
     expected = [[math.log(number, of) for number in x.tolist()] for of in (10, 2)] + [[3.0, -3.0]]
     assert np.allclose(out, expected, rtol=1e-6)
     adjoints_on_both(device, logarithms, 2, [x, base, np.zeros((3, 2), dtype)])
+
+
+@nb.kernel
+def rounded(x, out):
+    i = nb.tid()
+    out[0, i] = np.round(x[i])
+    out[1, i] = np.round(x[i], 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_with_numpy(device, dtype):
+    x = np.array([0.5, 1.5, -2.5, 0.26, -np.inf, np.nan], dtype)
+    out = on_both(device, rounded, len(x), [x, np.zeros((2, len(x)), dtype)])[-1]
+    assert np.allclose(out, [np.round(x), np.round(x, 1)], equal_nan=True)
