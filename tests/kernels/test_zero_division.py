@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from numba import cuda, njit
+from numba import complex128, cuda, njit
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
@@ -230,7 +230,17 @@ def quotient_by_cmath(x, out):
     out[i] = (1.0 / (cmath.exp(x[i]) - 1)).real
 
 
-@pytest.mark.parametrize("function", [quotient_by_literal, quotient_by_maker, quotient_by_numpy, quotient_by_cmath])
+def quotient_by_numba(x, out):
+    i = nb.tid()
+    numbers = cuda.local.array(1, complex128)
+    numbers[0] = x[i]
+    out[i] = (1.0 / numbers[0]).real
+
+
+MAKERS = [quotient_by_literal, quotient_by_maker, quotient_by_numpy, quotient_by_cmath, quotient_by_numba]
+
+
+@pytest.mark.parametrize("function", MAKERS)
 def test_complex_numbers_that_a_kernel_makes(function):
     for got in on_both(nb.kernel(function), 1, [np.zeros(1), np.zeros(1)]):
         assert np.array_equal(got, [np.inf])
