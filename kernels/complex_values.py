@@ -44,4 +44,6 @@ def _is_complex(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, complex | np.complexfloating)
     of_cmath = value is cmath or getattr(value, "__module__", None) == "cmath"
-    return isinstance(value, complex) or of_cmath or is_dispatcher(value) or str(value) in _NAMES
+    # Numba's types alone are asked for their text: that of other objects may take long.
+    of_numba = ".types." in type(value).__module__ and str(value) in _NAMES
+    return isinstance(value, complex) or of_cmath or is_dispatcher(value) or of_numba

@@ -230,8 +230,21 @@ class _Chooser(ast.NodeTransformer):
             root = root.value
         if isinstance(root, ast.Name) and not self.vectorised:
             self.scalar_calls |= {root.id} & set(self.functions)
+        if isinstance(root, ast.Name) and (not self.vectorised or self._writes(node)):
             root.id = f"{_LIBRARY}{root.id}" if f"{_LIBRARY}{root.id}" in self.names else root.id
         return node
+
+    def _writes(self, node: ast.Call) -> bool:
+        """Tell whether one of NumPy's functions is given an array for its results, too."""
+        path: list[str] = []
+        function: Any = node.func
+        while isinstance(function, ast.Attribute):
+            path.insert(0, function.attr)
+            function = function.value
+        plain = self.names.get(f"{_LIBRARY}{function.id}")
+        for attribute in path:
+            plain = getattr(plain, attribute, None)
+        return isinstance(plain, np.ufunc) and len(node.args) > plain.nin
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)

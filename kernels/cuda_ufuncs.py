@@ -5,6 +5,7 @@ Imported by the CUDA back end alone.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ _OF_LIBDEVICE: dict[np.ufunc, tuple[Any, Any]] = {
     np.copysign: (_libdevice.copysignf, _libdevice.copysign),
     np.nextafter: (_libdevice.nextafterf, _libdevice.nextafter),
 }
+_ROUND = {32: "__nv_rintf", 64: "__nv_rint"}
 # Loops whose code calls Numba's helpers in C, which CUDA has not: the compiler then says that there is no such operation.
 _OF_THE_CPU = {np.expm1: "FD", np.log1p: "FD", np.power: "FD", np.float_power: "FD", np.spacing: "fd", np.rint: "FD"}
 
@@ -46,6 +48,9 @@ def register() -> None:
     for ufunc in ufunc_db.get_ufuncs():
         if ufunc not in table:
             table[ufunc] = _loops(ufunc)
+    # The code of np.round calls an intrinsic of LLVM's by its name, which NVVM does not have.
+    rounding: Any = importlib.import_module("numba.cuda.np.arraymath")
+    rounding._np_round_intrinsic = lambda kind: _ROUND[kind.bitwidth]
 
 
 def _loops(ufunc: np.ufunc) -> dict[str, Any]:

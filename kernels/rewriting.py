@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -555,6 +557,10 @@ class _Rewriter(ast.NodeTransformer):
             # NumPy's types take one number.
             made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
             return ast.Call(self._static(node.func), [made], [])
+        if static is not None and static.value is math.log and len(node.args) == 2:
+            return self._logarithm(node)
+        if static is not None and getattr(static.value, "__module__", None) == "math":
+            self._check_count(node, static.value)
         if static is not None and static.builtin and static.value is enumerate:
             # Numba takes the first number by its place only.
             node.args += [keyword.value for keyword in node.keywords if keyword.arg == "start"]
@@ -591,6 +597,29 @@ class _Rewriter(ast.NodeTransformer):
         )
         made.keywords = [self.visit(keyword) for keyword in node.keywords]
         return made
+
+    def _check_count(self, node: ast.Call, function: Any) -> None:
+        """Refuse a call of one of Python's functions with fewer or more arguments than it takes."""
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # Python does not say
+            return
+        wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
+        fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if fixed and not starred and not node.keywords and len(node.args) != len(wanted):
+            text = f"math.{function.__name__} takes {len(wanted)} argument(s), and {len(node.args)} are given"
+            raise self.source.error(node, text)
+
+    def _logarithm(self, node: ast.Call) -> ast.expr:
+        """Return a logarithm to a base, which Numba's does not take, as Python computes it."""
+        number, base = node.args
+        constant = self.source.fold(base)
+        if type(constant) in (int, float) and constant > 0:
+            divisor = self.writer.weak(math.log(constant))
+        else:
+            divisor = ast.Call(self.visit(copy.deepcopy(node.func)), [self.visit(base)], [])
+        return ast.BinOp(ast.Call(self.visit(node.func), [self.visit(number)], []), ast.Div(), divisor)
 
     def _spelled(self, node: ast.Call) -> ast.expr:
         """Return the number that a string spells, as in ``float("inf")``."""

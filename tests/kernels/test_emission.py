@@ -224,3 +224,13 @@ def test_an_assertion_is_an_exception_on_cuda():
     assert line == "    assert x[_nb_i0] > 0, 'negative'"
     lines = emit(positive.source, "float32", "cuda").text.splitlines()[-2:]
     assert lines == ["    if not x[_nb_i0] > 0:", "        raise AssertionError('negative')"]
+
+
+@kernel
+def too_many(x, out):
+    out[tid()] = math.exp(x[tid()], 2.0)
+
+
+def test_arguments_of_mathematical_functions_are_counted():
+    with pytest.raises(KernelError, match=r"math.exp takes 1 argument\(s\), and 2 are given\n.*\n.*math.exp\(x"):
+        emit(too_many.source, "float32")

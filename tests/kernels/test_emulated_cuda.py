@@ -381,3 +381,37 @@ def roots(x, y):
 
 def test_a_function_of_cuda_has_its_derivative_there(device):
     adjoints_on_both(device, roots, 3, [np.array([8.0, 2.0, 0.3]), np.zeros(3)])
+
+
+BASE = 10
+
+
+@nb.kernel
+def logarithms(x, base, out):
+    i = nb.tid()
+    out[0, i] = math.log(x[i], BASE)
+    out[1, i] = math.log(x[i], 2.0)
+    out[2, i] = math.log(x[i], base[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logarithms_to_a_base(device, dtype):
+    x, base = np.array([1000.0, 8.0], dtype), np.array([10.0, 0.5], dtype)
+    out = on_both(device, logarithms, 2, [x, base, np.zeros((3, 2), dtype)])[-1]
+    expected = [[math.log(number, of) for number in x.tolist()] for of in (10, 2)] + [[3.0, -3.0]]
+    assert np.allclose(out, expected, rtol=1e-6)
+    adjoints_on_both(device, logarithms, 2, [x, base, np.zeros((3, 2), dtype)])
+
+
+@nb.kernel
+def rounded(x, out):
+    i = nb.tid()
+    out[0, i] = np.round(x[i])
+    out[1, i] = np.round(x[i], 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_with_numpy(device, dtype):
+    x = np.array([0.5, 1.5, -2.5, 0.26, -np.inf, np.nan], dtype)
+    out = on_both(device, rounded, len(x), [x, np.zeros((2, len(x)), dtype)])[-1]
+    assert np.allclose(out, [np.round(x), np.round(x, 1)], equal_nan=True)

@@ -231,3 +231,16 @@ def test_a_sum_may_be_vectorised_with_fastmath_and_a_function_is_as_the_loop_tha
         names = substituted({"math": math})
         made = calls_chosen(ast.parse(f"{text}\n\ndef _nb_run(n):\n    kernel(n)"), names, fastmath=fastmath)
         assert ("_nb_library_math" not in ast.unparse(made)) == own, text
+
+
+@nb.kernel
+def into_rows(x, out):
+    i = nb.tid()
+    np.exp(x[i], out[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_of_numpy_fill_rows(dtype):
+    x, out = np.arange(6, dtype=dtype).reshape(2, 3), np.zeros((2, 3), dtype)
+    launch(into_rows, 2, [x, out])
+    assert np.allclose(out, np.exp(x))

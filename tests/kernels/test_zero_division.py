@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from numba import cuda, njit
+from numba import complex128, cuda, njit
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
@@ -230,7 +230,17 @@ def quotient_by_cmath(x, out):
     out[i] = (1.0 / (cmath.exp(x[i]) - 1)).real
 
 
-@pytest.mark.parametrize("function", [quotient_by_literal, quotient_by_maker, quotient_by_numpy, quotient_by_cmath])
+def quotient_by_numba(x, out):
+    i = nb.tid()
+    numbers = cuda.local.array(1, complex128)
+    numbers[0] = x[i]
+    out[i] = (1.0 / numbers[0]).real
+
+
+MAKERS = [quotient_by_literal, quotient_by_maker, quotient_by_numpy, quotient_by_cmath, quotient_by_numba]
+
+
+@pytest.mark.parametrize("function", MAKERS)
 def test_complex_numbers_that_a_kernel_makes(function):
     for got in on_both(nb.kernel(function), 1, [np.zeros(1), np.zeros(1)]):
         assert np.array_equal(got, [np.inf])
@@ -296,3 +306,21 @@ def test_a_refused_division_is_said_in_plain_words():
 def by_complex(v: nb.array[nb.vec3], z, out):
     i = nb.tid()
     out[i] = (v[i] / z[i])[0]
+
+
+@nb.kernel
+def remainders(n, m, out):
+    i = nb.tid()
+    out[0, i] = np.remainder(n[i], m[i])
+    out[1, i] = np.mod(n[i], m[i])
+    out[2, i], out[3, i] = np.divmod(n[i], m[i])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_remainders_of_the_least_integer(dtype):
+    least = np.iinfo(dtype).min
+    n, m = np.array([[least, least, 7, -7, 7], [-1, 2, 0, 3, -1]], dtype)
+    out = np.zeros((4, 5), dtype)
+    launch(remainders, 5, [n, m, out])
+    with np.errstate(all="ignore"):
+        assert np.array_equal(out, [n % m, n % m, *np.divmod(n, m)])
