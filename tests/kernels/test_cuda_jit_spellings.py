@@ -1,4 +1,4 @@
-"""What numba.cuda allows to be written in other ways: lists to loop through, indices under other names, hints, names of dtypes."""
+"""What numba.cuda allows in other spellings: lists in loops, indices under other names, hints, names of dtypes."""
 
 from __future__ import annotations
 
