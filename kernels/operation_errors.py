@@ -127,7 +127,10 @@ def _of_call(function: str, signature: str) -> str | None:
 def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     """Return what is wrong with an index of an array of numbers, or with a call that makes an array."""
     if name in _MAKES_ARRAYS and "built-in function" in function:
-        return f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), of a constant shape"
+        return (
+            f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
+            "of a constant shape"
+        )
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
         return None

@@ -170,6 +170,8 @@ class FunctionSource:
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
+        if role == "kernel":
+            self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         _Separately().visit(self.tree)
         code, arguments = function.__code__, self.tree.args

@@ -137,3 +137,18 @@ def test_dtypes_may_be_named_or_those_of_arrays_where_there_is_a_gradient():
         nb.kernel(with_dtypes)[1, 4](x, y)
     tape.backward(grads={y: np.ones(4)})
     assert np.allclose(x.grad.numpy(), np.cos(x0) * x0[::-1] + np.sin(x0[::-1]))
+
+
+@cuda.jit
+def with_default(x, factor=2.0):
+    x[cuda.grid(1)] *= factor
+
+
+def test_parameters_may_have_defaults_which_a_launch_passes():
+    kernel, x = nb.kernel(with_default), nb.array(np.ones(3), requires_grad=True)
+    with nb.Tape() as tape:
+        kernel[1, 3](x, 3.0)
+    tape.backward(grads={x: np.ones(3)})
+    assert x.numpy().tolist() == x.grad.numpy().tolist() == [3] * 3
+    with pytest.raises(nb.NumbridgeTypeError, match=r"takes 2 arguments \(x, factor\), got 1"):
+        kernel[1, 3](x)
