@@ -25,6 +25,7 @@ __all__ = [
     "array2d",
     "array3d",
     "array4d",
+    "is_own_annotation",
 ]
 
 _MAX_NAMED_RANK = 4
@@ -146,6 +147,12 @@ def annotation_of(
     if found is None:
         raise NumbridgeTypeError(_refusal(annotation, parameter))
     return found
+
+
+def is_own_annotation(annotation: Any) -> bool:
+    """Tell whether an annotation can only be meant for numbridge, such as `nb.array2d[float]` or `nb.vec3`."""
+    annotation = getattr(annotation, "__kernel_annotation__", annotation)
+    return isinstance(annotation, ArrayAnnotation | ElementAnnotation | ScalarAnnotation | ElementType | Scalar)
 
 
 def _array_class(annotation: Any) -> ArrayAnnotation | None:

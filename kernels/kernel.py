@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, ClassVar, overload
 
-from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation, annotation_of
+from numbridge.kernels.annotations import (
+    ArrayAnnotation,
+    ElementAnnotation,
+    ScalarAnnotation,
+    annotation_of,
+    is_own_annotation,
+)
 from numbridge.kernels.config import config
 from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
@@ -50,12 +56,12 @@ class Kernel(Sourced):
 
     role: ClassVar[Role] = "kernel"
 
-    def __init__(self, function: FunctionType, options: dict[str, Any]) -> None:
+    def __init__(self, function: FunctionType, options: dict[str, Any], *, of_cuda_jit: bool = False) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         self.name = options.pop("name", None) or function.__name__
         self.options = options
-        self.parameters = _parameters(function, self.name)
+        self.parameters = (_hinted if of_cuda_jit else _parameters)(function, self.name)
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
         # By block, and then by extents (see `native.front`), as long as the program asks this of its threads
@@ -288,6 +294,29 @@ def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
     )
 
 
+def _hinted(function: FunctionType, name: str) -> tuple[Parameter, ...]:
+    """Return the parameters of a function of `cuda.jit`, whose annotations may be hints for a reader, which numba.cuda ignores.
+
+    Numbers keep their own types then: `dt: float` says nothing of float32. Where an annotation is numbridge's own, all of
+    them are meant for numbridge.
+    """
+    given = function.__annotations__.values()
+    if any(is_own_annotation(value) or (isinstance(value, str) and "nb." in value) for value in given):
+        return _parameters(function, name)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return tuple(Parameter(n, _hint(function, function.__annotations__.get(n))) for n in names)
+
+
+def _hint(function: FunctionType, annotation: Any) -> ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None:
+    """Return what an annotation asks for, or None where only a type checker knows that."""
+    try:
+        if isinstance(annotation, str):
+            annotation = eval(annotation, function.__globals__)  # as `inspect.get_annotations` does
+        return None if annotation in (None, float, int, bool) else annotation_of(annotation)
+    except Exception:  # noqa: BLE001 - evaluating a user's string runs a user's code
+        return None
+
+
 def _function_of(value: Any, decorator: str) -> FunctionType:
     """Return the Python function that a decorator was applied to; `@cuda.jit` functions are looked through."""
     if is_cuda_dispatcher(value):
@@ -359,8 +388,12 @@ def kernel(
         "simd": config.simd if simd is None else simd,
     }
     if function is None:
-        return lambda decorated: Kernel(_function_of(decorated, "kernel"), dict(options))
-    return Kernel(_function_of(function, "kernel"), options)
+        return lambda decorated: _declared(decorated, dict(options))
+    return _declared(function, options)
+
+
+def _declared(function: Any, options: dict[str, Any]) -> Kernel:
+    return Kernel(_function_of(function, "kernel"), options, of_cuda_jit=is_cuda_dispatcher(function))
 
 
 def func(function: Callable[..., Any]) -> Function:

@@ -121,6 +121,3 @@ def _fence_parameters(source: FunctionSource) -> None:
             raise source.error(
                 argument, f"the parameter {argument.arg!r} is reserved: generated names start with {RESERVED}"
             )
-    if arguments.defaults and source.role == "kernel":
-        message = "a kernel's parameters have no default values; pass the value at the launch"
-        raise source.error(arguments.defaults[0], message)

@@ -36,6 +36,19 @@ _OF_VECTORS = {
 }
 _ELEMENT = re.compile(r"element\((\w+)\)")
 _OWN = re.compile(r"(?:\w+ )*(?:array\()?(?:read-only )?(?:element|Record)\(")
+_ARRAY = re.compile(r"(?:readonly )?(?:unaligned )?array\((\w+), (\d)d, ")
+_MAKES_ARRAYS = (
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "zeros_like",
+    "ones_like",
+    "empty_like",
+    "array",
+    "arange",
+    "linspace",
+)
 _CALL = re.compile(r"No implementation of function (Function\(.+\)) found for signature:\s+>>> (.+)")
 
 
@@ -100,7 +113,7 @@ def _of_call(function: str, signature: str) -> str | None:
             "or vectors and numbers that make them up"
         )
     if not any(_OWN.match(kind.strip()) for kind in given):
-        return None
+        return _of_numbers(function, name, given)
     kinds = [_named(kind) for kind in given]
     said = _CALLS.get(name)
     if said is not None:
@@ -111,6 +124,31 @@ def _of_call(function: str, signature: str) -> str | None:
         r"Function\(<class '(\w+)'", function
     )
     return None if called is None else f"{called[1]} does not take ({', '.join(kinds)})"
+
+
+def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
+    """Return what is wrong with an index of an array of numbers, or with a call that makes an array."""
+    if name in _MAKES_ARRAYS and "built-in function" in function:
+        return (
+            f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
+            "of a constant shape"
+        )
+    array = _ARRAY.match(given[0].strip()) if given else None
+    if name not in ("getitem", "setitem") or array is None:
+        return None
+    ndim, index = int(array[2]), given[1].strip()
+    of = f"an array of {array[1]} with {ndim} dimension{'' if ndim == 1 else 's'}"
+    many = re.fullmatch(r"UniTuple\(.+ x (\d+)\)", index)
+    parts = int(many[1]) if many else len(_arguments(index[len("Tuple(") : -1])) if index.startswith("Tuple(") else 1
+    float_index = re.search(r"(?<!array\()\bfloat\d+\b", index)
+    if float_index is not None:
+        return f"an index is an integer, and this is a {float_index[0]}; divide with //, or convert with int(...)"
+    if parts > ndim:
+        numbers = f"{parts} numbers" if parts > 1 else "a number"
+        return f"{of} is indexed by {numbers}{'; index it by [()]' if ndim == 0 else ''}"
+    if name == "setitem" and parts == ndim and _ARRAY.match(given[2].strip()):
+        return f"an element of {of} is a number, and this stores an array there; choose an element of that, or write a loop"
+    return None
 
 
 def _is_array(kind: str) -> bool:

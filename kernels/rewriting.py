@@ -342,7 +342,8 @@ class _Rewriter(ast.NodeTransformer):
             arguments = (*tree.args.posonlyargs, *tree.args.args)
             given = ast.Tuple([ast.Name(argument.arg, ast.Load()) for argument in arguments], ast.Load())
             tree.body.insert(0, ast.Assign([ast.Name(GIVEN, ast.Store())], given))
-        values = self.source.function.__defaults__ or ()
+        # Of a kernel, whose launches pass every argument, the source has none.
+        values = (self.source.function.__defaults__ or ()) if tree.args.defaults else ()
         pairs = zip(tree.args.defaults, values, strict=True)
         tree.args.defaults = [ast.copy_location(self._default(*pair), pair[0]) for pair in pairs]
         return tree

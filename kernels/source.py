@@ -90,6 +90,38 @@ def _matches(definition: ast.FunctionDef, code: CodeType) -> bool:
     return definition.name == code.co_name and tuple(names) == code.co_varnames[:count]
 
 
+_DIM3 = {"threadIdx", "blockIdx", "blockDim", "gridDim"}
+
+
+class _Separately(ast.NodeTransformer):
+    """Makes one assignment each of ``block, thread = cuda.blockIdx, cuda.threadIdx``: these are no values of a tuple."""
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Return the assignments that stand for one."""
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                named = {target.id for target in targets if isinstance(target, ast.Name)}
+                read = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
+                together = len(targets) == len(values) == len(named) and not named & read
+                if together and any(getattr(value, "attr", getattr(value, "id", "")) in _DIM3 for value in values):
+                    pairs = zip(targets, values, strict=True)
+                    return [ast.copy_location(ast.Assign([target], value), node) for target, value in pairs]
+        return node
+
+
+def _loop_over_tuples(definition: ast.FunctionDef) -> None:
+    """Make tuples of the lists that loops go through, which numba.cuda allows: nothing else can be done with these."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.For):
+            node.iter = _as_tuple(node.iter)
+            if isinstance(node.iter, ast.Call):
+                node.iter.args = [_as_tuple(argument) for argument in node.iter.args]
+
+
+def _as_tuple(node: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.Tuple(node.elts, ast.Load()), node) if isinstance(node, ast.List) else node
+
+
 def _strip(definition: ast.FunctionDef) -> None:
     """Drop what says nothing about the computation: decorators, annotations, the docstring."""
     definition.decorator_list, definition.returns = [], None
@@ -138,6 +170,10 @@ class FunctionSource:
         self.filename = function.__code__.co_filename
         self.tree, self._first, self._lines = _parse(function)
         _strip(self.tree)
+        if role == "kernel":
+            self.tree.args.defaults = []  # a launch passes every argument
+        _loop_over_tuples(self.tree)
+        _Separately().visit(self.tree)
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars})
         self._statics = replace_static_calls(self.tree, function, local, self.error)

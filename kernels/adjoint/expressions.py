@@ -154,7 +154,7 @@ class Expressions(Scope):
         if isinstance(node, ast.Name | ast.Attribute):
             found = self._expression(node)
             return found.value if isinstance(found, Static) else None
-        return None
+        return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
     def _attribute(self, node: ast.Attribute) -> Binding:
         found = self._named(node)
@@ -195,8 +195,11 @@ class Expressions(Scope):
             for extent in rest:
                 size = self.apply("mul", size, extent())
             return size
+        array = getattr(view, "array", None)
+        if node.attr == "dtype" and isinstance(array, Array) and not array.narrow and array.whole is None:
+            return Static(array.dtype, f"{array.called}.dtype")
         raise self._refused(
-            node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim or size"
+            node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim, size or dtype"
         )
 
     def _extents(self, view: View | Window | Records) -> Sequence[Callable[[], Value]]:

@@ -69,7 +69,9 @@ def element_of(kind: Any) -> ElementType | None:
 
 
 def dtype_of(value: Any) -> Any:
-    """Return the type that a NumPy scalar type, dtype or Numba type stands for, or None."""
+    """Return the type that a NumPy scalar type, dtype, Numba type or its name stands for, or None."""
+    if isinstance(value, str):
+        value = getattr(types, value, None)
     if isinstance(value, types.Number | types.Boolean):
         return value
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):

@@ -106,7 +106,15 @@ class Iteration(Assignments):
 
     def _items(self, node: ast.expr, items: Sequence[Binding]) -> Elements:
         """Return the values of a tuple, each of which is chosen by the number of its trip."""
+        return Elements(self.constant(len(items)), self._nth(node, items))
+
+    def _nth(self, node: ast.expr, items: Sequence[Binding]) -> Callable[[Value], Binding]:
+        """Return what chooses one of the items by its number: of tuples, one in each column."""
+        rows = [item for item in items if isinstance(item, tuple)]
+        if rows and len(rows) == len(items) and len({len(row) for row in rows}) == 1:
+            columns = [self._nth(node, column) for column in zip(*rows, strict=True)]
+            return lambda k: tuple(column(k) for column in columns)
         values = [item for item in items if isinstance(item, Value)]
         if not items or len(values) != len(items) or len({types.unliteral(value.type) for value in values}) != 1:
             raise self._refused(node, "only a tuple of numbers of one type can be looped over; write its elements out")
-        return Elements(self.constant(len(values)), lambda k: self._chosen(node, values, k))
+        return lambda k: self._chosen(node, values, k)

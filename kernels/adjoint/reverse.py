@@ -251,11 +251,17 @@ class _Reverse(LoopReversal):
         return lines
 
     def _clear(self, lines: Lines, arrays: Sequence[Array]) -> None:
-        """Write what sets the adjoints of shared memory to zero, which threads do together."""
+        """Write what sets the adjoints of shared memory to zero, which threads do together, and the memory itself to a number.
+
+        A thread beyond the end may compute with what nobody stored, and drop the result: its adjoint is zero, and zero times
+        what lies there by chance must not become NaN in a sum with others. At a half, most functions have a derivative.
+        """
         for array in arrays:
+            kind = getattr(array.dtype, "dtype", array.dtype)
             head, held = self._each_share(array, ADJOINT + array.name)
             with lines.block(f"for {SHARE} in {head}:"):
-                lines.add(f"{held} = {self.construct.zero(getattr(array.dtype, 'dtype', array.dtype)).name}")
+                lines.add(f"{held} = {self.construct.zero(kind).name}")
+                lines.add(f"{self._each_share(array)[1]} = {self.construct.constant(0.5, kind).name}")
         if arrays:
             lines.add(meeting("syncthreads"))
 

@@ -125,9 +125,9 @@ class Machine:
                 self._block(context.ctypes.data, math.prod(block))
 
     def _forget_shared(self, shared: int) -> None:
-        """Fill shared memory with what no kernel has put there: a block finds nothing of the one before it."""
+        """Fill shared memory with NaN, or -1: a block finds nothing of the one before it."""
         for begin, end, _ in self._variables(shared, "shared"):
-            ctypes.memset(begin, 0xA5, end - begin)
+            ctypes.memset(begin, 0xFF, end - begin)
 
     def _variables(self, shared: int, *spaces: str) -> Iterable[tuple[int, int, bool]]:
         """Yield where variables lie, of all spaces if none is named; dynamic shared memory ends with what the launch gave it."""

@@ -503,3 +503,28 @@ def test_an_adjoint_may_need_more_shared_memory_than_cuda_has():
         nb.KernelError, match="shared memory take 72000 bytes, and those of constant shape may take 49152"
     ):
         nearly_all_of_shared_memory.adjoint(["x", "y"]).cubin(x, x, x, x, capability=(9, 0))
+
+
+@nb.kernel
+def weighted_sums(x, y, out):
+    own = cuda.shared.array(8, np.float64)
+    weights = cuda.shared.array(8, np.float64)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if i < x.shape[0]:
+        own[t] = x[i]
+    weights[t] = y[t]
+    cuda.syncthreads()
+    total = 0.0
+    for k in range(8):
+        total += own[t] * weights[k]
+    if i < x.shape[0]:
+        out[i] = total
+
+
+def test_what_nobody_stored_does_not_reach_a_gradient(device):
+    """Threads beyond the end compute with what lies in shared memory by chance, here NaN, and drop it."""
+    x, y, out, by_x, by_y = np.arange(5.0), np.arange(8.0), np.zeros(5), np.zeros(5), np.zeros(8)
+    arrays, adjoints = ([device.on_device(v) for v in group] for group in ((x, y, out), (by_x, by_y, np.ones(5))))
+    nb.launch(weighted_sums, 8, arrays, adj_inputs=adjoints, adjoint=True, block_dim=8)
+    assert by_x.tolist() == [28] * 5
+    assert by_y.tolist() == [10] * 8

@@ -1,0 +1,73 @@
+"""What is said of the mistakes with indices that many make first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+
+
+@nb.kernel
+def two_indices(x):
+    i = cuda.grid(1)
+    x[i, i] = 1.0
+
+
+@nb.kernel
+def three_indices(x):
+    x[cuda.grid(3)] = 1.0
+
+
+@nb.kernel
+def half_an_index(x):
+    i = cuda.grid(1)
+    x[i / 2] = 1.0
+
+
+@nb.kernel
+def reads_half(x):
+    i, j = cuda.grid(2)
+    x[i] = x[j * 0.5]
+
+
+@nb.kernel
+def row_in_element(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i]
+
+
+@nb.kernel
+def makes_zeros(x):
+    own = np.zeros(3)
+    x[0] = own[0]
+
+
+X = np.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "message"),
+    [
+        (two_indices, [X], "an array of float64 with 1 dimension is indexed by 2 numbers"),
+        (three_indices, [X], "an array of float64 with 1 dimension is indexed by 3 numbers"),
+        (
+            half_an_index,
+            [X],
+            r"an index is an integer, and this is a float64; divide with //, or convert with int\(...\)",
+        ),
+        (reads_half, [X], "an index is an integer, and this is a float64"),
+        (
+            row_in_element,
+            [np.ones((4, 4)), X],
+            "an element of an array of float64 with 1 dimension is a number, and this stores an",
+        ),
+        (row_in_element, [np.array(3.0), X], r"with 0 dimensions is indexed by a number; index it by \[\(\)\]"),
+        (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
+    ],
+)
+def test_wrong_indices_are_said_in_the_words_of_the_kernel(kernel, arguments, message):
+    with pytest.raises(nb.KernelError, match=message) as caught:
+        kernel[1, 4](*arguments)
+    assert "^" in str(caught.value)
