@@ -617,11 +617,12 @@ class Program:
                     waiting.append(dependency.value)
 
     def passed(self, source: FunctionSource) -> Iterator[FunctionSource]:
-        """Yield the device functions that one source names without calling them, as it does to pass them on."""
+        """Yield the device functions that one source names without calling them, to pass them on or as a parameter's default."""
         called = {id(node.func) for node in source.nodes if isinstance(node, ast.Call)}
-        for node in source.nodes:
-            static = source.resolve(node) if _is_load(node) and id(node) not in called else None
-            callee = None if static is None else self.callee(static.value)
+        found = [source.resolve(node) for node in source.nodes if _is_load(node) and id(node) not in called]
+        named = [static.value for static in found if static is not None]
+        for value in (*named, *(source.function.__defaults__ or ())):
+            callee = self.callee(value)
             if callee is not None and callee.role == "func":
                 yield callee
 

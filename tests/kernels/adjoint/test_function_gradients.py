@@ -516,6 +516,79 @@ def test_derivatives_of_functions_that_are_passed():
     assert torch.autograd.gradcheck(op, (x,)) and torch.autograd.gradgradcheck(op, (x,))
 
 
+@nb.func
+def squared(a):
+    return a * a
+
+
+@nb.func
+def slope_of(x, function=squared):
+    return nb.grad(function)(x)
+
+
+@nb.func
+def value_of(x, function=squared):
+    return function(x)
+
+
+def test_functions_that_are_passed_by_default():
+    @nb.kernel
+    def slopes(x, y):
+        i = nb.tid()
+        y[i, 0] = slope_of(x[i])
+        y[i, 1] = slope_of(x[i], function=math.sin)
+
+    y = np.zeros((9, 2))
+    nb.launch(slopes, 9, [X], [y])
+    assert np.allclose(y, np.stack([2 * X, np.cos(X)], axis=1))
+
+    @nb.kernel
+    def values(x, y):
+        i = nb.tid()
+        y[i, 0] = value_of(x[i])
+        y[i, 1] = value_of(x[i], math.sin) + squared(x[i])
+
+    nb.launch(values, 9, [X], [y])
+    assert np.allclose(y, np.stack([X**2, np.sin(X) + X**2], axis=1))
+
+
+@nb.func
+def root(a):
+    # Of r * r = a; only the derivative by hand knows what loops and gamma have to do with it.
+    r = 1.0 + 0.0 * math.gamma(a)
+    for _ in range(20):
+        r = 0.5 * (r + a / r)
+    return r
+
+
+@nb.func_grad(root)
+def root_by_hand(a, cotangent):
+    return cotangent * 0.5 / math.sqrt(a)
+
+
+@nb.func
+def stepped(a):
+    # What has no derivative decides here, and is not what is returned.
+    return root(a) * a if math.gamma(a) > 1.2 else a * a
+
+
+@nb.kernel
+def slopes_of_steps(x, y):
+    i = nb.tid()
+    y[i, 0] = nb.grad(root)(x[i])
+    y[i, 1] = nb.grad(nb.grad(root))(x[i])
+    y[i, 2] = nb.grad(stepped)(x[i])
+
+
+def test_what_no_gradient_passes_needs_no_derivative():
+    y = np.zeros((9, 3))
+    nb.launch(slopes_of_steps, 9, [X], [y])
+    steps = np.where(X < 0.75, 1.5 * X**0.5, 2 * X)
+    assert np.allclose(y, np.stack([0.5 * X**-0.5, -0.25 * X**-1.5, steps], axis=1))
+    # No tangents run along with its loop.
+    assert "_nb_tan_" not in slopes_of_steps.explain(X, y).source
+
+
 # What is refused
 
 
