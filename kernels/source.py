@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, member_dependency, of_library
+from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, is_settled, member_dependency
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
 from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
@@ -389,7 +389,7 @@ class FunctionSource:
             raise self.error(node, f"the name {node.id!r} has no value yet in the enclosing function") from None
 
     def _root(self, name: str, value: Any, container: Any, key: str | None) -> Static:
-        reached = () if of_library(value) else (Dependency(container, key, value),)
+        reached = () if is_settled(name, value) else (Dependency(container, key, value),)
         return Static(value, name, value, (), True, False, reached)
 
     def _member(self, base: Static, node: ast.Attribute) -> Static | None:
