@@ -589,6 +589,52 @@ def test_what_no_gradient_passes_needs_no_derivative():
     assert "_nb_tan_" not in slopes_of_steps.explain(X, y).source
 
 
+@nb.func
+def first_slope(function, x):
+    return nb.grad(function)(x)
+
+
+@nb.func
+def slope_of_cubic(a):
+    return first_slope(cubic, a)
+
+
+@nb.func
+def root_within(a):
+    return solved(cubic, a, 0.3) * a
+
+
+@nb.func
+def itself_again(function, a):
+    return function(itself_again(function, a))
+
+
+def test_functions_that_call_what_they_are_passed_to():
+    @nb.kernel
+    def within(x, y):
+        i = nb.tid()
+        y[i, 0] = first_slope(slope_of_cubic, x[i])
+        y[i, 1] = solved(root_within, x[i], 0.4)
+
+    x, y = nb.array(X, requires_grad=True), nb.zeros((9, 2), dtype=nb.float64)
+    with nb.Tape() as tape:
+        nb.launch(within, 9, [x], [y])
+    outer = y.numpy()[:, 1]
+    inner = X / outer  # the root of cubic(r) = outer
+    assert np.allclose(y.numpy()[:, 0], 6 * X) and np.allclose(inner**3 + STIFFNESS * inner, outer)
+    tape.backward(grads={y: np.stack([np.ones(9), np.ones(9)], axis=1)})
+    slope = inner + outer / (3 * inner**2 + STIFFNESS)  # of r * outer by outer
+    assert np.allclose(x.grad.numpy(), 6 + 1 / slope)
+
+    @nb.kernel
+    def endless(x, y):
+        i = nb.tid()
+        y[i] = nb.grad(checked)(x[i]) + itself_again(checked, x[i])
+
+    with pytest.raises(nb.KernelUnsupportedError, match="itself_again calls itself"):
+        nb.launch(endless, 9, [X], [np.zeros(9)])
+
+
 # What is refused
 
 
