@@ -25,6 +25,7 @@ __all__ = [
     "is_from_library",
     "is_module",
     "is_same",
+    "is_settled",
     "member_dependency",
     "of_library",
     "root_package",
@@ -168,11 +169,23 @@ def is_from_library(value: Any) -> bool:
     return root_package(value) in _LIBRARIES
 
 
+def is_settled(name: str, value: Any) -> bool:
+    """Return whether a variable is one that nobody rebinds: a module, or an object of a library by the name that it has there.
+
+    By another name, as in ``activation = math.tanh``, it is a choice of the user's, which may be another one tomorrow.
+    """
+    return of_library(value) and (isinstance(value, ModuleType) or _own_name(value).rpartition(".")[2] == name)
+
+
+def _own_name(value: Any) -> Any:
+    return getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+
+
 def of_library(value: Any) -> bool:
-    """Return whether a value is a module, or a named object of a library, which no user rebinds."""
+    """Return whether a value is a module, or a named object of a library."""
     if isinstance(value, ModuleType):
         return True
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    name = _own_name(value)
     if not is_from_library(value) or not isinstance(name, str):
         return False
     found: Any = sys.modules.get(value.__module__)
@@ -189,5 +202,6 @@ def member_dependency(owner: Any, attribute: str) -> tuple[Dependency, ...]:
     for holder in holders:
         values = vars(holder)
         if attribute in values:
-            return () if of_library(values[attribute]) else (Dependency(values, attribute, values[attribute]),)
+            value = values[attribute]
+            return () if is_settled(attribute, value) else (Dependency(values, attribute, value),)
     return ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.kernels.dependencies import Dependency, of_library
+from numbridge.kernels.dependencies import Dependency, is_settled
 from numbridge.kernels.static_names import instance_of
 
 __all__ = ["Declared", "declared", "kept_values"]
@@ -39,7 +39,7 @@ def kept_values(dispatcher: Any) -> Iterator[Dependency]:
     function = dispatcher.py_func
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name, value in _constants(dispatcher):
-        if of_library(value):
+        if is_settled(name, value):
             continue
         if name in cells:
             yield Dependency(cells[name], None, value)

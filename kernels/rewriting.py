@@ -350,6 +350,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _default(self, node: ast.expr, value: Any) -> ast.expr:
         """Return the value that a parameter has by default, which is that of the time when Python made the function."""
+        callee = self.writer.program.callee(value)
+        if callee is not None:
+            return self._function(node, callee)
         # But nb.static, which stands here as a name that is none, is evaluated when the kernel is launched.
         if any(isinstance(part, ast.Name) and not part.id.isidentifier() for part in ast.walk(node)):
             literal: ast.expr | None = None

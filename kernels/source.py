@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, member_dependency, of_library
+from numbridge.kernels.dependencies import MISSING, Dependency, is_module, is_same, is_settled, member_dependency
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
 from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.intrinsics import Intrinsic, axis_of, intrinsic_of
@@ -425,7 +425,7 @@ class FunctionSource:
             raise self.error(node, f"the name {node.id!r} has no value yet in the enclosing function") from None
 
     def _root(self, name: str, value: Any, container: Any, key: str | None) -> Static:
-        reached = () if of_library(value) else (Dependency(container, key, value),)
+        reached = () if is_settled(name, value) else (Dependency(container, key, value),)
         return Static(value, name, value, (), True, False, reached)
 
     def _member(self, base: Static, node: ast.Attribute) -> Static | None:
@@ -653,11 +653,12 @@ class Program:
                     waiting.append(dependency.value)
 
     def passed(self, source: FunctionSource) -> Iterator[FunctionSource]:
-        """Yield the device functions that one source names without calling them, as it does to pass them on."""
+        """Yield the device functions that one source names without calling them, to pass them on or as a parameter's default."""
         called = {id(node.func) for node in source.nodes if isinstance(node, ast.Call)}
-        for node in source.nodes:
-            static = source.resolve(node) if _is_load(node) and id(node) not in called else None
-            callee = None if static is None else self.callee(static.value)
+        found = [source.resolve(node) for node in source.nodes if _is_load(node) and id(node) not in called]
+        named = [static.value for static in found if static is not None]
+        for value in (*named, *(source.function.__defaults__ or ())):
+            callee = self.callee(value)
             if callee is not None and callee.role == "func":
                 yield callee
 

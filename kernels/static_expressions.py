@@ -24,8 +24,8 @@ from numbridge.kernels.dependencies import (
     Dependency,
     is_module,
     is_same,
+    is_settled,
     member_dependency,
-    of_library,
 )
 from numbridge.kernels.elements import Element
 from numbridge.kernels.errors import KernelError
@@ -168,10 +168,10 @@ class _Scope:
                 value = self._cells[name].cell_contents
             except ValueError:
                 return MISSING, ()
-            return value, () if of_library(value) else (Dependency(self._cells[name], None, value),)
+            return value, () if is_settled(name, value) else (Dependency(self._cells[name], None, value),)
         if name in self._globals:
             value = self._globals[name]
-            return value, () if of_library(value) else (Dependency(self._globals, name, value),)
+            return value, () if is_settled(name, value) else (Dependency(self._globals, name, value),)
         return getattr(builtins, name, MISSING), ()
 
     def variables(self) -> dict[str, Any]:

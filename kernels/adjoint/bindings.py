@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "Static",
     "View",
     "as_argument",
+    "functions_among",
     "has_element",
     "kind_name",
     "memory",
@@ -97,6 +99,11 @@ def as_argument(value: Binding) -> Binding:
     if isinstance(value, tuple):
         return tuple(map(as_argument, value))
     return Value(value.name, value.type, value.constant) if isinstance(value, Value) and value.literal else value
+
+
+def functions_among(given: Iterable[Binding]) -> tuple[str, ...]:
+    """Return the functions that a function is given, in order, by what they are called."""
+    return tuple(value.text for value in given if isinstance(value, Static))
 
 
 def readable(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, memory, readable
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, functions_among, memory, readable
 from numbridge.kernels.adjoint.ir import (
     Array,
     Carried,
@@ -115,7 +115,8 @@ class _Builder(Iteration):
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        self._frames.append(Frame(source, {name: stored.count(name) for name in stored}))
+        functions = functions_among(self._env.values())
+        self._frames.append(Frame(source, {name: stored.count(name) for name in stored}, functions))
         body = [s for s in tree.body if not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == GIVEN)]
         self._block(without_jumps(body))
         self._frames.pop()

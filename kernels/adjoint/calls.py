@@ -12,7 +12,16 @@ import numpy as np
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.bindings import Binding, Missing, Static, View, as_argument, has_element, kind_name
+from numbridge.kernels.adjoint.bindings import (
+    Binding,
+    Missing,
+    Static,
+    View,
+    as_argument,
+    functions_among,
+    has_element,
+    kind_name,
+)
 from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
 from numbridge.kernels.adjoint.expressions import Expressions
@@ -307,7 +316,9 @@ class Calls(Expressions):
         return self._called(node, source, self._bind(node, source, self._rewritten.trees[id(source)]))
 
     def _called(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
-        if any(frame.source is source for frame in self._frames):
+        # What is given another function is another function: a solver may solve for what a solver returns.
+        functions = functions_among(given.values())
+        if any(frame.source is source and frame.functions == functions for frame in self._frames):
             raise self._refused(node, f"{source.name} calls itself, and has no derivative therefore; write a loop")
         if len(self._frames) >= _MAX_INLINED:
             raise self._refused(node, "device functions are nested too deeply to be differentiated")
@@ -550,4 +561,4 @@ def _type_of(given: Binding) -> Hashable:
     if isinstance(given, Value):
         kind: Hashable = types.unliteral(given.type)
         return kind
-    return type(given).__name__
+    return (type(given).__name__, *functions_among([given]))

@@ -74,12 +74,7 @@ def add_gradients(
     varied: set[Any] = set(inputs)
     arrays: set[Any] = set()
     _spread_over(region, varied, arrays)
-    for op in walk(region):
-        if isinstance(op, Compute) and op.result in varied and not has_rule(op.function.key):
-            raise refused(
-                op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
-            )
-    if any(isinstance(op, Store) or _carries(op, varied) for op in walk(region)):
+    if any(isinstance(op, Store) or _carries(op, varied) for op in _reversed_by_rules(region)):
         return [_carried_forward(construct, region, given, result, own, local) for given in inputs]
     construct.region.extend(region)
     return _Reversal(construct, varied).run(region, inputs, result)
@@ -103,6 +98,12 @@ def _check(op: Op, own: Sequence[Array]) -> None:
             op,
             "the function whose gradient is taken here waits for other threads; let it compute from what it is given",
         )
+
+
+def _reversed_by_rules(region: Region) -> Iterator[Op]:
+    """Yield the operations of a region but those of functions with a derivative by hand, which nobody reverses."""
+    by_hand = {inner for op in walk(region) if isinstance(op, Custom) for inner in walk(op.body)}
+    return (op for op in walk(region) if op not in by_hand)
 
 
 def _carries(op: Op, varied: set[Any]) -> bool:
@@ -187,15 +188,22 @@ class _Reversal:
         for op in reversed(region):
             self._construct.place = op.place
             match op:
-                case Compute() if op.result in self._adjoints:
-                    adjoint = self._adjoints[op.result]
-                    for argument, partial in zip(op.arguments, partials(self._construct, op), strict=True):
-                        if partial is not None and argument in self._varied:
-                            self._contribute(argument, partial, adjoint)
+                case Compute() if op.result in self._adjoints and op.result in self._varied:
+                    self._compute(op)
                 case If():
                     self._branch(op)
                 case Custom():
                     self._custom(op)
+
+    def _compute(self, op: Compute) -> None:
+        if not has_rule(op.function.key):
+            raise refused(
+                op, f"{op.function.text.partition('(')[0]} has no derivative here; give one with @nb.func_grad"
+            )
+        adjoint = self._adjoints[op.result]
+        for argument, partial in zip(op.arguments, partials(self._construct, op), strict=True):
+            if partial is not None and argument in self._varied:
+                self._contribute(argument, partial, adjoint)
 
     def _contribute(self, value: Value, partial: AnyPartial, adjoint: Value) -> None:
         """Add a partial derivative times the adjoint of a result to the adjoint of an argument."""

@@ -38,10 +38,11 @@ COUNTED = 40  # bits of what is counted one by one
 
 @dataclass
 class Frame:
-    """A function that is being read: its source and how often each of its variables is assigned."""
+    """A function that is being read: its source, how often each of its variables is assigned, and the functions it is given."""
 
     source: FunctionSource
     assignments: Mapping[str, int]
+    functions: tuple[str, ...] = ()
 
 
 class Scope(Construct, ABC):

@@ -1,5 +1,7 @@
 """Functions that are passed to device functions: device functions, atomic operations, numba.cuda's functions of numbers."""
 
+import math
+
 import numpy as np
 import pytest
 from numba import cuda
@@ -111,3 +113,44 @@ def runs_a_kernel(x, y):
 def test_what_cannot_be_passed(kernel, message):
     with pytest.raises(nb.KernelError, match=message):
         nb.launch(kernel, 3, [X, np.zeros(3)])
+
+
+activation = math.sin
+
+
+class Choices:
+    activation = math.sin
+
+
+@nb.kernel
+def activated(x, y):
+    i = nb.tid()
+    y[i, 0] = activation(x[i])
+    y[i, 1] = applied(activation, x[i])
+    y[i, 2] = nb.grad(activation)(x[i])
+    y[i, 3] = Choices.activation(x[i])
+
+
+def test_names_of_library_functions_are_looked_up_again(monkeypatch):
+    given = np.array([0.5, 1.0, 1.5])
+
+    def launched():
+        y = np.zeros((3, 4))
+        nb.launch(activated, 3, [given, y])
+        return y.T
+
+    assert np.allclose(launched(), [np.sin(given), np.sin(given), np.cos(given), np.sin(given)])
+    monkeypatch.setitem(globals(), "activation", math.exp)
+    assert np.allclose(launched(), [np.exp(given)] * 3 + [np.sin(given)])
+    monkeypatch.setattr(Choices, "activation", math.cos)
+    assert np.allclose(launched(), [np.exp(given)] * 3 + [np.cos(given)])
+    monkeypatch.setitem(globals(), "activation", squared)
+    assert np.allclose(launched(), [given**2, given**2, 2 * given, np.cos(given)])
+    # What was of a library when the tape recorded it
+    x, y = nb.array(given, requires_grad=True), nb.zeros((3, 4), dtype=nb.float64)
+    monkeypatch.setitem(globals(), "activation", math.sin)
+    with nb.Tape() as tape:
+        nb.launch(activated, 3, [x, y])
+    monkeypatch.setitem(globals(), "activation", math.cos)
+    with pytest.raises(nb.KernelError, match="'activation', which the kernel reads, has changed"):
+        tape.backward(grads={y: np.ones((3, 4))})

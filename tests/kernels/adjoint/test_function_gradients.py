@@ -608,6 +608,125 @@ def test_indices_are_checked(wrong, value, message, line):
     nb.launch(plain, 9, [*given.values()])
 
 
+@nb.func
+def squared(a):
+    return a * a
+
+
+@nb.func
+def slope_of(x, function=squared):
+    return nb.grad(function)(x)
+
+
+@nb.func
+def value_of(x, function=squared):
+    return function(x)
+
+
+def test_functions_that_are_passed_by_default():
+    @nb.kernel
+    def slopes(x, y):
+        i = nb.tid()
+        y[i, 0] = slope_of(x[i])
+        y[i, 1] = slope_of(x[i], function=math.sin)
+
+    y = np.zeros((9, 2))
+    nb.launch(slopes, 9, [X], [y])
+    assert np.allclose(y, np.stack([2 * X, np.cos(X)], axis=1))
+
+    @nb.kernel
+    def values(x, y):
+        i = nb.tid()
+        y[i, 0] = value_of(x[i])
+        y[i, 1] = value_of(x[i], math.sin) + squared(x[i])
+
+    nb.launch(values, 9, [X], [y])
+    assert np.allclose(y, np.stack([X**2, np.sin(X) + X**2], axis=1))
+
+
+@nb.func
+def root(a):
+    # Of r * r = a; only the derivative by hand knows what loops and gamma have to do with it.
+    r = 1.0 + 0.0 * math.gamma(a)
+    for _ in range(20):
+        r = 0.5 * (r + a / r)
+    return r
+
+
+@nb.func_grad(root)
+def root_by_hand(a, cotangent):
+    return cotangent * 0.5 / math.sqrt(a)
+
+
+@nb.func
+def stepped(a):
+    # What has no derivative decides here, and is not what is returned.
+    return root(a) * a if math.gamma(a) > 1.2 else a * a
+
+
+@nb.kernel
+def slopes_of_steps(x, y):
+    i = nb.tid()
+    y[i, 0] = nb.grad(root)(x[i])
+    y[i, 1] = nb.grad(nb.grad(root))(x[i])
+    y[i, 2] = nb.grad(stepped)(x[i])
+
+
+def test_what_no_gradient_passes_needs_no_derivative():
+    y = np.zeros((9, 3))
+    nb.launch(slopes_of_steps, 9, [X], [y])
+    steps = np.where(X < 0.75, 1.5 * X**0.5, 2 * X)
+    assert np.allclose(y, np.stack([0.5 * X**-0.5, -0.25 * X**-1.5, steps], axis=1))
+    # No tangents run along with its loop.
+    assert "_nb_tan_" not in slopes_of_steps.explain(X, y).source
+
+
+@nb.func
+def first_slope(function, x):
+    return nb.grad(function)(x)
+
+
+@nb.func
+def slope_of_cubic(a):
+    return first_slope(cubic, a)
+
+
+@nb.func
+def root_within(a):
+    return solved(cubic, a, 0.3) * a
+
+
+@nb.func
+def itself_again(function, a):
+    return function(itself_again(function, a))
+
+
+def test_functions_that_call_what_they_are_passed_to():
+    @nb.kernel
+    def within(x, y):
+        i = nb.tid()
+        y[i, 0] = first_slope(slope_of_cubic, x[i])
+        y[i, 1] = solved(root_within, x[i], 0.4)
+
+    x, y = nb.array(X, requires_grad=True), nb.zeros((9, 2), dtype=nb.float64)
+    with nb.Tape() as tape:
+        nb.launch(within, 9, [x], [y])
+    outer = y.numpy()[:, 1]
+    inner = X / outer  # the root of cubic(r) = outer
+    assert np.allclose(y.numpy()[:, 0], 6 * X) and np.allclose(inner**3 + STIFFNESS * inner, outer)
+    tape.backward(grads={y: np.stack([np.ones(9), np.ones(9)], axis=1)})
+    slope = inner + outer / (3 * inner**2 + STIFFNESS)  # of r * outer by outer
+    assert np.allclose(x.grad.numpy(), 6 + 1 / slope)
+
+    @nb.kernel
+    def endless(x, y):
+        i = nb.tid()
+        y[i] = nb.grad(checked)(x[i]) + itself_again(checked, x[i])
+
+    with pytest.raises(nb.KernelUnsupportedError, match="itself_again calls itself"):
+        nb.launch(endless, 9, [X], [np.zeros(9)])
+
+
 # What is refused
 
 
