@@ -283,14 +283,18 @@ def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
     try:
         annotations = inspect.get_annotations(function, eval_str=True)
     except Exception as error:  # evaluating a user's string runs a user's code
-        written = {key: value for key, value in function.__annotations__.items() if isinstance(value, str)}
-        raise KernelError(
-            f"kernel {name!r}: the annotations of {', '.join(map(repr, written))} cannot be evaluated: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise _unreadable(function, name, error) from error
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return tuple(
         Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n} of kernel {name}")) for n in names
+    )
+
+
+def _unreadable(function: FunctionType, name: str, error: Exception) -> KernelError:
+    written = {key: value for key, value in function.__annotations__.items() if isinstance(value, str)}
+    return KernelError(
+        f"kernel {name!r}: the annotations of {', '.join(map(repr, written))} cannot be evaluated: "
+        f"{type(error).__name__}: {error}"
     )
 
 
@@ -300,20 +304,33 @@ def _hinted(function: FunctionType, name: str) -> tuple[Parameter, ...]:
     Numbers keep their own types then: `dt: float` says nothing of float32. Where an annotation is numbridge's own, all of
     them are meant for numbridge.
     """
-    given = function.__annotations__.values()
-    if any(is_own_annotation(value) or (isinstance(value, str) and "nb." in value) for value in given):
-        return _parameters(function, name)
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return tuple(Parameter(n, _hint(function, function.__annotations__.get(n))) for n in names)
-
-
-def _hint(function: FunctionType, annotation: Any) -> ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None:
-    """Return what an annotation asks for, or None where only a type checker knows that."""
     try:
-        if isinstance(annotation, str):
-            annotation = eval(annotation, function.__globals__)  # as `inspect.get_annotations` does
-        return None if annotation in (None, float, int, bool) else annotation_of(annotation)
-    except Exception:  # noqa: BLE001 - evaluating a user's string runs a user's code
+        given = [_evaluated(function, function.__annotations__.get(n)) for n in names]
+    except Exception as error:  # as above
+        raise _unreadable(function, name, error) from error
+    if any(map(is_own_annotation, given)):
+        return _parameters(function, name)
+    return tuple(Parameter(n, _hint(annotation)) for n, annotation in zip(names, given, strict=True))
+
+
+def _evaluated(function: FunctionType, annotation: Any) -> Any:
+    """Return an annotation, or None for one that has a name in it which only a type checker knows."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, function.__globals__)  # as `inspect.get_annotations` does
+    except NameError:
+        return None
+
+
+def _hint(annotation: Any) -> ArrayAnnotation | ElementAnnotation | ScalarAnnotation | None:
+    """Return what a hint asks for, or None if it asks for nothing of an array or a number of one type."""
+    if annotation is None or annotation in (float, int, bool):
+        return None
+    try:
+        return annotation_of(annotation)
+    except NumbridgeTypeError:
         return None
 
 
