@@ -34,7 +34,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.block_source import CREW, THREAD
 from numbridge.kernels.elements import scalar_in_memory
-from numbridge.kernels.rewriting import CUDA_MODULE
+from numbridge.kernels.rewriting import CUDA_FUNCTION, CUDA_MODULE
 
 __all__ = [
     "Lines",
@@ -55,6 +55,7 @@ __all__ = [
 
 _BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
 _MEETING = re.compile(rf"_nb_block_(\w+)\({CREW}, {THREAD}(?:, )?")
+_FUNCTION = re.compile(rf"\b{CUDA_FUNCTION}(?=[a-z]+\()")
 _PRINTED = re.compile(r"_nb_print\(.*\)$", re.MULTILINE)
 _SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, \(\), ")
 
@@ -184,6 +185,7 @@ def for_cuda(text: str) -> str:
     """
     text = _BRANCH.sub(r"\1_nb_decided(\2):", text)
     text = _PRINTED.sub(_printed, text)
+    text = _FUNCTION.sub(f"{CUDA_MODULE}.", text)
     text = text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
     text = text.replace("_nb_add_in_block(", "_nb_add(")
     text = _SHARED.sub(f"{CUDA_MODULE}.shared.array(", _MEETING.sub(rf"{CUDA_MODULE}.\1(", text))

@@ -22,8 +22,10 @@ from numbridge.kernels.adjoint.element_program import made_of, named_part, opera
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
 from numbridge.kernels.adjoint.memory_parts import ComponentRangeError, MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
+from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
+from numbridge.kernels.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
@@ -134,9 +136,11 @@ class Expressions(Scope):
         if node.id.startswith("_nb_atomic_"):
             return Static(None, node.id)
         if node.id.startswith(CUDA_FUNCTION):
-            name = f"cuda.{node.id.removeprefix(CUDA_FUNCTION)}"
+            name = node.id.removeprefix(CUDA_FUNCTION)
+            if CUDA_FUNCTIONS[name] in KEYS:
+                return Static(CUDA_FUNCTIONS[name], node.id)
             raise self._refused(
-                node, f"{name} has no derivative here; put it into a function that has one by hand (@nb.func_grad)"
+                node, f"cuda.{name} has no derivative here; put it into a function that has one by hand (@nb.func_grad)"
             )
         raise self._refused(node, f"{node.id} may not have been assigned here; assign it on every path before this")
 

@@ -22,6 +22,7 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Value
+from numbridge.kernels.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 
 __all__ = ["KEYS", "RULES", "AnyPartial", "Partial", "has_rule", "partials"]
 
@@ -223,6 +224,7 @@ RULES: dict[str, Rule] = {
     "mul": lambda a, b, r: (b, a),
     "div": lambda a, b, r: (1 / b, -(r / b)),
     "neg": lambda a, r: (MINUS_ONE,),
+    "fma": lambda a, b, c, r: (b, a, ONE),
     "pow": _pow,
     "mod": lambda a, b, r: (ONE, -a.call("floordiv", b)),
     "fmod": lambda a, b, r: (ONE, -(a / b).call("trunc").cast(r)),
@@ -283,7 +285,12 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
         *(math.isnan, math.isinf, math.isfinite, np.isnan, np.isinf, np.isfinite, np.less, np.less_equal),
         *(np.greater, np.greater_equal, np.equal, np.not_equal),
     ),
-    "integer": (math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
+    "integer": (
+        *(math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
+        *(CUDA_FUNCTIONS[name] for name in ("popc", "clz", "ffs", "brev")),
+    ),
+    "fma": (CUDA_FUNCTIONS["fma"],),
+    "select": (CUDA_FUNCTIONS["selp"],),
     "asin": (np.arcsin,),
     "acos": (np.arccos,),
     "atan": (np.arctan,),

@@ -14,6 +14,7 @@ from numba.cuda.random import (
     xoroshiro128p_uniform_float32,
 )
 
+from emulated_cuda import emulated_cuda
 from numbridge.kernels.errors import BufferAccessError, KernelError
 from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
@@ -112,12 +113,53 @@ def test_derivatives():
     assert by_x[0] == pytest.approx(1 / 12 + 1)
 
     @kernel
-    def fused(x, y):
+    def fenced(x, y):
         i = tid()
-        y[i] = cuda.fma(x[i], x[i], 1.0)
+        y[i] = x[i]
+        cuda.threadfence()
 
-    with pytest.raises(KernelError, match=re.escape("cuda.fma has no derivative here")):
-        launch(fused, 1, [by_x, np.zeros(1)], adj_inputs=[np.zeros(1), np.ones(1)], adjoint=True)
+    with pytest.raises(KernelError, match=re.escape("cuda.threadfence has no derivative here")):
+        launch(fenced, 1, [by_x, np.zeros(1)], adj_inputs=[np.zeros(1), np.ones(1)], adjoint=True)
+
+
+@kernel
+def of_bits(x, masks, y):
+    i = tid()
+    total = 0.0
+    for j in range(cuda.popc(masks[i])):
+        factor = cuda.selp(cuda.ffs(masks[j]) > 1, x[i], 2.0 * x[j])
+        total = cuda.fma(x[i], total, x[j] * factor)
+    y[i] = x[i] * cuda.clz(masks[i]) + (cuda.brev(masks[i]) & 1) + total
+
+
+def wanted_of_bits(x, masks):
+    y = np.zeros(len(x))
+    for i, mask in enumerate(map(int, masks)):
+        total = 0.0
+        for j in range(mask.bit_count()):
+            factor = 2.0 * x[j] if int(masks[j]) & 1 else x[i]
+            total = x[i] * total + x[j] * factor
+        y[i] = x[i] * (32 - mask.bit_length()) + (mask >> 31) + total
+    return y
+
+
+def test_derivatives_where_bits_decide():
+    generator = np.random.default_rng(3)
+    x, direction, weights = generator.normal(size=(3, 40))
+    masks = generator.integers(0, 1 << 32, 40, dtype=np.uint32)
+    y = np.zeros(40)
+    launch(of_bits, 40, [x, masks, y])
+    np.testing.assert_allclose(y, wanted_of_bits(x, masks), rtol=1e-10)
+    step = 1e-6 * direction
+    differences = (wanted_of_bits(x + step, masks) - wanted_of_bits(x - step, masks)) @ weights / 2e-6
+    by_x = np.zeros(40)
+    of_bits.adjoint(["x", "y"]).forall(40)(x, masks, y.copy(), by_x, weights.copy())
+    np.testing.assert_allclose(by_x @ direction, differences, rtol=1e-6)
+    with emulated_cuda() as emulation:
+        there = np.zeros(40)
+        given = (x, masks, y.copy(), there, weights.copy())
+        of_bits.adjoint(["x", "y"]).forall(40)(*map(emulation.on_device, given))
+    np.testing.assert_allclose(there, by_x, rtol=1e-12)
 
 
 @kernel
