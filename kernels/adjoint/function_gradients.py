@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from numba import types
+
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import refused, spread
 from numbridge.kernels.adjoint.construct import Construct
@@ -20,6 +22,7 @@ from numbridge.kernels.adjoint.forward import forward
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
+    Carried,
     Compute,
     Custom,
     Effect,
@@ -39,8 +42,12 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.adjoint.region_copy import RegionCopy
 from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
+from numbridge.kernels.elements import ElementType
 
 __all__ = ["add_gradients"]
+
+# So many operations take LLVM some seconds, and ten times as many take minutes.
+_MOST_UNROLLED = 1000
 
 
 def add_gradients(
@@ -130,11 +137,34 @@ def _carried_forward(
     template, direction, answer = _tangent(construct, region, given, result, own, local)
     if element is None:
         return _in_direction(construct, template, direction, construct.constant(1.0, given.type), answer)
+    if element.count * sum(1 for _ in walk(template)) > _MOST_UNROLLED:
+        return made_of(construct, element, _one_after_the_other(construct, template, element, direction, answer))
     units = [element(*(float(j == k) for j in range(element.count))) for k in range(element.count)]
     parts = [
         _in_direction(construct, template, direction, construct.constant(unit, given.type), answer) for unit in units
     ]
     return made_of(construct, element, [construct.cast(number, given.type.dtype) for number in parts])
+
+
+def _one_after_the_other(
+    construct: Construct, template: Region, element: ElementType, direction: Value, answer: Value
+) -> list[Value]:
+    """Return the derivatives by the components of an element from a loop over them, which is compiled once for all."""
+    kind, count = direction.type.dtype, element.count
+    outer, construct.region = construct.region, []
+    index = construct.value("direction", types.int64)
+    here = [construct.apply("eq", index, construct.constant(k)) for k in range(count)]
+    one, zero = construct.constant(1.0, kind), construct.constant(0.0, kind)
+    unit = known(made_of(construct, element, [construct.select(is_here, one, zero) for is_here in here]))
+    found = construct.cast(_in_direction(construct, template, direction, unit, answer), kind)
+    carried = []
+    for is_here in here:
+        before, after = construct.value("part", kind), construct.value("part", kind)
+        carried.append(Carried(before, zero, construct.select(is_here, found, before), after))
+    body, construct.region = construct.region, outer
+    bounds = [construct.constant(bound) for bound in (0, count, 1)]
+    construct.add(Loop(index, bounds, [], None, body, carried))
+    return [c.result for c in carried]
 
 
 def _in_direction(construct: Construct, template: Region, direction: Value, unit: Value, answer: Value) -> Value:

@@ -17,6 +17,7 @@ import numbridge as nb
 from adjoint_as_python import check_directions, oracle, run_adjoint
 from adjoint_programs import FLOATS, ScratchWriter, Writer, arguments, declared
 from emulated_cuda import emulated_cuda
+from numbridge.kernels.adjoint import function_gradients
 
 FUNCTIONS = int(os.environ.get("NUMBRIDGE_FUNCTION_GRADIENTS", "25"))
 
@@ -335,6 +336,45 @@ def test_local_arrays_and_every_order():
     assert np.allclose(op(x, coefficients).detach().numpy(), np.polyval(powers, X[:4]))
     assert torch.autograd.gradcheck(op, (x, coefficients))
     assert torch.autograd.gradgradcheck(op, (x, coefficients))
+
+
+@nb.func
+def relaxed(m, v, k):
+    kept = cuda.local.array(3, nb.float64)
+    kept[0] = 0.3
+    for j in range(3):
+        v = m @ v / (1.0 + nb.length(v))
+        kept[j] = v[0] * kept[0] + k
+        if kept[j] > 1.4:
+            break
+    return nb.dot(v, v) + kept[0] * k
+
+
+def relaxations(most):
+    @nb.kernel
+    def made(m, v, k, by_m, by_v):
+        i = nb.tid() + 0 * most  # another program for each, to what is kept on disk
+        by_m[i], by_v[i], _ = nb.grad(relaxed)(m[i], v[i], k[i])
+
+    return made
+
+
+def test_components_one_after_the_other(monkeypatch):
+    random = np.random.default_rng(5)
+    m, v, k = random.uniform(0.2, 1, (3, 2, 2)), random.normal(size=(3, 2)), random.normal(size=3) * 0.3
+    kinds, found = (nb.mat22d, nb.vec2d, nb.float64), []
+    for most in (10**9, 0):
+        monkeypatch.setattr(function_gradients, "_MOST_UNROLLED", most)
+        kernel = relaxations(most)
+        given = [nb.array(a, dtype=kind, requires_grad=True) for a, kind in zip((m, v, k), kinds, strict=True)]
+        made = [nb.zeros(3, dtype=kind, requires_grad=True) for kind in kinds[:2]]
+        with nb.Tape() as tape:
+            nb.launch(kernel, 3, given, made)
+        tape.backward(grads={made[0]: np.ones((3, 2, 2)), made[1]: np.full((3, 2), 0.5)})
+        found.append([a.numpy() for a in made] + [a.grad.numpy() for a in given])
+        assert ("direction_1 in range(" in kernel.explain(*given, *made).source) == (most == 0)
+    for unrolled, looped in zip(*found, strict=True):
+        assert np.any(unrolled) and np.allclose(unrolled, looped, rtol=1e-9)
 
 
 @nb.func
