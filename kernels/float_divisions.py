@@ -1,7 +1,7 @@
 """Divisions, remainders, powers and rounding of floating-point numbers, where Numba's code differs from NumPy or Python.
 
-What is here serves the CPU and CUDA alike: functions that generate code, and some that take what generates Numba's code and return
-what does instead. Importing this module imports Numba, so only code that is about to compile does.
+What is here serves the CPU and CUDA alike: functions that generate code, and some that take what generates Numba's code and
+return what does instead. Importing this module imports Numba, so only code that is about to compile does.
 """
 
 from __future__ import annotations
