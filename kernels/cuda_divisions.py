@@ -16,6 +16,7 @@ from numba import cuda, types
 from numba.cuda import cgutils, ufuncs
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.descriptor import cuda_target
+from numba.cuda.utils import numba_target_override
 
 from numbridge.kernels.float_divisions import floored, in_all_digits, of_operation, zero_powers
 from numbridge.kernels.replaced_code import (
@@ -38,8 +39,9 @@ _compiled: dict[Any, Any] = {}
 @contextmanager
 def as_on_the_cpu() -> Iterator[None]:
     """Let what numba.cuda compiles give the numbers of the CPU."""
-    context = cuda_target.target_context
-    with global_compiler_lock:
+    # Looking at the context fills it, and attributes would go to the CPU if that were the target.
+    with global_compiler_lock, numba_target_override():
+        context = cuda_target.target_context
         kept, context.cached_internal_func = context.cached_internal_func, _compiled
         try:
             with replaced(context, INTEGER_OPERATIONS | _OPERATIONS), loops_replaced(ufuncs.get_ufunc_info, _LOOPS):
