@@ -2,22 +2,27 @@
 
 Of ``x ** -1`` Numba makes a function, and compiles it with Python's errors whatever its caller has: at zero it raised,
 and ended a launch that CUDA and NumPy finish. The remainder of the least integer by -1, of which the code for NumPy's functions
-alone does not take care, ended the process. Importing this module imports Numba, so only code that is about to compile does.
+alone does not take care, ended the process. What else differs there from NumPy and Python is put right, too. Importing this
+module imports Numba, so only code that is about to compile does.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from numba import types
 from numba.core import targetconfig
 from numba.core.compiler import Flags
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.np.ufunc_db import get_ufunc_info
+
+from numbridge.kernels.float_divisions import any_exponent, expm1, in_all_digits, of_operation, spacing, zero_powers
+from numbridge.kernels.replaced_code import INTEGER_LOOPS, INTEGER_OPERATIONS, Change, always, loops_replaced, replaced
 
 __all__ = ["divided_as_kernels"]
 
@@ -42,7 +47,7 @@ def divided_as_kernels() -> Iterator[None]:
 
         owner._compile_subroutine_no_cache, context.cached_internal_func = compile_subroutine, _compiled
         try:
-            with _remainders_of_the_least():
+            with replaced(context, INTEGER_OPERATIONS | _OPERATIONS), loops_replaced(get_ufunc_info, _LOOPS):
                 yield
         finally:
             owner._compile_subroutine_no_cache, context.cached_internal_func = original, kept
@@ -58,28 +63,17 @@ def _flags() -> Flags:
     return flags
 
 
-@contextmanager
-def _remainders_of_the_least() -> Iterator[None]:
-    """Let `numpy.remainder` and `numpy.divmod` of integers take what overflows, which a processor refuses to divide."""
-    tables = [get_ufunc_info(function) for function in (np.remainder, np.divmod)]
-    kept = [dict(table) for table in tables]
-    for table in tables:
-        table.update({loop: _in_range(made) for loop, made in table.items() if loop[0] in "bhilq"})
-    try:
-        yield
-    finally:
-        for table, made in zip(tables, kept, strict=True):
-            table.update(made)
-
-
-def _in_range(generate: Any) -> Any:
-    """Return code that divides the least integer by 1 instead of by -1: the quotient wraps around to it, as in NumPy."""
-
-    def in_range(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        number, divisor = values
-        least = ir.Constant(number.type, -1 << (number.type.width - 1))
-        negative = builder.icmp_signed("==", divisor, divisor.type(-1))
-        overflows = builder.and_(negative, builder.icmp_signed("==", number, least))
-        return generate(context, builder, signature, (number, builder.select(overflows, divisor.type(1), divisor)))
-
-    return in_range
+_COMPLEX = (types.Complex, types.Complex)
+_OPERATIONS: dict[tuple[Any, ...], Change] = {
+    (round, types.Float, types.Integer): in_all_digits,
+    **{(operation, *_COMPLEX): zero_powers for operation in (operator.pow, operator.ipow, pow)},
+}
+_LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {
+    np.remainder: INTEGER_LOOPS[np.remainder] | {"fd": always(of_operation(operator.mod))},
+    np.floor_divide: INTEGER_LOOPS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
+    np.divmod: INTEGER_LOOPS[np.divmod] | {"fd": always(of_operation(divmod))},
+    np.power: {"FD": always(of_operation(operator.pow))},
+    np.spacing: {"fd": always(spacing)},
+    np.expm1: {"FD": always(expm1)},
+    np.ldexp: {"fd": any_exponent},
+}

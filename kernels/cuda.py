@@ -25,6 +25,7 @@ from numba.cuda.extending import lower_cast
 from numbridge.kernels import complex_division, cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
 from numbridge.kernels.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.component_range import check_components
+from numbridge.kernels.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.grid_source import GRID
 from numbridge.kernels.linked_code import objects_of
@@ -211,7 +212,7 @@ def compile_ptx(
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        with _for_capability(capability), _without_driver(), _as_nvvm_wants(fused=fused):
+        with _for_capability(capability), _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu():
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )

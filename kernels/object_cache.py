@@ -115,7 +115,8 @@ def _native_sources() -> str:
 
 _ELEMENTS = (
     *("element_functions", "element_operations", "numba_elements"),
-    *("changed_bits", "complex_division", "component_range", "narrow_floats", "numba_records", "record_fields"),
+    *("changed_bits", "complex_division", "component_range", "float_divisions", "narrow_floats", "numba_records"),
+    *("record_fields", "replaced_code"),
 )
 _CPU_SOURCES = (
     *(
@@ -145,7 +146,16 @@ _CPU_SOURCES = (
     ),
     *_ELEMENTS,
 )
-_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "linked_code", "stack_layout", *_ELEMENTS)
+_CUDA_SOURCES = (
+    "cuda",
+    "cuda_divisions",
+    "cuda_intrinsics",
+    "cuda_stack",
+    "cuda_ufuncs",
+    "linked_code",
+    "stack_layout",
+    *_ELEMENTS,
+)
 
 
 @functools.cache

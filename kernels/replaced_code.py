@@ -1,0 +1,149 @@
+"""Other code than Numba's for operations on numbers, while a kernel is compiled; what others compile keeps Numba's.
+
+Numba looks up the code of an operation by the operation and the types of its operands, in its context for a target. Here an entry
+is replaced for a while. What is the same on the CPU and on CUDA about integers is here, too. Importing this module imports Numba,
+so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+__all__ = ["INTEGER_LOOPS", "INTEGER_OPERATIONS", "Change", "Generate", "always", "loops_replaced", "replaced"]
+
+Generate = Callable[..., Any]
+# Takes what generates the code of an operation, and returns what does instead.
+Change = Callable[[Generate], Generate]
+
+
+def always(generate: Generate) -> Change:
+    """Return a change to code that does not depend on Numba's."""
+    return lambda _: generate
+
+
+@contextmanager
+def replaced(context: Any, changes: Mapping[tuple[Any, ...], Change]) -> Iterator[None]:
+    """Let Numba generate other code for some operations.
+
+    Parameters
+    ----------
+    context : numba.core.base.BaseContext
+        Of the target; its lock is held.
+    changes : mapping
+        From an operation and the types of its operands, as Numba has them in its registry, to what changes its code.
+    """
+    context.refresh()
+    kept: list[tuple[Any, int, Any]] = []
+    for (operation, *kinds), change in changes.items():
+        selector = context._defns[operation]
+        # In place: entries that others add meanwhile stay.
+        found = [k for k, (formal, _) in enumerate(selector.versions) if formal == tuple(kinds)]
+        if not found:
+            raise LookupError(f"Numba has no code for {operation} of {kinds}")
+        for k in found:
+            kept.append((selector, k, selector.versions[k]))
+            selector.versions[k] = (tuple(kinds), change(selector.versions[k][1]))
+        selector._cache.clear()
+    try:
+        yield
+    finally:
+        for selector, k, entry in reversed(kept):
+            selector.versions[k] = entry
+            selector._cache.clear()
+
+
+@contextmanager
+def loops_replaced(
+    info: Callable[[Any], dict[str, Any]], changes: Mapping[Any, Mapping[str, Change]]
+) -> Iterator[None]:
+    """Let Numba generate other code for loops of NumPy's functions.
+
+    Parameters
+    ----------
+    info : callable
+        Returns Numba's table of a function: from loops, such as ``"dd->d"``, to what generates their code.
+    changes : mapping
+        From functions to the first letters of loops, and what changes these.
+    """
+    kept = [(info(function), dict(info(function))) for function in changes]
+    for (table, before), rows in zip(kept, changes.values(), strict=True):
+        for letters, change in rows.items():
+            table.update({loop: change(made) for loop, made in before.items() if loop[0] in letters})
+    try:
+        yield
+    finally:
+        for table, before in kept:
+            table.clear()
+            table.update(before)
+
+
+def _in_range(generate: Generate) -> Generate:
+    """Return code that divides the least integer by 1 instead of by -1: the quotient wraps around to it, as in NumPy."""
+
+    def in_range(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        number, divisor = values
+        overflows = _overflows(builder, number, divisor)
+        return generate(context, builder, signature, (number, builder.select(overflows, divisor.type(1), divisor)))
+
+    return in_range
+
+
+def _overflows(builder: Any, number: Any, divisor: Any) -> Any:
+    """Tell whether a quotient is the one that there is no integer for; a processor refuses to divide these."""
+    least = ir.Constant(number.type, -1 << (number.type.width - 1))
+    negative = builder.icmp_signed("==", divisor, divisor.type(-1))
+    return builder.and_(negative, builder.icmp_signed("==", number, least))
+
+
+def _wrapped_around(generate: Generate) -> Generate:
+    """Return code for quotients that is Numba's, but for the one quotient that it takes for 0: the least integer by -1."""
+
+    def quotient(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        found = generate(context, builder, signature, values)
+        result = signature.return_type
+        kind = result.dtype if isinstance(result, types.UniTuple) else result
+        if not kind.signed:
+            return found
+        number, divisor = (
+            context.cast(builder, value, given, kind) for value, given in zip(values, signature.args, strict=True)
+        )
+        whole = builder.extract_value(found, 0) if kind is not result else found
+        whole = builder.select(_overflows(builder, number, divisor), number, whole)
+        return builder.insert_value(found, whole, 0) if kind is not result else whole
+
+    return quotient
+
+
+def _fmod(generate: Generate) -> Generate:
+    """Return code for `numpy.fmod` of signed integers, for which Numba has that of unsigned ones."""
+
+    def remainder(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        number, divisor = values
+        zero, one = number.type(0), number.type(1)
+        by_zero = builder.icmp_signed("==", divisor, zero)
+        # By 1 and by -1 nothing remains.
+        safe = builder.or_(by_zero, builder.icmp_signed("==", divisor, divisor.type(-1)))
+        return builder.srem(number, builder.select(safe, one, divisor))
+
+    return remainder
+
+
+_INTEGERS = (types.Integer, types.Integer)
+INTEGER_OPERATIONS: dict[tuple[Any, ...], Change] = {
+    (operation, *_INTEGERS): _wrapped_around for operation in (operator.floordiv, operator.ifloordiv, divmod)
+}
+"""For `replaced`."""
+
+_SIGNED = "bhilq"
+INTEGER_LOOPS: dict[Any, dict[str, Change]] = {
+    **{function: {_SIGNED: _in_range} for function in (np.remainder, np.floor_divide, np.divmod)},
+    np.fmod: {_SIGNED: _fmod},
+}
+"""For `loops_replaced`."""

@@ -1,0 +1,239 @@
+"""Operations on numbers give the numbers of NumPy and Python, on the CPU and on CUDA alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numba import cuda, float64, njit
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+from numbridge.kernels.launch import launch
+
+FLOATS = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 3.0, -7.0, 0.1, 1e-40, 1e30, -1e30, np.inf, -np.inf, np.nan]
+
+
+def on_both(kernel, dim, values):
+    """Launch on the CPU and on an emulated device, and return what both leave in the last array."""
+    here, there = ([value.copy() for value in values] for _ in range(2))
+    launch(kernel, dim, here)
+    with emulated_cuda() as device:
+        launch(kernel, dim, [device.on_device(value) for value in there])
+    return here[-1], there[-1]
+
+
+def pairs(numbers, dtype):
+    """Return all pairs of some numbers, in two arrays."""
+    return [side.copy() for side in np.array([*itertools.product(numbers, numbers)], dtype).T]
+
+
+def assert_same(got, expected, within=0.0):
+    """Check that numbers are equal, up to rounding, signs of zeros included."""
+    assert np.allclose(got, expected, rtol=within, atol=0, equal_nan=True), (got, expected)
+    known = ~np.isnan(expected)
+    assert np.array_equal(np.signbit(got)[known], np.signbit(expected)[known]), (got, expected)
+
+
+@nb.func
+def remainder_of(a, b):
+    return a % b
+
+
+@nb.kernel
+def divisions(x, y, out):
+    i = nb.tid()
+    a, b = x[i], y[i]
+    out[0, i] = a // b
+    out[1, i] = remainder_of(a, b)
+    out[2, i], out[3, i] = divmod(a, b)
+    out[4, i] = np.floor_divide(a, b)
+    out[5, i] = np.remainder(a, b)
+    out[6, i], out[7, i] = np.divmod(a, b)
+    c, d = a, a
+    c //= b
+    d %= b
+    out[8, i] = c
+    out[9, i] = d
+    out[10, i] = np.fmod(a, b)
+
+
+def divided(x, y):
+    """Return what `divisions` computes."""
+    with np.errstate(all="ignore"):
+        both = np.divmod(x, y)
+        return np.stack([*both * 5, np.fmod(x, y)])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_divisions_of_floats(dtype):
+    x, y = pairs(FLOATS, dtype)
+    for got in on_both(divisions, len(x), [x, y, np.zeros((11, len(x)), dtype)]):
+        assert_same(got, divided(x, y))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_remainders_are_exact(dtype):
+    random = np.random.default_rng(3)
+    x, y = random.normal(size=(2, 400)) * 10.0 ** random.uniform(-12, 12, (2, 400))
+    whole = random.integers(1, 1 << 20, 400) * np.array(0.1, dtype)
+    x, y = (np.concatenate(parts).astype(dtype) for parts in ((x, whole), (y, np.full(400, 0.1))))
+    for got in on_both(divisions, len(x), [x, y, np.zeros((11, len(x)), dtype)]):
+        assert_same(got, divided(x, y))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_divisions_of_integers(dtype):
+    info = np.iinfo(dtype)
+    x, y = pairs([0, 1, -1, 2, -2, 3, -7, info.min, info.max], dtype)
+    expected = divided(x, y)
+    if dtype is not np.int64:
+        expected = expected.astype(np.int64)
+        # Operators compute in 64 bits, where nothing overflows
+        wide = np.array(np.divmod(x.astype(np.int64), np.where(y == 0, 1, y).astype(np.int64))) * (y != 0)
+        expected[[0, 1, 2, 3, 8, 9]] = np.tile(wide, (3, 1))
+    for got in on_both(divisions, len(x), [x, y, np.zeros((11, len(x)), expected.dtype)]):
+        assert np.array_equal(got, expected), np.argwhere(got != expected)
+
+
+@njit(error_model="numpy")
+def quotient_of(a, b):
+    return a // b
+
+
+def first_remainder(x, y, out):
+    out[0] = x % y
+
+
+@nb.kernel
+def quotients(x, y, out):
+    i = nb.tid()
+    out[i] = x[i] // y[i]
+
+
+def test_compiled_functions_of_others_are_as_before():
+    least = np.iinfo(np.int64).min
+    x, y, out = np.array([least]), np.array([-1]), np.zeros(1, np.int64)
+    launch(quotients, 1, [x, y, out])
+    assert out[0] == least
+    assert quotient_of(least, -1) == 0  # Numba's
+    kinds = (float64, float64, float64[::1])
+    before, _ = cuda.compile_ptx(first_remainder, kinds, cc=(9, 0))
+    with emulated_cuda() as device:
+        launch(divisions, 1, [device.on_device(a) for a in (np.ones(1), np.ones(1), np.zeros((11, 1)))])
+    after, _ = cuda.compile_ptx(first_remainder, kinds, cc=(9, 0))
+    assert before.count("\n") == after.count("\n")
+
+
+@nb.kernel
+def remainders(x, y, out):
+    i = nb.tid()
+    out[i] = x[i] % y[i]
+
+
+def test_derivative_of_a_remainder():
+    x, y = np.array([1.0, -1.0, 7.5, 1e17]), np.array([np.inf, 3.0, -2.0, 3.0])
+    given = [x, y, np.zeros(4)]
+    found = np.zeros((2, 2, 4))
+    launch(remainders, 4, given, adj_inputs=[*found[0], np.ones(4)], adjoint=True)
+    with emulated_cuda() as device:
+        there = [[device.on_device(a.copy()) for a in values] for values in (given, [np.ones(4)])]
+        by = [device.on_device(a) for a in found[1]]
+        launch(remainders, 4, there[0], adj_inputs=[*by, *there[1]], adjoint=True)
+    assert np.array_equal(*found), found
+    assert np.array_equal(found[0], [[1, 1, 1, 1], [0, 1, 4, -np.floor(1e17 / 3)]])
+
+
+@nb.kernel
+def extremes(x, y, out):
+    i = nb.tid()
+    out[0, i] = min(x[i], y[i])
+    out[1, i] = max(x[i], y[i])
+    out[2, i] = min(x[i], y[i], 1.5)
+
+
+@pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float64, np.float64), (np.float32, np.float64)])
+def test_extremes_keep_their_first_argument(dtypes):
+    x, y = (side.astype(dtype) for side, dtype in zip(pairs(FLOATS, np.float64), dtypes, strict=True))
+    both = [*zip(x.tolist(), y.tolist(), strict=True)]
+    expected = np.array([[min(a, b), max(a, b), min(a, b, 1.5)] for a, b in both]).T
+    for got in on_both(extremes, len(x), [x, y, np.zeros((3, len(x)))]):
+        assert_same(got, expected)
+
+
+@nb.kernel
+def roundings(x, digits, out):
+    i = nb.tid()
+    for k in range(digits.shape[0]):
+        out[k, i] = round(x[i], digits[k])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_to_digits(dtype):
+    x = np.array([*FLOATS, 1.256, -12345.678, 0.5, 1.5, 1e22, 1e38], dtype)
+    digits = np.array([2, 0, -2, 20, 23, 300, -300, 400, -400])
+    expected = np.array([[round(each, count) for each in x.tolist()] for count in digits.tolist()]).astype(dtype)
+    for got in on_both(roundings, len(x), [x, digits, np.zeros_like(expected)]):
+        assert_same(got, expected, 1e-15 if dtype is np.float64 else 1e-7)
+
+
+@nb.kernel
+def complex_powers(z, w, out):
+    i = nb.tid()
+    out[0, i] = z[i] ** w[i]
+    out[1, i] = np.power(z[i], w[i])
+    out[2, i] = z[i] ** -1
+    out[3, i] = z[i] ** 2
+    power = z[i]
+    power **= w[i]
+    out[4, i] = power
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_powers_of_complex_numbers(dtype):
+    z, w = pairs([complex(a, b) for a in (0.0, -0.0, 1.0, -2.5) for b in (0.0, -0.0, 1.0, -2.5)], dtype)
+    with np.errstate(all="ignore"):
+        power = np.power(z, w)
+        expected = np.stack([power, power, np.power(z, dtype(-1)), z * z, power])
+    within = 3e-6 if dtype is np.complex64 else 1e-13
+    for got in on_both(complex_powers, len(z), [z, w, np.zeros_like(expected)]):
+        assert np.allclose(got, expected, rtol=within, atol=0, equal_nan=True)
+
+
+@nb.kernel
+def of_numpy(x, n, z, out, whole, planes):
+    i = nb.tid()
+    out[0, i] = np.ldexp(x[i], n[i])
+    out[1, i] = np.spacing(x[i])
+    whole[i] = math.gcd(n[i], 12)
+    planes[0, i] = np.log1p(z[i])
+    planes[1, i] = np.expm1(z[i])
+    planes[2, i] = np.rint(z[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_that_numba_cuda_has_no_code_for(dtype):
+    x = np.array(FLOATS, dtype)
+    n = np.array([3, -3, 10**12, -(10**12), 7, -8, 0, 12, 9, 5, 2, 1, 4, 6, 30])
+    n[2:4] = n[3], n[2]
+    z = np.array([complex(a, b) for a in (1e-9, 0.3, -1.5) for b in (0.0, 1e-9, 0.5, -2.0, 2.5)]).astype(
+        np.result_type(dtype, np.complex64)
+    )
+    with np.errstate(all="ignore"):
+        expected = np.stack([np.ldexp(x, n), np.spacing(x)])
+        planes = np.stack([np.log1p(z), np.expm1(z), np.rint(z)])
+    for place in (None, emulated_cuda):
+        made = [np.zeros_like(expected), np.zeros_like(n), np.zeros_like(planes)]
+        if place is None:
+            launch(of_numpy, len(x), [x, n, z, *made])
+        else:
+            with place() as device:
+                launch(of_numpy, len(x), [device.on_device(a) for a in (x, n, z, *made)])
+        assert_same(made[0], expected)
+        assert np.array_equal(made[1], np.gcd(n, 12))
+        within = 2e-6 if dtype is np.float32 else 1e-13
+        # log1p is the logarithm of a sum in NumPy, too
+        assert np.allclose(made[2], planes, rtol=within, atol=within / 100)
+        assert np.allclose(made[2][1].real, planes[1].real, rtol=within, atol=0)
