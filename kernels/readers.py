@@ -355,8 +355,19 @@ def unreadable(obj: Any) -> Exception:
         return BufferAccessError(f"{_name(obj)} has elements and no memory: its storage was freed, or never made")
     return NumbridgeTypeError(
         f"{_name(obj)} is no array: it has none of __dlpack__, __array_interface__, __cuda_array_interface__, the buffer "
-        "protocol and __array__; convert it to an array first"
+        f"protocol and __array__; {_instead_of(obj)}"
     )
+
+
+def _instead_of(obj: Any) -> str:
+    """Return what to pass in place of an object that is no array."""
+    if isinstance(obj, list | tuple):
+        return "make an array of it, as numpy.asarray(x) does, or pass what it holds one by one"
+    if isinstance(obj, np.datetime64):
+        return "pass it as an integer, as by x.astype(np.int64)"
+    if obj is None or isinstance(obj, str):
+        return "pass an array or a number"
+    return "pass an array or a number made of it"
 
 
 def _refused(obj: Any, error: Exception) -> Exception:
