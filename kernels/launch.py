@@ -568,8 +568,8 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
         if is_array or unordered or not hasattr(type(value), "__iter__"):
             listed = "the kernel's arguments" if name in ("inputs", "outputs") else "adjoints, one for each argument"
             raise NumbridgeTypeError(
-                f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of {listed}, such "
-                f"as {name}=[x, y]"
+                f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of {listed}, "
+                f"such as {name}=[x, y]"
             )
 
 
