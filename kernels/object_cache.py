@@ -142,10 +142,14 @@ _CPU_SOURCES = (
         "printing",
         "range_source",
         "totals",
+        "unfinished_calls",
     ),
     *_ELEMENTS,
 )
-_CUDA_SOURCES = ("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "linked_code", "stack_layout", *_ELEMENTS)
+_CUDA_SOURCES = (
+    *("cuda", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "linked_code", "stack_layout", "unfinished_calls"),
+    *_ELEMENTS,
+)
 
 
 @functools.cache

@@ -137,9 +137,7 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
         return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
     if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):
-        return (
-            f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out the index"
-        )
+        return f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out the index"
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
         return None
@@ -273,6 +271,10 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         lambda found: f"a {found[1]} has no such part to store into",
     ),
     (r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)", _of_iteration),
+    (
+        r"cannot type infer runaway recursion",
+        lambda found: "a function that calls itself needs a path that returns a number without doing so",
+    ),
     (r"Unknown attribute '(\w+)' of type Module\(<module '(numbridge)'", _of_module),
     (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
     (

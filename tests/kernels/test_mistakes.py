@@ -206,9 +206,18 @@ def forgets_an_index(x, y):
     [
         (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
-        (calls_njit, "twice is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func"),
-        (leaves_out_an_argument, r"parameters \(a, b\) is called with \(float32\): missing a required argument: 'b'; pass one"),
-        (misnames_an_argument, r"parameters \(a, b\) is called with \(float32, c: float32\): missing a required argument: 'b'"),
+        (
+            calls_njit,
+            "twice is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func",
+        ),
+        (
+            leaves_out_an_argument,
+            r"parameters \(a, b\) is called with \(float32\): missing a required argument: 'b'; pass one",
+        ),
+        (
+            misnames_an_argument,
+            r"parameters \(a, b\) is called with \(float32, c: float32\): missing a required argument: 'b'",
+        ),
         (stores_none, "None is stored or computed with here, .*return a number on every path"),
         (computes_with_none, "None is stored or computed with here"),
         (indexes_a_number, "a float32 is a number, and is indexed here like an array; pass an array"),
@@ -234,7 +243,9 @@ def test_assignment_expressions():
         if (v := x[0] + 1.0) > 0:
             x[0] = v
 
-    with pytest.raises(KernelUnsupportedError, match=r"v := of more than a variable .*in a statement before\n.*\n.*\n +\^"):
+    with pytest.raises(
+        KernelUnsupportedError, match=r"v := of more than a variable .*in a statement before\n.*\n.*\n +\^"
+    ):
         kernel(keeps_a_sum)
     x = ones()
     launch(keeps_a_variable, 8, [x])
