@@ -66,7 +66,10 @@ def not_compiled(
 def _of_global(name: str, kind: str) -> str:
     """Return what is wrong with a global of a class that compiled code does not know."""
     if kind == "numbridge.kernels.kernel.Function":
-        return f"{name} is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func what calls it"
+        return (
+            f"{name} is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func "
+            "what calls it"
+        )
     if kind in _OF_KERNELS:
         return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
     if kind == "list":

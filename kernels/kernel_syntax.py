@@ -68,7 +68,8 @@ def check_syntax(source: FunctionSource) -> None:
             # Numba loses the type of what is both kept and used, unless it has a name already.
             raise source.error(
                 node,
-                f"{node.target.id} := of more than a variable cannot be used in {_WHAT[source.role]}; assign it in a statement before",
+                f"{node.target.id} := of more than a variable cannot be used in {_WHAT[source.role]}; assign it in a "
+                "statement before",
                 KernelUnsupportedError,
             )
         elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):

@@ -137,7 +137,10 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
         return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
     if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):
-        return f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out the index"
+        return (
+            f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out "
+            "the index"
+        )
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
         return None
@@ -230,8 +233,8 @@ def _of_iteration(found: re.Match[str]) -> str:
 
 def _of_module(found: re.Match[str]) -> str:
     return (
-        f"{found[2]}.{found[1]} cannot be called here: kernels make no arrays and launch nothing, and functions of numba.njit have no "
-        "threads and no gradients; decorate such a function with @nb.func instead"
+        f"{found[2]}.{found[1]} cannot be called here: kernels make no arrays and launch nothing, and functions of numba.njit "
+        "have no threads and no gradients; decorate such a function with @nb.func instead"
     )
 
 
@@ -243,8 +246,8 @@ def _of_binding(found: re.Match[str]) -> str:
     """Return what is wrong with the arguments of a call of a device function."""
     given = [found[1].strip("(),"), *found[2].strip("{}").replace("'", "").split(", ")]
     return (
-        f"a device function with the parameters {found[3]} is called with ({', '.join(filter(None, given))}): {found[4]}; pass one "
-        "argument for each"
+        f"a device function with the parameters {found[3]} is called with ({', '.join(filter(None, given))}): {found[4]}; pass "
+        "one argument for each"
     )
 
 

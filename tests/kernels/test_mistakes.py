@@ -255,6 +255,6 @@ def test_assignment_expressions():
 @kernel
 def keeps_a_variable(x):
     i = cuda.grid(1)
-    (w := x[i] * 0.0)
+    w = x[i] * 0.0
     if (v := i) >= 0:
         x[i] = v + w
