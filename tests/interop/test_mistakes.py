@@ -76,3 +76,38 @@ class TestOperators:
     def test_dims(self, framework, of, dims, text):
         with pytest.raises(nb.NumbridgeError, match=f"output_dims of kernel 'square': {text}"):
             of(square, "y", output_dims=dims)(self.x(framework))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: nb.full(3, 300, dtype=nb.int8),
+            r"fill_: an array of int8 with shape \(3,\) does not take these values",
+        ),
+        (lambda: nb.array([1j], dtype=nb.float32), "data cannot become an array of float32: "),
+        (lambda: nb.array([300], dtype=nb.int8), "data cannot become an array of int8: "),
+        (
+            lambda: nb.array([2**70]),
+            "data is a list that holds what is no number, or integers of more than 64 bits; pass",
+        ),
+        (lambda: nb.array([None]), "data is a list that holds what is no number"),
+        (lambda: nb.array(["a"]), "data is a list that holds text; pass numbers"),
+        (
+            lambda: nb.zeros(4).__setitem__(slice(None), np.ones(3)),
+            r"array\[...\] = value: an array of float32 with shape \(4,\)",
+        ),
+        (lambda: nb.zeros(4).fill_(1j), "fill_: an array of float32 .*does not take these values"),
+        (lambda: nb.zeros(4).reshape(2.0, 2), r"shape is \(2.0, 2\); it must be an int or a tuple of ints"),
+        (lambda: nb.empty_like(3), "builtins.int is a number, and an array is wanted here; pass an array"),
+        (lambda: nb.clone(np.float32(3)), "numpy.float32 is a number, and an array is wanted here"),
+    ],
+)
+def test_contents(make, text):
+    with pytest.raises(nb.NumbridgeError, match=text):
+        make()
+
+
+def test_an_index_out_of_range_is_an_index_error_in_stores_too():
+    with pytest.raises(nb.NumbridgeIndexError, match=r"the array has shape \(4,\): index 7 is out of bounds"):
+        nb.zeros(4)[7] = 1.0
