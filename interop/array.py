@@ -22,7 +22,14 @@ from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device, get_devices
 from numbridge.kernels.elements import Element, ElementType, dtype_of
-from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import (
+    BufferAccessError,
+    DeviceError,
+    NumbridgeError,
+    NumbridgeIndexError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.scalars import scalar_of
@@ -374,11 +381,25 @@ class Array:
         if word >> nb.WORD_DEVICE & 0xFF in _DEVICE_KINDS:
             cupy_memory.assign(self, key, as_source(values))
         else:
-            self.numpy()[key] = as_values(values)
+            self._write_here(operation, key, as_values(values))
         for record in told:
             if record is not None:
                 record()
         return self
+
+    def _write_here(self, operation: str, key: Any, values: Any) -> None:
+        """Let NumPy write values, which says neither which array it is nor what it takes."""
+        try:
+            self.numpy()[key] = values
+        except NumbridgeError:
+            raise
+        except IndexError as error:
+            raise NumbridgeIndexError(f"{operation}: the array has shape {self.shape}: {error}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise NumbridgeValueError(
+                f"{operation}: an array of {row_of(self).name} with shape {scalar_shape(self)} does not take these values: "
+                f"{error}"
+            ) from None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write values, broadcast as in NumPy; any NumPy index will do on the CPU, and CuPy's on CUDA."""

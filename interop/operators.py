@@ -8,8 +8,7 @@ dimensions of tensors.
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
@@ -87,6 +86,10 @@ class OperatorPlan:
         rank = kernel.source.index_rank or None
         self.kernel, self.block_dim = kernel, block_dim_of(kernel, block_dim, rank)
         names = [parameter.name for parameter in kernel.parameters]
+        if not isinstance(outputs, Sequence | Set):
+            raise NumbridgeTypeError(
+                f"outputs of kernel {kernel.name!r}: wanted a parameter's name, or a list of names, got {outputs!r}"
+            )
         given = (outputs,) if isinstance(outputs, str) else tuple(outputs)
         unknown = [name for name in given if name not in names]
         if unknown or len(set(given)) != len(given):
@@ -207,15 +210,15 @@ class OperatorPlan:
             if element_of(parameter) is None:
                 return tuple(first.shape)
             return outer_shape(f"kernel {self.kernel.name!r}, parameter {self.first!r}", parameter, tuple(first.shape))
-        if isinstance(dims, tuple | list):
-            return tuple(dims)
-        try:
-            operator.index(dims)
-        except TypeError:
+        shape = tuple(dims) if isinstance(dims, tuple | list) else (dims,)
+        # Symbolic extents have an index too, and asking for it would make them constants.
+        if not all(hasattr(type(extent), "__index__") for extent in shape):
             raise NumbridgeTypeError(
                 f"{what} of kernel {self.kernel.name!r}: wanted an int or a tuple of ints, got {dims!r}"
-            ) from None
-        return (dims,)
+            )
+        if any(isinstance(extent, int) and extent < 0 for extent in shape):
+            raise NumbridgeValueError(f"{what} of kernel {self.kernel.name!r}: {dims!r} has a negative extent")
+        return shape
 
 
 def _kind(annotation: Any, used: bool) -> Kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from numbridge.kernels.arguments import by_position
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
@@ -54,6 +55,8 @@ def paddle_op(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"paddle_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if name is not None and not isinstance(name, str):
+        raise NumbridgeTypeError(f"paddle_op: name is {name!r}; it must be a string")
     return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
 
 
@@ -76,8 +79,10 @@ class PaddleOp(Remade):
         self._operator = Operator(Level.first(Launches(plan)), self.name)
         self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **named: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
+        if named:
+            raise by_position(f"operator {self.name}", self.plan.inputs, named)
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
         self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)

@@ -133,7 +133,7 @@ def resolved(shape: Any, size: int) -> tuple[int, ...]:
     """
     given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     unknown = [place for place, extent in enumerate(given) if extent == -1]
-    known = extents(extent for extent in given if extent != -1)
+    known = extents(tuple(extent for extent in given if extent != -1))
     rest = math.prod(known)
     if len(unknown) > 1 or (unknown and (rest == 0 or size % rest)) or (not unknown and rest != size):
         raise NumbridgeValueError(f"an array of {size} elements cannot have the shape {given}")

@@ -477,7 +477,7 @@ class Tape:
 
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
-        seeds += list(grads.items() if isinstance(grads, Mapping) else grads or ())
+        seeds += _pairs(grads)
         if loss is None and grads is None:
             seeds = self._taken_gradients()
         if not seeds:
@@ -630,15 +630,44 @@ def _requires_grad(argument: Any) -> bool:
     return room is not None and room.requires_grad_of(argument)
 
 
-def _floating(array: Any) -> Description:
+def _pairs(grads: Any) -> list[tuple[Any, Any]]:
+    """Return arrays with the gradients that were given for them."""
+    if grads is None:
+        return []
+    is_array = isinstance(grads, Array) or bridge_for_type(type(grads)) is not None
+    given = grads.items() if isinstance(grads, Mapping) else grads
+    try:
+        found = [] if is_array else list(given)
+    except TypeError:
+        is_array = True
+    if is_array or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found):
+        raise NumbridgeTypeError(
+            f"backward: grads is of type {type(grads).__name__}; wanted {{array: gradient}}, or pairs [(array, gradient)], which "
+            "arrays that are no keys need, such as NumPy's"
+        )
+    return [(array, gradient) for array, gradient in found]
+
+
+def _floating(array: Any, what: str = "an array in grads") -> Description:
     found = describe(array)
     if not found.is_array or not _is_float(found):
-        raise NumbridgeTypeError("backward: gradients come from arrays of floating-point numbers")
+        kind = type(array).__name__
+        got = (
+            repr(array)
+            if isinstance(array, str | int | float)
+            else f"{kind} of {found.scalar.name}"
+            if found.scalar
+            else kind
+        )
+        raise NumbridgeTypeError(
+            f"backward: gradients come from arrays of floating-point numbers, and {what} is {got}; pass an array that a recorded "
+            "launch has written"
+        )
     return found
 
 
 def _one_element(loss: Any) -> tuple[int, ...]:
-    found = _floating(loss)
+    found = _floating(loss, "the loss")
     if found.element is not None and found.element.fields is not None:
         raise NumbridgeTypeError("backward: the loss is a record, and must be a number; pass grads={array: gradient}")
     if any(extent != 1 for extent in full_shape(found)):

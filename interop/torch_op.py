@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from numbridge.kernels.arguments import by_position
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
@@ -68,6 +69,8 @@ def torch_op(
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"torch_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if name is not None and not isinstance(name, str):
+        raise NumbridgeTypeError(f"torch_op: name is {name!r}; it must be a string")
     return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
 
 
@@ -103,8 +106,10 @@ class TorchOp(Remade):
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
         self.made_by(torch_op, *plan.arguments, self._operators.name, plan.block_dim)
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **named: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
+        if named:
+            raise by_position(f"operator {self.name}", self.plan.inputs, named)
         if len(values) != self._count:
             raise self.plan.wrong_count(self.name, len(values))
         if self._numbers:

@@ -6,7 +6,7 @@ it got, what it wanted and what to do. Nothing is compiled or launched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,10 @@ from numbridge.kernels.readers import Description, array_text, reader_of, unread
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["bound_types", "check_array", "check_count", "check_writable", "launch_device"]
+__all__ = ["bound_types", "by_position", "check_array", "check_count", "check_writable", "launch_device"]
 
+# How many bits an integer has that is written out in messages, and the most of one that float64 takes
+_MOST_SHOWN, _LARGEST_EXPONENT = 128, 1023
 _SCALAR_NAMES = {
     nb.CLASS_FLOAT: "float",
     nb.CLASS_INT: "int",
@@ -40,6 +42,14 @@ _SCALAR_NAMES = {
     nb.CLASS_COMPLEX: "complex",
 }
 _Dtype = scalars.Scalar | ElementType
+
+
+def by_position(what: str, parameters: Sequence[str], named: Iterable[str]) -> NumbridgeTypeError:
+    """Return the error of arguments that were passed by name to what takes them by position."""
+    return NumbridgeTypeError(
+        f"{what} takes its arguments by position, in the order ({', '.join(parameters)}), and {', '.join(named)} came by name; "
+        "leave the names out"
+    )
 
 
 def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
@@ -241,7 +251,9 @@ def _check_scalar(where: str, annotation: Any, argument: Any, found: Description
     if annotation is None:
         weak = not found.has(nb.STRONG)
         if found.has(nb.TOO_BIG) or (weak and found.kind == nb.CLASS_INT and found.tag != scalars.tag_of("int64")):
-            raise NumbridgeValueError(f"{where}: the integer {argument!r} does not fit into int64")
+            raise NumbridgeValueError(
+                f"{where}: the integer {_shown(argument)} does not fit into int64; {_other_way(argument)}"
+            )
         return found.scalar if found.has(nb.STRONG) else None
     wanted: scalars.Scalar = annotation.scalar
     _check_fits(where, wanted, argument, found)
@@ -268,7 +280,19 @@ def _check_fits(where: str, wanted: scalars.Scalar, argument: Any, found: Descri
                 f"{where}: {argument!r} does not fit into {wanted.name} ({limits.min} to {limits.max}); annotate a wider type"
             )
     elif found.has(nb.TOO_BIG):
-        raise NumbridgeValueError(f"{where}: the integer {argument!r} is too large; pass float({argument!r})")
+        raise NumbridgeValueError(f"{where}: the integer {_shown(argument)} is too large; {_other_way(argument)}")
+
+
+def _shown(number: int) -> str:
+    """Return an integer as messages show it; Python itself refuses to write one of many thousand digits."""
+    return repr(number) if number.bit_length() <= _MOST_SHOWN else f"of {number.bit_length()} bits"
+
+
+def _other_way(number: int) -> str:
+    """Return what to pass instead of an integer of more than 64 bits, or one that is too large for int64."""
+    if 0 <= number < 1 << 64:
+        return "pass np.uint64(value), or float(value)"
+    return "pass float(value)" if number.bit_length() <= _LARGEST_EXPONENT else "scale it: float64 ends before it, too"
 
 
 def _weak_float(checked: Sequence[_Dtype | None], found: Sequence[Description]) -> str:

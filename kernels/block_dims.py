@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.grid_source import BLOCK_LIMITS, block_shape, extents, grid_shape, runs_along
+from numbridge.kernels.grid_source import BLOCK_LIMITS, GRID_LIMITS, block_shape, extents, grid_shape, runs_along
 from numbridge.kernels.kernel import Kernel
 
-__all__ = ["BlockDim", "block_axes", "block_dim_of", "cuda_block_of", "cuda_shapes"]
+__all__ = ["BlockDim", "block_axes", "block_dim_of", "check_hardware", "cuda_block_of", "cuda_shapes"]
 
 BlockDim = int | tuple[int, ...]
 _AXES = 3
@@ -65,6 +65,28 @@ def block_dim_of(kernel: Kernel, block_dim: Any, rank: int | None = None) -> Blo
     if rank is not None:
         _check_limits(what, kernel, sizes, rank)
     return sizes
+
+
+def check_hardware(kernel: Kernel, grid: Sequence[int], block: Sequence[int]) -> None:
+    """Refuse blocks and grids along x, y and z that CUDA does not have, on every device.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If there are too many threads in a block, or too many threads or blocks along one axis.
+    """
+    if math.prod(block) > _MAX_BLOCK:
+        raise NumbridgeValueError(
+            f"kernel {kernel.name!r}: {tuple(block)} are {math.prod(block)} threads in a block, and CUDA has up to {_MAX_BLOCK}; "
+            "take more blocks of fewer threads"
+        )
+    for what, sizes, limits in (("threads in a block", block, BLOCK_LIMITS), ("blocks", grid, GRID_LIMITS)):
+        for axis, size, limit in zip("xyz", sizes, limits, strict=True):
+            if size > limit:
+                raise NumbridgeValueError(
+                    f"kernel {kernel.name!r}: {tuple(sizes)} are {size} {what} along {axis}, and CUDA has up to {limit} there; "
+                    "put more along x"
+                )
 
 
 def _int(what: str, size: Any, given: Any) -> int:

@@ -12,12 +12,18 @@ from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["NO_MEMORY", "not_compiled"]
 
-NO_MEMORY = "it needs memory for an array of its own, which kernels do not have; write a loop over the elements"
+NO_MEMORY = (
+    "it needs memory for an array of its own, which kernels do not have (x[i] + 1 is one too, if x has two dimensions); write a "
+    "loop over the elements"
+)
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
 _NRT = "NRT required but not enabled"
 # Floats that are stored only
 _NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+_UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([\w.]+)'>")
+_LIST = "The use of a reflected list"
+_OF_KERNELS = frozenset({"numbridge.kernels.inner_gradients.Gradient", "numbridge.kernels.intrinsics.Intrinsic"})
 _HERE = str(Path(__file__).parent)
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -57,6 +63,22 @@ def not_compiled(
     )
 
 
+def _of_global(name: str, kind: str) -> str:
+    """Return what is wrong with a global of a class that compiled code does not know."""
+    if kind == "numbridge.kernels.kernel.Function":
+        return (
+            f"{name} is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func "
+            "what calls it"
+        )
+    if kind in _OF_KERNELS:
+        return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
+    if kind == "list":
+        return f"{name} is a list, which kernels cannot read; make it a tuple, or pass an array"
+    return (
+        f"{name} is of type {kind}, which kernels cannot read; pass the numbers and arrays that it holds as arguments"
+    )
+
+
 def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str | None:
     """Return where the innermost line comes from that Numba names, since it goes from inside outward."""
     name = re.escape(Path(filename).name)
@@ -77,6 +99,12 @@ def _problem(text: str) -> str:
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
+    unknown = _UNKNOWN_GLOBAL.search(text)
+    if unknown is not None:
+        return _of_global(unknown[1], unknown[2])
+    if _LIST in text:
+        name = re.search(r"assigned to variable '(\w+)' in globals", text)
+        return _of_global(name[1] if name else "a global", "list")
     narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
     if narrow is not None:  # all that Numba says of a call such as np.float16(x)
         return (

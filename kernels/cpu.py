@@ -17,6 +17,7 @@ from numba import njit, types
 from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from numbridge.kernels import (
@@ -49,6 +50,7 @@ from numbridge.kernels.range_source import LANES, RUN, WORK, LaneSource
 from numbridge.kernels.record_fields import field
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 from numbridge.kernels.totals import total_array
+from numbridge.kernels.unfinished_calls import linked_calls
 
 __all__ = ["compile_run", "numba_type"]
 
@@ -147,7 +149,10 @@ def compile_run(
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
     try:
-        with _vectors_within_threads() if large and not together else nullcontext():
+        with (
+            _vectors_within_threads() if large and not together else nullcontext(),
+            linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
+        ):
             if WORK in names and not generated:
                 # By itself, or what is wrong with it would be told as what is wrong with the call.
                 names[WORK].compile((types.int64,) * 4)
@@ -155,6 +160,8 @@ def compile_run(
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from error
+    if called & {*compiled.externals}:
+        raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
     at_once = max((width for _, width in together.values()), default=1)

@@ -399,7 +399,7 @@ def _check_dtype(name: str, dtype: Any) -> None:
         hint = "add to the real and the imaginary parts, in arrays of their own"
     elif isinstance(dtype, types.Boolean):
         hint = "use an array of uint8"
-    elif isinstance(dtype, types.Float):
+    elif isinstance(dtype, types.Float) and wanted == _NUMBERS:
         hint = "use an array of float32, and convert it afterwards"
     # A narrow float calls itself float32.
     raise TypingError(f"atomic_{name} works on {wanted}, not on {dtype.name.removeprefix('stored_')}; {hint}")

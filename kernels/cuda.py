@@ -20,6 +20,7 @@ from numba.cuda import dispatcher
 from numba.cuda.compiler import compile_all
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
+from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
 
 from numbridge.kernels import complex_division, cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
@@ -35,6 +36,7 @@ from numbridge.kernels.object_cache import Compiled
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.record_fields import field
 from numbridge.kernels.rewriting import CUDA_MODULE
+from numbridge.kernels.unfinished_calls import linked_calls
 
 __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type"]
 
@@ -212,7 +214,9 @@ def compile_ptx(
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
     try:
-        with _for_capability(capability), _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu():
+        calls = linked_calls(cuda_target.target_context, lambda: _overloads(names), in_process=False)
+        capable = _for_capability(capability)
+        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls:
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )

@@ -23,6 +23,7 @@ from numbridge.kernels.rewriting import CUDA_MODULE
 __all__ = [
     "BLOCK_LIMITS",
     "GRID",
+    "GRID_LIMITS",
     "Form",
     "block_shape",
     "extents",
@@ -35,7 +36,7 @@ __all__ = [
 Form = Literal["masked", "plain"]
 GRID = "_nb_grid"
 _AXES = "xyz"
-_GRID_LIMITS = (nb.MAX_GRID_X, nb.MAX_GRID_Y, nb.MAX_GRID_Z)
+GRID_LIMITS = (nb.MAX_GRID_X, nb.MAX_GRID_Y, nb.MAX_GRID_Z)
 BLOCK_LIMITS = (1024, 1024, nb.MAX_BLOCK_Z)
 
 
@@ -73,7 +74,7 @@ def block_shape(along: Sequence[int], block_dim: int, *, first_along_x: bool) ->
 
 def grid_shape(along: Sequence[int], block: Sequence[int], max_blocks: int) -> tuple[int, int, int]:
     """Return the grid that covers extents along x, y and z, with at most `max_blocks` blocks if that is not 0."""
-    grid = [min(-(-extent // size), limit) for extent, size, limit in zip(along, block, _GRID_LIMITS, strict=True)]
+    grid = [min(-(-extent // size), limit) for extent, size, limit in zip(along, block, GRID_LIMITS, strict=True)]
     return fewer_blocks(grid, max_blocks) if max_blocks else (grid[0], grid[1], grid[2])
 
 

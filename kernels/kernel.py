@@ -136,7 +136,7 @@ class Kernel(Sourced):
 
         return adjoint_source(self)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Refuse: a kernel is launched."""
         raise NumbridgeError(
             f"kernel {self.name!r} cannot be called; launch it: nb.launch({self.name}, dim, [arguments]), "

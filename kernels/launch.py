@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver, watching
-from numbridge.kernels.arguments import check_count
-from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, cuda_block_of, cuda_shapes
+from numbridge.kernels.arguments import by_position, check_count
+from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware, cuda_block_of, cuda_shapes
 from numbridge.kernels.bounds import out_of_range
 from numbridge.kernels.crews import ended_in_block
 from numbridge.kernels.devices import Device, get_device
@@ -111,8 +111,8 @@ class _Road:
     def _builtin(self, flags: int, slow: Any) -> Any:
         plan = _plan(self._table, self.kernel, self.geometry, flags)
         # The array keeps the plan alive, whose address is what compiled code takes.
-        answers = (plan.ctypes.data, slow, self.failed, self.refused, plan)
-        return builtin(self.kernel.name, machine().addresses["numbridge_launch"], answers)
+        answers = (plan.ctypes.data, slow, self.failed, self.refused, self.named, plan)
+        return builtin(self.kernel.name, machine().addresses["numbridge_launch"], answers, named=True)
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
@@ -168,12 +168,16 @@ class _Road:
             )
         )
 
-    def on_stream(self, *arguments: Any) -> None:
+    def named(self, *arguments: Any, **named: Any) -> None:
+        """Refuse arguments that are passed by name."""
+        raise by_position(f"kernel {self.kernel.name!r}", [p.name for p in self.kernel.parameters], named)
+
+    def on_stream(self, *arguments: Any, **named: Any) -> None:
         """Launch on the stream that was asked for, and keep the arguments until the kernel has run.
 
         No framework knows that they are used on this stream, and would give their memory to somebody else.
         """
-        self.launcher(*arguments)
+        self.launcher(*arguments, **named)
         stream, ordinals = self.geometry.stream, (d.device_id for d in map(describe, arguments) if d.is_on_cuda)
         ordinal = next(ordinals, None)
         if stream is not None and ordinal is not None:
@@ -413,6 +417,7 @@ def _bracketed(kernel: Kernel, blocks: Any, threads: Any, handle: int, shared: A
     grid, block = _axes(kernel, blocks), _axes(kernel, threads)
     extents = tuple(g * b for g, b in zip(grid, block, strict=True))
     _count(kernel, extents)
+    check_hardware(kernel, grid, block)
     rank = kernel.source.index_rank
     if rank > _AXES:
         raise NumbridgeValueError(
@@ -435,11 +440,16 @@ def _stream_handle(kernel: Kernel, stream: Any) -> int:
 
 def _axes(kernel: Kernel, item: Any) -> tuple[int, ...]:
     values = item if isinstance(item, tuple | list) else (item,)
-    if not 1 <= len(values) <= _AXES or not all(isinstance(v, int | np.integer) and v >= 0 for v in values):
+    if not 1 <= len(values) <= _AXES or not all(map(_is_number, values)):
         raise NumbridgeTypeError(
-            f"kernel {kernel.name!r}: blocks and threads are ints or tuples of up to {_AXES} ints, got {item!r}"
+            f"kernel {kernel.name!r}: blocks and threads are ints of 0 or more, or tuples of up to {_AXES} of them, got {item!r}"
         )
     return tuple(int(v) for v in (*values, 1, 1)[:_AXES])
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value counts blocks or threads along an axis."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 @front("numbridge_front_launch")
@@ -508,6 +518,8 @@ def launch(
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
     if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
         _check_lists(kernel, inputs=inputs, outputs=outputs)
+    if type(adj_inputs) not in _LISTS or type(adj_outputs) not in _LISTS:
+        _check_lists(kernel, adj_inputs=adj_inputs, adj_outputs=adj_outputs)
     where = None if device is None else get_device(device)
     handle = None if stream is None else _stream_handle(kernel, stream)
     arguments: Sequence[Any] = (*inputs, *outputs)
@@ -554,9 +566,10 @@ def _check_lists(kernel: Kernel, **given: Any) -> None:
         )
         unordered = isinstance(value, str | Mapping | Set)
         if is_array or unordered or not hasattr(type(value), "__iter__"):
+            listed = "the kernel's arguments" if name in ("inputs", "outputs") else "adjoints, one for each argument"
             raise NumbridgeTypeError(
-                f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of the kernel's "
-                f"arguments, such as {name}=[x, y]"
+                f"launch of kernel {kernel.name!r}: {name} is of type {type(value).__name__}; it must be a list of {listed}, "
+                f"such as {name}=[x, y]"
             )
 
 

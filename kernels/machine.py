@@ -69,7 +69,7 @@ def _method(name: str, address: int, flags: int) -> int:
     return ctypes.addressof(definition)
 
 
-def builtin(name: str, address: int, self_object: Any = None, *, one: bool = False) -> Any:
+def builtin(name: str, address: int, self_object: Any = None, *, one: bool = False, named: bool = False) -> Any:
     """Return a built-in function on native code.
 
     Parameters
@@ -77,11 +77,13 @@ def builtin(name: str, address: int, self_object: Any = None, *, one: bool = Fal
     name : str
         Its ``__name__``.
     address : int
-        Native code ``(self, object)`` if `one`, else ``(self, arguments, count)``; it returns a new reference.
+        Native code ``(self, object)`` if `one`, ``(self, arguments, count, names)`` if `named`, else
+        ``(self, arguments, count)``; it returns a new reference.
     self_object : object
         What it gets as ``self``; kept alive by the function.
     """
-    return _new_function(_method(name, address, layout.METH_O if one else layout.METH_FASTCALL), self_object, None)
+    flags = layout.METH_FASTCALL | layout.METH_KEYWORDS if named else layout.METH_FASTCALL
+    return _new_function(_method(name, address, layout.METH_O if one else flags), self_object, None)
 
 
 class _Front(ModuleType):

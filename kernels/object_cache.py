@@ -143,17 +143,13 @@ _CPU_SOURCES = (
         "printing",
         "range_source",
         "totals",
+        "unfinished_calls",
     ),
     *_ELEMENTS,
 )
 _CUDA_SOURCES = (
-    "cuda",
-    "cuda_divisions",
-    "cuda_intrinsics",
-    "cuda_stack",
-    "cuda_ufuncs",
-    "linked_code",
-    "stack_layout",
+    *("cuda", "cuda_divisions", "cuda_intrinsics", "cuda_stack", "cuda_ufuncs", "linked_code", "stack_layout"),
+    "unfinished_calls",
     *_ELEMENTS,
 )
 

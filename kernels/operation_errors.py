@@ -37,6 +37,7 @@ _OF_VECTORS = {
 _ELEMENT = re.compile(r"element\((\w+)\)")
 _OWN = re.compile(r"(?:\w+ )*(?:array\()?(?:read-only )?(?:element|Record)\(")
 _ARRAY = re.compile(r"(?:readonly )?(?:unaligned )?array\((\w+), (\d)d, ")
+_NUMBER = re.compile(r"(?:u?int|float|complex)\d+|bool")
 _MAKES_ARRAYS = (
     "zeros",
     "ones",
@@ -133,6 +134,13 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
             f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
             "of a constant shape"
         )
+    if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
+        return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
+    if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):
+        return (
+            f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out "
+            "the index"
+        )
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
         return None
@@ -146,6 +154,9 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     if parts > ndim:
         numbers = f"{parts} numbers" if parts > 1 else "a number"
         return f"{of} is indexed by {numbers}{'; index it by [()]' if ndim == 0 else ''}"
+    stored = _named(given[2]) if name == "setitem" else ""
+    if stored in ("str", "tuple"):
+        return f"{of} does not take {'text' if stored == 'str' else 'a tuple'}; store numbers, one in each element"
     if name == "setitem" and parts == ndim and _ARRAY.match(given[2].strip()):
         return f"an element of {of} is a number, and this stores an array there; choose an element of that, or write a loop"
     return None
@@ -220,6 +231,26 @@ def _of_iteration(found: re.Match[str]) -> str:
     )
 
 
+def _of_module(found: re.Match[str]) -> str:
+    return (
+        f"{found[2]}.{found[1]} cannot be called here: kernels make no arrays and launch nothing, and functions of numba.njit "
+        "have no threads and no gradients; decorate such a function with @nb.func instead"
+    )
+
+
+def _of_loop(found: re.Match[str]) -> str:
+    return f"{_with_article(_named(found[1]))} cannot be looped over; loop over range(n), an array or a tuple"
+
+
+def _of_binding(found: re.Match[str]) -> str:
+    """Return what is wrong with the arguments of a call of a device function."""
+    given = [found[1].strip("(),"), *found[2].strip("{}").replace("'", "").split(", ")]
+    return (
+        f"a device function with the parameters {found[3]} is called with ({', '.join(filter(None, given))}): {found[4]}; pass "
+        "one argument for each"
+    )
+
+
 def _of_names(found: re.Match[str]) -> str:
     first, second = _named(found[1]), _named(found[2])
     name = found[3].split(".")[0]
@@ -243,5 +274,15 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         lambda found: f"a {found[1]} has no such part to store into",
     ),
     (r"(?:getiter with parameters \(|failed to unpack )element\((\w+)\)", _of_iteration),
+    (
+        r"cannot type infer runaway recursion",
+        lambda found: "a function that calls itself needs a path that returns a number without doing so",
+    ),
+    (r"Unknown attribute '(\w+)' of type Module\(<module '(numbridge)'", _of_module),
+    (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
+    (
+        r"Cannot bind 'args=(.*?) kws=(\{.*?\})' to signature '(\(.*?\))' due to \"TypeError: (.+?)\.?\"",
+        _of_binding,
+    ),
     (r"Cannot unify (.+?) and (.+?) for '([^']+)', defined", _of_names),
 )

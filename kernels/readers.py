@@ -349,14 +349,27 @@ def unreadable(obj: Any) -> Exception:
             f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
             "express; pass it to a kernel as it is, or make it contiguous first"
         )
+    if isinstance(obj, bool | int | float | complex | np.number | np.bool_) and not isinstance(obj, np.timedelta64):
+        return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
     if isinstance(obj, numbers.Number):
         return NumbridgeTypeError(f"{_name(obj)} is a number that kernels do not know; pass float(x) or int(x)")
     if description.word & nb.UNSURE:
         return BufferAccessError(f"{_name(obj)} has elements and no memory: its storage was freed, or never made")
     return NumbridgeTypeError(
         f"{_name(obj)} is no array: it has none of __dlpack__, __array_interface__, __cuda_array_interface__, the buffer "
-        "protocol and __array__; convert it to an array first"
+        f"protocol and __array__; {_instead_of(obj)}"
     )
+
+
+def _instead_of(obj: Any) -> str:
+    """Return what to pass in place of an object that is no array."""
+    if isinstance(obj, list | tuple):
+        return "make an array of it, as numpy.asarray(x) does, or pass what it holds one by one"
+    if isinstance(obj, np.datetime64):
+        return "pass it as an integer, as by x.astype(np.int64)"
+    if obj is None or isinstance(obj, str):
+        return "pass an array or a number"
+    return "pass an array or a number made of it"
 
 
 def _refused(obj: Any, error: Exception) -> Exception:

@@ -26,6 +26,7 @@ from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
+from numbridge.kernels.kernel_syntax import RESERVED
 from numbridge.kernels.rewriting import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
@@ -155,6 +156,8 @@ class Expressions(Scope):
 
     def _static(self, node: ast.expr) -> Any:
         """Return the object that an expression stands for, or None."""
+        if isinstance(node, ast.Name) and node.id.startswith(RESERVED) and node.id not in self._env:
+            return None  # what generated text calls, which is no object of the kernel's
         if isinstance(node, ast.Name | ast.Attribute):
             found = self._expression(node)
             return found.value if isinstance(found, Static) else None

@@ -51,7 +51,7 @@ from numbridge.kernels.native.reading import (
 # In order: what a function names must have been loaded before it.
 EXPORTS = {
     "numbridge_piece": ("piece", "void(int64, int64, int64, int64)"),
-    "numbridge_launch": ("launch", "int64(int64, int64, int64)"),
+    "numbridge_launch": ("launch", "int64(int64, int64, int64, int64)"),
 }
 
 none = symbol("_Py_NoneStruct")
@@ -428,6 +428,8 @@ def answered(self, outcome, arguments, count):
 
 
 @native
-def launch(self, arguments, count):
-    """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, ...)."""
+def launch(self, arguments, count, names):
+    """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, arguments by name, ...)."""
+    if names != 0:
+        return call_with(item(self, 4), arguments, count, names)
     return answered(self, attempt(to_address(item(self, 0)), arguments, count), arguments, count)

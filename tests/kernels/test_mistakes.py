@@ -1,0 +1,260 @@
+"""What launches and kernels say to mistakes: the argument, what it was, what was wanted, and what to do."""
+
+import numba
+import numpy as np
+import pytest
+from numba import cuda
+
+from numbridge.kernels.errors import (
+    KernelError,
+    KernelUnsupportedError,
+    NumbridgeError,
+    NumbridgeTypeError,
+    NumbridgeValueError,
+)
+from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.launch import launch
+
+
+@kernel
+def saxpy(x, y, a):
+    i = cuda.grid(1)
+    y[i] = a * x[i] + y[i]
+
+
+def ones():
+    return np.ones(8, np.float32)
+
+
+@pytest.mark.parametrize("launched", [saxpy.forall(8), saxpy[1, 8]])
+def test_arguments_by_name(launched):
+    y = ones()
+    with pytest.raises(
+        NumbridgeTypeError, match=r"'saxpy' takes its.* by position, in the order \(x, y, a\), and a came by"
+    ):
+        launched(ones(), y, a=1.0)
+    with pytest.raises(NumbridgeTypeError, match="x, y, a came by name; leave the names out"):
+        launched(x=ones(), y=y, a=1.0)
+    assert (y == 1).all()
+    launched(ones(), y, 1.0)
+    assert (y == 2).all()
+    with pytest.raises(NumbridgeError, match="'saxpy' cannot be called; launch it"):
+        saxpy(ones(), y, a=1.0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "threads", "text"),
+    [
+        (1, 1025, r"\(1025, 1, 1\) are 1025 threads in a block, and CUDA has up to 1024; take more blocks"),
+        (1, (64, 64), "are 4096 threads in a block"),
+        (1, (1, 1, 65), "are 65 threads in a block along z, and CUDA has up to 64 there; put more along x"),
+        ((1, 65536), 1, "are 65536 blocks along y, and CUDA has up to 65535"),
+        ((1, 1, 65536), 1, "are 65536 blocks along z, and CUDA has up to 65535"),
+        (2**31, 1, "are 2147483648 blocks along x"),
+    ],
+)
+def test_blocks_that_cuda_does_not_have(blocks, threads, text):
+    with pytest.raises(NumbridgeValueError, match=text):
+        saxpy[blocks, threads]
+    for most in ((1, 1024), (65535, 1)):
+        saxpy[most]
+
+
+def test_no_blocks_are_no_bools_and_none_run_nothing():
+    y = ones()
+    with pytest.raises(NumbridgeTypeError, match=r"blocks and threads are ints of 0 or more.*got True"):
+        saxpy[True, 8]
+    with pytest.raises(NumbridgeTypeError, match=r"blocks and threads are ints of 0 or more.*got -1"):
+        saxpy[-1, 8]
+    saxpy[0, 8](ones(), y, 1.0)
+    saxpy[8, 0](ones(), y, 1.0)
+    assert (y == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (2**63, "integer 9223372036854775808 does not fit into int64; pass np.uint64.value., or float"),
+        (-(2**63) - 1, r"does not fit into int64; pass float\(value\)$"),
+        (10**400, "the integer of 1329 bits does not fit into int64; scale it"),
+        pytest.param(10**5000, "the integer of 16610 bits does not fit", id="thousands of digits"),
+    ],
+)
+def test_large_integers(number, text):
+    with pytest.raises(NumbridgeValueError, match=text):
+        launch(saxpy, 8, [ones(), ones(), number])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "pass an array or a number$"),
+        ("2", "pass an array or a number$"),
+        ((1.0, 2.0), r"builtins.tuple is no array.*numpy.asarray\(x\) does, or pass what it holds one by one"),
+        (np.datetime64(1, "s"), r"pass it as an integer, as by x.astype\(np.int64\)"),
+        ({}, "pass an array or a number made of it"),
+    ],
+)
+def test_what_to_pass_instead(given, text):
+    with pytest.raises(NumbridgeTypeError, match=f"'a'.*{text}"):
+        launch(saxpy, 8, [ones(), ones(), given])
+
+
+def test_adjoints_that_are_no_list():
+    with pytest.raises(
+        NumbridgeTypeError, match="adj_inputs is of type ndarray; it must be a list of adjoints, one for each"
+    ):
+        launch(saxpy, 8, [ones(), ones(), 1.0], adj_inputs=ones(), adjoint=True)
+
+
+NUMBERS, TABLE = [1.0, 2.0], {"a": 1.0}
+
+
+@func
+def twice(v):
+    return v + v
+
+
+@func
+def both(a, b):
+    return a + b
+
+
+@func
+def nothing(v):
+    v + v
+
+
+@numba.njit
+def twice_in_njit(v):
+    return twice(v)
+
+
+@kernel
+def reads_a_list(x, y):
+    x[0] = NUMBERS[0]
+
+
+@kernel
+def reads_a_dict(x, y):
+    x[0] = TABLE["a"]
+
+
+@kernel
+def calls_njit(x, y):
+    x[0] = twice_in_njit(x[0])
+
+
+@kernel
+def leaves_out_an_argument(x, y):
+    x[0] = both(x[0])
+
+
+@kernel
+def misnames_an_argument(x, y):
+    x[0] = both(x[0], c=1.0)
+
+
+@kernel
+def stores_none(x, y):
+    x[0] = nothing(x[0])
+
+
+@kernel
+def computes_with_none(x, y):
+    x[0] = nothing(x[0]) + 1.0
+
+
+@kernel
+def indexes_a_number(x, y):
+    x[0] = y[0]
+
+
+@kernel
+def stores_into_a_number(x, y):
+    y[0] = x[0]
+
+
+@kernel
+def loops_over_a_number(x, y):
+    for k in y:
+        x[0] = k
+
+
+@kernel
+def stores_text(x, y):
+    x[0] = "a"
+
+
+@kernel
+def stores_a_tuple(x, y):
+    x[0] = (1.0, 2.0)
+
+
+@kernel
+def counts_in_floats(x, y):
+    cuda.atomic.inc(x, 0, 3)
+
+
+@kernel
+def forgets_an_index(x, y):
+    x[0] += 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
+        (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
+        (
+            calls_njit,
+            "twice is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func",
+        ),
+        (
+            leaves_out_an_argument,
+            r"parameters \(a, b\) is called with \(float32\): missing a required argument: 'b'; pass one",
+        ),
+        (
+            misnames_an_argument,
+            r"parameters \(a, b\) is called with \(float32, c: float32\): missing a required argument: 'b'",
+        ),
+        (stores_none, "None is stored or computed with here, .*return a number on every path"),
+        (computes_with_none, "None is stored or computed with here"),
+        (indexes_a_number, "a float32 is a number, and is indexed here like an array; pass an array"),
+        (stores_into_a_number, "a float32 is a number, and is indexed here like an array"),
+        (loops_over_a_number, r"a float32 cannot be looped over; loop over range\(n\), an array or a tuple"),
+        (stores_text, "an array of float32 with 1 dimension does not take text; store numbers"),
+        (stores_a_tuple, "does not take a tuple; store numbers, one in each element"),
+        (counts_in_floats, "atomic_inc works on unsigned integers, not on float32; use an array of such a type"),
+    ],
+)
+def test_what_does_not_compile(wrong, text):
+    with pytest.raises(KernelError, match=rf"'{wrong.name}' does not compile for .*{text}(.|\n)*test_mistakes.py:"):
+        launch(wrong, 1, [ones(), 2.0])
+
+
+def test_an_array_with_a_dimension_more_than_the_kernel_has_indices():
+    with pytest.raises(KernelError, match=r"x\[i\] \+ 1 is one too, if x has two dimensions"):
+        launch(forgets_an_index, 1, [np.ones((2, 2), np.float32), 2.0])
+
+
+def test_assignment_expressions():
+    def keeps_a_sum(x):
+        if (v := x[0] + 1.0) > 0:
+            x[0] = v
+
+    with pytest.raises(
+        KernelUnsupportedError, match=r"v := of more than a variable .*in a statement before\n.*\n.*\n +\^"
+    ):
+        kernel(keeps_a_sum)
+    x = ones()
+    launch(keeps_a_variable, 8, [x])
+    assert x.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@kernel
+def keeps_a_variable(x):
+    i = cuda.grid(1)
+    w = x[i] * 0.0
+    if (v := i) >= 0:
+        x[i] = v + w
