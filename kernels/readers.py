@@ -349,7 +349,8 @@ def unreadable(obj: Any) -> Exception:
             f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
             "express; pass it to a kernel as it is, or make it contiguous first"
         )
-    if isinstance(obj, bool | int | float | complex | np.number | np.bool_) and not isinstance(obj, np.timedelta64):
+    is_duration = isinstance(obj, np.timedelta64)  # which NumPy takes for an integer
+    if isinstance(obj, bool | int | float | complex | np.number | np.bool_) and not is_duration:
         return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
     if isinstance(obj, numbers.Number):
         return NumbridgeTypeError(f"{_name(obj)} is a number that kernels do not know; pass float(x) or int(x)")
