@@ -154,9 +154,9 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
         wanted = "" if dtype is None else f" of {scalar_of(dtype).name}"
         raise NumbridgeValueError(f"data cannot become an array{wanted}: {error}") from None
     if values.dtype.kind in "OUS":
-        holds = "text" if values.dtype.kind != "O" else "what is no number, or integers of more than 64 bits"
+        inside = "text" if values.dtype.kind != "O" else "what is no number, or integers of more than 64 bits"
         raise ConversionError(
-            f"data is a {type(data).__name__} that holds {holds}; pass numbers, or name a dtype that they fit"
+            f"data is a {type(data).__name__} that holds {inside}; pass numbers, or name a dtype that they fit"
         )
     row = scalar_of(values.dtype)
     return filled(values, _narrowed(values, row) if dtype is None and _is_plain(data) else row, device)

@@ -11,7 +11,7 @@ from typing import Any
 from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
-from numbridge.kernels.errors import DeviceError
+from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.streams import ScopedStream, Stream, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
@@ -83,6 +83,10 @@ def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph
 
 def capture_launch(graph: Graph, stream: Any = None) -> None:
     """Queue a graph on a stream: the current one by default."""
+    if not isinstance(graph, Graph):
+        raise NumbridgeTypeError(
+            f"capture_launch: wanted a graph, of capture_end() or ScopedCapture.graph, got {graph!r}"
+        )
     graph.launch(stream)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from numbridge.kernels.arguments import by_position
-from numbridge.kernels.errors import NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
@@ -120,11 +120,23 @@ class TorchOp(Remade):
             return self.op(*values)
         try:
             return self._quick(values)
-        except (TypeError, AttributeError, ValueError):
+        except (TypeError, AttributeError, ValueError, RuntimeError):
             if any(isinstance(value, self._proxy) for value in values):
                 return self.op(*values)
             self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
+            self._refuse_layouts(values)
             raise
+
+    def _refuse_layouts(self, values: Sequence[Any]) -> None:
+        """Refuse tensors without strides, of which PyTorch says only that it makes no such outputs."""
+        import torch
+
+        for parameter, value in zip(self.plan.inputs, values, strict=True):
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                raise BufferAccessError(
+                    f"operator {self.name}, parameter {parameter!r}: a torch tensor of layout {value.layout} cannot be shared; "
+                    "use .to_dense()"
+                ) from None
 
     def __repr__(self) -> str:
         """Return the schema."""

@@ -58,6 +58,11 @@ class ArrayAnnotation:
     dtype: Scalar | ElementType | None
     ndim: int | None
 
+    def __post_init__(self) -> None:
+        """Refuse numbers of dimensions that no array has."""
+        if self.ndim is not None and not (type(self.ndim) is int and self.ndim >= 0):
+            raise NumbridgeTypeError(f"ndim is {self.ndim!r}; it must be an int of 0 or more, or None for any")
+
     def __getitem__(self, dtype: Any) -> ArrayAnnotation:
         """Return this annotation with a dtype; `typing.Any` leaves it open."""
         if self.dtype is not None:

@@ -20,6 +20,7 @@ from numba.cuda import dispatcher
 from numba.cuda.compiler import compile_all
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
+from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
 
@@ -220,6 +221,10 @@ def compile_ptx(
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )
+    except CCSupportError as error:
+        raise KernelError(
+            f"kernel {entry!r} does not compile for the compute capability {capability}: {error}"
+        ) from error
     except _nvrtc_errors() as error:
         raise KernelError(f"kernel {entry!r} calls CUDA C++ that does not compile: {error}") from error
     # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.

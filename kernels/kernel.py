@@ -338,6 +338,10 @@ def _function_of(value: Any, decorator: str) -> FunctionType:
     """Return the Python function that a decorator was applied to; `@cuda.jit` functions are looked through."""
     if is_cuda_dispatcher(value):
         value = value.py_func
+    if isinstance(value, staticmethod | classmethod):
+        raise NumbridgeTypeError(
+            f"@nb.{decorator} decorates a function, got a {type(value).__name__}; write @staticmethod above @nb.{decorator}"
+        )
     if not isinstance(value, FunctionType):
         raise NumbridgeTypeError(f"@nb.{decorator} decorates a function, got {value!r}")
     return value

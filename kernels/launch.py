@@ -322,8 +322,7 @@ def geometry_of(
 ) -> Geometry:
     """Return what a launch comes to; parameters as for `forall`."""
     dims = dimensions(kernel, dim)
-    if max_blocks < 0:
-        raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
+    max_blocks = _most_blocks(kernel, max_blocks)
     chosen = block_dim_of(kernel, block_dim, len(dims))
     block = block_axes(chosen)
     grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
@@ -331,6 +330,17 @@ def geometry_of(
     is_shaped = cuda_block_of(kernel, chosen, len(dims)) is not None
     place = Place(device=device)
     return Geometry(dims, block, grid, cuda_block, cuda_grid, place, stream, is_shaped=is_shaped)
+
+
+def _most_blocks(kernel: Kernel, max_blocks: Any) -> int:
+    """Return `max_blocks` as an int."""
+    try:
+        most = operator.index(max_blocks)
+    except TypeError:
+        raise NumbridgeTypeError(f"max_blocks of kernel {kernel.name!r}: wanted an int, got {max_blocks!r}") from None
+    if most < 0:
+        raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
+    return most
 
 
 def remembered(
@@ -346,7 +356,7 @@ def remembered(
     extents = dim if _is_plain(dim) else dimensions(kernel, dim)
     block = block_dim if _is_plain(block_dim) else block_dim_of(kernel, block_dim)
     if max_blocks or stream is not None or (device is not None and block != _BLOCK):
-        where: Any = (block, operator.index(max_blocks), stream, device)
+        where: Any = (block, _most_blocks(kernel, max_blocks), stream, device)
     else:
         where = block if device is None else device.name
     known = _recalled(kernel, where, extents)

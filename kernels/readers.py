@@ -349,10 +349,9 @@ def unreadable(obj: Any) -> Exception:
             f"{_name(obj)} has strides {description.strides} bytes, no multiple of its item size, which DLPack cannot "
             "express; pass it to a kernel as it is, or make it contiguous first"
         )
-    is_duration = isinstance(obj, np.timedelta64)  # which NumPy takes for an integer
-    if isinstance(obj, bool | int | float | complex | np.number | np.bool_) and not is_duration:
-        return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
-    if isinstance(obj, numbers.Number):
+    if isinstance(obj, numbers.Number | np.bool_):
+        if description.kind in (nb.CLASS_BOOL, nb.CLASS_INT, nb.CLASS_FLOAT, nb.CLASS_COMPLEX):
+            return NumbridgeTypeError(f"{_name(obj)} is a number, and an array is wanted here; pass an array")
         return NumbridgeTypeError(f"{_name(obj)} is a number that kernels do not know; pass float(x) or int(x)")
     if description.word & nb.UNSURE:
         return BufferAccessError(f"{_name(obj)} has elements and no memory: its storage was freed, or never made")

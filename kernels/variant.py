@@ -24,6 +24,7 @@ from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.emission import Emitted, emit
+from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.grid_source import Form, grid_source
 from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.native import table_layout as nb
@@ -608,6 +609,10 @@ def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form:
     """
     if capability is None:
         capability = cuda_driver.devices().capability(get_device("cuda").ordinal)
+    elif not (
+        isinstance(capability, tuple | list) and len(capability) == 2 and all(type(n) is int for n in capability)
+    ):
+        raise NumbridgeTypeError(f"capability is {capability!r}; it must be two ints, such as (9, 0) for sm_90")
     found = [describe(argument) for argument in arguments]
     variants = variants_of(kernel)
     types, weak = variants.types(arguments, found)

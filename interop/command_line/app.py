@@ -24,6 +24,7 @@ from typer.exceptions import TyperException
 
 from numbridge.command_line import cache_files
 from numbridge.command_line import information as facts
+from numbridge.command_line.installed import version
 
 if TYPE_CHECKING:
     from numbridge.command_line.work import Row
@@ -58,8 +59,19 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(version("numbridge"))
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
     """What this installation of numbridge is and has, whether it works, and how fast it is."""
     # The frameworks warn of much that is no business of a table's.
     if not debug:

@@ -46,6 +46,11 @@ def program(*arguments: str, hidden: tuple[str, ...] = (), expected: int = 0, **
     return done
 
 
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.split() == [information()["packages"]["numbridge"]]
+
+
 # info
 
 

@@ -111,3 +111,24 @@ def test_contents(make, text):
 def test_an_index_out_of_range_is_an_index_error_in_stores_too():
     with pytest.raises(nb.NumbridgeIndexError, match=r"the array has shape \(4,\): index 7 is out of bounds"):
         nb.zeros(4)[7] = 1.0
+
+
+@pytest.mark.parametrize("ndim", [-1, 2.0, "2"])
+def test_an_annotation_of_dimensions_that_no_array_has(ndim):
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=f"ndim is {ndim!r}; it must be an int of 0 or more, or None for any"
+    ):
+        nb.array(dtype=float, ndim=ndim)
+
+
+def test_what_is_no_graph():
+    with pytest.raises(nb.NumbridgeTypeError, match=r"capture_launch: wanted a graph, of capture_end\(\).*got 3"):
+        nb.capture_launch(3)
+
+
+def test_a_sparse_tensor_for_an_operator():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(
+        nb.BufferAccessError, match=r"parameter 'x': a torch tensor of layout torch.sparse_coo cannot be shared"
+    ):
+        nb.torch_op(square, "y")(torch.ones(4).to_sparse())

@@ -258,3 +258,25 @@ def keeps_a_variable(x):
     w = x[i] * 0.0
     if (v := i) >= 0:
         x[i] = v + w
+
+
+@pytest.mark.parametrize("given", ["a", 2.0])
+def test_max_blocks_that_are_no_int(given):
+    with pytest.raises(NumbridgeTypeError, match=f"max_blocks of kernel 'saxpy': wanted an int, got {given!r}"):
+        launch(saxpy, 8, [ones(), ones(), 1.0], max_blocks=given)
+
+
+@pytest.mark.parametrize("given", [90, "sm_90", (9, 0, 0)])
+def test_compute_capabilities_that_are_none(given):
+    with pytest.raises(NumbridgeTypeError, match=r"capability is .*; it must be two ints, such as \(9, 0\) for sm_90"):
+        saxpy.ptx(ones(), ones(), 1.0, capability=given)
+
+
+def test_a_compute_capability_that_numba_cuda_does_not_have():
+    with pytest.raises(KernelError, match=r"does not compile for the compute capability \(1, 0\): .*not supported"):
+        saxpy.ptx(ones(), ones(), 1.0, capability=(1, 0))
+
+
+def test_a_static_method():
+    with pytest.raises(NumbridgeTypeError, match=r"got a staticmethod; write @staticmethod above @nb.kernel"):
+        kernel(staticmethod(saxpy.function))
