@@ -16,6 +16,7 @@ import numpy as np
 from fake_cuda import FakeDriver, Launched, cuda_array, fake_cuda
 from numbridge.kernels import variant
 from numbridge.kernels.errors import DeviceError
+from numbridge.kernels.launch import launch
 from ptx_emulator.execution import Machine, machine
 
 _texts: dict[bytes, str] = {}
@@ -120,3 +121,12 @@ def emulated_cuda() -> Iterator[Emulation]:
             _running.clear()
         if errors:
             raise errors[0]
+
+
+def on_both(kernel: Any, dim: Any, values: Any) -> tuple[Any, Any]:
+    """Launch on the CPU and on an emulated device, and return what both leave in the last array."""
+    here, there = ([value.copy() for value in values] for _ in range(2))
+    launch(kernel, dim, here)
+    with emulated_cuda() as device:
+        launch(kernel, dim, [device.on_device(value) for value in there])
+    return here[-1], there[-1]

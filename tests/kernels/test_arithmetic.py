@@ -10,19 +10,10 @@ import pytest
 from numba import cuda, float64, njit
 
 import numbridge as nb
-from emulated_cuda import emulated_cuda
+from emulated_cuda import emulated_cuda, on_both
 from numbridge.kernels.launch import launch
 
 FLOATS = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 3.0, -7.0, 0.1, 1e-40, 1e30, -1e30, np.inf, -np.inf, np.nan]
-
-
-def on_both(kernel, dim, values):
-    """Launch on the CPU and on an emulated device, and return what both leave in the last array."""
-    here, there = ([value.copy() for value in values] for _ in range(2))
-    launch(kernel, dim, here)
-    with emulated_cuda() as device:
-        launch(kernel, dim, [device.on_device(value) for value in there])
-    return here[-1], there[-1]
 
 
 def pairs(numbers, dtype):

@@ -10,20 +10,11 @@ import pytest
 from numba import complex128, cuda, njit
 
 import numbridge as nb
-from emulated_cuda import emulated_cuda
+from emulated_cuda import on_both
 from numbridge.kernels.emission import emit
 from numbridge.kernels.launch import launch
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -1e-30]
-
-
-def on_both(kernel, dim, values):
-    """Launch on the CPU and on an emulated device, and return what both leave in the last array."""
-    here, there = ([value.copy() for value in values] for _ in range(2))
-    launch(kernel, dim, here)
-    with emulated_cuda() as device:
-        launch(kernel, dim, [device.on_device(value) for value in there])
-    return here[-1], there[-1]
 
 
 @nb.kernel
