@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.kernel_syntax import may_raise
+from numbridge.kernels.kernel_syntax import check_assignments, may_raise
 from numbridge.kernels.njit_functions import declared
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.rewriting import Site, Target, rewrite
@@ -151,6 +151,8 @@ def emit(
         has_complex=has_complex,
     )
     program = rewritten.program
+    for part in program.sources:
+        check_assignments(part)
     parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
     nodes = [node for part in program.sources for node in part.nodes]
     return Emitted(

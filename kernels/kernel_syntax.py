@@ -10,7 +10,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 if TYPE_CHECKING:
     from numbridge.kernels.source import FunctionSource
 
-__all__ = ["check_returns", "check_syntax", "may_raise"]
+__all__ = ["check_assignments", "check_returns", "check_syntax", "may_raise"]
 
 RESERVED = "_nb_"
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
@@ -54,7 +54,6 @@ _ALLOWED = (
 def check_syntax(source: FunctionSource) -> None:
     """Refuse, at the first place where it stands, what no target can run."""
     _fence_parameters(source)
-    statements = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
     for node in source.nodes:
         if not isinstance(node, _ALLOWED):
             _refuse_syntax(source, node)
@@ -64,16 +63,21 @@ def check_syntax(source: FunctionSource) -> None:
             )
         elif isinstance(node, ast.keyword) and node.arg is None:
             raise source.error(node, "a double-starred argument cannot be used in a kernel; write the arguments out")
-        elif isinstance(node, ast.NamedExpr) and not isinstance(node.value, ast.Name) and id(node) not in statements:
-            # Numba loses the type of what is both kept and used, unless it has a name already.
+        elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):
+            raise source.error(node, "a kernel returns nothing; store the result in an array")
+
+
+def check_assignments(source: FunctionSource) -> None:
+    """Refuse what Numba loses the type of: what `:=` both keeps and gives, unless it has a name already."""
+    statements = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
+    for node in source.nodes:
+        if isinstance(node, ast.NamedExpr) and not isinstance(node.value, ast.Name) and id(node) not in statements:
             raise source.error(
                 node,
                 f"{node.target.id} := of more than a variable cannot be used in {_WHAT[source.role]}; assign it in a "
                 "statement before",
                 KernelUnsupportedError,
             )
-        elif isinstance(node, ast.Return) and source.role == "kernel" and not _returns_nothing(node):
-            raise source.error(node, "a kernel returns nothing; store the result in an array")
 
 
 def check_returns(source: FunctionSource) -> None:

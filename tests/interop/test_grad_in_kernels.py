@@ -104,3 +104,32 @@ def test_arrays_that_only_gradients_read_are_arrays_of_an_operator():
     assert op(x, table).tolist() == [2.5] * 3
     op(x, table).sum().backward()
     assert table.grad.tolist() == [3.0] and (x.grad is None or not x.grad.any())
+
+
+@nb.func
+def product(a, b):
+    return a * b
+
+
+@nb.kernel
+def sum_of_gradient(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    for d in nb.grad(product)(x[i], 2.0):
+        y[i] += d * d
+
+
+@nb.kernel
+def numbered_gradient(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    for k, d in enumerate(nb.grad(product)(x[i], 2.0)):
+        y[i] += k * d * d
+
+
+@pytest.mark.parametrize(("kernel", "before"), [(sum_of_gradient, 4), (numbered_gradient, 0)])
+def test_loops_over_a_gradient(kernel, before):
+    x, y = nb.array([1.0, 3.0], requires_grad=True), nb.zeros(2, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(kernel, 2, [x], [y])
+    assert y.numpy().tolist() == [before + 1, before + 9]
+    tape.backward(grads={y: np.ones(2)})
+    assert x.grad.numpy().tolist() == [2, 6]

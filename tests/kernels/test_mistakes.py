@@ -239,17 +239,19 @@ def test_an_array_with_a_dimension_more_than_the_kernel_has_indices():
 
 
 def test_assignment_expressions():
-    def keeps_a_sum(x):
-        if (v := x[0] + 1.0) > 0:
-            x[0] = v
-
     with pytest.raises(
         KernelUnsupportedError, match=r"v := of more than a variable .*in a statement before\n.*\n.*\n +\^"
     ):
-        kernel(keeps_a_sum)
+        launch(keeps_a_sum, 8, [ones()])
     x = ones()
     launch(keeps_a_variable, 8, [x])
     assert x.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@kernel
+def keeps_a_sum(x):
+    if (v := x[0] + 1.0) > 0:
+        x[0] = v
 
 
 @kernel

@@ -286,8 +286,8 @@ def text(x, y):
 def assigned_in_test(x, y):
     i = tid()
     s = x[i]
-    while (t := s * 0.5) > 0.1:
-        s = t
+    while (t := s) > 0.1:
+        s = t * 0.5
     y[i] = s
 
 
@@ -354,7 +354,7 @@ REFUSED = [
         "for value in x[i]:",
     ),
     (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),
-    (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s * 0.5) > 0.1:"),
+    (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s) > 0.1:"),
     (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),
 ]
 
