@@ -454,3 +454,17 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+
+if TYPE_CHECKING:
+    # A type checker would take every name for one that the function knows.
+    __version__: str
+else:
+
+    def __getattr__(name):
+        """Return ``__version__``, that of the installed package, which is looked up when somebody asks."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version
+
+        return version("numbridge")

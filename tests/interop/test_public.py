@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.metadata
 from pathlib import Path
 
 import ml_dtypes
@@ -27,6 +28,12 @@ def test_examples_in_docstrings(name):
 def test_every_name_is_there_once():
     assert sorted(set(nb.__all__)) == sorted(nb.__all__)
     assert [name for name in nb.__all__ if not hasattr(nb, name)] == []
+
+
+def test_version():
+    assert nb.__version__ == importlib.metadata.version("numbridge")
+    with pytest.raises(AttributeError, match="'numbridge' has no attribute '__verion__'"):
+        _ = nb.__verion__
 
 
 def test_scalars_are_numpys_and_ml_dtypes():
