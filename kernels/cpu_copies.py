@@ -85,11 +85,6 @@ def _add_numbers(array: Any, copy: Any) -> Any:
             atomic_add(array, index, copy[index])
 
 
-@intrinsic
-def _same(typing_context: Any, array: Any) -> Any:
-    return array(array), lambda context, builder, signature, arguments: arguments[0]
-
-
 def _add_copy(array: Any, copy: Any) -> Any:
     """Add to each element of an array what its copy holds, where that is not zero: there nothing may have been added."""
     raise NotImplementedError
@@ -97,8 +92,9 @@ def _add_copy(array: Any, copy: Any) -> Any:
 
 @overload(_add_copy, target="cpu")
 def _added(array, copy):  # type: ignore[no-untyped-def]  # Numba compares even annotations
-    numbers = scalars_of if isinstance(array.dtype, NumbaElement) else _same
-    return lambda array, copy: _add_numbers(numbers(array), numbers(copy))
+    if isinstance(array.dtype, NumbaElement):
+        return lambda array, copy: _add_numbers(scalars_of(array), scalars_of(copy))
+    return lambda array, copy: _add_numbers(array, copy)
 
 
 NAMES: dict[str, Any] = {

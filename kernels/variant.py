@@ -403,8 +403,8 @@ def _added_up(
         return replace(emitted, private=replace(emitted.private, added=added)), ()
     text, totals = with_totals(emitted.text, emitted.entry, parameters)
     text, arrays = with_either(text, emitted.entry, parameters, elements=elements) if rank else (text, {})
-    count = sum(arrays.values())
-    private = Private(emitted.entry, meanwhile=True, added=tuple(arrays), additions=count) if arrays else None
+    added = {"added": tuple(arrays), "additions": sum(arrays.values())}
+    private = Private(emitted.entry, meanwhile=True, **added) if arrays else None
     return replace(emitted, text=text, private=private), totals
 
 
@@ -440,8 +440,8 @@ def _loaded(
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
     adds = emitted.private is not None and emitted.private.meanwhile
-    facts = source_file, from_cache, wide, emitted.has_loop
-    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds)
+    how = {"together": at_once, "adds": adds}
+    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, **how)
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

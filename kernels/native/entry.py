@@ -307,11 +307,7 @@ def share(total, threads, least):
     With a negative `least` there are as few pieces as keep the workers busy, for what each of them costs.
     """
     if least < 0:
-        return (
-            (total + threads * LARGE_PIECES_PER_THREAD * -least - 1)
-            // (threads * LARGE_PIECES_PER_THREAD * -least)
-            * -least
-        )
+        return (total + threads * LARGE_PIECES_PER_THREAD * -least - 1) // (threads * LARGE_PIECES_PER_THREAD * -least) * -least
     return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
 
 
