@@ -208,7 +208,6 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_ended"] = cpu_intrinsics.ended
     names["_nb_add_private"] = cpu_intrinsics.add
     names["_nb_add_either"] = cpu_intrinsics.add_either
-    names["_nb_add_element_either"] = numba_elements.component_either(cpu_intrinsics.add_either)
     names.update(STACK)
     names.update(cpu_blocks.NAMES)
     names.update(cpu_copies.NAMES)

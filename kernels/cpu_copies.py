@@ -12,19 +12,18 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from numbridge.kernels.cpu_intrinsics import array_at, atomic_add
 from numbridge.kernels.native.memory import external, native
-from numbridge.kernels.numba_elements import NumbaElement, scalars_of
 
 __all__ = ["NAMES"]
 
 _I64 = ir.IntType(64)
 # Copies must stay in a core's cache, and cost less than they save: adding an element to the array takes about as long as
 # an atomic addition.
-_MOST_BYTES = 1 << 20
-_ADDITIONS_PER_ELEMENT = 2
+_MOST_BYTES = 1 << 18
+_ADDITIONS_PER_ELEMENT = 4
 _ALIGNMENT = 64
 
 _allocate = external("calloc", types.int64, types.int64, types.int64)
@@ -79,22 +78,11 @@ def _copy_at(typing_context: Any, array: Any, address: Any) -> Any:
 
 
 @njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _add_numbers(array: Any, copy: Any) -> Any:
+def _add_copy(array: Any, copy: Any) -> Any:
+    """Add to each element of an array what its copy holds, where that is not zero: there nothing may have been added."""
     for index in np.ndindex(array.shape):
         if copy[index] != 0:
             atomic_add(array, index, copy[index])
-
-
-def _add_copy(array: Any, copy: Any) -> Any:
-    """Add to each element of an array what its copy holds, where that is not zero: there nothing may have been added."""
-    raise NotImplementedError
-
-
-@overload(_add_copy, target="cpu")
-def _added(array, copy):  # type: ignore[no-untyped-def]  # Numba compares even annotations
-    if isinstance(array.dtype, NumbaElement):
-        return lambda array, copy: _add_numbers(scalars_of(array), scalars_of(copy))
-    return lambda array, copy: _add_numbers(array, copy)
 
 
 NAMES: dict[str, Any] = {

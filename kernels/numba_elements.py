@@ -28,16 +28,7 @@ from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import Scalar
 
-__all__ = [
-    "NAMES",
-    "NumbaElement",
-    "component_atomics",
-    "component_either",
-    "declare",
-    "numba_element",
-    "part_of",
-    "scalars_of",
-]
+__all__ = ["NAMES", "NumbaElement", "component_atomics", "declare", "numba_element", "part_of"]
 
 # Elements with more components are indexed by a variable through the stack: comparing each place would take longer.
 _COMPARED = 16
@@ -514,7 +505,7 @@ def _put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
         index = "".join(f"{text}, " for text in found.index)
         lines.append(f"    whole = scalars_of({start.text})")
         lines += [f"    whole[({index}first + {k},)] = {part}" for k, part in enumerate(parts)]
-    names = {"scalars_of": scalars_of, "wrap": _wrap, "at": at, "set": with_component}
+    names = {"scalars_of": _scalars_of, "wrap": _wrap, "at": at, "set": with_component}
     return _made("\n".join([*lines, "    return target"]), names)
 
 
@@ -709,7 +700,7 @@ def _part_setter(name: str) -> Any:
 
 
 @intrinsic
-def scalars_of(typing_context: Any, array: Any) -> Any:
+def _scalars_of(typing_context: Any, array: Any) -> Any:
     """Return an array of elements as one of their components, which are its last dimension, on the same memory."""
     if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
         return None
@@ -763,7 +754,7 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
         raise NotImplementedError
 
     def generated(array: Any, index: Any, value: Any) -> Any:
-        names = {"update": scalar_atomic, "at": at, "scalars_of": scalars_of}
+        names = {"update": scalar_atomic, "at": at, "scalars_of": _scalars_of}
         if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
             return _made("def implementation(array, index, value): return update(array, index, value)", names)
         if value != array.dtype:
@@ -784,28 +775,6 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
 
 
 @functools.cache
-def component_either(scalar_either: Any) -> Any:
-    """Return the addition of elements that `cpu_intrinsics.add_either` is for numbers, component by component."""
-
-    def add_either(private: Any, array: Any, index: Any, value: Any) -> Any:
-        raise NotImplementedError
-
-    def generated(private: Any, array: Any, index: Any, value: Any) -> Any:
-        if not isinstance(array, types.Array) or value != array.dtype:
-            return None
-        place = "index + " if isinstance(index, types.BaseTuple) else "(index,) + "
-        lines = [
-            "def implementation(private, array, index, value):",
-            "    whole = scalars_of(array)",
-            *(f"    update(private, whole, {place}({k},), at(value, {k}))" for k in range(value.element.count)),
-        ]
-        return _made("\n".join(lines), {"update": scalar_either, "at": at, "scalars_of": scalars_of})
-
-    _overload(add_either)(generated)
-    return add_either
-
-
-@functools.cache
 def component_atomics(intrinsics: Any) -> dict[str, Any]:
     """Return the atomics that also take elements, under the names of generated source, for a back end's module of them."""
     made = ((name, getattr(intrinsics, f"atomic_{name}")) for name in ("add", "sub", "min", "max"))
@@ -816,7 +785,7 @@ def component_atomics(intrinsics: Any) -> dict[str, Any]:
 NAMES: dict[str, Callable[..., Any]] = {
     "_nb_replaced": replaced,
     "_nb_put_back": put_back,
-    "_nb_components": scalars_of,
+    "_nb_components": _scalars_of,
     "_nb_elements": _elements_of,
     "_nb_put_part": put_part,
     "_nb_wrap": _wrap,

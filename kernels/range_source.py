@@ -30,8 +30,7 @@ class Private:
     It is right for all where one call runs the whole launch, unless other launches may add to the same arrays `meanwhile`.
     With a `distance`, it is also right within a range for rows that are far enough from its ends: each thread then only
     touches rows of `arrays` at most so far from its own index along the first dimension. It is right for every range
-    where that has copies of the arrays `added`, if there are any, to which the body only adds, in so many places as
-    `additions` says.
+    where that has copies of the arrays `added`, if there are any, to which the body only adds.
 
     If `entry` is the other body too, it takes a last argument that says which it shall be.
     """
@@ -41,7 +40,6 @@ class Private:
     arrays: tuple[str, ...] = ()
     meanwhile: bool = False
     added: tuple[str, ...] = ()
-    additions: int = 1
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def _on_copies(private: Private, whole: str, additions: int, run: Callable[..., 
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
-    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions * private.additions})"
+    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions})"
     lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
     lines.append("if _nb_copies != 0:")
     for k, name in enumerate(private.added):

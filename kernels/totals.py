@@ -20,7 +20,6 @@ __all__ = ["Total", "only_added", "total_array", "with_either", "with_totals"]
 
 _ADD, _ADD_TO_TOTAL, _PREFIX = "_nb_atomic_add", "_nb_add_to_total", "_nb_total"
 _ADD_EITHER, _PRIVATE = "_nb_add_either", "_nb_private"
-_ADD_ELEMENT_EITHER, _SUBTRACT = "_nb_add_element_either", "_nb_atomic_sub"
 # How derivatives add
 _ADD_UNREAD = "_nb_add"
 _MOST = (1 << 63) - 1  # what an index may be
@@ -71,7 +70,7 @@ def with_totals(
     start, tree = _body(text, entry)
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
-    rank = _ranks(tree, parameters, elements=False)
+    rank = _ranks(tree, parameters)
     constant = [(array, index) for array, place, _ in additions if (index := _constant(place)) is not None]
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _ in constant)
@@ -93,14 +92,9 @@ def with_totals(
 
 
 def with_either(
-    text: str,
-    entry: str,
-    parameters: Sequence[ParameterType],
-    wanted: Sequence[str] | None = None,
-    *,
-    elements: bool = False,
-) -> tuple[str, dict[str, int]]:
-    """Return a text whose body is told, by its last parameter, whether to add plainly; and in how many places to which arrays.
+    text: str, entry: str, parameters: Sequence[ParameterType], wanted: Sequence[str] | None = None
+) -> tuple[str, tuple[str, ...]]:
+    """Return a text whose body is told, by its last parameter, whether to add plainly, and the arrays where it is.
 
     Parameters
     ----------
@@ -108,20 +102,16 @@ def with_either(
         As for `with_totals`.
     wanted : sequence of str, optional
         The arrays of another text of the same kernel, which must be those of this one.
-    elements : bool
-        Whether arrays of vectors and matrices may be among them.
     """
     start, tree = _body(text, entry)
-    names, ranks = _names(tree), _ranks(tree, parameters, elements=elements)
-    of_elements = {p.name for p in parameters if p.element is not None}
+    names, ranks = _names(tree), _ranks(tree, parameters)
     counts = Counter(found[0] for node in ast.walk(tree) if (found := _addition(node, names)) is not None)
-    arrays = {array: counts[array] for array in sorted(counts) if counts[array] == names[array] and array in ranks}
-    if not arrays or (wanted is not None and tuple(arrays) != tuple(wanted)):
-        return text, {}
+    arrays = tuple(sorted(array for array, count in counts.items() if count == names[array] and array in ranks))
+    if not arrays or arrays != (arrays if wanted is None else tuple(wanted)):
+        return text, ()
 
     def instead(array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
-        add = _ADD_ELEMENT_EITHER if array in of_elements else _ADD_EITHER
-        return _call(add, [_PRIVATE, array], place, value) if array in arrays else None
+        return _call(_ADD_EITHER, [_PRIVATE, array], place, value) if array in arrays else None
 
     made = _Replacer(names, instead).visit(tree)
     made.args.args.append(ast.arg(_PRIVATE))
@@ -139,7 +129,7 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
     found = next((f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef) and f.name == entry), None)
     if found is None:
         return ()
-    names, ranks, counts = _names(found), _ranks(found, parameters, elements=False), Counter[str]()
+    names, ranks, counts = _names(found), _ranks(found, parameters), Counter[str]()
     for node in ast.walk(found):
         match node:
             case ast.Call(ast.Name(called), [*_, array, _, _]) if called in (_ADD_UNREAD, _ADD_EITHER):
@@ -156,11 +146,10 @@ def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:
     return start, tree
 
 
-def _ranks(tree: ast.FunctionDef, parameters: Sequence[ParameterType], *, elements: bool) -> dict[str, int]:
-    """Return the ranks of those arrays that a body may add up by itself, with or without those of vectors and matrices."""
+def _ranks(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, int]:
+    """Return the ranks of those arrays that a body may add up by itself."""
     rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    added = (p for p in parameters if isinstance(p, ArrayType) and _is_added_up(p, elements=elements))
-    return {p.name: p.ndim for p in added if p.name not in rebound}
+    return {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
 
 
 def _names(tree: ast.FunctionDef) -> Counter[str]:
@@ -168,20 +157,19 @@ def _names(tree: ast.FunctionDef) -> Counter[str]:
     return Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 
-def _is_added_up(parameter: ArrayType, *, elements: bool) -> bool:
-    is_number = parameter.element is None or (elements and parameter.element.fields is None)
-    return is_number and parameter.scalar.name in _ADDED
+def _has_totals(parameter: ArrayType) -> bool:
+    return parameter.element is None and parameter.scalar.name in _ADDED
 
 
 def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, ast.expr, ast.expr] | None:
-    """Return the array, the index and the value of an atomic addition, or subtraction, whose result nobody reads."""
+    """Return the array, the index and the value of an atomic addition whose result nobody reads."""
     match node:
         case ast.Assign([ast.Name(result)]) if names[result]:
             return None
         case ast.Expr(ast.Call(ast.Name(called), [ast.Name(array), place, value], [])) | ast.Assign(
             [ast.Name()], ast.Call(ast.Name(called), [ast.Name(array), place, value], [])
-        ) if called in (_ADD, _SUBTRACT):
-            return array, place, value if called == _ADD else ast.UnaryOp(ast.USub(), value)
+        ) if called == _ADD:
+            return array, place, value
     return None
 
 

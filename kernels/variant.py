@@ -141,7 +141,6 @@ class Variant:
     dims: int = 0
     levels: int = 0
     together: int = 1
-    adds: bool = False
 
     @property
     def block_size(self) -> int:
@@ -160,13 +159,8 @@ class Variant:
 
     @property
     def grain(self) -> int:
-        """How many threads one worker on the CPU takes at least; it takes whole multiples.
-
-        A worker that may add to copies of arrays takes few, large pieces of the work: this is negative then.
-        """
-        if self.has_loop:
-            return self.together
-        return -self.together if self.adds else _GRAIN
+        """How many threads one worker on the CPU takes at least; it takes whole multiples."""
+        return self.together if self.has_loop else _GRAIN
 
 
 class Variants:
@@ -354,8 +348,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
-    in_lanes = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
-    emitted, totals = _added_up(emitted, parameters, rank, elements=not in_lanes)
+    emitted, totals = _added_up(emitted, parameters, rank)
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -376,25 +369,21 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
 
     text = source()
     fastmath = bool(kernel.options.get("fastmath"))
-    how = "alone" if not in_lanes else "always together" if simd else "together"
-    generator = generator_fingerprint() if in_lanes and not emitted.generated else ""
+    together = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
+    how = "alone" if not together else "always together" if simd else "together"
+    generator = generator_fingerprint() if together and not emitted.generated else ""
     key = _key("variant", f"{machine_fingerprint()} {how}{generator}", text, emitted, parameters, fastmath=fastmath)
 
     def more() -> dict[str, Any]:
-        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if in_lanes else None
+        bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if together else None
         lanes = None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd))
         return {"generated": emitted.generated, "lanes": lanes}
 
     return _loaded(kernel, emitted, parameters, weak, key, text, more)
 
 
-def _added_up(
-    emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int, *, elements: bool
-) -> tuple[Emitted, tuple[Total, ...]]:
-    """Return a text in which a range of threads adds up by itself what nobody can see before its end, and its totals.
-
-    What is added to vectors and matrices, as `elements`, the text for lanes says in another way.
-    """
+def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> tuple[Emitted, tuple[Total, ...]]:
+    """Return a text in which a range of threads adds up by itself what nobody can see before its end, and its totals."""
     if emitted.may_raise:
         return emitted, ()
     if emitted.private is not None:
@@ -402,9 +391,8 @@ def _added_up(
         added = only_added(emitted.text, emitted.entry, parameters)
         return replace(emitted, private=replace(emitted.private, added=added)), ()
     text, totals = with_totals(emitted.text, emitted.entry, parameters)
-    text, arrays = with_either(text, emitted.entry, parameters, elements=elements) if rank else (text, {})
-    added = {"added": tuple(arrays), "additions": sum(arrays.values())}
-    private = Private(emitted.entry, meanwhile=True, **added) if arrays else None
+    text, arrays = with_either(text, emitted.entry, parameters) if rank else (text, ())
+    private = Private(emitted.entry, meanwhile=True, added=arrays) if arrays else None
     return replace(emitted, text=text, private=private), totals
 
 
@@ -439,9 +427,7 @@ def _loaded(
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
-    adds = emitted.private is not None and emitted.private.meanwhile
-    how = {"together": at_once, "adds": adds}
-    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, **how)
+    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, together=at_once)
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

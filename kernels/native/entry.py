@@ -69,7 +69,7 @@ parallel_for = indirect(types.void, 8)
 MAX_ARGUMENTS = 256
 CELL_CONTENTS = 16
 # Pieces of work per thread: enough for the threading layer to balance, few enough to cost nothing.
-PIECES_PER_THREAD, LARGE_PIECES_PER_THREAD = 8, 1
+PIECES_PER_THREAD = 8
 
 
 @native
@@ -302,12 +302,7 @@ def piece(arguments, dims, steps, work):
 
 @inlined
 def share(total, threads, least):
-    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together.
-
-    With a negative `least` there are as few pieces as keep the workers busy, for what each of them costs.
-    """
-    if least < 0:
-        return (total + threads * LARGE_PIECES_PER_THREAD * -least - 1) // (threads * LARGE_PIECES_PER_THREAD * -least) * -least
+    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together."""
     return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
 
 
