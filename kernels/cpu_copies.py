@@ -150,11 +150,9 @@ def _add_copy(array: Any, copy: Any) -> Any:
             _add_pair(numbers, added, k)
         if end == extent and first == 0:
             return
-    at = 0
-    for index in np.ndindex(numbers.shape):
+    for at, index in enumerate(np.ndindex(numbers.shape)):
         if not first <= at < end and added[index] != 0:
             atomic_add(numbers, index, added[index])
-        at += 1
 
 
 NAMES: dict[str, Any] = {

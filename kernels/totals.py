@@ -25,6 +25,8 @@ _EITHER = {"_nb_atomic_add": "_nb_add_either", "_nb_atomic_sub": "_nb_sub_either
 _MOST = (1 << 63) - 1  # what an index may be
 # How derivatives add, and what `_EITHER` has
 _ADDING = frozenset(("_nb_add", *_EITHER.values()))
+# How often a statement in so many loops is taken to run: two are often those over nine cells, and a third over what is there.
+_TRIPS = (1, 16, 16, 64)
 _MOST_COMPONENTS = 36  # of an element: larger ones would not stay in registers, and take long to compile
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
@@ -142,7 +144,7 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
 
 
 def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arrays: Sequence[str]) -> int:
-    """Return how many numbers each thread adds to arrays, as far as no branch or loop decides it.
+    """Return how many numbers each thread is taken to add to arrays, with a guess at the trips of loops, and none in branches.
 
     Parameters
     ----------
@@ -153,14 +155,21 @@ def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arr
     """
     _, tree = _body(text, entry)
     sizes = {p.name: p.element.count for p in parameters if isinstance(p, ArrayType) and p.element is not None}
-    found = 0
-    for node in tree.body:
-        match node:
-            case ast.Expr(ast.Call(ast.Name(called), [*_, array, _, _])) if (
-                called in _ADDING and _owner(array) in arrays
-            ):
-                found += sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1
-    return found
+
+    def added(body: Sequence[ast.stmt], depth: int) -> int:
+        found = 0
+        for node in body:
+            match node:
+                case ast.Expr(ast.Call(ast.Name(called), [*_, array, _, _])) if (
+                    called in _ADDING and _owner(array) in arrays
+                ):
+                    trips = _TRIPS[min(depth, len(_TRIPS) - 1)]
+                    found += trips * (sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1)
+                case ast.For() | ast.While():
+                    found += added(node.body, depth + 1)
+        return found
+
+    return added(tree.body, 0)
 
 
 def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:

@@ -257,6 +257,11 @@ def test_what_each_thread_adds_is_counted():
     assert arrays == ("a", "b") and "_nb_sub_either(_nb_private, b, _nb_i0, x[0])" in text
     assert additions_of(text, "body", parameters, arrays) == 4
     assert additions_of(text, "body", parameters, ["a"]) == 1
+    add = "_nb_add_either(_nb_private, _nb_components(b), (_nb_i0, 0), 1.0)"
+    for depth, trips in ((0, 1), (1, 16), (2, 16), (3, 64), (4, 64)):
+        nest = [f"{'    ' * (k + 1)}for _ in range(3):" for k in range(depth)]
+        body = "\n".join(["@_nb_device", "def body(_nb_i0, x, a, b):", *nest, f"{'    ' * (depth + 1)}{add}"])
+        assert additions_of(body, "body", parameters, ["b"]) == trips
 
 
 def test_it_is_the_same_on_one_thread_and_on_several():
