@@ -200,6 +200,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_prefetch"] = cpu_intrinsics.prefetch
     names["_nb_total_of"] = cpu_intrinsics.total_of
     names["_nb_add_to_total"] = cpu_intrinsics.add_to_total
+    names["_nb_sub_from_total"] = cpu_intrinsics.sub_from_total
     names["_nb_add_total"] = cpu_intrinsics.add_total
     names |= {"_nb_checked": checked, "_nb_check_index": check_index}
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
@@ -208,6 +209,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_ended"] = cpu_intrinsics.ended
     names["_nb_add_private"] = cpu_intrinsics.add
     names["_nb_add_either"] = cpu_intrinsics.add_either
+    names["_nb_sub_either"] = cpu_intrinsics.sub_either
     names.update(STACK)
     names.update(cpu_blocks.NAMES)
     names.update(cpu_copies.NAMES)

@@ -29,6 +29,7 @@ from numba.np.arrayobj import fix_integer_index
 
 from numbridge.kernels import changed_bits
 from numbridge.kernels.narrow_floats import narrow_float
+from numbridge.kernels.numba_elements import NumbaElement, not_an_element
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import scalar_of
 
@@ -61,6 +62,8 @@ __all__ = [
     "nonnegative",
     "prefetch",
     "readonly_violations",
+    "sub_either",
+    "sub_from_total",
     "total_of",
     "total_type",
 ]
@@ -137,12 +140,13 @@ def accumulate(typing_context: Any, total: Any, value: Any) -> Any:
 
 @intrinsic
 def total_of(typing_context: Any, array: Any) -> Any:
-    """Return a number on this thread's stack, an array of one: the total, zero so far, of what is added to an element."""
+    """Return numbers on this thread's stack: the total, zero so far, of what is added to an element, or to its components."""
     kind = total_type(array)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        total = _on_stack(context, builder, kind, (1,))
-        builder.store(context.get_constant(kind.dtype, 0), _total(context, builder, kind, total))
+        total = _on_stack(context, builder, kind, (_count(array),))
+        for place in _totals(context, builder, array, total):
+            builder.store(context.get_constant(kind.dtype, 0), place)
         return total
 
     return kind(array), generate
@@ -151,14 +155,23 @@ def total_of(typing_context: Any, array: Any) -> Any:
 @intrinsic
 def add_to_total(typing_context: Any, array: Any, total: Any, value: Any) -> Any:
     """Add to a total what would be added to an element of an array, in whatever order the optimiser likes."""
-    _check("add", typing_context, array, types.UniTuple(types.intp, array.ndim), value)
+    return _to_total("add", typing_context, array, total, value)
+
+
+@intrinsic
+def sub_from_total(typing_context: Any, array: Any, total: Any, value: Any) -> Any:
+    """Subtract from a total what would be subtracted from an element of an array."""
+    return _to_total("sub", typing_context, array, total, value)
+
+
+def _to_total(name: str, typing_context: Any, array: Any, total: Any, value: Any) -> Any:
+    _check(name, typing_context, array, types.UniTuple(types.intp, array.ndim), value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = _total(context, builder, total, arguments[1])
-        new = context.cast(builder, arguments[2], array.dtype, total.dtype)
-        held = builder.load(place)
-        floating = isinstance(total.dtype, types.Float)
-        builder.store(builder.fadd(held, new, flags=("reassoc", "nsz")) if floating else builder.add(held, new), place)
+        places = _totals(context, builder, array, arguments[1])
+        for place, part in zip(places, _parts(builder, array, arguments[2]), strict=True):
+            new = context.cast(builder, part, _number(array), total.dtype)
+            builder.store(_combined(name, builder, builder.load(place), new, flags=("reassoc", "nsz")), place)
         return context.get_dummy_value()
 
     return types.void(array, total, array.dtype), generate
@@ -166,17 +179,18 @@ def add_to_total(typing_context: Any, array: Any, total: Any, value: Any) -> Any
 
 @intrinsic
 def add_total(typing_context: Any, array: Any, index: Any, total: Any) -> Any:
-    """Add a total to an element atomically, unless it is zero: then nothing may have been added, to no element."""
+    """Add a total to an element atomically, each number unless it is zero: then nothing may have been added, to no element."""
     _check("add", typing_context, array, index, array.dtype)
-    result, generate_add = _modify("add", typing_context, array, index, array.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        held = builder.load(_total(context, builder, total, arguments[2]))
         floating = isinstance(total.dtype, types.Float)
         differs = builder.fcmp_unordered if floating else builder.icmp_signed
-        with builder.if_then(differs("!=", held, held.type(0))):
-            new = context.cast(builder, held, total.dtype, array.dtype)
-            generate_add(context, builder, result, [*arguments[:2], new])
+        for k, place in enumerate(_totals(context, builder, array, arguments[2])):
+            held = builder.load(place)
+            with builder.if_then(differs("!=", held, held.type(0))):
+                new = context.cast(builder, held, total.dtype, _number(array))
+                pointer = _element(context, builder, signature, arguments)
+                _add_atomically("add", builder, _component(builder, array, pointer, k), new)
         return context.get_dummy_value()
 
     return types.void(array, index, total), generate
@@ -184,13 +198,58 @@ def add_total(typing_context: Any, array: Any, index: Any, total: Any) -> Any:
 
 def total_type(array: Any) -> Any:
     """Return the type of a total: floats are added up in float64, integers in 64 bits, which wrap around as theirs do."""
-    kind = array.dtype
+    kind = _number(array)
     wide = types.float64 if isinstance(kind, types.Float) else types.int64 if kind.signed else types.uint64
     return types.Array(wide, 1, "C")
 
 
-def _total(context: Any, builder: Any, kind: Any, total: Any) -> Any:
-    return context.make_array(kind)(context, builder, total).data
+def _totals(context: Any, builder: Any, array: Any, total: Any) -> list[Any]:
+    """Return where the numbers of a total lie, one for each component."""
+    data = context.make_array(total_type(array))(context, builder, total).data
+    return [builder.gep(data, [ir.IntType(64)(k)]) for k in range(_count(array))]
+
+
+# Elements of numbers and of vectors and matrices, which are taken component by component
+
+
+def _count(array: Any) -> int:
+    """Return how many numbers an element of an array is."""
+    count: int = array.dtype.element.count if isinstance(array.dtype, NumbaElement) else 1
+    return count
+
+
+def _number(array: Any) -> Any:
+    """Return the type of the numbers that an array's elements are or consist of."""
+    return array.dtype.dtype if isinstance(array.dtype, NumbaElement) else array.dtype
+
+
+def _parts(builder: Any, array: Any, value: Any) -> list[Any]:
+    """Return the numbers that a value for an element of an array is or consists of."""
+    if not isinstance(array.dtype, NumbaElement):
+        return [value]
+    return [builder.extract_value(value, k) for k in range(_count(array))]
+
+
+def _component(builder: Any, array: Any, pointer: Any, k: int) -> Any:
+    """Return where a number of the element lies to which a pointer points."""
+    if not isinstance(array.dtype, NumbaElement):
+        return pointer
+    word = ir.IntType(32)
+    return builder.gep(pointer, [word(0), word(k)], inbounds=True)
+
+
+def _combined(name: str, builder: Any, held: Any, new: Any, flags: Sequence[str] = ()) -> Any:
+    """Return the sum or the difference of two numbers."""
+    if isinstance(new.type, ir.FloatType | ir.DoubleType):
+        combine = builder.fadd if name == "add" else builder.fsub
+        return combine(held, new, flags=flags)
+    return builder.add(held, new) if name == "add" else builder.sub(held, new)
+
+
+def _add_atomically(name: str, builder: Any, pointer: Any, new: Any) -> None:
+    """Add to a number in memory, or subtract from it."""
+    floating = isinstance(new.type, ir.FloatType | ir.DoubleType)
+    builder.atomic_rmw(f"f{name}" if floating else name, pointer, new, "monotonic")
 
 
 @intrinsic
@@ -223,7 +282,8 @@ def add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     _check("add", typing_context, array, index, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _add_plainly(builder, _element(context, builder, signature, arguments), arguments[2])
+        pointer, new = _element(context, builder, signature, arguments), arguments[2]
+        builder.store(_combined("add", builder, builder.load(pointer), new), pointer)
         return context.get_dummy_value()
 
     return types.void(array, index, array.dtype), generate
@@ -232,25 +292,33 @@ def add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def add_either(typing_context: Any, private: Any, array: Any, index: Any, value: Any) -> Any:
     """Add to an element: plainly if `private` says that no other thread touches it, else atomically."""
-    _check("add", typing_context, array, index, value)
+    return _either("add", typing_context, array, index, value)
+
+
+@intrinsic
+def sub_either(typing_context: Any, private: Any, array: Any, index: Any, value: Any) -> Any:
+    """Subtract from an element: plainly if `private` says that no other thread touches it, else atomically."""
+    return _either("sub", typing_context, array, index, value)
+
+
+def _either(name: str, typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    _check(name, typing_context, array, index, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         inner = array.dtype(*signature.args[1:])
-        pointer, new = _element(context, builder, inner, arguments[1:]), arguments[3]
+        pointer = _element(context, builder, inner, arguments[1:])
+        parts = _parts(builder, array, arguments[3])
+        places = [_component(builder, array, pointer, k) for k in range(len(parts))]
         with builder.if_else(context.is_true(builder, types.boolean, arguments[0])) as (alone, shared):
             with alone:
-                _add_plainly(builder, pointer, new)
+                for place, part in zip(places, parts, strict=True):
+                    builder.store(_combined(name, builder, builder.load(place), part), place)
             with shared:
-                builder.atomic_rmw("fadd" if isinstance(array.dtype, types.Float) else "add", pointer, new, "monotonic")
+                for place, part in zip(places, parts, strict=True):
+                    _add_atomically(name, builder, place, part)
         return context.get_dummy_value()
 
     return types.void(types.boolean, array, index, array.dtype), generate
-
-
-def _add_plainly(builder: Any, pointer: Any, new: Any) -> None:
-    floating = isinstance(new.type, ir.FloatType | ir.DoubleType)
-    plus = builder.fadd if floating else builder.add
-    builder.store(plus(builder.load(pointer), new), pointer)
 
 
 @intrinsic
@@ -372,7 +440,7 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
     """Refuse, before any code is generated, what an atomic operation cannot do."""
     if not isinstance(array, types.Array):
         raise TypingError(f"atomic_{name} needs an array and got {array}; pass the array and the index of the element")
-    _check_dtype(name, array.dtype)
+    _check_dtype(name, _number(array))
     if not array.mutable:
         raise TypingError(f"atomic_{name} writes to {array}, which is read-only; pass a writable array for it")
     if not array.aligned:
@@ -381,6 +449,11 @@ def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any)
     if len(indices) != array.ndim or not all(isinstance(part, types.Integer) for part in indices):
         wanted = "an integer" if array.ndim == 1 else f"a tuple of {array.ndim} integers"
         raise TypingError(f"atomic_{name} needs {wanted} to index {array}, got {index}")
+    if isinstance(array.dtype, NumbaElement):
+        for value in values:
+            if value != array.dtype:
+                raise TypingError(not_an_element(name, array, value))
+        return
     for value in values:
         number = isinstance(value, types.Number | types.Boolean)
         if not number or typing_context.can_convert(value, array.dtype) is None:

@@ -30,7 +30,14 @@ __all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
 _ROOM = 1 << 18
 _MOST = 16
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
-_ADDS = ("_nb_add", "_nb_add_private", "_nb_add_either", "_nb_add_to_total")
+_ADDS = (
+    "_nb_add",
+    "_nb_add_private",
+    "_nb_add_either",
+    "_nb_add_to_total",
+    "_nb_sub_either",
+    "_nb_sub_from_total",
+)
 _REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
 _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
@@ -75,7 +82,7 @@ class LaneText(Text):
         text = ast.unparse(function)
         if text.startswith(_REFUSED):
             raise NoLanesError
-        if text.startswith(("_nb_add", "_nb_atomic_")):
+        if text.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
             return False
         value = self._object(function)
         value = getattr(value, "_defn", getattr(value, "py_func", value))

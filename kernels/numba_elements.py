@@ -723,6 +723,14 @@ def _scalars_of(typing_context: Any, array: Any) -> Any:
 
 
 @intrinsic
+def numbers_of(typing_context: Any, array: Any) -> Any:
+    """Return an array of numbers as it is, and one of elements as one of their components."""
+    if isinstance(array.dtype, NumbaElement):
+        return _scalars_of._defn(typing_context, array)
+    return array(array), lambda context, builder, signature, arguments: arguments[0]
+
+
+@intrinsic
 def _elements_of(typing_context: Any, array: Any, element: Any) -> Any:
     """Return memory of components, which are its last dimension, as an array of elements; of one dimension, as many as fit."""
     kind = numba_element(element.typing_key)
@@ -758,7 +766,7 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
         if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
             return _made("def implementation(array, index, value): return update(array, index, value)", names)
         if value != array.dtype:
-            return None
+            raise TypingError(not_an_element(name, array, value))
         element = array.dtype.element
         place = "index + " if isinstance(index, types.BaseTuple) else "(index,) + "
         parts = ", ".join(f"update(whole, {place}({k},), at(value, {k}))" for k in range(element.count))
@@ -772,6 +780,13 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
     atomic.__name__ = name
     _overload(atomic)(generated)
     return atomic
+
+
+def not_an_element(name: str, array: Any, value: Any) -> str:
+    """Return the message for an atomic operation that is given something else than an element."""
+    kind, wanted = getattr(value, "element", None), array.dtype.element.name
+    found = value if kind is None else kind.name
+    return f"atomic_{name} takes a {wanted} for an array of {wanted}, not {found}; make one, such as {wanted}(...)"
 
 
 @functools.cache

@@ -16,13 +16,18 @@ from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
-__all__ = ["Total", "only_added", "total_array", "with_either", "with_totals"]
+__all__ = ["Total", "additions_of", "only_added", "total_array", "with_either", "with_totals"]
 
-_ADD, _ADD_TO_TOTAL, _PREFIX = "_nb_atomic_add", "_nb_add_to_total", "_nb_total"
-_ADD_EITHER, _PRIVATE = "_nb_add_either", "_nb_private"
-# How derivatives add
-_ADD_UNREAD = "_nb_add"
+_PREFIX, _PRIVATE = "_nb_total", "_nb_private"
+# What stands in the place of an atomic operation.
+_TO_TOTAL = {"_nb_atomic_add": "_nb_add_to_total", "_nb_atomic_sub": "_nb_sub_from_total"}
+_EITHER = {"_nb_atomic_add": "_nb_add_either", "_nb_atomic_sub": "_nb_sub_either"}
 _MOST = (1 << 63) - 1  # what an index may be
+# How derivatives add, and what `_EITHER` has
+_ADDING = frozenset(("_nb_add", *_EITHER.values()))
+# How often a statement in so many loops is taken to run: two are often those over nine cells, and a third over what is there.
+_TRIPS = (1, 16, 16, 64)
+_MOST_COMPONENTS = 36  # of an element: larger ones would not stay in registers, and take long to compile
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
 
@@ -71,7 +76,7 @@ def with_totals(
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
     rank = _ranks(tree, parameters)
-    constant = [(array, index) for array, place, _ in additions if (index := _constant(place)) is not None]
+    constant = [(array, index) for _, array, place, _ in additions if (index := _constant(place)) is not None]
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _ in constant)
     places = dict.fromkeys((a, index) for a, index in constant if counts[a] == names[a] and rank.get(a) == len(index))
@@ -81,10 +86,10 @@ def with_totals(
         return text, ()
     known = {(total.array, total.index): total.name for total in totals}
 
-    def instead(array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
+    def instead(operation: str, array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
         index = _constant(place)
         total = None if index is None else known.get((array, index))
-        return None if total is None else _call(_ADD_TO_TOTAL, [array, total], value)
+        return None if total is None else _call(_TO_TOTAL[operation], [array, total], value)
 
     made = _Replacer(names, instead).visit(tree)
     made.args.args += [ast.arg(total.name) for total in totals]
@@ -105,13 +110,13 @@ def with_either(
     """
     start, tree = _body(text, entry)
     names, ranks = _names(tree), _ranks(tree, parameters)
-    counts = Counter(found[0] for node in ast.walk(tree) if (found := _addition(node, names)) is not None)
+    counts = Counter(found[1] for node in ast.walk(tree) if (found := _addition(node, names)) is not None)
     arrays = tuple(sorted(array for array, count in counts.items() if count == names[array] and array in ranks))
     if not arrays or arrays != (arrays if wanted is None else tuple(wanted)):
         return text, ()
 
-    def instead(array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
-        return _call(_ADD_EITHER, [_PRIVATE, array], place, value) if array in arrays else None
+    def instead(operation: str, array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
+        return _call(_EITHER[operation], [_PRIVATE, array], place, value) if array in arrays else None
 
     made = _Replacer(names, instead).visit(tree)
     made.args.args.append(ast.arg(_PRIVATE))
@@ -132,10 +137,39 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
     names, ranks, counts = _names(found), _ranks(found, parameters), Counter[str]()
     for node in ast.walk(found):
         match node:
-            case ast.Call(ast.Name(called), [*_, array, _, _]) if called in (_ADD_UNREAD, _ADD_EITHER):
-                counts[array.id if isinstance(array, ast.Name) else ""] += 1
+            case ast.Call(ast.Name(called), [*_, array, _, _]) if called in _ADDING:
+                counts[_owner(array)] += 1
     every = all(count == names[array] and array in ranks for array, count in counts.items())
     return tuple(sorted(counts)) if every else ()
+
+
+def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arrays: Sequence[str]) -> int:
+    """Return how many numbers each thread is taken to add to arrays, with a guess at the trips of loops, and none in branches.
+
+    Parameters
+    ----------
+    text, entry, parameters
+        What `with_either` has made, or a derivative's that `only_added` has read.
+    arrays : sequence of str
+        Those to which it only adds.
+    """
+    _, tree = _body(text, entry)
+    sizes = {p.name: p.element.count for p in parameters if isinstance(p, ArrayType) and p.element is not None}
+
+    def added(body: Sequence[ast.stmt], depth: int) -> int:
+        found = 0
+        for node in body:
+            match node:
+                case ast.Expr(ast.Call(ast.Name(called), [*_, array, _, _])) if (
+                    called in _ADDING and _owner(array) in arrays
+                ):
+                    trips = _TRIPS[min(depth, len(_TRIPS) - 1)]
+                    found += trips * (sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1)
+                case ast.For() | ast.While():
+                    found += added(node.body, depth + 1)
+        return found
+
+    return added(tree.body, 0)
 
 
 def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:
@@ -158,18 +192,30 @@ def _names(tree: ast.FunctionDef) -> Counter[str]:
 
 
 def _has_totals(parameter: ArrayType) -> bool:
-    return parameter.element is None and parameter.scalar.name in _ADDED
+    if parameter.element is not None and (
+        parameter.element.fields is not None or parameter.element.count > _MOST_COMPONENTS
+    ):
+        return False
+    return parameter.scalar.name in _ADDED
 
 
-def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, ast.expr, ast.expr] | None:
-    """Return the array, the index and the value of an atomic addition whose result nobody reads."""
+def _owner(array: ast.expr) -> str:
+    """Return the name of an array to which, or to whose components, a derivative adds; of others an empty one."""
+    match array:
+        case ast.Name(name) | ast.Call(ast.Name("_nb_components"), [ast.Name(name)]):
+            return name
+    return ""
+
+
+def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, str, ast.expr, ast.expr] | None:
+    """Return the name, the array, the index and the value of an atomic operation whose result nobody reads."""
     match node:
         case ast.Assign([ast.Name(result)]) if names[result]:
             return None
         case ast.Expr(ast.Call(ast.Name(called), [ast.Name(array), place, value], [])) | ast.Assign(
             [ast.Name()], ast.Call(ast.Name(called), [ast.Name(array), place, value], [])
-        ) if called == _ADD:
-            return array, place, value
+        ) if called in _TO_TOTAL:
+            return called, array, place, value
     return None
 
 
@@ -184,9 +230,9 @@ def _constant(place: ast.expr) -> tuple[int, ...] | None:
 
 
 class _Replacer(ast.NodeTransformer):
-    """Puts calls in the place of atomic additions; `instead` returns one for array, index and value, or None."""
+    """Puts calls in the place of atomic additions; `instead` returns one for name, array, index and value, or None."""
 
-    def __init__(self, names: Counter[str], instead: Callable[[str, ast.expr, ast.expr], ast.Call | None]) -> None:
+    def __init__(self, names: Counter[str], instead: Callable[[str, str, ast.expr, ast.expr], ast.Call | None]) -> None:
         self.names = names
         self.instead = instead
 

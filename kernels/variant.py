@@ -43,7 +43,7 @@ from numbridge.kernels.range_source import LaneSource, Private, range_source
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
-from numbridge.kernels.totals import Total, only_added, with_either, with_totals
+from numbridge.kernels.totals import Total, additions_of, only_added, with_either, with_totals
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -350,6 +350,9 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
     emitted, totals = _added_up(emitted, parameters, rank)
 
+    added = () if emitted.private is None else emitted.private.added
+    additions = additions_of(emitted.text, emitted.entry, parameters, added) if added else 0
+
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
             emitted.entry,
@@ -363,7 +366,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             ahead=ahead,
             totals=totals,
             lanes=lanes,
-            additions=_ADDITIONS_WITH_LOOP if emitted.has_loop else 1,
+            additions=max(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 

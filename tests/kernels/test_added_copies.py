@@ -14,7 +14,7 @@ from numba import cuda
 import numbridge as nb
 from numbridge.kernels.parameter_types import ArrayType
 from numbridge.kernels.scalars import scalar_of
-from numbridge.kernels.totals import only_added, with_either
+from numbridge.kernels.totals import additions_of, only_added, with_either
 
 N = 200_003
 random = np.random.default_rng(7)
@@ -172,6 +172,98 @@ def test_gradients_of_what_all_threads_read():
     np.testing.assert_allclose(by_scale, (by_y * table[which] ** 2).sum(), rtol=1e-6)
 
 
+@nb.kernel
+def gathered(x: nb.array[nb.vec3], i: nb.array[nb.int32], y: nb.array[float]):
+    k = nb.tid()
+    y[k] = nb.dot(x[i[k]], x[i[k]])
+
+
+def test_gradients_of_vectors_that_all_threads_read():
+    x, which = random.integers(-3, 4, (50, 3)).astype(np.float32), random.integers(0, 50, N).astype(np.int32)
+    y, by_y, by_x = np.zeros(N, np.float32), random.integers(-1, 2, N).astype(np.float32), np.zeros((50, 3), np.float32)
+    adjoints = {"adj_inputs": [by_x, None], "adj_outputs": [by_y], "adjoint": True}
+    nb.launch(gathered, N, [x, which], [y], **adjoints)
+    assert np.array_equal(by_x, 2 * x * np.bincount(which, by_y, 50)[:, None])
+
+
+@nb.kernel
+def deposit(x: nb.array[nb.vec3], cell: nb.array2d[nb.int32], mass: nb.array[float], momentum: nb.array[nb.vec3]):
+    i = nb.tid()
+    nb.atomic_add(mass, cell[i, 0], 2.0)
+    nb.atomic_sub(momentum, cell[i, 0], x[i])
+    nb.atomic_add(momentum, cell[i, 1], x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("cells", [1, 2, 501])
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_vectors_go_to_copies(cells, offset, dtype):
+    # From memory that begins with half a pair on, which numbers are exchanged in, or where nothing lies side by side.
+    kernel = deposit
+    if dtype == np.float64:
+        kernel = deposit_in_64_bits
+    x, cell = random.integers(-9, 10, (N, 3)).astype(dtype), random.integers(0, cells, (N, 2)).astype(np.int32)
+    held = np.full(3 * cells + 3, 7, dtype)
+    momentum, mass = held[offset : offset + 3 * cells].reshape(-1, 3), np.zeros(cells + offset, dtype)[offset:]
+    assert has_copies(kernel, x, cell, mass, momentum)
+    nb.launch(kernel, N, [x, cell, mass, momentum])
+    wanted = np.full((cells, 3), 7)
+    np.subtract.at(wanted, cell[:, 0], x.astype(np.int64))
+    np.add.at(wanted, cell[:, 1], x.astype(np.int64))
+    assert np.array_equal(momentum, wanted) and np.array_equal(mass, 2 * np.bincount(cell[:, 0], minlength=cells))
+    assert (held[:offset] == 7).all() and (held[offset + 3 * cells :] == 7).all()
+    spread = np.zeros((cells, 2, 3), dtype)[:, 0]
+    nb.launch(kernel, N, [x, cell, mass, spread])
+    assert np.array_equal(spread, wanted - 7)
+
+
+@nb.kernel
+def deposit_in_64_bits(
+    x: nb.array[nb.vec3d], cell: nb.array2d[nb.int32], mass: nb.array[nb.float64], momentum: nb.array[nb.vec3d]
+):
+    i = nb.tid()
+    nb.atomic_add(mass, cell[i, 0], 2.0)
+    nb.atomic_sub(momentum, cell[i, 0], x[i])
+    nb.atomic_add(momentum, cell[i, 1], x[i])
+
+
+def test_vectors_of_several_threads_go_to_one_array():
+    x, cell = np.ones((N, 3), np.float32), np.zeros((N, 2), np.int32)
+    cell[:, 1] = np.arange(N) % 8
+    mass, momentum = np.zeros(8, np.float32), np.zeros((8, 3), np.float32)
+    threads = [threading.Thread(target=nb.launch, args=(deposit, 8000, [x, cell, mass, momentum])) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert momentum.tolist() == [[-140000] * 3] + [[20000] * 3] * 7 and mass[0] == 2 * 20 * 8000
+
+
+def test_the_neighbour_of_what_is_added_to_stays():
+    x, w = np.zeros(N, np.int64), np.ones(N, np.float32)
+    found = np.full(8, -0.0, np.float32)
+    nb.launch(histogram, N, [x, w, found])
+    assert found[0] == N and np.signbit(found[1:]).all()
+
+
+def test_what_each_thread_adds_is_counted():
+    parameters = [ArrayType(name, scalar_of(np.float32), 1, True, True) for name in ("x", "a")]
+    parameters.append(ArrayType("b", scalar_of(np.float32), 1, True, True, nb.vec3))
+    body = (
+        "@_nb_device\ndef body(_nb_i0, x, a, b):\n    _nb_atomic_add(a, 0, x[0])\n    _nb_atomic_sub(b, _nb_i0, x[0])\n"
+        "    if x[0] > 0:\n        _nb_atomic_add(a, _nb_i0, 1.0)\n"
+    )
+    text, arrays = with_either(body, "body", parameters)
+    assert arrays == ("a", "b") and "_nb_sub_either(_nb_private, b, _nb_i0, x[0])" in text
+    assert additions_of(text, "body", parameters, arrays) == 4
+    assert additions_of(text, "body", parameters, ["a"]) == 1
+    add = "_nb_add_either(_nb_private, _nb_components(b), (_nb_i0, 0), 1.0)"
+    for depth, trips in ((0, 1), (1, 16), (2, 16), (3, 64), (4, 64)):
+        nest = [f"{'    ' * (k + 1)}for _ in range(3):" for k in range(depth)]
+        body = "\n".join(["@_nb_device", "def body(_nb_i0, x, a, b):", *nest, f"{'    ' * (depth + 1)}{add}"])
+        assert additions_of(body, "body", parameters, ["b"]) == trips
+
+
 def test_it_is_the_same_on_one_thread_and_on_several():
     program = (
         "import numpy as np, numbridge as nb, test_added_copies as t\n"
@@ -200,7 +292,8 @@ def test_what_a_derivative_only_adds_to():
     parameters = [ArrayType(name, scalar_of(np.float32), 1, True, True) for name in ("x", "a", "b")]
     assert only_added(BODY.format(""), "adjoint", parameters) == ("a",)
     assert only_added(BODY.format("\n    _nb_add(b, 0, 1.0)"), "adjoint", parameters) == ("a", "b")
-    for more in ("\n    b[0] = a[0]", "\n    _nb_add(_nb_components(b), 0, 1.0)", "\n    a = b", "\n    a[1] = 2.0"):
+    assert only_added(BODY.format("\n    _nb_add(_nb_components(b), 0, 1.0)"), "adjoint", parameters) == ("a", "b")
+    for more in ("\n    b[0] = a[0]", "\n    _nb_add(b.x, 0, 1.0)", "\n    a = b", "\n    a[1] = 2.0"):
         assert only_added(BODY.format(more), "adjoint", parameters) == ()
     assert only_added(BODY.format(""), "nothing", parameters) == ()
     with_others = with_either(BODY.replace("_nb_add(", "_nb_atomic_add(").format(""), "adjoint", parameters, ["b"])

@@ -24,6 +24,10 @@ def is_totalled(kernel, *arguments):
     return "_nb_add_to_total" in texts(kernel, *arguments)
 
 
+def is_subtracted(kernel, *arguments):
+    return "_nb_sub_from_total" in texts(kernel, *arguments)
+
+
 @nb.kernel
 def loss(x, y, total):
     i = nb.tid()
@@ -198,11 +202,74 @@ def test_errors_name_the_line(kernel, arguments, error):
     assert "nb.atomic_add(total, 0, d * d)" in str(raised.value)
 
 
-def test_elements_are_added_one_by_one():
-    x, total = np.ones((40, 3), np.float32), np.zeros((1, 3), np.float32)
-    assert not is_totalled(vectors, x, total)
-    nb.launch(vectors, 40, [x, total])
-    assert total.tolist() == [[40, 40, 40]]
+def test_vectors_are_added_up():
+    x, total = np.full((N, 3), [0.1, 1, 0], np.float32), np.array([[2, 0, -0.0], [5, 5, 5]], np.float32)
+    assert is_totalled(vectors, x, total)
+    nb.launch(vectors, N, [x, total])
+    assert total[0].tolist() == [np.float32(2 + N * float(np.float32(0.1))), N, 0] and total[1].tolist() == [5, 5, 5]
+    assert np.signbit(total[0, 2])  # to which nothing but zeros was added
+
+
+@nb.kernel
+def moments(x: nb.array[nb.vec3d], inertia: nb.array[nb.mat33d], cells: nb.array[nb.vec3i], last: nb.array2d[nb.vec3d]):
+    i = nb.tid()
+    nb.atomic_add(inertia, 1, nb.outer(x[i], x[i]))
+    for k in range(2):
+        nb.atomic_sub(last, (-1, 0), float(k) * x[i])
+    if x[i][0] > 0.0:
+        nb.atomic_sub(cells, 0, nb.vec3i(1, int(x[i][1]), 2000000000))
+
+
+@pytest.mark.parametrize("simd", [False, None, True])
+def test_matrices_and_subtractions_are_added_up(simd):
+    kernel = nb.kernel(simd=simd)(moments.source.function)
+    x = random.integers(-5, 6, (N, 3)).astype(np.float64)
+    inertia, cells, last = np.zeros((2, 3, 3)), np.full((1, 3), 7, np.int32), np.ones((2, 1, 3))
+    source = texts(kernel, x, inertia, cells, last)
+    assert source.count("_nb_sub_from_total(") >= 2 and "_nb_add_to_total(" in source
+    nb.launch(kernel, N, [x, inertia, cells, last])
+    assert np.array_equal(inertia, [np.zeros((3, 3)), x.T @ x])
+    assert np.array_equal(last[:, 0], [np.ones(3), 1 - x.sum(axis=0)])
+    right = x[x[:, 0] > 0].astype(np.int64)
+    wanted = [7 - len(right), 7 - right[:, 1].sum(), 7 - 2_000_000_000 * len(right)]
+    assert np.array_equal(cells[0], np.array(wanted).astype(np.int32))
+
+
+@nb.kernel
+def taken_away(x, total):
+    i = nb.tid()
+    nb.atomic_sub(total, 0, x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint64, np.float32, np.float64])
+def test_numbers_are_subtracted_from_a_total(dtype):
+    x, total = random.integers(0, 5, N).astype(dtype), np.full(2, 3, dtype)
+    assert is_subtracted(taken_away, x, total)
+    nb.launch(taken_away, N, [x, total])
+    assert np.array_equal(total, np.array([3 - int(x.sum()), 3]).astype(dtype))
+
+
+@nb.kernel
+def number_for_a_vector(x: nb.array[nb.vec3], total: nb.array[nb.vec3]):
+    nb.atomic_add(total, nb.tid(), 1.0)
+
+
+@nb.kernel
+def vector_for_another(x: nb.array[nb.vec3], total: nb.array[nb.vec3]):
+    nb.atomic_max(total, nb.tid(), nb.vec2(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error"),
+    [
+        (number_for_a_vector, "atomic_add takes a vec3 for an array of vec3, not float32; make one, such as vec3"),
+        (vector_for_another, "atomic_max takes a vec3 for an array of vec3, not vec2; make one, such as vec3"),
+    ],
+)
+def test_errors_name_the_element(kernel, error):
+    with pytest.raises(nb.KernelError) as raised:
+        nb.launch(kernel, 3, [np.ones((3, 3), np.float32), np.zeros((3, 3), np.float32)])
+    assert error in str(raised.value).splitlines()[0]
 
 
 def test_launches_of_several_threads_add_to_one_element():
