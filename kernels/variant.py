@@ -141,6 +141,7 @@ class Variant:
     dims: int = 0
     levels: int = 0
     together: int = 1
+    adds: bool = False
 
     @property
     def block_size(self) -> int:
@@ -159,8 +160,13 @@ class Variant:
 
     @property
     def grain(self) -> int:
-        """How many threads one worker on the CPU takes at least; it takes whole multiples."""
-        return self.together if self.has_loop else _GRAIN
+        """How many threads one worker on the CPU takes at least; it takes whole multiples.
+
+        A worker that may add to copies of arrays takes few, large pieces of the work: this is negative then.
+        """
+        if self.has_loop:
+            return self.together
+        return -self.together if self.adds else _GRAIN
 
 
 class Variants:
@@ -430,7 +436,9 @@ def _loaded(
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
-    return Variant(parameters, weak, CPU, address, source_file, from_cache, wide, emitted.has_loop, together=at_once)
+    adds = emitted.private is not None and emitted.private.meanwhile
+    facts = source_file, from_cache, wide, emitted.has_loop
+    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds)
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

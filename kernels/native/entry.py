@@ -302,7 +302,12 @@ def piece(arguments, dims, steps, work):
 
 @inlined
 def share(total, threads, least):
-    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together."""
+    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together.
+
+    With a negative `least` each worker takes one piece: copies that it adds to cost the same for each piece.
+    """
+    if least < 0:
+        return (total + threads * -least - 1) // (threads * -least) * -least
     return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
 
 

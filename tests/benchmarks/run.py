@@ -117,6 +117,17 @@ def histogram(places, counts):
 
 
 @nb.kernel
+def springs(x, ends, lengths, stiffness, f):
+    k = nb.tid()
+    i, j = ends[k, 0], ends[k, 1]
+    d = x[i] - x[j]
+    length = nb.length(d)
+    force = d * (stiffness * (length - lengths[k]) / length)
+    nb.atomic_sub(f, i, force)
+    nb.atomic_add(f, j, force)
+
+
+@nb.kernel
 def weighted(x, w, y):
     i = nb.tid()
     for k in range(w.shape[0]):
@@ -348,6 +359,7 @@ KERNELS = (
     "sum of squared errors, 4M float32, atomic_add to one number",
     "histogram of 4M int32, atomic_add to 256 numbers",
     "adjoint of 32 inputs times 16 x 32 weights, 20,000 threads",
+    "97,000 springs of a cloth, atomic_add to 16,384 vec3",
 )
 
 
@@ -379,6 +391,7 @@ def kernels_once(bench: Bench) -> None:
         },
     )
     element_kernels(bench)
+    cloth(bench)
     n = 1 << 24
     b, c = torch.randn(n).bfloat16(), torch.randn(n).bfloat16()
     tb, tc, add = b.clone(), c.clone(), saxpy.forall(n)
@@ -531,6 +544,37 @@ def element_kernels(bench: Bench) -> None:
                 **memory,
             },
         )
+
+
+def cloth(bench: Bench) -> None:
+    """Forces of springs between the particles of a cloth, of which each adds to those of two."""
+    import warp as wp
+    import warp_kernels
+
+    side = 128
+    number = np.arange(side * side, dtype=np.int32).reshape(side, side)
+    # Neighbours along both axes, theirs, and those along both diagonals
+    steps = ((0, 1), (1, 0), (0, 2), (2, 0), (1, 1), (1, -1))
+    pairs = [
+        np.stack([number[: side - a, max(0, -b) : side - max(0, b)], number[a:, max(0, b) : side + min(0, b)]], axis=-1)
+        for a, b in steps
+    ]
+    ends = np.concatenate([pair.reshape(-1, 2) for pair in pairs])
+    x = np.random.default_rng(0).normal(size=(side * side, 3)).astype(np.float32)
+    lengths, f = np.ones(len(ends), np.float32), np.zeros_like(x)
+    ours = [nb.from_numpy(x, dtype=nb.vec3), ends, lengths, 10.0, nb.from_numpy(f, dtype=nb.vec3)]
+    theirs = [
+        wp.array(x, dtype=wp.vec3, device="cpu"),
+        wp.array(ends, dtype=wp.int32, device="cpu"),
+        wp.array(lengths, dtype=float, device="cpu"),
+        10.0,
+        wp.array(f.copy(), dtype=wp.vec3, device="cpu"),
+    ]
+    bench.compare(
+        KERNELS[10],
+        functools.partial(springs.forall(len(ends)), *ours),
+        {"Warp": (lambda: wp.launch(warp_kernels.springs, len(ends), theirs, device="cpu"), 1.5)},
+    )
 
 
 THREADS = {"1 thread": "1", "all threads": str(os.cpu_count())}

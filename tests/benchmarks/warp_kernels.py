@@ -33,6 +33,24 @@ def histogram(places: wp.array(dtype=wp.int32), counts: wp.array(dtype=wp.int32)
 
 
 @wp.kernel
+def springs(
+    x: wp.array(dtype=wp.vec3),
+    ends: wp.array2d(dtype=wp.int32),
+    lengths: wp.array(dtype=float),
+    stiffness: float,
+    f: wp.array(dtype=wp.vec3),
+):
+    k = wp.tid()
+    i = ends[k, 0]
+    j = ends[k, 1]
+    d = x[i] - x[j]
+    length = wp.length(d)
+    force = d * (stiffness * (length - lengths[k]) / length)
+    wp.atomic_sub(f, i, force)
+    wp.atomic_add(f, j, force)
+
+
+@wp.kernel
 def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
     i = wp.tid()
     for k in range(w.shape[0]):
