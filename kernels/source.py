@@ -12,6 +12,7 @@ import ast
 import builtins
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType
@@ -436,7 +437,7 @@ class FunctionSource:
             value = getattr(base.value, node.attr, MISSING)
             if value is MISSING:
                 name = getattr(base.value, "__name__", repr(base.value))
-                raise self.error(node, f"{name} has no attribute {node.attr!r}")
+                raise self.error(node, f"{name} has no attribute {node.attr!r}{_instead(name, node.attr)}")
         return Static(
             value,
             base.root,
@@ -531,6 +532,14 @@ class Sourced:
     def source(self) -> FunctionSource:
         """The parsed source."""
         return FunctionSource(self.function, self.role, self.name)
+
+
+def _instead(module: str, name: str) -> str:
+    """Return where a function is that other kernel languages have in their own module, or nothing."""
+    if module != "numbridge":
+        return ""
+    own = [name] * hasattr(builtins, name) + [f"math.{name}"] * hasattr(math, name)
+    return f"; write {own[0]}(...), which kernels take from Python" if own else ""
 
 
 # --------------------------------------------------------------------------------------------------------------------

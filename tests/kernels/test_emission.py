@@ -157,6 +157,9 @@ def test_hidden_parameters_reach_device_functions():
         ("_nb_i0 = 1", "reserved"),
         ("return x", "returns nothing"),
         ("x[undefined] = 1", "'undefined' is not defined"),
+        ("x[0] = nb.min(x[0], x[1])", r"no attribute 'min'; write min\(\.\.\.\), which kernels take from Python"),
+        ("x[0] = nb.floor(x[0])", r"no attribute 'floor'; write math\.floor\(\.\.\.\)"),
+        ("x[0] = nb.no_such(x[0])", r"has no attribute 'no_such'\n"),
         ("i, j, k, m, n = tid()", "up to 4 indices"),
         ("i = tid(); j, k = tid()", "use one rank"),
         ("x[cuda.grid(x[0])] = 1", "written as a constant"),
@@ -168,6 +171,7 @@ def test_hidden_parameters_reach_device_functions():
 def test_what_no_kernel_can_be_is_refused_with_its_place(tmp_path, body, text):
     path = tmp_path / "refused.py"
     path.write_text(
+        "import numbridge as nb\n"
         f"from numba import cuda\nfrom numbridge.kernels.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n"
     )
     namespace = {"__name__": "refused"}
