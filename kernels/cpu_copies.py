@@ -23,7 +23,7 @@ __all__ = ["NAMES"]
 _I64 = ir.IntType(64)
 # Copies must stay in a core's cache, and cost less than they save: adding an element to the array takes about as long as
 # an atomic addition.
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 20
 _ADDITIONS_PER_NUMBER = 2
 _ALIGNMENT = 64
 
