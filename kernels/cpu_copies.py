@@ -21,9 +21,9 @@ from numbridge.kernels.numba_elements import NumbaElement, numbers_of
 __all__ = ["NAMES"]
 
 _I64 = ir.IntType(64)
-# Copies must stay in a core's cache, and cost less than they save: adding an element to the array takes about as long as
-# an atomic addition.
-_MOST_BYTES = 1 << 20
+# Copies must cost less than they save: adding an element to the array takes about as long as an atomic addition. Beyond the
+# caches, and by as many workers as there may be, they would take more memory than time is worth.
+_MOST_BYTES = 1 << 23
 _ADDITIONS_PER_NUMBER = 2
 _ALIGNMENT = 64
 

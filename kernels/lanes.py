@@ -12,6 +12,7 @@ build the code.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -121,6 +122,11 @@ class Lanes:
             if isinstance(inner, ast.Subscript | ast.Call)
         )
 
+    def touches_memory(self, node: ast.stmt) -> bool:
+        """Tell whether a statement, or one in it, may read or write an array that all threads share."""
+        named = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        return bool(named & self.arrays) or self.changes_memory(node)
+
     def is_split(self, node: ast.stmt) -> bool:
         """Tell whether a compound statement runs once, around loops over lanes."""
         match node:
@@ -229,8 +235,7 @@ def read_lanes(
     arrays |= {name for node in nodes if (name := _assigned_call(node, _FIELD)) is not None}
     private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
     lanes = Lanes(tree, index, arrays, private, _touched(nodes, arrays), computes, {index})
-    while _without_unread(lanes, tree.body, set(_loads(tree))):
-        pass
+    _without_unread(lanes, tree.body, _read(lanes, nodes))
     _Spread(lanes, once).run()
     if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
         raise NoLanesError
@@ -370,20 +375,42 @@ def _reads_what_changes(lanes: Lanes, node: ast.Subscript | ast.Call) -> bool:
     return isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id in lanes.touched
 
 
-def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> bool:
-    """Take out assignments of what nobody reads, such as loops' variables after them; return whether there were any."""
-    found = False
-    for node in list(body):
+def _read(lanes: Lanes, nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names that anything but assignments reads, and those that these are computed from.
+
+    A loop carries variables that nobody reads after it, and which only hand on to themselves what they hold.
+    """
+    found: set[str] = set()
+    sources: dict[str, set[str]] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value) if not lanes.changes_memory(node):
+                sources.setdefault(name, set()).update(_loads(value))
+            case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head):
+                found.update(_loads(head))
+            case ast.stmt() if not isinstance(node, ast.FunctionDef):
+                found.update(_loads(node))
+    waiting = list(found)
+    while waiting:
+        new = sources.pop(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> None:
+    """Take out assignments of what nobody reads, such as loops' variables after them."""
+    before = list(body)
+    for node in before:
         match node:
             case ast.Assign(targets=[ast.Name(name)]) if name not in read and not lanes.changes_memory(node):
                 body.remove(node)
-                found = True
             case ast.For() | ast.While() | ast.If():
-                found |= _without_unread(lanes, node.body, read)
-                found |= isinstance(node, ast.If) and _without_unread(lanes, node.orelse, read)
-    if found and not body:
+                _without_unread(lanes, node.body, read)
+                if isinstance(node, ast.If):
+                    _without_unread(lanes, node.orelse, read)
+    if before and not body:
         body.append(ast.Pass())
-    return found
 
 
 @dataclass
@@ -394,20 +421,32 @@ class _Spread:
     once: frozenset[str] | set[str]
     changed: bool = True
     around_loops: list[ast.If] = field(init=False)
+    on_memory: list[ast.If] = field(init=False)
 
     def __post_init__(self) -> None:
-        branches = (node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.If))
+        loops = [node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.For | ast.While)]
+        branches = [node for node in ast.walk(self.lanes.tree) if isinstance(node, ast.If) and not is_break(node)]
         self.around_loops = [
             n for n in branches if any(isinstance(inner, ast.For | ast.While) for inner in ast.walk(n))
         ]
+        # LLVM makes no vectors of what reads or writes memory under a condition.
+        in_loops = {id(inner) for loop in loops for inner in ast.walk(loop)}
+        self.on_memory = [
+            n for n in branches if id(n) in in_loops and n not in self.around_loops and self._touches_memory(n)
+        ]
+
+    def _touches_memory(self, node: ast.If) -> bool:
+        body = [*node.body, *node.orelse]
+        return any(self.lanes.touches_memory(inner) for inner in body)
 
     def run(self) -> None:
-        self.lanes.agreed |= {id(node) for node in self.around_loops}
+        together = [*self.around_loops, *self.on_memory]
+        self.lanes.agreed |= {id(node) for node in together}
         while self.changed:
             self.changed = False
             self._block(self.lanes.tree.body, apart=False, staggered=False)
         # Which tests are the same for all lanes is only known now: a loop may bring round what varies.
-        self.lanes.agreed -= {id(node) for node in self.around_loops if not self.lanes.varies(node.test)}
+        self.lanes.agreed -= {id(node) for node in together if not self.lanes.varies(node.test)}
 
     def _add(self, names: Iterator[str]) -> None:
         new = set(names) - self.lanes.varying - self.lanes.private
@@ -516,8 +555,7 @@ class _Gain:
     fastmath: bool
 
     def width(self) -> int:
-        loops = [node for node in self._loops(self.lanes.tree.body) if _is_long(node)]
-        gained = [self._of_loop(node) for node in loops]
+        gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
         return min(gained, default=0)
 
     def _of_loop(self, node: Any) -> int:
@@ -539,7 +577,7 @@ class _Gain:
         return isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays
 
     def _loops(self, body: Sequence[ast.stmt]) -> Iterator[Any]:
-        """Yield the innermost loops that lanes run together, and in which they do different things."""
+        """Yield the innermost loops of more than a few trips that lanes run together, and in which they do different things."""
         lanes = self.lanes
         for part in lanes.parts(body):
             if isinstance(part, ast.If):
@@ -547,7 +585,7 @@ class _Gain:
                 yield from self._loops(part.orelse)
             elif isinstance(part, ast.For | ast.While) and lanes.varies(part):
                 inner = list(self._loops(part.body))
-                yield from inner or [part]
+                yield from inner or ([part] if _trips(part) > _FEW_TRIPS else [])
 
     def _is_beside(self, node: ast.Subscript) -> bool:
         """Tell whether lanes find an element side by side, or the same one."""
@@ -555,11 +593,13 @@ class _Gain:
         return all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1))
 
 
-def _is_long(node: ast.stmt) -> bool:
-    """Tell whether a loop may have more than a few trips."""
+def _trips(node: ast.For | ast.While) -> float:
+    """Return how often the innermost statements of a loop run, with those of loops in it; infinity where that is unknown."""
+    inner = [_trips(loop) for loop in ast.walk(node) if isinstance(loop, ast.For | ast.While) and loop is not node]
     if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
-        return True
+        return math.inf
     try:
-        return len(range(*(ast.literal_eval(bound) for bound in node.iter.args))) > _FEW_TRIPS
+        own = len(range(*(ast.literal_eval(bound) for bound in node.iter.args)))
     except ValueError:
-        return True
+        return math.inf
+    return own * max(inner, default=1)

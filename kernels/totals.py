@@ -144,7 +144,7 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
 
 
 def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arrays: Sequence[str]) -> int:
-    """Return how many numbers each thread is taken to add to arrays, with a guess at the trips of loops, and none in branches.
+    """Return how many numbers each thread is taken to add to arrays, with a guess at the trips of loops, by all branches.
 
     Parameters
     ----------
@@ -167,6 +167,8 @@ def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arr
                     found += trips * (sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1)
                 case ast.For() | ast.While():
                     found += added(node.body, depth + 1)
+                case ast.If():
+                    found += max(added(node.body, depth), added(node.orelse, depth))
         return found
 
     return added(tree.body, 0)

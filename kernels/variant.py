@@ -436,7 +436,8 @@ def _loaded(
     address = load(compiled)[symbol]
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
-    adds = emitted.private is not None and emitted.private.meanwhile
+    private = emitted.private
+    adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
     return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds)
 

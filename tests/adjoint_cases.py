@@ -566,7 +566,55 @@ def tuple_of_one_branch(x, y):
     y[i] = s
 
 
+@kernel
+def not_there(x, y, place, trips):
+    """Elements that only some threads have; the others come to none of the trips that read them."""
+    i = tid()
+    s = 0.0
+    for k in range(trips[i]):
+        s += x[place[i]] * (k + 1)
+    for k in range(9):
+        if trips[i] > k:
+            s += x[place[i]] * x[k % 4] * x[-1 - k % 2]
+    y[i] = s
+
+
+@kernel
+def same_in_each_trip(x, w, y, n):
+    """Elements that every trip reads, also by indices that are computed, in loops within loops, and by several threads."""
+    i = tid()
+    s = 0.0
+    for j in range(n):
+        d = x[3 * i] - x[3 * j + 1]
+        for k in range(j):
+            if k != i:
+                s += math.sin(d) * x[2 * (i + 1) % 5] * w[j] + w[k] * w[-1]
+        s += d * d * x[i // 2]
+    y[i] = s
+
+
+@kernel
+def read_before_and_after(x, y, n):
+    """An element that loops read, and that is stored before, between and after them."""
+    i = tid()
+    y[i] = y[i] * x[i]
+    s = 0.0
+    for k in range(n):
+        s += y[i] * x[k] * x[i]
+    y[i] = s * 0.1
+    while s > 1.0:
+        s *= 0.5 * min(y[i], 1.0)
+    for k in range(n):
+        y[i] = y[i] * x[i] + s
+        s += y[i] * x[k]
+    y[i] += s
+
+
 CASES = [
+    (not_there, 4, uniform(6), uniform(4), np.array([2, 1 << 40, -3, -(1 << 40)]), np.array([3, 0, 9, 0])),
+    (same_in_each_trip, 3, uniform(12), uniform(4), uniform(3), 4),
+    (same_in_each_trip, 3, uniform(12), uniform(4), uniform(3), 0),
+    (read_before_and_after, 3, uniform(9), uniform(3), 9),
     (tuple_of_one_branch, 8, uniform(8), uniform(8)),
     (assigned_in_conditions, 8, uniform(8), uniform(8)),
     (chosen, 3, uniform(5), uniform(3), 3),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 
 from numbridge.kernels.adjoint import inference
@@ -11,7 +12,21 @@ from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.element_rules import Part
 from numbridge.kernels.adjoint.emit import element, operation
 from numbridge.kernels.adjoint.forward_sweep import ForwardSweep, scalar_places
-from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Program, Raise, Store, Value, same_index, walk
+from numbridge.kernels.adjoint.ir import (
+    Array,
+    Atomic,
+    Load,
+    Loop,
+    Op,
+    Program,
+    Raise,
+    Store,
+    Value,
+    constant_trips,
+    same_index,
+    walk,
+)
+from numbridge.kernels.adjoint.loop_sums import LoopSum, repeated_loads
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 from numbridge.kernels.adjoint.rules import AnyPartial
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
@@ -19,11 +34,24 @@ from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["Accumulation"]
 
+# A loop of so few trips is unrolled.
+_FEW_TRIPS = 8
+
 
 def _are_apart(a: Sequence[Value], b: Sequence[Value]) -> bool:
     """Tell whether constants in two indices make them different."""
     pairs = ((x.constant, y.constant) for x, y in zip(a, b, strict=True))
     return any(type(x) is int and type(y) is int and x >= 0 and y >= 0 and x != y for x, y in pairs)
+
+
+def _within(load: Load) -> str:
+    """Return the condition under which an element is there; nothing for an array without dimensions."""
+    tests = []
+    for axis, index in enumerate(load.index):
+        number, extent = index.constant, f"{load.array.name}.shape[{axis}]"
+        tests += [] if number is not None and number >= 0 else [f"{index.name} >= -{extent}"]
+        tests += [] if number is not None and number < 0 else [f"{index.name} < {extent}"]
+    return " and ".join(tests)
 
 
 class Accumulation(ForwardSweep):
@@ -51,6 +79,8 @@ class Accumulation(ForwardSweep):
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
         self._shared: set[Array] = set()
+        # The elements that the loops around read in each trip, outermost first
+        self._sums: list[LoopSum] = []
 
     def keep(self, names: Collection[str]) -> None:
         """Leave the adjoints of some arrays as they are, or refuse to."""
@@ -143,11 +173,79 @@ class Accumulation(ForwardSweep):
                 adjoint = element(ADJOINT + array.name, self._pending.pop(array))
                 self.lines.add(f"{adjoint} = {self.construct.zero(array.dtype).name}")
 
-    def _add_to(self, op: Load, text: str) -> None:
+    @contextlib.contextmanager
+    def _summed(self, op: Loop) -> Iterator[None]:
+        """Read before a loop what is the same in each trip, and add to the same elements in each trip when it has ended."""
+        outer, read_before, made = self._sums, self._read_before, list[LoopSum]()
+        repeated = list(repeated_loads(op, self.needs.survey, apart=self._apart))
+        again = self._read_again(op)
+        for found in repeated:
+            if found.load.result in self.active or found.load in again:
+                for part in found.index:
+                    self.lines.add(operation(part))
+            if found.load.result in self.active and self._sum_of(found.load) is None:
+                made.append(LoopSum(found.load, self.program.names.fresh("_nb_sum")))
+                self._sums = [*outer, *made]
+        self._read_ahead([found.load for found in repeated if found.load in again])
+        for one in made:
+            self.lines.add(f"{one.name} = {self.construct.zero(one.load.result.type).name}")
+        yield
+        self._sums, self._read_before = outer, read_before
+        for one in made:
+            self._add_sum(one)
+
+    def _read_again(self, op: Loop) -> set[Op]:
+        """Return the loads that the trips of a loop do when they run again, if it may have more than a few."""
+        trips = constant_trips(op)
+        if trips is not None and trips <= _FEW_TRIPS:
+            return set()
+        inner = [self.needs.loops[o] for o in walk([op]) if isinstance(o, Loop) and o in self.needs.loops]
+        values = set[Value]().union(*(needs.values | needs.again for needs in inner))
+        loads = (o for o in walk(op.body) if isinstance(o, Load) and o.array.kind == "parameter")
+        return {o for o in loads if o.result in values and o not in self._read_before}
+
+    def _read_ahead(self, loads: Sequence[Load]) -> None:
+        """Do loads before a loop, whose trips store adjoints where LLVM must assume what is loaded."""
+        for k, load in enumerate(loads):
+            alike = next((o for o in loads[:k] if o.array is load.array and same_index(o.index, load.index)), None)
+            if alike is not None:
+                self.lines.add(f"{load.result.name} = {alike.result.name}")
+                continue
+            # No trip may come to the load, and then the element may not be there.
+            within = _within(load)
+            if within:
+                self.lines.add(f"{load.result.name} = {self.construct.zero(load.result.type).name}")
+            with self.lines.block(f"if {within}:") if within else contextlib.nullcontext():
+                self.lines.add(operation(load))
+        self._read_before = self._read_before | set(loads)
+
+    def _add_sum(self, one: LoopSum) -> None:
+        """Add what a loop has added up, unless it is zero: where no trip came to the load, the element may not be there."""
+        zero = self.construct.zero(getattr(one.load.result.type, "dtype", one.load.result.type)).name
+        changed = [f"{one.name}{part} != {zero}" for part in places(one.load.result)]
+        if not self._is_private(one.load.array):
+            self._add_to(one.load, one.name, where=changed)
+            return
+        several = len(changed) > 1
+        with self.lines.block(f"if {' | '.join(f'({c})' if several else c for c in changed)}:"):
+            self._add_to(one.load, one.name)
+
+    def _sum_of(self, op: Load) -> LoopSum | None:
+        return next((one for one in self._sums if one.is_of(op.array, op.index)), None)
+
+    def _is_private(self, array: Array) -> bool:
+        """Tell whether no other thread adds to the elements of an adjoint to which a thread adds."""
+        return array in self._own or array.kind == "local"
+
+    def _add_to(self, op: Load, text: str, where: Sequence[str] = ()) -> None:
+        """Add to an element of an adjoint; `where`: the conditions under which its components are added to, if any."""
         array, index = op.array, op.index
         self._added.add(array)
-        name = ADJOINT + array.name
-        private = array in self._own or array.kind == "local"
+        name, loop_sum = ADJOINT + array.name, self._sum_of(op)
+        if loop_sum is not None:
+            self.lines.add(f"{loop_sum.name} += {text}")
+            return
+        private = self._is_private(array)
         is_zero = array in self._pending and same_index(self._pending[array], index)
         if array in self._fresh or (private and is_zero):
             self._fresh.pop(array, None)
@@ -161,8 +259,10 @@ class Accumulation(ForwardSweep):
             self._check_aligned(op)
             self._shared.add(array)
             add = "_nb_add_in_block" if array.kind == "shared" else "_nb_add"
-            for (memory, place), part in zip(scalar_places(array, name, index), places(array), strict=True):
-                self.lines.add(f"{add}({memory}, {place}, {text}{part})")
+            parts = zip(scalar_places(array, name, index), places(array), strict=True)
+            for k, ((memory, place), part) in enumerate(parts):
+                with self.lines.block(f"if {where[k]}:") if where else contextlib.nullcontext():
+                    self.lines.add(f"{add}({memory}, {place}, {text}{part})")
 
     def _check_aligned(self, op: Load | Store) -> None:
         if op.array.misaligned:

@@ -88,6 +88,8 @@ class ForwardSweep:
         self._alike = alike.stores
         # Whether the atomic additions of what runs again have been done
         self._is_done = False
+        # The loads that were done before the loop around them
+        self._read_before: set[Op] = set()
         for op in self.needs.loops:
             self._check_together(op)
         check_lanes(program, self._treated)
@@ -251,7 +253,7 @@ class ForwardSweep:
                 case Meet():
                     self._forward_meet(op, values)
                 case _:
-                    if any(value in values for value in defined_by(op)):
+                    if op not in self._read_before and any(value in values for value in defined_by(op)):
                         self.lines.add(operation(op))
 
     def _forward_atomic(self, op: Atomic) -> None:
@@ -375,7 +377,8 @@ class ForwardSweep:
     @contextmanager
     def _copy(self, op: Loop) -> Iterator[None]:
         """Write a loop's body with names of its own: Numba is slow at variables that are assigned in many places."""
-        inner = [value for region in regions(op) for o in walk(region) for value in defined_by(o)]
+        inside = [o for region in regions(op) for o in walk(region) if o not in self._read_before]
+        inner = [value for o in inside for value in defined_by(o)]
         if op.index is not None:
             inner.append(op.index)
         before = [(value, value.name) for value in inner]

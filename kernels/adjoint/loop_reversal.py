@@ -44,7 +44,7 @@ class LoopReversal(Accumulation, ABC):
             self._wait_before(op)
         trips = plan.start_reverse(self.lines)
         counter = plan.name("at")
-        with self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
+        with self._summed(op), self.lines.block(f"for {counter} in range({trips} - 1, -1, -1):"):
             self._restore(plan, counter)
             self._set_index(op, counter, self.needs.loops[op].values)
             with self._done(op):

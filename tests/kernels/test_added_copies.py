@@ -251,12 +251,12 @@ def test_what_each_thread_adds_is_counted():
     parameters.append(ArrayType("b", scalar_of(np.float32), 1, True, True, nb.vec3))
     body = (
         "@_nb_device\ndef body(_nb_i0, x, a, b):\n    _nb_atomic_add(a, 0, x[0])\n    _nb_atomic_sub(b, _nb_i0, x[0])\n"
-        "    if x[0] > 0:\n        _nb_atomic_add(a, _nb_i0, 1.0)\n"
+        "    if x[0] > 0:\n        _nb_atomic_add(a, _nb_i0, 1.0)\n    else:\n        _nb_atomic_add(b, _nb_i0, 1.0)\n"
     )
     text, arrays = with_either(body, "body", parameters)
     assert arrays == ("a", "b") and "_nb_sub_either(_nb_private, b, _nb_i0, x[0])" in text
-    assert additions_of(text, "body", parameters, arrays) == 4
-    assert additions_of(text, "body", parameters, ["a"]) == 1
+    assert additions_of(text, "body", parameters, arrays) == 1 + 3 + 3
+    assert additions_of(text, "body", parameters, ["a"]) == 1 + 1
     add = "_nb_add_either(_nb_private, _nb_components(b), (_nb_i0, 0), 1.0)"
     for depth, trips in ((0, 1), (1, 16), (2, 16), (3, 64), (4, 64)):
         nest = [f"{'    ' * (k + 1)}for _ in range(3):" for k in range(depth)]

@@ -372,10 +372,46 @@ def places_that_follow_from_others(x, y, n):
     y[i] = s
 
 
+def branches_on_memory(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = 0.0
+    for k in range(n):
+        if k != i:  # nearly always in all lanes
+            s += x[i] * x[k % x.shape[0]]
+            last = s
+        if x[k % x.shape[0]] > 0.2:  # in all lanes or in none
+            y[i] += s
+        if x[i] > 0.0:  # in some
+            if x[(i + k) % x.shape[0]] < 0.5:
+                y[i] = y[i] * 0.5 + s
+                last = y[i]
+            else:
+                s -= x[i - k] * 0.1
+        elif k > 3:
+            last = 0.25
+            s += last
+    y[i] += s + last
+
+
+def additions_in_branches(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    count = 0
+    for k in range(n):
+        if k != i:
+            nb.atomic_add(y, k % y.shape[0], 1.0)
+            if x[i] > 0.0:
+                nb.atomic_add(y, 0, 2.0)
+                nb.atomic_add(y, i, 3.0)
+                count += 1
+    nb.atomic_add(y, i, float(count))
+
+
 OF_VECTORS = (
     *(uniform_breaks, uniform_while, branch_of_what_comes_round, branches_around_loops, assigned_in_some_lanes),
     *(begun_inside, steps_of_ranges, guarded_loads, early_return, own_element, local_arrays, calls, by_hand),
-    places_that_follow_from_others,
+    *(places_that_follow_from_others, branches_on_memory, additions_in_branches),
 )
 CASES = dict.fromkeys(OF_VECTORS, vectors) | {
     branches_in_branches: lambda n: [floats(max(n, 2)), floats(n), TRIPS],
