@@ -33,6 +33,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "of_framework",
     "scalar_of",
     "tag_of",
     "uint8",
@@ -130,6 +131,8 @@ def by_name(name: str) -> Scalar:
 def scalar_of(dtype: Any) -> Scalar:
     """Return the row of anything that names a dtype: a NumPy dtype or scalar type, a string, `float`, `int`, `bool`.
 
+    A framework's own dtype is known by what it is called there, such as ``torch.float32``.
+
     Raises
     ------
     ConversionError
@@ -142,10 +145,17 @@ def scalar_of(dtype: Any) -> Scalar:
     try:
         row = _BY_DTYPE.get(np.dtype(dtype))
     except TypeError:
-        row = None
+        row = of_framework(dtype)
     if row is None:
         raise ConversionError(_unknown(dtype))
     return row
+
+
+def of_framework(dtype: Any) -> Scalar | None:
+    """Return the row of a framework's dtype, which is called after the framework and then as here; None for anything else."""
+    package = type(dtype).__module__.partition(".")[0]
+    before, _, name = str(dtype).rpartition(".") if package != "builtins" else ("", "", "")
+    return _BY_NAME.get(name) if before == package else None
 
 
 def _unknown(dtype: Any) -> str:
