@@ -142,6 +142,8 @@ def scalar_of(dtype: Any) -> Scalar:
         return dtype
     if isinstance(dtype, type) and dtype in _PYTHON:
         return _PYTHON[dtype]
+    if dtype is None:  # which NumPy takes for float64
+        raise ConversionError(_unknown(dtype))
     try:
         row = _BY_DTYPE.get(np.dtype(dtype))
     except TypeError:
@@ -161,7 +163,9 @@ def of_framework(dtype: Any) -> Scalar | None:
 def _unknown(dtype: Any) -> str:
     if isinstance(dtype, np.dtype) and not dtype.isnative and dtype.newbyteorder("=") in _BY_DTYPE:
         return f"dtype {dtype.str!r} is not in this machine's byte order; convert the data to dtype.newbyteorder('=')"
-    return f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}"
+    listed = f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}"
+    is_device = isinstance(dtype, str) and dtype.partition(":")[0] in ("cpu", "cuda")
+    return f"{listed}. A device is given by name, as device={dtype!r}" if is_device else listed
 
 
 def tag_of(dtype: Any) -> int:

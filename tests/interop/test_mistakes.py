@@ -197,3 +197,19 @@ def test_what_is_no_dtype_is_no_annotation(annotation):
     scaled.__annotations__["x"] = annotation
     with pytest.raises(nb.NumbridgeTypeError, match="is not an annotation for a kernel; use an array"):
         nb.kernel(scaled)
+
+
+def test_a_device_in_the_place_of_a_dtype():
+    x = nb.ones(3)
+    with pytest.raises(nb.ConversionError, match=r"dtype 'cpu' is not .*\. A device is given by name, as device='cpu'"):
+        nb.zeros_like(x, "cpu")
+    with pytest.raises(nb.ConversionError, match="A device is given by name, as device='cuda:0'"):
+        nb.zeros(3, "cuda:0")
+
+
+@pytest.mark.parametrize(
+    "make", [nb.dtype_to_numpy, lambda dtype: nb.zeros(3, dtype=dtype), lambda dtype: nb.array[dtype]]
+)
+def test_none_is_no_dtype(make):
+    with pytest.raises(nb.ConversionError, match="dtype None is not a scalar type; numbridge has bool"):
+        make(None)
