@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 
@@ -213,3 +214,51 @@ def test_a_device_in_the_place_of_a_dtype():
 def test_none_is_no_dtype(make):
     with pytest.raises(nb.ConversionError, match="dtype None is not a scalar type; numbridge has bool"):
         make(None)
+
+
+def of_module(module):
+    @nb.kernel
+    def sines(x):
+        i = nb.tid()
+        x[i] = module.sin(x[i])
+
+    @nb.kernel
+    def halves(x):
+        i = nb.tid()
+        memory = cuda.local.array(2, module.float32)
+        memory[0] = x[i]
+        x[i] = memory[0]
+
+    return sines, halves
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax.numpy"])
+def test_a_frameworks_functions_in_a_kernel(framework):
+    sines, halves = of_module(pytest.importorskip(framework))
+    text = f"{framework}.sin works on whole arrays, and kernels cannot call it; call .* numbridge, as math.sin"
+    with pytest.raises(nb.KernelError, match=text):
+        nb.launch(sines, 2, [nb.ones(2)])
+    if framework == "torch":  # JAX's are NumPy's
+        with pytest.raises(nb.KernelError, match=r"kernels do not know torch\.float32; write numpy\.float32"):
+            nb.launch(halves, 2, [nb.ones(2)])
+
+
+@nb.kernel
+def of_methods(x):
+    i = nb.tid()
+    x[i] = x[i].sin()
+
+
+@nb.kernel
+def of_three_numbers(x):
+    i = cuda.threadIdx
+    x[i] = 1.0
+
+
+def test_methods_of_numbers_and_indices_without_an_axis():
+    with pytest.raises(
+        nb.KernelError, match=r"a float32 has no \.sin: elements are numbers in a kernel.*, as math\.sin"
+    ):
+        nb.launch(of_methods, 2, [nb.ones(2)])
+    with pytest.raises(nb.KernelError, match=r"cuda\.threadIdx is no number; write cuda\.threadIdx\.x, \.y or \.z"):
+        nb.launch(of_three_numbers, 2, [nb.ones(2)])
