@@ -17,7 +17,7 @@ from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.inner_gradients import Gradient
 from numbridge.kernels.intrinsics import intrinsic_of
-from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.kernel import Boxed, Kernel
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.kernels.source import FunctionSource, Sourced
 
@@ -54,6 +54,8 @@ class OperatorPlan:
         and matrices or not.
     block_dim : int or tuple of int
         Threads per block, along each axis of the launch if it is a tuple.
+    boxed : sequence of str
+        Numbers that come as tensors without dimensions, whose shape is nothing to go by.
 
     Attributes
     ----------
@@ -81,6 +83,7 @@ class OperatorPlan:
         launch_dims: Dims,
         output_dims: Dims,
         block_dim: BlockDim = 256,
+        boxed: Sequence[str] = (),
     ) -> None:
         # A kernel without thread indices may be launched with any number of dimensions.
         rank = kernel.source.index_rank or None
@@ -115,7 +118,8 @@ class OperatorPlan:
         self.numbers = tuple(place for place, name in enumerate(self.inputs) if self.kinds[name] != "array")
         self._launch_dims, self._output_dims = launch_dims, output_dims
         # What comes by value has no shape that a launch could have.
-        self.first = next((name for name in self.arrays if not self._is_value(name)), None)
+        shaped = (name for name in self.arrays if not (self._is_value(name) or name in boxed))
+        self.first = next(shaped, None)
         inner = () if self.first is None else self._inner(self.first)
         self.like_first = output_dims is None and all(self._inner(name) == inner for name in self.outputs)
         self.along_first = launch_dims is None and not inner
@@ -149,15 +153,41 @@ class OperatorPlan:
             f"make what it writes an output, or pass {primal}"
         )
 
-    def refuse_tensors_as_numbers(self, name: str, values: Sequence[Any], tensor: type) -> None:
-        """Refuse tensors for parameters that are numbers, through which no gradient would flow."""
-        for place in self.numbers:
-            if isinstance(values[place], tensor):
+    def tensors_as_numbers(self, name: str, values: Sequence[Any], tensor: type) -> tuple[int, ...]:
+        """Return the places of tensors that come for parameters that are numbers, or refuse those that are none.
+
+        Raises
+        ------
+        NumbridgeTypeError
+            If such a tensor has dimensions, or comes for an integer, which may be an extent.
+        """
+        places = tuple(place for place in self.numbers if isinstance(values[place], tensor))
+        for place in places:
+            parameter, value = self.inputs[place], values[place]
+            where = f"operator {name}, parameter {parameter!r}: wanted a number, got a tensor"
+            if value.ndim:
                 raise NumbridgeTypeError(
-                    f"operator {name}, parameter {self.inputs[place]!r}: wanted a number, got a tensor, which would have no "
-                    "gradient; annotate the parameter as an array, such as nb.array[float], and read its element, or pass "
-                    "tensor.item()"
+                    f"{where} of shape {tuple(value.shape)}; pass one without dimensions, such as tensor[0], or annotate the "
+                    "parameter as an array, such as nb.array[float], and read its elements"
                 )
+            if self.kinds[parameter] in ("int", "bool"):
+                raise NumbridgeTypeError(
+                    f"{where} for {self._parameters[parameter].annotation!r}; pass tensor.item(), or annotate the parameter as "
+                    "an array, such as nb.array[int], and read its element"
+                )
+        return places
+
+    def boxed(self, places: Sequence[int]) -> OperatorPlan:
+        """Return the plan of the same operator that takes tensors without dimensions for the numbers in some places."""
+        names = [self.inputs[place] for place in places]
+        return OperatorPlan(
+            Boxed(self.kernel, names), self.outputs, self._launch_dims, self._output_dims, self.block_dim, names
+        )
+
+    def number_type(self, place: int) -> Scalar | None:
+        """Return the type of the number that an input is, or None for any."""
+        annotation = self._parameters[self.inputs[place]].annotation
+        return annotation.scalar if isinstance(annotation, ScalarAnnotation) else None
 
     def refuse_other_arrays(self, name: str, values: Sequence[Any], tensor: type, framework: str) -> None:
         """Refuse what is no tensor of the operator's framework for parameters that are arrays."""

@@ -234,9 +234,9 @@ def from_paddle(
     dtype : dtype_like, optional
         Must be the tensor's; sharing does not convert.
     requires_grad : bool, optional
-        By default the array follows the tensor's ``stop_gradient``, now and later.
+        By default the array follows the tensor's ``stop_gradient``, now and later, unless `grad` is given, which implies it.
     grad : paddle.Tensor or Array, optional
-        The gradient; by default the tensor's own, which Paddle allocates when it is first needed.
+        The gradient, which Paddle copies into the tensor's own; by default that, which Paddle allocates when it is first needed.
     return_ctype : bool
         Return a light descriptor instead: kernels take it, and nothing else does.
 

@@ -10,6 +10,7 @@ from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
+from numbridge.paddle_bridge import dtype_to_paddle
 from numbridge.paddle_operators import Launches, Operator
 from numbridge.remade import Remade
 
@@ -46,7 +47,8 @@ def paddle_op(
     Returns
     -------
     PaddleOp
-        Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none.
+        Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
+        floating-point number may be given as a tensor without dimensions, which has a gradient then.
 
     Raises
     ------
@@ -76,6 +78,7 @@ class PaddleOp(Remade):
 
         self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
+        self._of_tensors: dict[tuple[int, ...], PaddleOp] = {}
         self._operator = Operator(Level.first(Launches(plan)), self.name)
         self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
@@ -85,11 +88,32 @@ class PaddleOp(Remade):
             raise by_position(f"operator {self.name}", self.plan.inputs, named)
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
-        self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
+        places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
+        if places:
+            return self._boxed(places)(*self._as_numbers(places, values))
         self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
         return returned(self._operator(values))
+
+    def _boxed(self, places: tuple[int, ...]) -> PaddleOp:
+        """Return the operator of the same kernel that takes tensors for the numbers in some places."""
+        found = self._of_tensors.get(places)
+        if found is None:
+            found = self._of_tensors.setdefault(places, PaddleOp(self.plan.boxed(places), self.name))
+        return found
+
+    def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+        """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
+        made, plan = list(values), self.plan
+        place_of = None if plan.first is None else getattr(values[plan.inputs.index(plan.first)], "place", None)
+        for place in places:
+            row = plan.number_type(place)
+            if row is not None and made[place].dtype != dtype_to_paddle(row):
+                made[place] = made[place].astype(dtype_to_paddle(row))
+            if place_of is not None and made[place].place != place_of:
+                made[place] = made[place].to(place_of)
+        return made
 
     def _is_followed(self, values: Sequence[Any]) -> bool:
         import paddle

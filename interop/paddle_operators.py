@@ -29,8 +29,9 @@ class Launches(operator_launches.Launches):
 
         named = zip(self.plan.inputs, values, strict=True)
         arrays = [value for name, value in named if self.plan.kinds[name] == "array"]
-        first = arrays[0].dtype if arrays else paddle.float32
-        place = arrays[0].place if arrays else paddle.CPUPlace()
+        like = values[self.first] if self.first >= 0 else arrays[0] if arrays else None
+        first = paddle.float32 if like is None else like.dtype
+        place = paddle.CPUPlace() if like is None else like.place
         shapes, made = self.plan.output_shapes(values), []
         for name in self.plan.outputs:
             row = self.plan.dtype(name)

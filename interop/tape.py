@@ -426,7 +426,8 @@ class Tape:
         Raises
         ------
         NumbridgeError
-            If there is nothing to go back from, it was done already, or a gradient comes to a launch without an adjoint.
+            If there is nothing to go back from, or from an array only that nothing recorded has read or written; if it was done
+            already; or if a gradient comes to a launch without an adjoint.
         """
         if self._thread is not None:
             raise NumbridgeError("backward: the tape still records; call it after the with block")
@@ -486,11 +487,20 @@ class Tape:
             )
         found = [(description := _floating(array), _cotangent(description, value)) for array, value in seeds]
         for (array, _), (description, _) in zip(seeds, found, strict=True):
-            if not self._is_varied(array, self._places.find(description)):
+            place = self._places.find(description)
+            if not self._is_varied(array, place):
                 raise NumbridgeError(
                     "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
                     "one, so every gradient would be zero; launch in the with block, on arrays with requires_grad=True, and "
                     "pass what these launches wrote"
+                )
+            # By itself, on a tape of nothing, what requires a gradient has one: it is its own derivative.
+            if self._events and not (place.links or place.is_empty):
+                what = "the loss" if loss is not None and array is loss else "an array in grads"
+                raise NumbridgeError(
+                    f"backward: {what}, {type(array).__name__} of shape {full_shape(description)}, is not on this tape: nothing "
+                    "that it has recorded has read or written it; pass what a launch in its with block wrote, or call backward "
+                    "of the tape that recorded that launch"
                 )
             if _requires_grad(array):
                 self._remember_array(array)

@@ -55,6 +55,8 @@ def adopted(
         made = adopt(checked(t))
     if dtype is not None:
         made = same_dtype(made, dtype)
+    if requires_grad is None and grad is not None:
+        requires_grad = True  # or a tape would not carry anything to the gradient that is given
     if requires_grad is not None:
         made.requires_grad = requires_grad
     if grad is not None:

@@ -300,9 +300,9 @@ def from_torch(
     dtype : dtype_like, optional
         Must be the tensor's; sharing does not convert.
     requires_grad : bool, optional
-        By default the array follows the tensor, now and later.
+        By default the array follows the tensor, now and later, unless `grad` is given, which implies it.
     grad : torch.Tensor or Array, optional
-        The gradient; by default the tensor's own, which torch allocates when it is first needed.
+        The gradient, which becomes the tensor's own; by default that, which torch allocates when it is first needed.
     return_ctype : bool
         Return a light descriptor instead: kernels take it, and nothing else does.
 

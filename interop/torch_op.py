@@ -7,6 +7,7 @@ are first asked for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from numbridge.kernels.kernel import Kernel
 from numbridge.operator_levels import Level, returned
 from numbridge.operators import Dims, OperatorPlan
 from numbridge.remade import Remade
+from numbridge.torch_bridge import dtype_to_torch
 from numbridge.torch_eager import Launches, quick_way
 from numbridge.torch_operators import NAMESPACE, Operator
 
@@ -52,7 +54,8 @@ def torch_op(
     Returns
     -------
     TorchOp
-        Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none.
+        Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
+        floating-point number may be given as a tensor without dimensions, which has a gradient then.
 
     Raises
     ------
@@ -96,11 +99,16 @@ class TorchOp(Remade):
         self.plan, self.kernel = plan, plan.kernel
         self._count, self._numbers = len(plan.inputs), plan.numbers
         self._is_compiling = torch.compiler.is_dynamo_compiling
+        self._of_tensors: dict[tuple[int, ...], TorchOp] = {}
+        rows = {place: plan.number_type(place) for place in plan.numbers}
+        self._types = {place: None if row is None else dtype_to_torch(row) for place, row in rows.items()}
         launches = Launches(plan)
-        # The kernel itself needs no gradient to be an operator; one that changes its inputs has none here.
-        self._is_differentiable = bool(plan.outputs) and not plan.mutated
+        # The kernel itself needs no gradient to be an operator; one that changes its inputs, or takes no tensor, has none here.
+        self._is_differentiable = bool(plan.outputs and plan.arrays) and not plan.mutated
         self._operators = Operator(Level.first(launches), name, plan.mutated, differentiable=self._is_differentiable)
         self.name, self.op = f"{NAMESPACE}::{self._operators.name}", self._operators.op
+        _alive[self.name] = self
+        torch.compiler.assume_constant_result(_boxed)
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
@@ -113,7 +121,9 @@ class TorchOp(Remade):
         if len(values) != self._count:
             raise self.plan.wrong_count(self.name, len(values))
         if self._numbers:
-            self.plan.refuse_tensors_as_numbers(self.name, values, self._tensor)
+            places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
+            if places:
+                return self._run_boxed(places, self._as_numbers(places, values))
         if not self._is_differentiable:
             return self._in_place(values)
         if self._is_compiling():
@@ -126,6 +136,30 @@ class TorchOp(Remade):
             self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise
+
+    def _run_boxed(self, places: tuple[int, ...], values: Sequence[Any]) -> Any:
+        import torch
+
+        if self._is_compiling():
+            # By its name: torch.compile traces no more of how an operator is made.
+            return getattr(getattr(torch.ops, NAMESPACE), _boxed(self.name, places)).default(*values)
+        return self.boxed(places)(*values)
+
+    def boxed(self, places: tuple[int, ...]) -> TorchOp:
+        """Return the operator of the same kernel that takes tensors without dimensions for the numbers in some places."""
+        found = self._of_tensors.get(places)
+        if found is None:
+            name = "_".join([self._operators.name, *(self.plan.inputs[place] for place in places)])
+            found = self._of_tensors.setdefault(places, TorchOp(self.plan.boxed(places), name))
+        return found
+
+    def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+        """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
+        made, plan = list(values), self.plan
+        device = None if plan.first is None else getattr(values[plan.inputs.index(plan.first)], "device", None)
+        for place in places:
+            made[place] = made[place].to(device=device, dtype=self._types[place])
+        return made
 
     def _refuse_layouts(self, values: Sequence[Any]) -> None:
         """Refuse tensors without strides, of which PyTorch says only that it makes no such outputs."""
@@ -152,3 +186,11 @@ class TorchOp(Remade):
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
         return returned(self._operators(values))
+
+
+_alive: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
+
+
+def _boxed(name: str, places: tuple[int, ...]) -> str:
+    """Return the name of an operator's `boxed`, given its own; torch.compile runs this as it is, once."""
+    return _alive[name].boxed(places).name.partition("::")[2]

@@ -14,7 +14,7 @@ import numpy as np
 
 from numbridge.kernels.elements import ElementType, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError
-from numbridge.kernels.scalars import Scalar, scalar_of
+from numbridge.kernels.scalars import Scalar, of_framework, scalar_of
 
 __all__ = [
     "ArrayAnnotation",
@@ -119,8 +119,9 @@ def annotation_of(
     ----------
     annotation : object
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
-        dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. A class of arrays, such as `numpy.ndarray`,
-        `torch.Tensor` or `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of whatever framework.
+        dtype, a framework's dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. A class of arrays, such as
+        `numpy.ndarray`, `torch.Tensor` or `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of
+        whatever framework.
         Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, for the message.
@@ -143,7 +144,7 @@ def annotation_of(
         return annotation
     if isinstance(annotation, ElementType):
         return ElementAnnotation(annotation)
-    if isinstance(annotation, type | np.dtype | Scalar):
+    if isinstance(annotation, type | np.dtype | Scalar) or of_framework(annotation) is not None:
         try:
             return ScalarAnnotation(scalar_of(annotation))
         except ConversionError:

@@ -21,6 +21,12 @@ NO_MEMORY = (
 _NRT = "NRT required but not enabled"
 # Floats that are stored only
 _NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+# What it says of exceptions with numbers in them on CUDA; on the CPU these need memory
+_DYNAMIC = "return_dynamic_user_exc"
+_RAISED = (
+    "an exception in a kernel is made of constants, and this one of what only the running kernel knows; raise it with a text of "
+    "its own, and print(...) the numbers before"
+)
 _UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([\w.]+)'>")
 _LIST = "The use of a reflected list"
 _OF_KERNELS = frozenset({"numbridge.kernels.inner_gradients.Gradient", "numbridge.kernels.intrinsics.Intrinsic"})
@@ -57,8 +63,12 @@ def not_compiled(
     text = str(error)
     place = _place(text, filename, origin)
     excerpt = "" if place is None else f"\n  {place}"
+    raising = _DYNAMIC in text or (
+        _NRT in text and place is not None and place.splitlines()[1].lstrip().startswith("raise ")
+    )
+    problem = _RAISED if raising else _problem(text)
     return KernelError(
-        f"kernel {entry!r} does not compile for ({listed}){where}: {_problem(text)}{excerpt}\nNumba says:\n{text}\n"
+        f"kernel {entry!r} does not compile for ({listed}){where}: {problem}{excerpt}\nNumba says:\n{text}\n"
         f"The generated source is {filename}"
     )
 

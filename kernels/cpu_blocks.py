@@ -19,7 +19,7 @@ from numba.core import callconv, cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import array_at, constant_extents, memory_dtype
+from numbridge.kernels.cpu_intrinsics import array_at, constant_extents, keep_exception, memory_dtype
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
 from numbridge.kernels.object_cache import digest
@@ -127,6 +127,8 @@ def _ended(builder: Any, crew: Any, record: Any, code: Any) -> None:
     if _is_success(code):
         builder.unreachable()  # behind what ends the thread
         return
+    with builder.if_then(builder.icmp_signed(">=", code, callconv.RETCODE_USEREXC)):
+        keep_exception(builder, builder.load(builder.function.args[1]))
     builder.store(_I64(nb.CREW_RAISED), _place(builder, crew, nb.CREW_FAILED))
     _finish(builder, record)
 
@@ -441,14 +443,14 @@ def _lanemask_lt(crew: Any, thread: Any) -> Any:
 # Shared memory
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def shared(typing_context: Any, crew: Any, place: Any, given: Any, shape: Any, dtype: Any) -> Any:
     """Return the array of a block at a place in the source, with whatever its memory holds.
 
     A device function may be compiled for arguments of several types: what it has been `given` tells for which. Each has memory of
     its own, as on CUDA.
     """
-    extents, element = constant_extents(shape), memory_dtype(dtype)
+    element, extents = memory_dtype(dtype), constant_extents(shape)  # in this order: see `local_array`
     kind = types.Array(element, len(extents), "C")
     types_given = ", ".join(str(types.unliteral(kind)) for kind in given)
     key = int(digest(f"{place.literal_value} {types_given}")[:15], 16)

@@ -57,6 +57,7 @@ __all__ = [
     "differs",
     "element_address",
     "ended",
+    "keep_exception",
     "local_array",
     "memory_dtype",
     "nonnegative",
@@ -113,6 +114,14 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
     return types.intp(types.intp), generate
 
 
+def keep_exception(builder: Any, found: Any) -> None:
+    """Build what lets `kernels.raised` tell of an exception, given the pointer to Numba's description of it."""
+    word, name = ir.IntType(64), "numbridge_raised"
+    known = builder.module.globals.get(name)
+    place = known if known is not None else ir.GlobalVariable(builder.module, word, name)
+    builder.store_atomic(builder.ptrtoint(found, word), place, "monotonic", 8)
+
+
 @intrinsic
 def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: Any, last: Any) -> Any:
     """Run a function of four integers that returns nothing; return 1 if an exception ends it, else 0."""
@@ -123,6 +132,8 @@ def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: 
         compiled = function.dispatcher.overloads[kinds]
         context.active_code_library.add_linking_library(compiled.library)
         status, _ = context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments[1:])
+        with builder.if_then(status.is_user_exc, likely=False):
+            keep_exception(builder, status.excinfoptr)
         return builder.zext(status.is_error, ir.IntType(64))
 
     return types.int64(function, *kinds), generate
@@ -546,8 +557,9 @@ def local_array(typing_context: Any, shape: Any, dtype: Any) -> Any:
     nothing refuses to return it in a tuple. A place in the source has one piece of memory per call of its function: in
     a loop, every trip gets the same, which keeps the stack from growing.
     """
-    extents = constant_extents(shape)
+    # The dtype first: without its literal value, Numba asks again without those of the shape, which then is none.
     element = memory_dtype(dtype)
+    extents = constant_extents(shape)
     target = cpu_target.target_context
     itemsize, count = target.get_abi_sizeof(target.get_data_type(element)), math.prod(extents)
     if itemsize * count > MAX_LOCAL_BYTES:
@@ -603,9 +615,13 @@ def constant_extents(shape: Any) -> tuple[int, ...]:
 
 def memory_dtype(dtype: Any) -> Any:
     """Return what an array that a kernel makes has as its elements."""
-    element = parse_dtype(dtype)
+    try:
+        element = parse_dtype(dtype)
+    except TypingError:  # a text that names none
+        element = None
     if element is None:
-        raise TypingError(f"a local or shared array needs a dtype such as numpy.float32, got {dtype}")
+        got = repr(dtype.literal_value) if isinstance(dtype, types.Literal) else dtype
+        raise TypingError(f"a local or shared array needs a dtype such as numpy.float32, got {got}")
     return narrow_float(scalar_of(np.float16)) if element == types.float16 else element
 
 

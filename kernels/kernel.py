@@ -25,10 +25,10 @@ from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.kernel_syntax import check_returns
 from numbridge.kernels.machine import front
-from numbridge.kernels.source import Role, Sourced
+from numbridge.kernels.source import FunctionSource, Role, Sourced
 from numbridge.kernels.static_names import is_cuda_dispatcher
 
-__all__ = ["Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
+__all__ = ["Boxed", "Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,33 @@ class Kernel(Sourced):
         from numbridge.kernels import launch
 
         return launch.explain(self, arguments)
+
+
+class Boxed(Kernel):
+    """A kernel some of whose numbers come as arrays without dimensions: as what a framework has gradients of.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+    names : sequence of str
+        Which of its parameters; those that are annotated as numbers come as arrays of such.
+    """
+
+    def __init__(self, kernel: Kernel, names: Sequence[str]) -> None:
+        self._boxed = tuple(names)
+        super().__init__(kernel.function, {**kernel.options, "name": kernel.name})
+        self.parameters = tuple(_boxed(p) if p.name in names else p for p in kernel.parameters)
+
+    @functools.cached_property
+    def source(self) -> FunctionSource:
+        """The parsed source."""
+        return FunctionSource(self.function, self.role, self.name, self._boxed)
+
+
+def _boxed(parameter: Parameter) -> Parameter:
+    scalar = parameter.annotation.scalar if isinstance(parameter.annotation, ScalarAnnotation) else None
+    return Parameter(parameter.name, ArrayAnnotation(scalar, 0))
 
 
 class Function(Sourced):

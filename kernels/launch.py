@@ -27,6 +27,7 @@ from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.raised import raised_at, raised_by, says
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.source import Program
 from numbridge.kernels.threads import start_threads
@@ -158,15 +159,15 @@ class _Road:
 
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
-        raise (
-            out_of_range([self.kernel])
-            or ended_in_block([self.kernel])
-            or KernelError(
-                f"kernel {self.kernel.name!r} raised an exception in one of its threads; the arrays that it writes may be partly "
-                "written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with a step "
-                f"of zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel)}"
-            )
-        )
+        cause = raised_by([self.kernel])
+        own = out_of_range([self.kernel]) or ended_in_block([self.kernel])
+        if own is not None:
+            raise own
+        raise KernelError(
+            f"kernel {self.kernel.name!r} raised an exception in one of its threads{says(cause)}; the arrays that it writes may "
+            "be partly written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with "
+            f"a step of zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel, cause)}"
+        ) from cause
 
     def named(self, *arguments: Any, **named: Any) -> None:
         """Refuse arguments that are passed by name."""
@@ -188,11 +189,11 @@ class _Road:
         cuda_driver.devices().failed(self.kernel.name, code)
 
 
-def _raises(kernel: Kernel) -> str:
-    """Return the places where a kernel and its device functions may raise."""
+def _raises(kernel: Kernel, error: BaseException | None) -> str:
+    """Return the places where a kernel and its device functions may have raised an exception."""
     program = Program(kernel.source)
     functions = [*program.sources, *(source for source in program.compiled_sources() if source is not None)]
-    places = [(f, node) for f in functions for node in f.nodes if may_raise(node)]
+    places = raised_at([(f, node) for f in functions for node in f.nodes if may_raise(node)], error)
     one = "; it may do so here" if places else ""
     return "".join([one, *(f"\n  {function.excerpt(node)}" for function, node in places)])
 

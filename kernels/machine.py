@@ -24,6 +24,7 @@ from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.printing import print_line
+from numbridge.kernels.raised import RAISED
 
 __all__ = [
     "MODULES",
@@ -229,6 +230,7 @@ class Machine:
         add_symbol("numbridge_state", self.state.ctypes.data)
         add_symbol("numbridge_print", id(print_line))
         add_symbol("numbridge_bounds", FOUND.ctypes.data)
+        add_symbol("numbridge_raised", RAISED.ctypes.data)
         add_symbol("numbridge_BufferError", id(BufferError))
         add_symbol("numbridge_TypeError", id(TypeError))
         compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)

@@ -5,6 +5,7 @@ Takes and returns text; what is not recognised is left to the caller. Imports ne
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -238,6 +239,28 @@ def _of_module(found: re.Match[str]) -> str:
     )
 
 
+def _in_math(name: str) -> str:
+    return f", as math.{name}(value)" if hasattr(math, name) else ""
+
+
+def _of_number(found: re.Match[str]) -> str | None:
+    if not hasattr(math, found[1]):
+        return None
+    return (
+        f"{_with_article(found[2])} has no .{found[1]}: elements are numbers in a kernel, and no tensors; call functions on "
+        f"them{_in_math(found[1])}"
+    )
+
+
+def _of_other_module(found: re.Match[str]) -> str:
+    if re.fullmatch(r"u?int\d+|float\d+|complex\d+|bool", found[1]):
+        return f"kernels do not know {found[2]}.{found[1]}; write numpy.{found[1]}"
+    return (
+        f"{found[2]}.{found[1]} works on whole arrays, and kernels cannot call it; call functions of numbers of Python's math, "
+        f"NumPy or numbridge{_in_math(found[1])}"
+    )
+
+
 def _of_loop(found: re.Match[str]) -> str:
     return f"{_with_article(_named(found[1]))} cannot be looped over; loop over range(n), an array or a tuple"
 
@@ -261,7 +284,7 @@ def _of_names(found: re.Match[str]) -> str:
 
 
 # Numba's other messages, as patterns.
-_SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+_SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
         lambda found: (
@@ -279,6 +302,8 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         lambda found: "a function that calls itself needs a path that returns a number without doing so",
     ),
     (r"Unknown attribute '(\w+)' of type Module\(<module '(numbridge)'", _of_module),
+    (r"Unknown attribute '(\w+)' of type Module\(<module '((?!numpy|math)[\w.]+)'", _of_other_module),
+    (r"Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
     (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
     (
         r"Cannot bind 'args=(.*?) kws=(\{.*?\})' to signature '(\(.*?\))' due to \"TypeError: (.+?)\.?\"",

@@ -510,6 +510,8 @@ class _Rewriter(ast.NodeTransformer):
         if found.kind != "axis":
             if found.kind == "cuda":
                 raise self._unsupported(node, found)
+            if found.name in ("cuda.threadIdx", "cuda.blockIdx", "cuda.blockDim", "cuda.gridDim"):
+                raise self.source.error(node, f"{found.name} is no number; write {found.name}.x, .y or .z")
             raise self.source.error(node, f"{found.name} must be called here")
         if found.operation in ("blockIdx", "gridDim"):
             self._check_axis(node, found.axis, found.name)

@@ -33,6 +33,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "of_framework",
     "scalar_of",
     "tag_of",
     "uint8",
@@ -130,6 +131,8 @@ def by_name(name: str) -> Scalar:
 def scalar_of(dtype: Any) -> Scalar:
     """Return the row of anything that names a dtype: a NumPy dtype or scalar type, a string, `float`, `int`, `bool`.
 
+    A framework's own dtype is known by what it is called there, such as ``torch.float32``.
+
     Raises
     ------
     ConversionError
@@ -139,19 +142,30 @@ def scalar_of(dtype: Any) -> Scalar:
         return dtype
     if isinstance(dtype, type) and dtype in _PYTHON:
         return _PYTHON[dtype]
+    if dtype is None:  # which NumPy takes for float64
+        raise ConversionError(_unknown(dtype))
     try:
         row = _BY_DTYPE.get(np.dtype(dtype))
     except TypeError:
-        row = None
+        row = of_framework(dtype)
     if row is None:
         raise ConversionError(_unknown(dtype))
     return row
 
 
+def of_framework(dtype: Any) -> Scalar | None:
+    """Return the row of a framework's dtype, which is called after the framework and then as here; None for anything else."""
+    package = type(dtype).__module__.partition(".")[0]
+    before, _, name = str(dtype).rpartition(".") if package != "builtins" else ("", "", "")
+    return _BY_NAME.get(name) if before == package else None
+
+
 def _unknown(dtype: Any) -> str:
     if isinstance(dtype, np.dtype) and not dtype.isnative and dtype.newbyteorder("=") in _BY_DTYPE:
         return f"dtype {dtype.str!r} is not in this machine's byte order; convert the data to dtype.newbyteorder('=')"
-    return f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}"
+    listed = f"dtype {dtype!r} is not a scalar type; numbridge has {', '.join(_BY_NAME)}"
+    is_device = isinstance(dtype, str) and dtype.partition(":")[0] in ("cpu", "cuda")
+    return f"{listed}. A device is given by name, as device={dtype!r}" if is_device else listed
 
 
 def tag_of(dtype: Any) -> int:

@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -136,6 +136,27 @@ def _strip(definition: ast.FunctionDef) -> None:
         definition.body = definition.body[1:] or [ast.copy_location(ast.Pass(), first)]
 
 
+def _unbox(definition: ast.FunctionDef, boxed: Sequence[str]) -> list[str]:
+    """Take numbers out of parameters that are arrays without dimensions, and return the variables that hold them."""
+    if not boxed:
+        return []
+    nodes = [node for statement in definition.body for node in ast.walk(statement)]
+    taken, first = {node.id for node in nodes if isinstance(node, ast.Name)}, definition.body[0]
+    names = {}
+    for name in boxed:
+        names[name] = f"{name}_number"
+        while names[name] in taken:
+            names[name] += "_"
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+    loads = ast.parse("".join(f"{made} = {name}[()]\n" for name, made in names.items())).body
+    for node in (node for load in loads for node in ast.walk(load)):
+        ast.copy_location(node, first)
+    definition.body = [*loads, *definition.body]
+    return [*names.values()]
+
+
 class FunctionSource:
     """The parsed source of one function, and the questions that the back ends ask about it.
 
@@ -147,6 +168,8 @@ class FunctionSource:
         Whether it is launched, or called by kernels.
     name : str, optional
         What to call it in generated code; by default the function's name.
+    boxed : sequence of str
+        Parameters that come as arrays without dimensions, in place of the numbers that the source takes.
 
     Raises
     ------
@@ -154,7 +177,7 @@ class FunctionSource:
         If the source cannot be read or holds something that no target can run; the message shows where.
     """
 
-    def __init__(self, function: FunctionType, role: Role, name: str | None = None) -> None:
+    def __init__(self, function: FunctionType, role: Role, name: str | None = None, boxed: Sequence[str] = ()) -> None:
         self.function = function
         self.role: Role = role
         self.name = function.__name__ if name is None else name
@@ -175,8 +198,9 @@ class FunctionSource:
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         _Separately().visit(self.tree)
+        unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
-        local = frozenset({*code.co_varnames, *code.co_cellvars})
+        local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})
         self._statics = replace_static_calls(self.tree, function, local, self.error)
         self.parameters = tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args))
         self.nodes = _in_order(self.tree.body)

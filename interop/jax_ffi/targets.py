@@ -31,6 +31,7 @@ from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
+from numbridge.kernels.raised import raised_by, says
 from numbridge.kernels.threads import native_lock, start_threads
 from numbridge.kernels.variant import Variant, variants_of
 from numbridge.memory import native
@@ -449,12 +450,13 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
         )
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
+        cause = raised_by(declared)
         found = out_of_range(declared) or ended_in_block(declared)
         if found is not None:
             return f"numbridge: {where}: {found}"
         return (
-            f"numbridge: {where} raised an exception in one of its threads. On the CPU a `raise` or `assert` in a kernel ends "
-            "its launch"
+            f"numbridge: {where} raised an exception in one of its threads{says(cause)}. On the CPU a `raise` or `assert` in a "
+            "kernel ends its launch"
         )
     if outcome == nb.WRONG_COUNT:
         passed = f"{len(frame.inputs)} operands and {len(frame.outputs)} results"

@@ -51,6 +51,17 @@ _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq:
 # What Python's operators are called in the table of what elements can do.
 _ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
 _BITS = 63  # of an integer without its sign
+# What to write instead of a method of an array
+_SWAPPED = "swap the indices of its elements instead, as in a[j, i]"
+_ITS_OWN = "index its elements by its own dimensions, as in a[k // n, k % n]"
+_LOOP = "write a loop over its elements"
+_IN_PLACE_OF = {
+    **dict.fromkeys(("transpose", "T"), _SWAPPED),
+    **dict.fromkeys(("reshape", "ravel", "flatten", "flat"), _ITS_OWN),
+    **dict.fromkeys(("sum", "prod", "mean", "var", "std", "min", "max", "argmin", "argmax", "dot", "cumsum"), _LOOP),
+    "copy": "make an array with cuda.local.array, and copy the elements in a loop",
+    "fill": "assign a slice, as in a[:] = value",
+}
 
 
 def _is_ellipsis(node: ast.expr) -> bool:
@@ -205,9 +216,8 @@ class Expressions(Scope):
         array = getattr(view, "array", None)
         if node.attr == "dtype" and isinstance(array, Array) and not array.narrow and array.whole is None:
             return Static(array.dtype, f"{array.called}.dtype")
-        raise self._refused(
-            node, f"gradients do not follow .{node.attr} of an array; use its elements, shape, ndim, size or dtype"
-        )
+        way = _IN_PLACE_OF.get(node.attr, "use its elements, shape, ndim, size or dtype")
+        raise self._refused(node, f"gradients do not follow .{node.attr} of an array; {way}")
 
     def _extents(self, view: View | Window | Records) -> Sequence[Callable[[], Value]]:
         """Return what gives the extents of the dimensions that no index has been given for."""

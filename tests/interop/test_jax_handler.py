@@ -33,7 +33,7 @@ ADD = signature("kernel 'add'", add.parameters, 1, None)
 def refuse(a: nb.array[float], out: nb.array[float]):
     i = nb.tid()
     if a[i] < 0:
-        raise ValueError
+        raise ValueError("negative")
     out[i] = a[i]
 
 
@@ -167,6 +167,7 @@ def test_a_raising_kernel_is_an_error():
     made = Made(refuse, [-ones(5)], [np.zeros(5, np.float32)])
     assert made.run() == 77
     assert made.errors[0][0] == xla.INTERNAL and "raised an exception" in made.errors[0][1]
+    assert "in one of its threads, ValueError: negative. On the CPU" in made.errors[0][1]
 
 
 def test_batches_go_through_the_frame():

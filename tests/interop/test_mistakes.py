@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 
@@ -44,6 +45,33 @@ def test_gradients_without_their_arrays(grads):
 def test_gradients_of_what_is_no_array():
     with pytest.raises(nb.NumbridgeTypeError, match="an array in grads is 'y'"):
         recorded()[0].backward(grads={"y": nb.ones(4)})
+
+
+NOT_ON_IT = r"is not on this tape: nothing that it has recorded has read or written it; pass what a launch in its with"
+
+
+def test_gradients_of_another_tapes_arrays():
+    tape, x, y = recorded()
+    _, _, other = recorded()
+    with pytest.raises(nb.NumbridgeError, match=r"backward: an array in grads, Array of shape \(4,\), " + NOT_ON_IT):
+        tape.backward(grads=[(y, nb.ones(4)), (other, nb.ones(4))])
+    assert other.grad.list() == x.grad.list() == [0.0] * 4
+    loss = nb.zeros(1, requires_grad=True)
+    with pytest.raises(nb.NumbridgeError, match=r"backward: the loss, Array of shape \(1,\), " + NOT_ON_IT):
+        tape.backward(loss)
+    tape.backward(grads={y[1:2]: [1.0], x: nb.ones(4)})  # of a view, and of what was only read
+    assert x.grad.list() == [1.0, 3.0, 1.0, 1.0]
+
+
+def test_gradients_of_tensors_that_no_tape_knows():
+    torch = pytest.importorskip("torch")
+    tape, _, _ = recorded()
+    with pytest.raises(nb.NumbridgeError, match=r"backward: the loss, Tensor of shape \(\), " + NOT_ON_IT):
+        tape.backward(torch.ones((), requires_grad=True))
+    empty = nb.zeros(0, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(square, 0, [empty, nb.zeros(0)])
+    tape.backward(grads={nb.zeros(0, requires_grad=True): nb.zeros(0)})
 
 
 @pytest.mark.parametrize(("framework", "of"), [("torch", nb.torch_op), ("paddle", nb.paddle_op)])
@@ -132,3 +160,105 @@ def test_a_sparse_tensor_for_an_operator():
         nb.BufferAccessError, match=r"parameter 'x': a torch tensor of layout torch.sparse_coo cannot be shared"
     ):
         nb.torch_op(square, "y")(torch.ones(4).to_sparse())
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle", "jax.numpy", "ml_dtypes"])
+def test_dtypes_of_frameworks_are_dtypes(framework):
+    module = pytest.importorskip(framework)
+    bfloat16 = module.bfloat16
+    assert nb.zeros(3, dtype=bfloat16).dtype == nb.bfloat16
+    assert nb.asarray(np.ones(3, nb.bfloat16), dtype=bfloat16).dtype == nb.bfloat16
+    if framework == "ml_dtypes":
+        return
+    assert nb.array([1, 2], dtype=module.float64).dtype == nb.float64
+    assert nb.vector(3, module.float32) is nb.vec3 and nb.array[module.int32] == nb.array[int]
+    assert nb.zeros(3).view(module.int32).dtype == nb.int32
+
+    def scaled(x: nb.array[module.float32], a: module.float64): ...
+
+    assert repr(nb.kernel(scaled)) == "<kernel scaled(x: array1d[float32], a: float64)>"
+
+
+def test_dtypes_of_tensors_that_are_shared():
+    torch = pytest.importorskip("torch")
+    t = torch.ones(3)
+    assert nb.from_torch(t, dtype=torch.float32).ptr == nb.from_dlpack(t, dtype=torch.float32).ptr == t.data_ptr()
+    with pytest.raises(
+        nb.ConversionError, match="dtype is float64, and the data is float32, which cannot be shared as"
+    ):
+        nb.from_torch(t, dtype=torch.float64)
+    with pytest.raises(nb.ConversionError, match=r"dtype torch\.quint8 is not a scalar type; numbridge has bool"):
+        nb.zeros(3, dtype=torch.quint8)
+
+
+@pytest.mark.parametrize("annotation", [None, 3, np.ones(2, np.float32)])
+def test_what_is_no_dtype_is_no_annotation(annotation):
+    def scaled(x): ...
+
+    scaled.__annotations__["x"] = annotation
+    with pytest.raises(nb.NumbridgeTypeError, match="is not an annotation for a kernel; use an array"):
+        nb.kernel(scaled)
+
+
+def test_a_device_in_the_place_of_a_dtype():
+    x = nb.ones(3)
+    with pytest.raises(nb.ConversionError, match=r"dtype 'cpu' is not .*\. A device is given by name, as device='cpu'"):
+        nb.zeros_like(x, "cpu")
+    with pytest.raises(nb.ConversionError, match="A device is given by name, as device='cuda:0'"):
+        nb.zeros(3, "cuda:0")
+
+
+@pytest.mark.parametrize(
+    "make", [nb.dtype_to_numpy, lambda dtype: nb.zeros(3, dtype=dtype), lambda dtype: nb.array[dtype]]
+)
+def test_none_is_no_dtype(make):
+    with pytest.raises(nb.ConversionError, match="dtype None is not a scalar type; numbridge has bool"):
+        make(None)
+
+
+def of_module(module):
+    @nb.kernel
+    def sines(x):
+        i = nb.tid()
+        x[i] = module.sin(x[i])
+
+    @nb.kernel
+    def halves(x):
+        i = nb.tid()
+        memory = cuda.local.array(2, module.float32)
+        memory[0] = x[i]
+        x[i] = memory[0]
+
+    return sines, halves
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax.numpy"])
+def test_a_frameworks_functions_in_a_kernel(framework):
+    sines, halves = of_module(pytest.importorskip(framework))
+    text = f"{framework}.sin works on whole arrays, and kernels cannot call it; call .* numbridge, as math.sin"
+    with pytest.raises(nb.KernelError, match=text):
+        nb.launch(sines, 2, [nb.ones(2)])
+    if framework == "torch":  # JAX's are NumPy's
+        with pytest.raises(nb.KernelError, match=r"kernels do not know torch\.float32; write numpy\.float32"):
+            nb.launch(halves, 2, [nb.ones(2)])
+
+
+@nb.kernel
+def of_methods(x):
+    i = nb.tid()
+    x[i] = x[i].sin()
+
+
+@nb.kernel
+def of_three_numbers(x):
+    i = cuda.threadIdx
+    x[i] = 1.0
+
+
+def test_methods_of_numbers_and_indices_without_an_axis():
+    with pytest.raises(
+        nb.KernelError, match=r"a float32 has no \.sin: elements are numbers in a kernel.*, as math\.sin"
+    ):
+        nb.launch(of_methods, 2, [nb.ones(2)])
+    with pytest.raises(nb.KernelError, match=r"cuda\.threadIdx is no number; write cuda\.threadIdx\.x, \.y or \.z"):
+        nb.launch(of_three_numbers, 2, [nb.ones(2)])

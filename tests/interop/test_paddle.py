@@ -309,3 +309,20 @@ def test_a_layers_gradient_counts_once_or_is_refused():
         _layer(own_gradient=False).apply(x).sum().backward()
     assert x.grad.tolist() == [4, 8, 12]
     assert nb.from_paddle(x).grad.list() == [4, 8, 12]
+
+
+@nb.kernel
+def squared(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+def test_a_gradient_that_is_given_is_added_to():
+    t, gradient = paddle.ones([3]), paddle.zeros([3])
+    x = nb.from_paddle(t, grad=gradient)
+    assert x.requires_grad and not nb.from_paddle(t, requires_grad=False, grad=gradient).requires_grad
+    y = nb.zeros(3, device="cpu")
+    with nb.Tape() as tape:
+        nb.launch(squared, 3, [x, y])
+    tape.backward(grads={y: [1.0, 2.0, 3.0]})
+    assert x.grad.list() == t.grad.tolist() == [2.0, 4.0, 6.0]  # Paddle copies what becomes a tensor's gradient

@@ -58,12 +58,52 @@ def test_what_is_no_tensor_of_paddle_is_refused(value, called):
     assert y.tolist() == [1, 1, 1]
 
 
-def test_a_tensor_for_a_number_is_refused_as_it_would_have_no_gradient():
-    a = paddle.to_tensor(2.0, dtype="float64", stop_gradient=False)
+@nb.kernel
+def scaled_by_annotated(x: nb.array[nb.float64], a: nb.float64, n: int, y: nb.array[nb.float64]):
+    i = nb.tid()
+    y[i] = a * math.sin(x[i]) * n
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("of", [scaled, scaled_by_annotated], ids=["any", "annotated"])
+def test_a_tensor_for_a_number_has_its_gradient(of, kind):
+    operator, more = nb.paddle_op(of, outputs="y"), (1,) * (of is scaled_by_annotated)
+    x, a = leaves()[0], paddle.to_tensor(2.0, dtype=kind, stop_gradient=False)
+    y, sine = operator(x, a, *more), np.sin(x.numpy())
+    assert y.dtype == paddle.float64
+    np.testing.assert_allclose(y.numpy(), 2 * sine)
+    by_x, by_a = paddle.grad((y * y).sum(), [x, a], create_graph=True)
+    assert by_a.dtype == a.dtype and not by_a.shape
+    np.testing.assert_allclose(by_a.numpy(), (4 * sine**2).sum(), rtol=1e-6)
+    np.testing.assert_allclose(by_x.numpy(), 8 * sine * np.cos(x.numpy()))
+    (second,) = paddle.grad(by_a, [a])
+    np.testing.assert_allclose(second.numpy(), (2 * sine**2).sum(), rtol=1e-6)
+
+
+@nb.kernel
+def multiples(a: float, y: nb.array[float]):
+    i = nb.tid()
+    y[i] = a * i
+
+
+def test_an_operator_of_numbers_alone():
+    multiply = nb.paddle_op(multiples, "y", launch_dims=3, output_dims=3)
+    assert multiply(2.0).tolist() == [0, 2, 4]
+    a = paddle.to_tensor(2.0, stop_gradient=False)
+    multiply(a).sum().backward()
+    assert a.grad.item() == 3
+
+
+def test_what_is_no_tensor_of_one_number():
+    operator, x = nb.paddle_op(scaled_by_annotated, outputs="y"), leaves()[0]
     with pytest.raises(
-        nb.NumbridgeTypeError, match="parameter 'a': wanted a number, got a tensor, which would have no grad"
+        nb.NumbridgeTypeError, match=r"parameter 'a': wanted a number, got a tensor of shape \(1,\); pass one w"
     ):
-        nb.paddle_op(scaled, outputs="y")(leaves()[0], a)
+        operator(x, paddle.ones([1]), 1)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'n': wanted a number, got a tensor for int32; pass tensor.i"
+    ):
+        operator(x, 2.0, paddle.to_tensor(3))
 
 
 pair = nb.paddle_op(two, outputs=["y", "z"])

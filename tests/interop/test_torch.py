@@ -403,3 +403,20 @@ def test_the_way_through_python_is_as_safe():
     )
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 35
+
+
+@nb.kernel
+def squared(x, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+def test_a_gradient_that_is_given_is_added_to():
+    t, gradient = torch.ones(3), torch.zeros(3)
+    x = nb.from_torch(t, grad=gradient)
+    assert x.requires_grad and not nb.from_torch(t, requires_grad=False, grad=gradient).requires_grad
+    y = nb.zeros(3, device="cpu")
+    with nb.Tape() as tape:
+        nb.launch(squared, 3, [x, y])
+    tape.backward(grads={y: [1.0, 2.0, 3.0]})
+    assert gradient.tolist() == [2.0, 4.0, 6.0]

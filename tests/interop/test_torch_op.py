@@ -82,21 +82,87 @@ def scaled_by_annotated(x: nb.array[nb.float64], a: nb.float64, y: nb.array[nb.f
 scale_by_annotated = nb.torch_op(scaled_by_annotated, outputs="y", name="test_scaled_by_annotated")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", [DOUBLE, torch.float32])
 @pytest.mark.parametrize(
-    "call",
+    ("operator", "wanted"),
     [
-        lambda a, f: f(a),
-        lambda a, f: torch.func.grad(lambda a: f(a).sum())(a),
-        lambda a, f: torch.func.vmap(f)(a.expand(2)),
+        (scale_by_annotated, lambda x, a: a * x),
+        (lambda x, a: scale(x, a, 1), lambda x, a: a * x.sin() + 1),
+        (lambda x, a: scale(x, a, a), lambda x, a: a * x.sin() + a),
+        (lambda x, a: scale(x, 2.0, a), lambda x, a: 2 * x.sin() + a),
     ],
 )
-def test_a_tensor_for_a_number_is_refused_as_it_would_have_no_gradient(call):
+def test_a_tensor_for_a_number_has_its_gradient(operator, wanted, kind):
+    (x, _), a = leaves(), torch.tensor(2.0, dtype=kind, requires_grad=True)
+
+    def total(f):
+        return lambda a: (f(x, a) ** 2).sum()
+
+    def same(found, expected):
+        assert found.dtype == kind
+        torch.testing.assert_close(found, expected)
+
+    torch.testing.assert_close(operator(x, a), wanted(x, a))
+    for of in (a, x):
+        (found,), (expected,) = (torch.autograd.grad(total(f)(a), of) for f in (operator, wanted))
+        torch.testing.assert_close(found, expected)
+    for transform in (torch.func.grad, torch.func.hessian):
+        same(transform(total(operator))(a), transform(total(wanted))(a))
+    a = a.detach()
+    torch.testing.assert_close(torch.func.jacfwd(total(operator))(a), torch.func.jacfwd(total(wanted))(a))
+    several = torch.stack([a, 3 * a])
+    torch.testing.assert_close(
+        torch.func.vmap(lambda a: operator(x, a))(several), torch.stack([wanted(x, a) for a in several])
+    )
+    # The number itself is none of the tensor's, and goes on as it is.
+    torch.testing.assert_close(operator(x, 2.0), wanted(x, 2.0))
+
+
+@nb.kernel
+def multiples(a: float, n: int, y: nb.array[float]):
+    i = nb.tid()
+    a_number = 1.0
+    if a > 10.0:
+        a = 10.0
+    y[i] = a * a_number * i + n
+
+
+@pytest.mark.parametrize("compiled_first", [False, True])
+def test_an_operator_of_numbers_alone(compiled_first):
+    multiply = nb.torch_op(multiples, "y", launch_dims=3, output_dims=3)
+    assert multiply(2.0, 1).tolist() == [1, 3, 5]
+    a = torch.tensor(2.0, requires_grad=True)
+
+    def run(a):
+        return (multiply(a, 1) * multiply(a * 2.0, 0)).sum()
+
+    ways = [run, torch.compile(run, fullgraph=True, backend="aot_eager")]
+    for way in reversed(ways) if compiled_first else ways:
+        (found,) = torch.autograd.grad(way(a), a)
+        # Of (a i + 1) 2 a i by a at 2: 4 a i² + 2 i
+        assert found == sum(8 * i * i + 2 * i for i in range(3))
+    (found,) = torch.autograd.grad(multiply(a * 20, 1).sum(), a)
+    assert found == 0
+
+
+def test_what_is_no_tensor_of_one_number():
     (x, _), a = leaves(), torch.tensor(2.0, dtype=DOUBLE)
-    for f in (lambda a: scale_by_annotated(x, a), lambda a: scale(x, a, 1)):
-        with pytest.raises(
-            nb.NumbridgeTypeError, match=r"parameter 'a': wanted a number, got a tensor, .* nb\.array\[float\]"
-        ):
-            call(a, f)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'a': wanted a number, got a tensor of shape \(1,\); pass one w"
+    ):
+        scale_by_annotated(x, a[None])
+    multiply = nb.torch_op(multiples, "y", launch_dims=3, output_dims=3)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'n': wanted a number, got a tensor for int32; pass tensor.i"
+    ):
+        multiply(2.0, torch.tensor(3))
+
+
+def test_an_operator_of_a_tensor_for_a_number_passes_torchs_own_check():
+    (x, _), a = leaves(), torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
+    torch.library.opcheck(scale_by_annotated.boxed((1,)).op, (x, a))
+    assert scale_by_annotated.boxed((1,)) is scale_by_annotated.boxed((1,))
 
 
 def test_an_output_that_nothing_depends_on():

@@ -14,6 +14,7 @@ from numbridge.kernels.errors import (
 )
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.launch import launch
+from numbridge.kernels.raised import RAISED, raised_by
 
 
 @kernel
@@ -282,3 +283,137 @@ def test_a_compute_capability_that_numba_cuda_does_not_have():
 def test_a_static_method():
     with pytest.raises(NumbridgeTypeError, match=r"got a staticmethod; write @staticmethod above @nb.kernel"):
         kernel(staticmethod(saxpy.function))
+
+
+@kernel
+def misnames_a_local_dtype(x, a):
+    i = cuda.grid(1)
+    memory = cuda.local.array(3, "foo")
+    memory[0] = a
+    x[i] = memory[0]
+
+
+@kernel
+def misnames_a_shared_dtype(x, a):
+    i = cuda.grid(1)
+    memory = cuda.shared.array((3, 2), "foo")
+    memory[0, 0] = a
+    x[i] = memory[0, 0]
+
+
+@kernel
+def takes_a_number_for_a_dtype(x, a):
+    i = cuda.grid(1)
+    memory = cuda.local.array(3, 32)
+    memory[0] = a
+    x[i] = memory[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [(misnames_a_local_dtype, "'foo'"), (misnames_a_shared_dtype, "'foo'"), (takes_a_number_for_a_dtype, "32")],
+)
+def test_a_dtype_of_memory_that_is_none(wrong, got):
+    with pytest.raises(KernelError, match=f"needs a dtype such as numpy.float32, got {got}\\n(.|\n)*test_mistakes.py:"):
+        launch(wrong, 1, [ones(), 2.0])
+
+
+class UnsteadyError(Exception):
+    """An exception of a user's own."""
+
+
+@func
+def root(x):
+    if x == 3:
+        raise ZeroDivisionError
+    return x
+
+
+@kernel
+def raises(x):
+    i = cuda.grid(1)
+    if x[i] == 1:
+        raise ValueError("a step is too long")
+    if x[i] == 2:
+        raise ValueError("another step is too long")
+    x[i] = root(x[i])
+    if x[i] == 4:
+        raise UnsteadyError("at", 4)
+    assert x[i] != 5, "five is odd"
+    for _ in range(0, 1, int(x[i]) - 6):
+        x[i] += 0
+
+
+@kernel
+def raises_in_a_block(x):
+    i = cuda.grid(1)
+    cuda.syncthreads()
+    if x[i] == 1:
+        raise ValueError("a step is too long")
+    cuda.syncthreads()
+    x[i] = root(x[i])
+
+
+@pytest.mark.parametrize(
+    ("raising", "given", "kind", "said", "line"),
+    [
+        (raises, 1, ValueError, ", ValueError: a step is too long;", 'raise ValueError("a step is too long")'),
+        (raises, 2, ValueError, ", ValueError: another step", 'raise ValueError("another step is too long")'),
+        (raises, 3, ZeroDivisionError, ", ZeroDivisionError;", "raise ZeroDivisionError"),
+        (raises, 4, UnsteadyError, r", UnsteadyError: \('at', 4\);", 'raise UnsteadyError("at", 4)'),
+        (raises, 5, AssertionError, ", AssertionError: five is odd;", 'assert x[i] != 5, "five is odd"'),
+        (raises, 6, ValueError, r", ValueError: range\(\) arg 3 must not be zero;", None),
+        (
+            raises_in_a_block,
+            1,
+            ValueError,
+            ", ValueError: a step is too long;",
+            'raise ValueError("a step is too long")',
+        ),
+        (raises_in_a_block, 3, ZeroDivisionError, ", ZeroDivisionError;", "raise ZeroDivisionError"),
+    ],
+)
+def test_what_a_kernel_raises_is_told(raising, given, kind, said, line):
+    with pytest.raises(
+        KernelError, match=f"'{raising.name}' raised an exception in one of its threads{said}"
+    ) as caught:
+        launch(raising, 2, [np.full(2, float(given))])
+    assert type(caught.value.__cause__) is kind
+    shown = [text.strip() for text in str(caught.value).splitlines()[2::3]]
+    assert shown == [line] if line else len(shown) == 5  # the place, or all where an exception may come from
+
+
+@kernel
+def raises_a_number(x, step):
+    i = cuda.grid(1)
+    if step <= 0:
+        raise ValueError("the step must be positive", step)
+    x[i] += step
+
+
+def test_an_exception_with_numbers_in_it():
+    for call in (
+        lambda: launch(raises_a_number, 2, [ones(), 1.0]),
+        lambda: raises_a_number.ptx(ones(), 1.0, capability=(9, 0)),
+    ):
+        with pytest.raises(
+            KernelError, match=r": an exception in a kernel is made of constants, and this one.*print\("
+        ):
+            call()
+    with pytest.raises(
+        KernelError, match=r"is made of constants(.|\n)*raise ValueError\(\"the step must be positive\", step"
+    ):
+        launch(raises_a_number, 2, [ones(), 1.0])
+
+
+def test_what_another_kernel_raised_is_not_told(monkeypatch):
+    found = np.zeros(1, np.int64)
+    with pytest.raises(KernelError):
+        launch(raises, 1, [np.full(1, 1.0)])
+    monkeypatch.setattr("numbridge.kernels.launch.raised_by", lambda kernels: found.__setitem__(0, RAISED[0]))
+    with pytest.raises(KernelError, match="in one of its threads; the arrays"):
+        launch(raises, 1, [np.full(1, 1.0)])
+    RAISED[0] = found[0]
+    assert raised_by([saxpy]) is None and RAISED[0] == 0
+    RAISED[0] = found[0]
+    assert raised_by([saxpy, raises]).args == ("a step is too long",)

@@ -306,7 +306,61 @@ def swapped(x, y):
         now, then = then, now
 
 
+@kernel
+def transposed(x, y):
+    i = tid()
+    a = cuda.local.array((2, 2), np.float64)
+    a[:] = x[i]
+    b = a.transpose()
+    y[i] = b[0, 1]
+
+
+@kernel
+def transposed_by_name(x, y):
+    i = tid()
+    a = cuda.local.array((2, 2), np.float64)
+    a[:] = x[i]
+    y[i] = a.T[0, 1]
+
+
+@kernel
+def reshaped(x, y):
+    i = tid()
+    a = cuda.local.array((2, 2), np.float64)
+    a[:] = x[i]
+    b = a.reshape(4)
+    y[i] = b[1]
+
+
+@kernel
+def summed(x, y):
+    i = tid()
+    a = cuda.local.array((2, 2), np.float64)
+    a[:] = x[i]
+    y[i] = a.sum()
+
+
+@kernel
+def filled(x, y):
+    i = tid()
+    a = cuda.local.array(2, np.float64)
+    a.fill(x[i])
+    y[i] = a[1]
+
+
+@kernel
+def with_strides(x, y):
+    i = tid()
+    y[i] = x[i] * x.strides[0]
+
+
 REFUSED = [
+    (transposed, "do not follow .transpose of an array; swap the indices of its elements instead", "a.transpose()"),
+    (transposed_by_name, "do not follow .T of an array; swap the indices of its elements instead", "a.T[0, 1]"),
+    (reshaped, "do not follow .reshape of an array; index its elements by its own dimensions", "a.reshape(4)"),
+    (summed, "do not follow .sum of an array; write a loop over its elements", "a.sum()"),
+    (filled, "do not follow .fill of an array; assign a slice, as in a[:] = value", "a.fill(x[i])"),
+    (with_strides, "do not follow .strides of an array; use its elements, shape, ndim, size or dtype", "x.strides[0]"),
     (
         swapped,
         "may be another array in every trip of this loop; give one array a dimension more, and choose by an index: both[",
