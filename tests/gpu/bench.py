@@ -1,12 +1,15 @@
 """Measures launches and kernels on this machine's GPU against its peers, in one run, and writes docs/benchmarks/<gpu>.json.
 
 Host times are medians of rounds that alternate between the contestants; device times are of CUDA events. `--out FOLDER` writes
-the file there as well.
+the file there as well. What cannot be measured stands there with the reason, and keeps nothing else from being measured. What the
+tests came to, which `conftest.py` wrote to the file that NUMBRIDGE_GPU_RESULTS names, is summed up there too.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -17,6 +20,7 @@ import re
 import statistics
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +68,35 @@ class Bench:
         """Measure a row of the comparison, with further contestants: callables, or figures in microseconds."""
         figures = {name: value for name, value in more.items() if not callable(value)}
         runs = {name: value for name, value in more.items() if callable(value)}
-        (row,) = dataclasses.replace(work, prepare=lambda: {**work.prepare(), **runs}).rows(ROUNDS)
+
+        def prepare():
+            (ours, run), *peers = (work.prepare() | runs).items()
+            return {ours: run} | {name: theirs for name, theirs in peers if self.can_run(work.name, name, theirs)}
+
+        (row,) = dataclasses.replace(work, prepare=prepare).rows(ROUNDS)
         (_, ours), *peers = (dict(row.values) | figures).items()
+        if not peers:
+            self.rows.append({"work": work.name, "against": None, "ours": ours, "unit": row.unit})
+            print(f"{work.name:50s} {'':30s} {ours:12.3f} {row.unit}", flush=True)
         for name, theirs in peers:
             self.add(work.name, name, ours, theirs, LIMITS.get(work.name, {}).get(name))
+
+    def can_run(self, work, name, run):
+        """Tell whether a contestant can do its work here."""
+        with self.noted(work, name):
+            run()
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def noted(self, work: str, against: str | None = None) -> Iterator[None]:
+        """Note what keeps something from being measured, and go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a peer raises
+            said = f"{type(error).__name__}: {error}"[:1000]
+            self.rows.append({"work": work, "against": against, "error": said})
+            print(f"{work:50s} {against or '':30s} {said}", flush=True)
 
     def add(self, work, against, ours, theirs, limit):
         row = {"work": work, "against": against, "ours": ours, "theirs": theirs, "unit": "us"}
@@ -147,11 +176,32 @@ def stencil_by_torch():
     return lambda: step(a, out)
 
 
+def tests() -> dict[str, object]:
+    """Return what the tests came to: how many of each file passed, failed, and are there, and what the failed ones said."""
+    name = os.environ.get("NUMBRIDGE_GPU_RESULTS")
+    lines = [json.loads(line) for line in Path(name).read_text().splitlines()] if name else []
+    there: collections.Counter[str] = collections.Counter()
+    outcomes: dict[str, str] = {}
+    failures: dict[str, str] = {}
+    for line in lines:
+        there.update(line.get("collected", {}))
+        # A test that passed may fail afterwards, when the device is asked; the first message says most.
+        if "test" in line and outcomes.get(line["test"]) != "failed":
+            outcomes[line["test"]] = line["outcome"]
+        if line.get("outcome") == "failed":
+            failures.setdefault(line["test"], line["said"])
+    files = {}
+    for file, count in there.items():
+        counts = collections.Counter(outcome for test, outcome in outcomes.items() if test.startswith(f"{file}::"))
+        files[file] = {"tests": count, "not run": count - counts.total(), **counts}
+    return {"files": files, "failures": failures}
+
+
 def write(bench: Bench, folders: list[Path]) -> None:
-    gpu = cuda_driver.driver().name(0)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    gpu, commit = cuda_driver.driver().name(0), ""
+    with contextlib.suppress(OSError):  # no git
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip()
     versions = {}
     for name in PEERS:
         try:
@@ -164,7 +214,7 @@ def write(bench: Bench, folders: list[Path]) -> None:
         "gpu": gpu,
         "python": platform.python_version(),
         "versions": versions,
-        "tests": os.environ.get("NUMBRIDGE_GPU_TESTS", "not run"),
+        "tests": tests(),
         "rows": bench.rows,
     }
     for folder in folders:
@@ -178,19 +228,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    bench, bare = Bench(), bare_microseconds()
+    bench, folders = Bench(), [ROOT / "docs" / "benchmarks", *([chosen.out] if chosen.out else [])]
+    write(bench, folders)
+    bare = {}
+    with bench.noted("CUDA: bare cuLaunchKernel"):
+        bare = {"bare cuLaunchKernel": bare_microseconds()}
     # Made when its row is measured, so that two programs' arrays are never there at once.
     more = {
-        "CUDA: 3 cupy arrays, empty kernel, forall": lambda: {"bare cuLaunchKernel": bare},
-        "CUDA: 5 torch tensors, empty kernel, forall": lambda: {"bare cuLaunchKernel": bare},
+        "CUDA: 3 cupy arrays, empty kernel, forall": lambda: bare,
+        "CUDA: 5 torch tensors, empty kernel, forall": lambda: bare,
         "CUDA: saxpy, 256M float32": lambda: {"torch.compile": saxpy_by_torch()},
         "CUDA: five-point stencil, 16384 x 16384 float32": lambda: {"torch.compile": stencil_by_torch()},
     }
     for work in cuda_works():
-        if work.missing is not None:
-            raise RuntimeError(f"{work.name}: {work.missing}")
-        bench.take(work, more.get(work.name, dict)())
-        write(bench, [ROOT / "docs" / "benchmarks", *([chosen.out] if chosen.out else [])])
+        with bench.noted(work.name):
+            if work.missing is not None:
+                raise RuntimeError(work.missing)
+            bench.take(work, more.get(work.name, dict)())
+        write(bench, folders)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def test_many_trips(cp, count):
     assert np.allclose(here, there, rtol=1e-10) and (there != 1).all()
 
 
+@pytest.mark.alone
 def test_memory_of_stacks_is_given_back(cp):
     values, by = [cp.full(COUNT, 0.5), 2000], [cp.ones(COUNT), None]
     nb.launch(squares, COUNT, values, adj_inputs=by, adjoint=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import numpy as np
@@ -73,6 +74,7 @@ def test_memory_comes_from_cupy_s_pool_and_goes_back():
     import cupy
 
     pool = cupy.get_default_memory_pool()
+    gc.collect()  # what earlier tests left in cycles would go back meanwhile
     pool.free_all_blocks()
     before = pool.used_bytes()
     a = nb.zeros(1 << 20, device="cuda")
