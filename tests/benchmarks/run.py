@@ -128,6 +128,36 @@ def springs(x, ends, lengths, stiffness, f):
 
 
 @nb.kernel
+def all_pairs(x, masses, energies, n):
+    i = nb.tid()
+    total = 0.0
+    for j in range(n):
+        if j != i:
+            total += masses[i] * masses[j] / (nb.length(x[i] - x[j]) + 0.01)
+    energies[i] = total
+
+
+@nb.kernel
+def normals(x, corners, sums):
+    t = nb.tid()
+    i, j, k = corners[t, 0], corners[t, 1], corners[t, 2]
+    normal = nb.cross(x[j] - x[i], x[k] - x[i])
+    nb.atomic_add(sums, i, normal)
+    nb.atomic_add(sums, j, normal)
+    nb.atomic_add(sums, k, normal)
+
+
+@nb.kernel
+def five_by_five(x, w, y):
+    i, j = nb.tid()
+    total = 0.0
+    for a in range(5):
+        for b in range(5):
+            total += w[a, b] * x[i + a, j + b]
+    y[i, j] = total
+
+
+@nb.kernel
 def weighted(x, w, y):
     i = nb.tid()
     for k in range(w.shape[0]):
@@ -360,6 +390,9 @@ KERNELS = (
     "histogram of 4M int32, atomic_add to 256 numbers",
     "adjoint of 32 inputs times 16 x 32 weights, 20,000 threads",
     "97,000 springs of a cloth, atomic_add to 16,384 vec3",
+    "normals of 180,000 triangles, atomic_add to 90,000 vec3",
+    "adjoint of energies of all pairs of 1,500 vec3",
+    "convolution of 1024 x 1024 with 5 x 5 float32",
 )
 
 
@@ -392,6 +425,9 @@ def kernels_once(bench: Bench) -> None:
     )
     element_kernels(bench)
     cloth(bench)
+    mesh(bench)
+    pairs(bench)
+    convolution(bench)
     n = 1 << 24
     b, c = torch.randn(n).bfloat16(), torch.randn(n).bfloat16()
     tb, tc, add = b.clone(), c.clone(), saxpy.forall(n)
@@ -574,6 +610,82 @@ def cloth(bench: Bench) -> None:
         KERNELS[10],
         functools.partial(springs.forall(len(ends)), *ours),
         {"Warp": (lambda: wp.launch(warp_kernels.springs, len(ends), theirs, device="cpu"), 1.5)},
+    )
+
+
+def mesh(bench: Bench) -> None:
+    """Normals of triangles, each added to those of three points."""
+    import warp as wp
+    import warp_kernels
+
+    side = 300
+    first = (np.arange(side - 1)[:, None] * side + np.arange(side - 1)).reshape(-1, 1)
+    corners = np.concatenate([first + np.array(part) for part in ((0, 1, side), (1, side + 1, side))]).astype(np.int32)
+    x = np.random.default_rng(0).random((side * side, 3), np.float32)
+    sums = np.zeros_like(x)
+    theirs = [wp.array(x, dtype=wp.vec3, device="cpu"), wp.array(corners, device="cpu")]
+    theirs.append(wp.array(sums, dtype=wp.vec3, device="cpu"))
+    ours = [nb.from_numpy(x, dtype=nb.vec3), corners, nb.from_numpy(sums, dtype=nb.vec3)]
+    bench.compare(
+        KERNELS[11],
+        functools.partial(normals.forall(len(corners)), *ours),
+        {"Warp": (lambda: wp.launch(warp_kernels.normals, len(corners), theirs, device="cpu"), 1.5)},
+    )
+
+
+def pairs(bench: Bench) -> None:
+    """Gradients of the energies between all pairs of particles."""
+    import warp as wp
+    import warp_kernels
+
+    n, rng = 1500, np.random.default_rng(0)
+    arrays = [rng.random((n, 3), np.float32), rng.random(n, np.float32), np.zeros(n, np.float32)]
+    adjoints = [np.zeros_like(arrays[0]), np.zeros_like(arrays[1]), np.ones_like(arrays[2])]
+    kinds = wp.vec3, float, float
+    values, theirs = (
+        [wp.array(array, dtype=kind, device="cpu") for array, kind in zip(group, kinds, strict=True)]
+        for group in (arrays, adjoints)
+    )
+    ours = [
+        [nb.from_numpy(array, dtype=nb.vec3 if array.ndim == 2 else None) for array in group]
+        for group in (arrays, adjoints)
+    ]
+    bench.compare(
+        KERNELS[12],
+        lambda: nb.launch(all_pairs, n, [*ours[0], n], adj_inputs=[*ours[1], None], adjoint=True),
+        {
+            "Warp": (
+                lambda: wp.launch(
+                    warp_kernels.all_pairs,
+                    n,
+                    [*values, n],
+                    adj_inputs=[*theirs, None],
+                    adjoint=True,
+                    device="cpu",
+                ),
+                0.5,
+            )
+        },
+    )
+
+
+def convolution(bench: Bench) -> None:
+    """A loop of few trips within another, in each thread."""
+    import torch
+    import warp as wp
+    import warp_kernels
+
+    m, rng = 1024, np.random.default_rng(0)
+    given = [rng.random((m + 4, m + 4), np.float32), rng.random((5, 5), np.float32), np.zeros((m, m), np.float32)]
+    theirs = [wp.array(array, dtype=float, device="cpu") for array in given]
+    image, weights = (torch.tensor(array)[None, None] for array in given[:2])
+    bench.compare(
+        KERNELS[13],
+        functools.partial(five_by_five.forall((m, m)), *given),
+        {
+            "Warp": (lambda: wp.launch(warp_kernels.five_by_five, (m, m), theirs, device="cpu"), 0.5),
+            "torch conv2d": (lambda: torch.nn.functional.conv2d(image, weights), None),
+        },
     )
 
 

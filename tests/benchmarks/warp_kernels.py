@@ -51,6 +51,38 @@ def springs(
 
 
 @wp.kernel
+def all_pairs(x: wp.array(dtype=wp.vec3), masses: wp.array(dtype=float), energies: wp.array(dtype=float), n: int):
+    i = wp.tid()
+    total = wp.float32(0.0)
+    for j in range(n):
+        if j != i:
+            total += masses[i] * masses[j] / (wp.length(x[i] - x[j]) + 0.01)
+    energies[i] = total
+
+
+@wp.kernel
+def normals(x: wp.array(dtype=wp.vec3), corners: wp.array2d(dtype=wp.int32), sums: wp.array(dtype=wp.vec3)):
+    t = wp.tid()
+    i = corners[t, 0]
+    j = corners[t, 1]
+    k = corners[t, 2]
+    normal = wp.cross(x[j] - x[i], x[k] - x[i])
+    wp.atomic_add(sums, i, normal)
+    wp.atomic_add(sums, j, normal)
+    wp.atomic_add(sums, k, normal)
+
+
+@wp.kernel
+def five_by_five(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
+    i, j = wp.tid()
+    total = wp.float32(0.0)
+    for a in range(5):
+        for b in range(5):
+            total += w[a, b] * x[i + a, j + b]
+    y[i, j] = total
+
+
+@wp.kernel
 def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
     i = wp.tid()
     for k in range(w.shape[0]):
