@@ -190,6 +190,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
         _nrt=False, error_model="numpy", fastmath=fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True
     )
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
+    names["_nb_assume"] = cpu_intrinsics.assume
     names["_nb_load"] = load_i64
     names |= numba_elements.NAMES | complex_division.NAMES
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}

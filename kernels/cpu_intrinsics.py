@@ -40,6 +40,7 @@ __all__ = [
     "add_to_total",
     "add_total",
     "array_at",
+    "assume",
     "atomic_add",
     "atomic_and",
     "atomic_cas",
@@ -106,12 +107,26 @@ def nonnegative(typing_context: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (value,) = arguments
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
-        assume = cgutils.get_or_insert_function(builder.module, kind, "llvm.assume")
-        builder.call(assume, [builder.icmp_signed(">=", value, value.type(0))])
+        _assume(builder, builder.icmp_signed(">=", value, value.type(0)))
         return value
 
     return types.intp(types.intp), generate
+
+
+@intrinsic
+def assume(typing_context: Any, condition: Any) -> Any:
+    """Promise the optimiser that a condition holds."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _assume(builder, context.is_true(builder, types.boolean, arguments[0]))
+        return context.get_dummy_value()
+
+    return types.void(types.boolean), generate
+
+
+def _assume(builder: Any, condition: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.assume"), [condition])
 
 
 def keep_exception(builder: Any, found: Any) -> None:

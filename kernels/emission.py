@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.kernel_syntax import check_assignments, may_raise
 from numbridge.kernels.njit_functions import declared
 from numbridge.kernels.range_source import Private
@@ -61,6 +62,8 @@ class Emitted:
         Where indices are checked, and of which array.
     in_blocks : bool
         For the CPU: whether the threads of a block work together.
+    active : ActiveRange or None
+        For derivatives on the CPU: which threads do anything, if the kernel says so.
     """
 
     text: str
@@ -77,6 +80,7 @@ class Emitted:
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
     in_blocks: bool = False
+    active: ActiveRange | None = None
 
     @property
     def generated(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
 
@@ -69,12 +70,17 @@ class LaneSource:
 
 @dataclass(frozen=True)
 class _Threads:
-    """How threads are numbered and added up: the rank, the hidden parameters, how many sums, and who runs in lanes."""
+    """How threads are numbered and added up: the rank, the hidden parameters, how many sums, who runs in lanes, and who at all.
+
+    Where Numba compiles the body with its analysis, arrays have numbers of elements, which promises are given in extents.
+    """
 
     rank: int
     hidden: Sequence[str]
     sums: int
     lanes: Mapping[str, int]
+    active: ActiveRange | None
+    has_sizes: bool
 
 
 def range_source(
@@ -91,6 +97,7 @@ def range_source(
     totals: Sequence[Total] = (),
     lanes: Mapping[str, int] | None = None,
     additions: int = 1,
+    active: ActiveRange | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
 
@@ -122,6 +129,8 @@ def range_source(
         Bodies of which there is another that runs so many neighbouring threads at once.
     additions : int
         How often a thread is taken to add to elements, which tells whether copies are worth their while.
+    active : ActiveRange, optional
+        Which threads do anything; the others are not run.
     """
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
@@ -130,7 +139,7 @@ def range_source(
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
-    threads = _Threads(rank, hidden, len(sums), lanes or {})
+    threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
     if private is None or rank == 0:
@@ -251,15 +260,35 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
 
     def run(first: str, last: str) -> list[str]:
         """Return the lines that run the threads of a part of a row."""
+        active = threads.active
+        if active is None:
+            return run_all(first, last)
+        lines = [f"_nb_start = max({', '.join([first, *active.starts])})"] if active.starts else []
+        lines += [f"_nb_stop = min({', '.join([last, *active.stops])})"] if active.stops else []
+        lines += run_all("_nb_start" if active.starts else first, "_nb_stop" if active.stops else last)
+        if not active.rows:
+            return lines
+        return [f"if {' and '.join(active.rows)}:", *(f"    {line}" for line in lines)]
+
+    def promised(last: str) -> list[str]:
+        """Return the lines that promise what holds for a thread."""
+        active = threads.active
+        if active is None:
+            return []
+        sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.has_sizes else []
+        promises = [promise.replace(f"_nb_i{rank - 1}", last) for promise in active.promises]
+        return [f"_nb_assume({promise})" for promise in (*sizes, *promises)]
+
+    def run_all(first: str, last: str) -> list[str]:
         width = threads.lanes.get(entry)
         own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
-        one = [f"    {line}" for line in [*asked, *call("_nb_k")]]
+        one = [f"    {line}" for line in [*asked, *promised("_nb_k"), *call("_nb_k")]]
         if width is None:
             return [f"for _nb_k in range({first}, {last}):", *one]
         together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
         return [
-            f"_nb_whole = {first} + ({last} - {first}) // {width} * {width}",
+            f"_nb_whole = {first} + max({last} - {first}, 0) // {width} * {width}",
             f"for _nb_lane in range({first}, _nb_whole, {width}):",
             *(f"    {line}" for line in together),
             f"for _nb_k in range(_nb_whole, {last}):",

@@ -392,11 +392,40 @@ class _Rewriter(ast.NodeTransformer):
         return self._stores.augment(node, "_nb_divide_in_place" if divides else None)
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
-        """Let divisions take complex numbers."""
+        """Let divisions take complex numbers, and write a thread's index as what it is."""
+        own = self._own_index(node)
+        if own is not None:
+            return own
         self.generic_visit(node)
         if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
             return node
         return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
+
+    def _own_index(self, node: ast.BinOp) -> ast.expr | None:
+        """Return the thread's index for ``blockIdx.x * blockDim.x + threadIdx.x`` on the CPU, which need not divide for it."""
+        if self.writer.target != "cpu" or self.writer.in_crew or not isinstance(node.op, ast.Add):
+            return None
+        sides = self.source.value_of(node.left), self.source.value_of(node.right)
+        for product, thread in (sides, sides[::-1]):
+            place = self._place(thread)
+            if place is None or place.operation != "threadIdx":
+                continue
+            match product:
+                case ast.BinOp(left, ast.Mult(), right):
+                    factors = [self._place(left), self._place(right)]
+                    if {f and (f.operation, f.axis) for f in factors} == {
+                        ("blockIdx", place.axis),
+                        ("blockDim", place.axis),
+                    }:
+                        self._check_axis(node, place.axis, place.name)
+                        return ast.Name(f"_nb_i{place.axis}", ast.Load())
+        return None
+
+    def _place(self, node: ast.expr) -> Intrinsic | None:
+        """Return what of a thread's place in its block and grid an expression is, or None."""
+        static = self.source.resolve(self.source.value_of(node))
+        found = None if static is None else intrinsic_of(static.value)
+        return found if found is not None and found.kind == "axis" else None
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""

@@ -368,6 +368,12 @@ class FunctionSource:
         static = self.resolve(node)
         return MISSING if static is None else static.value
 
+    def value_of(self, node: ast.expr) -> ast.expr:
+        """Return the expression that a variable is assigned, if it is assigned once and all in it is known by then."""
+        while isinstance(node, ast.Name) and node.id in self._constants:
+            node = self._constants[node.id]
+        return node
+
     def read(self) -> Iterator[Dependency]:
         """Yield the global and closure values that this function reads, in source order."""
         inner: set[int] = set()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver
+from numbridge.kernels.active_range import ActiveRange, active_range
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.block_source import block_source
 from numbridge.kernels.crews import load_crews
@@ -354,6 +355,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
+    active = _active_range(emitted, parameters, rank)
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -373,6 +375,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             totals=totals,
             lanes=lanes,
             additions=max(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
+            active=active,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
@@ -389,6 +392,14 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return {"generated": emitted.generated, "lanes": lanes}
 
     return _loaded(kernel, emitted, parameters, weak, key, text, more)
+
+
+def _active_range(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> ActiveRange | None:
+    """Return which threads do anything, if a text says so."""
+    if emitted.generated:
+        return emitted.active
+    taken = {*emitted.namespace, *(tree.name for _, tree in emitted.parts)}
+    return active_range(emitted.parts[-1][1], rank, parameters, taken)
 
 
 def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> tuple[Emitted, tuple[Total, ...]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
+from numbridge.kernels.active_range import ActiveRange, active_range
 from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
@@ -45,7 +46,7 @@ from numbridge.kernels.object_cache import (
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.rewriting import Target, rewrite
+from numbridge.kernels.rewriting import Rewritten, Target, rewrite
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import Variants, variants_of
 
@@ -79,6 +80,8 @@ class Plan:
         On CUDA, what counts the entries on its stacks, if it has any.
     in_blocks : bool
         As in `Emitted`.
+    active : tuple or None
+        What an `ActiveRange` is made of, which threads of the kernel do anything, and so those of a derivative on the CPU.
     """
 
     text: str
@@ -95,6 +98,7 @@ class Plan:
     spent: frozenset[str] = frozenset()
     measured: Measured | None = None
     in_blocks: bool = False
+    active: tuple[Any, ...] | None = None
 
 
 class _Read:
@@ -299,6 +303,7 @@ class Derivative(Kernel):
             made.spent,
             measured,
             in_crew,
+            self._active_range(rewritten, parameters, target),
         )
         return plan, program.namespace
 
@@ -331,8 +336,18 @@ class Derivative(Kernel):
             found.reads & found.writes,
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
+            active=self._active_range(rewritten, parameters, target),
         )
         return plan, program.namespace
+
+    def _active_range(
+        self, rewritten: Rewritten, parameters: Sequence[ParameterType], target: Target
+    ) -> tuple[Any, ...] | None:
+        if target != "cpu":
+            return None
+        tree, taken = rewritten.trees[id(self.source)], {*rewritten.namespace, *rewritten.names.values()}
+        found = active_range(tree, self.source.index_rank, parameters, taken)
+        return None if found is None else dataclasses.astuple(found)
 
     def typed(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[ParameterType, ...]:
         """Return the types of all parameters, of contiguous arrays, for those of the base's.
@@ -387,6 +402,7 @@ class Derivative(Kernel):
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
             in_blocks=plan.in_blocks,
+            active=None if plan.active is None else ActiveRange(*plan.active),
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:

@@ -1,0 +1,245 @@
+"""Threads that a guard leaves nothing to do are not run on the CPU, and all others are, with the guard promised to hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+SHAPE = 9, 21
+HEAD = "from numba import cuda\nimport numbridge as nb\nOFFSET = 2\n"
+# What stands before `y[i, j] += 1`, for an array `x` of another shape, `n` of 32 and `m` of 64 bits
+FOUND = {
+    "around": "if j < x.shape[1]:\n  if i < x.shape[0]:",
+    "both": "if i > 0 and j > 0 and i < x.shape[0] - 1 and j < x.shape[1] - 1:",
+    "chain": "if 0 < j <= n:",
+    "mirrored": "if n > j and 3 <= j:",
+    "return": "if i >= x.shape[0] or j >= x.shape[1]: return\nif True:",
+    "returns": "if i >= n: return\nh, w = x.shape\nif not j < w: return\nif True:",
+    "denied": "if not (i >= n or j > n):",
+    "equal": "if j == n:",
+    "row": "if i != n and j < w:",
+    "size": "if j < x.size and j * 1 < 12:",
+    "len": "if i <= j and j < len(x):",
+    "shifted": "if j + n < x.shape[1] and j - OFFSET >= 0:",
+    "moved": "k = j + 3\nif k < m:",
+    "wide": "if j < m:",
+    "wide and more": "if m < j + 1:",
+    "wide or equal": "if j <= m:",
+    "wide product": "if j < m * 2:",
+    "wide equal": "if j == m:",
+    "negative": "if j > -n:",
+    "half": "if j < x.shape[1] // 2:",
+    "before": "c = 2.0 * n\nl = i // 2\nif j < n and c > l:",
+    "triangle": "if j < i:",
+    "some more": "if j < x.shape[1] and (i + j) % 2 == 0:",
+}
+NOT_FOUND = {
+    "else": "if j < n:\n  pass\nelse:",
+    "float": "if j < 2.5 * n:",
+    "scaled": "if 2 * j < n:",
+    "after an effect": "if nb.atomic_add(calls, 0, 1) >= 0 and j < n:",
+    "bound again": "n = n + 1\nif j < n:",
+    "bound in a loop": "for k in range(3):\n  p = k\nif j < p:",
+    "element": "if j < x[0, 0]:",
+    "work before": "calls[0] = 1\nif j < n:",
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    parts = [HEAD]
+    for name, guard in (FOUND | NOT_FOUND).items():
+        lines = guard.split("\n")
+        inner = " " * (len(lines[-1]) - len(lines[-1].lstrip()) + 4)
+        body = ["i, j = nb.tid()", "w = x.shape[1]", *lines, f"{inner}y[i, j] += 1"]
+        signature = f"def guard_{name.replace(' ', '_')}(x, y, calls, n: nb.int32, m: nb.int64):"
+        parts.append("\n".join(["@nb.kernel", signature, *(f"    {line}" for line in body), ""]))
+    path = tmp_path_factory.mktemp("guards") / "guarded.py"
+    path.write_text("\n".join(parts))
+    spec = importlib.util.spec_from_file_location("guarded", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wanted(name, x, n, m):
+    """Return what Python makes of a guard, thread by thread; its integers have no end."""
+    lines = (FOUND | NOT_FOUND)[name].replace("return", "continue").split("\n")
+    inner = " " * (len(lines[-1]) - len(lines[-1].lstrip()) + 4)
+    text = [
+        "for i, j in np.ndindex(*y.shape):",
+        " w = x.shape[1]",
+        *(f" {line}" for line in lines),
+        f"{inner} y[i, j] += 1",
+    ]
+    y = np.zeros(SHAPE, np.int32)
+    exec("\n".join(text), {"np": np, "x": x, "y": y, "n": n, "m": m, "OFFSET": 2, "calls": [0]})
+    return y
+
+
+def arguments(n, m, shape=(7, 15)):
+    return np.full(shape, 5.0, np.float32), np.zeros(SHAPE, np.int32), np.zeros(1, np.int64), n, m
+
+
+def guarded(kernels, name):
+    return getattr(kernels, f"guard_{name.replace(' ', '_')}")
+
+
+def is_found(kernel, *given):
+    return "_nb_assume(" in kernel.explain(*given).source
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(("n", "m"), [(4, 9), (0, 0), (-3, -2), (100, LARGEST), (3, SMALLEST), (1, LARGEST - 1)])
+def test_just_those_threads_run_that_pass(kernels, name, n, m):
+    if name == "wide product" and abs(m) > 2**62:
+        m //= 2  # whose double is no more than 64 bits in Python, either
+    kernel, given = guarded(kernels, name), arguments(n, m)
+    nb.launch(kernel, SHAPE, given)
+    np.testing.assert_array_equal(given[1], wanted(name, given[0], n, m))
+    assert is_found(kernel, *given)
+
+
+@pytest.mark.parametrize("name", ["else", "float", "scaled", "element", "work before"])
+def test_a_guard_that_says_something_else_is_asked(kernels, name):
+    kernel, given = guarded(kernels, name), arguments(4, 9)
+    nb.launch(kernel, SHAPE, given)
+    np.testing.assert_array_equal(given[1], wanted(name, given[0], 4, 9))
+    assert not is_found(kernel, *given)
+
+
+def test_effects_of_a_guard_happen_in_every_thread(kernels):
+    kernel, given = guarded(kernels, "after an effect"), arguments(4, 9)
+    nb.launch(kernel, SHAPE, given)
+    assert given[2][0] == SHAPE[0] * SHAPE[1]
+    assert not is_found(kernel, *given)
+
+
+@pytest.mark.parametrize(("name", "n"), [("bound again", 5), ("bound in a loop", 2)])
+def test_a_variable_that_changes_is_no_bound(kernels, name, n):
+    kernel, given = guarded(kernels, name), arguments(4, 9)
+    nb.launch(kernel, SHAPE, given)
+    assert given[1].sum() == SHAPE[0] * n
+    assert not is_found(kernel, *given)
+
+
+@nb.kernel
+def unsigned(y, n: nb.uint64):
+    i = nb.tid()
+    if i < n:
+        y[i] = 1
+
+
+def test_a_bound_of_64_bits_without_a_sign_is_asked_in_every_thread():
+    y = np.zeros(20, np.int32)
+    nb.launch(unsigned, 20, [y, 2**64 - 1])
+    assert y.all()
+    assert not is_found(unsigned, y, 3)
+
+
+@nb.kernel
+def three(y, n: int):
+    i, j, k = nb.tid()
+    if i < n and j < k and k >= 2:
+        y[i, j, k] += 1
+
+
+def test_three_indices_cut_into_pieces_between_workers():
+    y = np.zeros((40, 30, 50), np.int32)
+    i, j, k = np.ogrid[:40, :30, :50]
+    for n in (0, 7, 40):
+        y[...] = 0
+        nb.launch(three, y.shape, [y, n])
+        np.testing.assert_array_equal(y, (i < n) & (j < k) & (k >= 2))
+
+
+@nb.kernel
+def summed(x, y, n: int):
+    i, j = nb.tid()
+    if i >= x.shape[0] or j >= n:
+        return
+    s = 0.0
+    for k in range(j + 1):
+        s += x[i, k] * x[i, k]
+    y[i, j] = s
+
+
+def test_loops_in_lanes_and_their_gradients_stay_within_the_guard():
+    x = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
+    for n in (0, 1, 15, 16, 33, 40):
+        a, b = nb.array(x, requires_grad=True), nb.zeros((5, 40), dtype=nb.float32, requires_grad=True)
+        with nb.Tape() as tape:
+            nb.launch(summed, (8, 70), [a, b, n])
+        np.testing.assert_allclose(b.numpy()[:, :n], np.cumsum(x * x, 1)[:, :n], rtol=1e-5)
+        assert not b.numpy()[:, n:].any()
+        tape.backward(grads={b: nb.ones((5, 40), dtype=nb.float32)})
+        uses = np.clip(n - np.arange(40), 0, None)
+        np.testing.assert_allclose(a.grad.numpy(), 2 * x * uses, rtol=1e-5)
+        # What nobody stored keeps its adjoint.
+        np.testing.assert_array_equal(b.grad.numpy(), np.where(np.arange(40) < n, 0.0, 1.0) * np.ones((5, 1)))
+
+
+@nb.kernel
+def scaled(a: float, x, y):
+    i = nb.tid()
+    if 0 < i < x.size:
+        y[i] = a * x[i]
+
+
+def test_the_gradient_of_a_number_has_what_the_guard_lets_by():
+    import torch
+
+    x, y = torch.arange(10.0), torch.zeros(30, requires_grad=True)
+    a = torch.tensor(3.0, requires_grad=True)
+    operator = nb.torch_op(scaled, outputs=["y"], launch_dims=30, output_dims=30)
+    operator(a, x).sum().backward()
+    assert a.grad == x[1:].sum()
+    assert y.grad is None
+
+
+# The thread's index as numba.cuda's programs often spell it
+
+SPELLINGS = [
+    "i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x",
+    "i = cuda.threadIdx.x + cuda.blockDim.x * cuda.blockIdx.x",
+    "tx = cuda.threadIdx.x\nbx = cuda.blockIdx.x\nbw = cuda.blockDim.x\ni = tx + bx * bw",
+    "first = cuda.blockIdx.x * cuda.blockDim.x\ni = first + cuda.threadIdx.x",
+]
+
+
+@pytest.mark.parametrize("spelling", range(len(SPELLINGS)))
+def test_a_spelt_out_index_is_the_index(tmp_path, spelling):
+    body = "\n".join(f"    {line}" for line in SPELLINGS[spelling].split("\n"))
+    path = tmp_path / "spelt.py"
+    path.write_text(f"{HEAD}@nb.kernel\ndef spelt(y):\n{body}\n    if i < y.shape[0]:\n        y[i] = i\n")
+    spec = importlib.util.spec_from_file_location("spelt", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    y = np.zeros(100, np.int32)
+    module.spelt[3, 48](y)
+    np.testing.assert_array_equal(y, np.arange(100))
+    source = module.spelt.explain(y).source
+    assert "i = _nb_i0" in source
+    assert is_found(module.spelt, y)
+
+
+@cuda.jit
+def mixed(y):
+    i = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.x
+    j = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
+    if i < y.shape[0] and j < y.shape[1]:
+        y[i, j] = 10 * i + j
+
+
+def test_another_axis_in_the_place_of_one_is_no_index():
+    y = np.zeros((6, 4), np.int32)
+    nb.kernel(mixed)[(2, 2), (3, 2)](y)
+    for (bx, by), (tx, ty) in itertools.product(np.ndindex(2, 2), np.ndindex(3, 2)):
+        assert y[bx * 2 + tx, by * 2 + ty] == 10 * (bx * 2 + tx) + by * 2 + ty
