@@ -1,10 +1,15 @@
-"""Which threads of a row a kernel's guard leaves anything to do, so that a launch on the CPU need not run the others.
+"""Which indices a launch on the CPU runs a kernel's body for, where the kernel decides by its thread's index.
 
 A kernel often begins with a test of its thread's index, since on CUDA more threads run than were asked for: ``if i < n:`` around
 all that it does, or ``if i >= n: return``. Where the test compares the last index with what all threads of a row share, those
 that pass it stand side by side. The loop around the body then goes from the first of them to the last, and LLVM is promised that
-they pass: what the guard would make of every store is a masked one, which some machines are slow at. This module reads a
-kernel's rewritten tree, and compiles nothing.
+they pass: what the guard would make of every store is a masked one, which some machines are slow at.
+
+Or it is a loop over the grid, ``for i in range(cuda.grid(1), n, cuda.gridsize(1))``, in which a thread's trips lie far apart in
+memory. The loop is taken out of the body then, which becomes that of one trip, and neighbouring threads make the same trip one
+after another. Threads are not ordered among themselves, so they may, and every thread's own trips keep their order.
+
+This module reads a kernel's rewritten tree, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +17,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
-__all__ = ["ActiveRange", "active_range"]
+__all__ = ["ActiveRange", "Stride", "active_range"]
 
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -39,8 +45,26 @@ _WORD = 4  # bytes; what has no more is small
 
 
 @dataclass(frozen=True)
+class Stride:
+    """A loop over the grid that is taken out of the body.
+
+    Attributes
+    ----------
+    axis : int
+        The thread index that it starts from.
+    start, stop, step : str
+        What is added to that index to begin with, and the rest of the range.
+    """
+
+    axis: int
+    start: str
+    stop: str
+    step: str
+
+
+@dataclass(frozen=True)
 class ActiveRange:
-    """Which threads do anything: those of some rows, from a start to a stop along the last index.
+    """For which indices there is anything to do: those of some rows, from a start to a stop along the last index.
 
     The expressions name the kernel's parameters and hidden parameters.
 
@@ -56,6 +80,8 @@ class ActiveRange:
         What holds for such a thread.
     sizes : tuple of (str, str)
         Expressions for arrays' numbers of elements, in what Numba compiles and in the promises.
+    strides : tuple of Stride
+        Loops over the grid that are taken out of the body, the outermost first.
     """
 
     rows: tuple[str, ...]
@@ -63,17 +89,24 @@ class ActiveRange:
     stops: tuple[str, ...]
     promises: tuple[str, ...]
     sizes: tuple[tuple[str, str], ...] = ()
+    strides: tuple[Stride, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Any]) -> ActiveRange:
+        """Return that of which `dataclasses.astuple` has made these parts."""
+        *others, strides = parts
+        return cls(*others, tuple(Stride(*stride) for stride in strides))
 
 
 def active_range(
     tree: ast.FunctionDef, rank: int, parameters: Sequence[ParameterType], taken: Collection[str]
 ) -> ActiveRange | None:
-    """Return which threads do anything, or None if a kernel's text does not say.
+    """Return for which indices there is anything to do, or None if a kernel's text does not say.
 
     Parameters
     ----------
     tree : ast.FunctionDef
-        The kernel, as `rewriting` writes it for the CPU.
+        The kernel, as `rewriting` writes it for the CPU. Loops over the grid are taken out of it.
     rank : int
         How many thread indices it takes.
     parameters : sequence of ParameterType
@@ -81,7 +114,7 @@ def active_range(
     taken : collection of str
         Names of functions and globals in its text, which are no builtins there.
     """
-    reading = _Reading(tree, rank, parameters, "len" not in taken)
+    reading = _Reading(tree, rank, parameters, taken)
     if rank:
         reading.read(tree.body)
     return reading.result()
@@ -100,20 +133,29 @@ class _Reading:
     tree: ast.FunctionDef
     rank: int
     parameters: Sequence[ParameterType]
-    has_len: bool
+    taken: Collection[str]
     values: dict[str, ast.expr] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
     promises: list[str] = field(default_factory=list)
     sizes: dict[str, str] = field(default_factory=dict)
+    strides: list[Stride] = field(default_factory=list)
+    # What variables were assigned last, the thread indices that they depend on, and those that conditions ask for
+    latest: dict[str, ast.expr] = field(default_factory=dict)
+    depends: dict[str, set[str]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        stored = [n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+        self.stored = stored = [
+            n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)
+        ]
         given = {argument.arg for argument in self.tree.args.args}
         self.local = {*stored} - given
         self.once = {name for name in self.local if stored.count(name) == 1}
-        self.index = f"_nb_i{self.rank - 1}"
+        self.indices = [f"_nb_i{axis}" for axis in range(self.rank)]
+        self.index = self.indices[-1] if self.indices else ""
+        self.depends |= {name: {name} for name in self.indices}
         kept = [p for p in self.parameters if p.name not in stored]
         self.arrays = {p.name: p for p in kept if isinstance(p, ArrayType)}
         numbers = {p.name: p.scalar for p in kept if not isinstance(p, ArrayType) and p.element is None}
@@ -126,23 +168,87 @@ class _Reading:
         if not self.promises:
             return None
         found = (self.rows, self.starts, self.stops, self.promises)
-        return ActiveRange(*(tuple(dict.fromkeys(part)) for part in found), tuple(self.sizes.items()))
+        parts = (tuple(dict.fromkeys(part)) for part in found)
+        return ActiveRange(*parts, tuple(self.sizes.items()), tuple(self.strides))
 
-    def read(self, body: Sequence[ast.stmt]) -> None:
-        """Read what stands before a guard, the guard, and what it guards."""
-        for position, node in enumerate(body):
+    def read(self, body: list[ast.stmt]) -> None:
+        """Read what stands before a guard or a loop over the grid, and what that is around."""
+        position = 0
+        while position < len(body):
+            node, is_last = body[position], all(map(_is_nothing, body[position + 1 :]))
             match node:
                 case ast.Assign([ast.Name() | ast.Tuple() as target]) if self._assign(target, node.value):
-                    continue
+                    pass
                 case ast.Pass() | ast.Expr(ast.Constant()):
-                    continue
+                    pass
                 case ast.If(test=test, body=[ast.Return(None)], orelse=[]):
                     self._guard(test, holds=False)
-                    continue
-                case ast.If(test=test, orelse=[]) if all(map(_is_nothing, body[position + 1 :])):
+                case ast.If(test=test, orelse=[]) if is_last:
                     self._guard(test, holds=True)
                     self.read(node.body)
-            return
+                    return
+                case ast.For() | ast.While() if is_last and (trip := self._trip(node)) is not None:
+                    body[position:] = trip
+                    ast.fix_missing_locations(self.tree)
+                    continue
+                case _:
+                    return
+            position += 1
+
+    def _trip(self, loop: ast.For | ast.While) -> list[ast.stmt] | None:
+        """Return what a loop over the grid does in one trip, or None if it is no such loop."""
+        match loop:
+            case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [start, stop, step], []), body, []):
+                if "range" in self.taken or name not in self.once or not self._stride(name, start, stop, step, body):
+                    return None
+            case ast.While(
+                ast.Compare(ast.Name(name), [ast.Lt()], [stop]),
+                [*body, ast.AugAssign(ast.Name(counted), ast.Add(), step)],
+                [],
+            ) if name == counted and name in self.latest and self.stored.count(name) == 2:  # there, and before the loop
+                goes_on = any(isinstance(n, ast.Continue) for part in body for n in ast.walk(part))
+                if goes_on or not self._stride(name, self.latest[name], stop, step, body):
+                    return None
+                self.once.add(name)
+            case _:
+                return None
+        index = ast.Name(self.indices[self.strides[-1].axis], ast.Load())
+        first = ast.Assign([ast.Name(name, ast.Store())], index)
+        self.depends[name] = {index.id}
+        return [ast.copy_location(first, loop), *map(_OneTrip().visit, body)]
+
+    def _stride(self, name: str, start: ast.expr, stop: ast.expr, step: ast.expr, body: Sequence[ast.stmt]) -> bool:
+        """Keep a loop as one over the grid, and tell whether it is one that can be taken out of the body."""
+        end = self._number(stop)
+        if end is None or self._indices_in(end.node) or not _is_of_one_trip(body):
+            return False
+        for axis, index in enumerate(self.indices):
+            added = self._shifted(start, index)
+            if added is None or not all(map(_is_from_zero, added)) or index in self.asked:
+                continue
+            # What else depends on a thread's index is not what it would be of that of each trip.
+            others = {n.id for inner in body for n in ast.walk(inner) if isinstance(n, ast.Name)} - {name}
+            if not self._is_gridsize(step, axis) or any(index in self.depends.get(other, ()) for other in others):
+                return False
+            first = str(sum(ast.literal_eval(part) for part in added))
+            self.strides.append(Stride(axis, first, ast.unparse(end.node), f"_nb_b{axis} * _nb_g{axis}"))
+            self._condition(ast.Name(index, ast.Load()), ast.Lt, end.node)
+            return True
+        return False
+
+    def _is_gridsize(self, node: ast.expr, axis: int) -> bool:
+        """Tell whether an expression is how many threads there are along an axis of the grid."""
+        while isinstance(node, ast.Name) and node.id in self.values:
+            node = self.values[node.id]
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+            return False
+        factors = [self._number(node.left), self._number(node.right)]
+        return sorted(ast.unparse(f.node) for f in factors if f is not None) == [f"_nb_b{axis}", f"_nb_g{axis}"]
+
+    def _indices_in(self, node: ast.expr) -> set[str]:
+        """Return the thread indices that an expression depends on."""
+        names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        return set().union(*(self.depends.get(name, ()) for name in names))
 
     def _assign(self, target: ast.Name | ast.Tuple, value: ast.expr) -> bool:
         """Keep what names are, and tell whether that has no effect."""
@@ -156,8 +262,12 @@ class _Reading:
         if not all(isinstance(part, ast.Name) for part in targets):
             return False
         unknown = self.local - self.values.keys()
+        self.latest |= {t.id: part for t, part in zip(targets, parts, strict=False) if isinstance(t, ast.Name)}
         for name, part in zip(targets, parts, strict=False):
             refers = unknown.intersection(n.id for n in ast.walk(part) if isinstance(n, ast.Name))
+            if isinstance(name, ast.Name):
+                told = part if len(targets) == len(parts) else value
+                self.depends.setdefault(name.id, set()).update(self._indices_in(told))
             if isinstance(name, ast.Name) and name.id in self.once and len(targets) == len(parts) and not refers:
                 self.values[name.id] = part
         return True
@@ -171,7 +281,7 @@ class _Reading:
                 return self._is_pure(left) and self._is_pure(right)
             case ast.UnaryOp(_, inner):
                 return self._is_pure(inner)
-            case ast.Tuple(parts):
+            case ast.Tuple(parts) | ast.BoolOp(values=parts):
                 return all(map(self._is_pure, parts))
             case ast.Compare(left, _, rights):
                 return all(map(self._is_pure, [left, *rights]))
@@ -183,6 +293,8 @@ class _Reading:
 
     def _guard(self, test: ast.expr, *, holds: bool) -> None:
         """Take from a guard what must hold, or must not, for a thread to come by it."""
+        # Each thread asks it once, whatever loop over the grid comes after it.
+        self.asked |= self._indices_in(test) if self._is_pure(test) else {*self.indices}
         for left, op, right in self._conditions(test, holds=holds):
             self._condition(left, op, right)
 
@@ -210,7 +322,7 @@ class _Reading:
             return
         if number is not None:
             left, op, other = right, _MIRRORED[op], number
-        shift = self._shifted(left)
+        shift = self._shifted(left, self.index)
         if shift is None or other is None or op is ast.NotEq:
             return
         bound, moved = self._bound(other), [f" - ({ast.unparse(part)})" for part in shift]
@@ -226,20 +338,20 @@ class _Reading:
         text = ast.unparse(number.node)
         return text if number.small else f"min(max({text}, {-_FAR}), {_FAR})"
 
-    def _shifted(self, node: ast.expr) -> list[ast.expr] | None:
-        """Return what is added to the last index, or None if an expression is something else."""
+    def _shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
+        """Return what is added to a thread index, or None if an expression is something else."""
         match node:
-            case ast.Name(name) if name == self.index:
+            case ast.Name(name) if name == index:
                 return []
             case ast.Name(name) if name in self.values:
-                return self._shifted(self.values[name])
+                return self._shifted(self.values[name], index)
             case ast.BinOp(left, ast.Add(), right):
-                for index, other in ((left, right), (right, left)):
-                    found, number = self._shifted(index), self._number(other)
+                for one, other in ((left, right), (right, left)):
+                    found, number = self._shifted(one, index), self._number(other)
                     if found is not None and number is not None and number.small:
                         return [*found, number.node]
             case ast.BinOp(left, ast.Sub(), right):
-                found, number = self._shifted(left), self._number(right)
+                found, number = self._shifted(left, index), self._number(right)
                 if found is not None and number is not None and number.small:
                     return [*found, ast.UnaryOp(ast.USub(), number.node)]
         return None
@@ -265,7 +377,7 @@ class _Reading:
                 return self._number(self.values[name])
             case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)):
                 return self._extent(name, [axis])
-            case ast.Call(ast.Name("len"), [ast.Name(name)], []) if self.has_len:
+            case ast.Call(ast.Name("len"), [ast.Name(name)], []) if "len" not in self.taken:
                 return self._extent(name, [0])
             case ast.Attribute(ast.Name(name), "size") if name in self.arrays:
                 found = self._extent(name, range(self.arrays[name].ndim))
@@ -291,6 +403,85 @@ class _Reading:
         if name not in self.arrays or not all(0 <= axis < self.arrays[name].ndim for axis in axes):
             return None
         return _Number(ast.parse(" * ".join(f"{name}.shape[{axis}]" for axis in axes) or "1", mode="eval").body, True)
+
+
+class _OneTrip(ast.NodeTransformer):
+    """Makes what goes on with a loop's next trip end the body."""
+
+    def visit_Continue(self, node: ast.Continue) -> ast.stmt:
+        """Return from the body."""
+        return ast.copy_location(ast.Return(None), node)
+
+    def visit_For(self, node: ast.For) -> ast.stmt:
+        """Leave what goes on with a loop within."""
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.stmt:
+        """Leave what goes on with a loop within."""
+        return node
+
+
+def _is_of_one_trip(body: Sequence[ast.stmt]) -> bool:
+    """Tell whether a loop's body ends neither loop nor thread, and hands nothing on from one trip to the next."""
+    changed = {
+        n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    return _Trip(changed).block(body, set(), within=False) is not None
+
+
+@dataclass(frozen=True)
+class _Trip:
+    """Finds which of the names that a trip changes have been assigned in it wherever they are read."""
+
+    changed: set[str]
+
+    def block(self, body: Sequence[ast.stmt], fresh: set[str], *, within: bool) -> set[str] | None:
+        """Return the names that are surely assigned after a block, or None if it reads one before, or leaves the loop."""
+        for node in body:
+            after = self._statement(node, fresh, within=within)
+            if after is None:
+                return None
+            fresh = after
+        return fresh
+
+    def _statement(self, node: ast.stmt, fresh: set[str], *, within: bool) -> set[str] | None:
+        match node:
+            case ast.Pass() | ast.Continue():
+                return fresh
+            case ast.Break():
+                return fresh if within else None
+            case ast.Assign([ast.Name() | ast.Tuple() | ast.Subscript() | ast.Attribute()]) | ast.Expr() | ast.Assert():
+                if not self._reads(node, fresh):
+                    return None
+                return fresh | {
+                    n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+                }
+            case ast.AugAssign(target):
+                held = {target.id} if isinstance(target, ast.Name) else set()
+                return fresh if self._reads(node, fresh) and not held & self.changed - fresh else None
+            case ast.If(test, body, orelse):
+                if not self._reads(test, fresh):
+                    return None
+                sides = [self.block(side, fresh, within=within) for side in (body, orelse)]
+                return None if sides[0] is None or sides[1] is None else sides[0] & sides[1]
+            case ast.For(ast.Name(name), head, body, []):
+                if not self._reads(head, fresh) or self.block(body, fresh | {name}, within=True) is None:
+                    return None
+                return fresh
+            case ast.While(head, body, []):
+                if not self._reads(head, fresh) or self.block(body, fresh, within=True) is None:
+                    return None
+                return fresh
+        return None
+
+    def _reads(self, node: ast.AST, fresh: set[str]) -> bool:
+        """Tell whether everything that is read has been assigned in this trip, or before all of them."""
+        loads = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        return not loads & self.changed - fresh and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node))
+
+
+def _is_from_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value >= 0
 
 
 def _is_nothing(node: ast.stmt) -> bool:

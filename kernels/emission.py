@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.kernel_syntax import check_assignments, may_raise
 from numbridge.kernels.njit_functions import declared
+from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.rewriting import Site, Target, rewrite
 from numbridge.kernels.source import FunctionSource, Program, Sourced
@@ -63,7 +64,7 @@ class Emitted:
     in_blocks : bool
         For the CPU: whether the threads of a block work together.
     active : ActiveRange or None
-        For derivatives on the CPU: which threads do anything, if the kernel says so.
+        For the CPU: for which indices there is anything to do, if the kernel says so.
     """
 
     text: str
@@ -120,6 +121,7 @@ def emit(
     gradients: bool = False,
     check_bounds: bool = False,
     has_complex: bool = False,
+    parameters: Sequence[ParameterType] | None = None,
 ) -> Emitted:
     """Return the text of a kernel for one floating type.
 
@@ -137,6 +139,8 @@ def emit(
         Whether an index that an array has not ends the kernel; on the CPU.
     has_complex : bool
         Whether an argument has complex numbers.
+    parameters : sequence of ParameterType, optional
+        As for `rewrite`.
 
     Raises
     ------
@@ -153,12 +157,14 @@ def emit(
         check_bounds=checks,
         blocks=True,
         has_complex=has_complex,
+        parameters=parameters,
     )
     program = rewritten.program
     for part in program.sources:
         check_assignments(part)
     parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
     nodes = [node for part in program.sources for node in part.nodes]
+    walked = [node for part in program.sources for node in ast.walk(rewritten.trees[id(part)])]
     return Emitted(
         ("\n" * (_GAP + 1)).join(_part_text(*part) for part in parts),
         rewritten.names[id(source)],
@@ -166,13 +172,14 @@ def emit(
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
         bool(rewritten.sites) or any(map(may_raise, nodes)),
-        any(isinstance(node, ast.For | ast.While) for node in nodes)
+        any(isinstance(node, ast.For | ast.While) for node in walked)
         or any(True for _ in program.compiled_functions())
         or rewritten.in_blocks,
         source.asks_for_block,
         parts=parts,
         sites=rewritten.sites,
         in_blocks=rewritten.in_blocks,
+        active=rewritten.active,
     )
 
 

@@ -158,7 +158,8 @@ _CUDA_SOURCES = (
 def generator_fingerprint() -> str:
     """Return what a program, and text generated from it, depend on besides the kernel: the generator's own source."""
     folder = Path(__file__).parent
-    files = [*sorted((folder / "adjoint").glob("*.py")), folder / "emission.py", folder / "rewriting.py"]
+    others = (folder / f"{name}.py" for name in ("active_range", "emission", "rewriting"))
+    files = [*sorted((folder / "adjoint").glob("*.py")), *others]
     return digest(*(path.read_bytes() for path in files))
 
 

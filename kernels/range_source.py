@@ -9,10 +9,10 @@ compiles nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from numbridge.kernels.active_range import ActiveRange
+from numbridge.kernels.active_range import ActiveRange, Stride
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
 
@@ -82,6 +82,11 @@ class _Threads:
     active: ActiveRange | None
     has_sizes: bool
 
+    @property
+    def strides(self) -> tuple[Stride, ...]:
+        """The loops over the grid that are around the body."""
+        return () if self.active is None else self.active.strides
+
 
 def range_source(
     entry: str,
@@ -142,6 +147,9 @@ def range_source(
     threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
+    if private is not None and threads.strides:
+        # A range of threads has indices all over the launch, so that those near its ends are not those near others'.
+        private = replace(private, distance=None)
     if private is None or rank == 0:
         told = ["False"] if private is not None and private.entry == entry else []
         loop = _loop(entry, [*passed, *(total.name for total in totals), *told], threads, ahead)
@@ -188,6 +196,10 @@ def _function(entry: str, names: Sequence[str], threads: _Threads, *, either: bo
     return "\n".join([*lines, *_loop(entry, names, threads), f"    return ({totals})", "\n\n"])
 
 
+def _extreme(name: str, parts: Sequence[str]) -> str:
+    return f"{name}({', '.join(parts)})" if len(parts) > 1 else parts[0]
+
+
 def _sizes(threads: _Threads) -> list[str]:
     return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] != "i")]
 
@@ -205,7 +217,7 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
         added = [f"_nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
         return [f"    {line}" for line in (f"_nb_part = _nb_loop_{body}({given})", *added)]
 
-    lines = _on_copies(private, whole, additions, run) if private.added else []
+    lines = _on_copies(private, whole, additions, threads.strides, run) if private.added else []
     if private.meanwhile:
         lines += ["if _nb_first < _nb_last:", *run(entry, "_nb_first", "_nb_last", alone=False)]
         return [f"    {line}" for line in lines]
@@ -228,11 +240,14 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
     return [f"    {line}" for line in lines]
 
 
-def _on_copies(private: Private, whole: str, additions: int, run: Callable[..., list[str]]) -> list[str]:
+def _on_copies(
+    private: Private, whole: str, additions: int, strides: Sequence[Stride], run: Callable[..., list[str]]
+) -> list[str]:
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
-    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions})"
+    trips = "".join(f" * max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in strides)
+    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions}{trips})"
     lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
     lines.append("if _nb_copies != 0:")
     for k, name in enumerate(private.added):
@@ -263,9 +278,14 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         active = threads.active
         if active is None:
             return run_all(first, last)
-        lines = [f"_nb_start = max({', '.join([first, *active.starts])})"] if active.starts else []
-        lines += [f"_nb_stop = min({', '.join([last, *active.stops])})"] if active.stops else []
-        lines += run_all("_nb_start" if active.starts else first, "_nb_stop" if active.stops else last)
+        lines = []
+        if active.starts or not first.isidentifier():
+            lines.append(f"_nb_start = _nb_nonnegative({_extreme('max', [first, *active.starts])})")
+            first = "_nb_start"
+        if active.stops:
+            lines.append(f"_nb_stop = {_extreme('min', [last, *active.stops])}")
+            last = "_nb_stop"
+        lines += run_all(first, last)
         if not active.rows:
             return lines
         return [f"if {' and '.join(active.rows)}:", *(f"    {line}" for line in lines)]
@@ -295,23 +315,41 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             *one,
         ]
 
+    lines = _rows(rank, threads.strides, run)
+    for stride in reversed(threads.strides):
+        base = f"_nb_base{stride.axis}"
+        lines = [f"{base} = {stride.start}", f"while {base} < {stride.stop}:", *(f"    {line}" for line in lines)]
+        lines.append(f"    {base} += {stride.step}")
+    return [f"    {line}" for line in lines]
+
+
+def _rows(rank: int, strides: Sequence[Stride], run: Callable[[str, str], list[str]]) -> list[str]:
+    """Return the lines that go through a range of threads, row by row.
+
+    Where there are loops over the grid around them, a thread's index is another in every trip.
+    """
+    moved = {stride.axis: f" + _nb_base{stride.axis}" for stride in strides}
+    shift = moved.get(rank - 1, "")
     if rank < 2:
-        return [f"    {line}" for line in run("_nb_first", "_nb_last")]
-    lines = ["    _nb_rest = _nb_first"]
+        return run(f"_nb_first{shift}", f"_nb_last{shift}")
+    at = [f"_nb_at{k}" if k in moved else f"_nb_i{k}" for k in range(rank)]
+    done = "_nb_done" if strides else "_nb_first"
+    lines = [f"{done} = _nb_first"] if strides else []
+    lines.append("_nb_rest = _nb_first")
     for k in range(rank - 1, 0, -1):
-        lines += [f"    _nb_i{k} = _nb_rest % _nb_n{k}", f"    _nb_rest //= _nb_n{k}"]
-    lines += ["    _nb_i0 = _nb_rest", "    while _nb_first < _nb_last:"]
-    inner, bound = f"_nb_i{rank - 1}", f"_nb_n{rank - 1}"
+        lines += [f"{at[k]} = _nb_rest % _nb_n{k}", f"_nb_rest //= _nb_n{k}"]
+    lines += [f"{at[0]} = _nb_rest", f"while {done} < _nb_last:"]
     lines += [
-        f"        _nb_end = min({bound}, {inner} + _nb_last - _nb_first)",
-        *(f"        {line}" for line in run(inner, "_nb_end")),
-        f"        _nb_first += _nb_end - {inner}",
-        f"        {inner} = 0",
+        f"    _nb_end = min(_nb_n{rank - 1}, {at[-1]} + _nb_last - {done})",
+        *(f"    _nb_i{k} = {at[k]}{moved[k]}" for k in range(rank - 1) if k in moved),
+        *(f"    {line}" for line in run(f"{at[-1]}{shift}", f"_nb_end{shift}")),
+        f"    {done} += _nb_end - {at[-1]}",
+        f"    {at[-1]} = 0",
     ]
-    indent = "        "
+    indent = "    "
     for k in range(rank - 2, -1, -1):
-        lines.append(f"{indent}_nb_i{k} += 1")
+        lines.append(f"{indent}{at[k]} += 1")
         if k > 0:
-            lines += [f"{indent}if _nb_i{k} == _nb_n{k}:", f"{indent}    _nb_i{k} = 0"]
+            lines += [f"{indent}if {at[k]} == _nb_n{k}:", f"{indent}    {at[k]} = 0"]
             indent += "    "
     return lines

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numbridge.kernels import scalars
+from numbridge.kernels.active_range import ActiveRange, active_range
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.complex_values import may_have_complex
@@ -33,6 +34,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
+from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.source import FunctionSource, Program, index_uses
 from numbridge.kernels.static_names import Static
 
@@ -84,6 +86,8 @@ class Rewritten:
         Where indices are checked, and of which array.
     in_blocks : bool
         For the CPU: whether the threads of a block work together.
+    active : ActiveRange or None
+        For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so.
     """
 
     program: Program
@@ -93,6 +97,7 @@ class Rewritten:
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
     in_blocks: bool = False
+    active: ActiveRange | None = None
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
@@ -113,6 +118,7 @@ def rewrite(
     check_bounds: bool = False,
     blocks: bool = False,
     has_complex: bool = False,
+    parameters: Sequence[ParameterType] | None = None,
 ) -> Rewritten:
     """Return a kernel's syntax trees for one floating type.
 
@@ -136,6 +142,9 @@ def rewrite(
     has_complex : bool
         Whether an argument has complex numbers. There, and where the program makes complex numbers itself, division becomes
         one that takes them; not for derivatives, which have none.
+    parameters : sequence of ParameterType, optional
+        For the CPU: the types of the kernel's parameters, if whoever runs it goes by which indices are active. Loops over the
+        grid are taken out of its body then.
 
     Raises
     ------
@@ -148,7 +157,12 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    return Rewritten(program, trees, writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks)
+    active = None
+    if parameters is not None and target == "cpu" and not in_blocks:
+        taken = {*writer.namespace, *writer.names.values()}
+        active = active_range(trees[id(source)], source.index_rank, parameters, taken)
+    facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
+    return Rewritten(program, trees, *facts, active)
 
 
 class _Writer:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels import cuda_driver
-from numbridge.kernels.active_range import ActiveRange, active_range
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.block_source import block_source
 from numbridge.kernels.crews import load_crews
@@ -128,6 +127,10 @@ class Variant:
         On CUDA, how many axes of a batch one launch of it runs.
     together : int
         On the CPU, how many neighbouring threads it runs at once.
+    adds : bool
+        On the CPU, whether a worker may add to copies of arrays.
+    strides : bool
+        On the CPU, whether a loop over the grid is around the body, so that a thread may take long without a loop in it.
     """
 
     parameters: tuple[ParameterType, ...]
@@ -143,6 +146,7 @@ class Variant:
     levels: int = 0
     together: int = 1
     adds: bool = False
+    strides: bool = False
 
     @property
     def block_size(self) -> int:
@@ -152,22 +156,23 @@ class Variant:
     @property
     def serial_below(self) -> int:
         """With fewer threads than this, a launch on the CPU runs on the calling thread."""
-        return _SERIAL_BELOW_WITH_LOOP if self.has_loop else _SERIAL_BELOW
+        return _SERIAL_BELOW_WITH_LOOP if self.has_loop or self.strides else _SERIAL_BELOW
 
     @property
     def brief_below(self) -> int:
         """With fewer threads than this, a launch on the CPU keeps the GIL."""
-        return 0 if self.has_loop else _BRIEF_BELOW
+        return 0 if self.has_loop or self.strides else _BRIEF_BELOW
 
     @property
     def grain(self) -> int:
         """How many threads one worker on the CPU takes at least; it takes whole multiples.
 
-        A worker that may add to copies of arrays takes few, large pieces of the work: this is negative then.
+        A worker that may add to copies of arrays, or makes the same trip of neighbouring threads, takes few, large pieces of
+        the work: this is negative then.
         """
         if self.has_loop:
             return self.together
-        return -self.together if self.adds else _GRAIN
+        return -self.together if self.adds or self.strides else _GRAIN
 
 
 class Variants:
@@ -302,7 +307,10 @@ class Variants:
             check_floats(program, parameters)
             return program.emitted(parameters, weak, target)
         checks = bool(self.kernel.options.get("check_bounds"))
-        return emit(self.kernel.source, weak, target, check_bounds=checks, has_complex=have_complex(parameters))
+        has_complex = have_complex(parameters)
+        return emit(
+            self.kernel.source, weak, target, check_bounds=checks, has_complex=has_complex, parameters=parameters
+        )
 
     def _variant(self, types: _Types, device: Device, form: Form) -> Variant:
         key = (*types, device, form if device.is_cuda else None)
@@ -355,7 +363,6 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
     ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
-    active = _active_range(emitted, parameters, rank)
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -375,7 +382,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             totals=totals,
             lanes=lanes,
             additions=max(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
-            active=active,
+            active=emitted.active,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
@@ -392,14 +399,6 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return {"generated": emitted.generated, "lanes": lanes}
 
     return _loaded(kernel, emitted, parameters, weak, key, text, more)
-
-
-def _active_range(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> ActiveRange | None:
-    """Return which threads do anything, if a text says so."""
-    if emitted.generated:
-        return emitted.active
-    taken = {*emitted.namespace, *(tree.name for _, tree in emitted.parts)}
-    return active_range(emitted.parts[-1][1], rank, parameters, taken)
 
 
 def _added_up(emitted: Emitted, parameters: tuple[ParameterType, ...], rank: int) -> tuple[Emitted, tuple[Total, ...]]:
@@ -450,7 +449,8 @@ def _loaded(
     private = emitted.private
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
-    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds)
+    strides = emitted.active is not None and bool(emitted.active.strides)
+    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides)
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
@@ -478,7 +478,7 @@ def _bodies_for_lanes(
         return emitted.text, emitted.namespace
     from numbridge.kernels.adjoint.lane_source import lane_source
 
-    found = lane_source(kernel.source, parameters, weak)
+    found = lane_source(kernel.source, parameters, weak, emitted.active)
     if found is None:
         return None
     text, namespace = found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
-from numbridge.kernels.active_range import ActiveRange, active_range
+from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
@@ -46,7 +46,7 @@ from numbridge.kernels.object_cache import (
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
 from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.rewriting import Rewritten, Target, rewrite
+from numbridge.kernels.rewriting import Target, rewrite
 from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import Variants, variants_of
 
@@ -81,7 +81,7 @@ class Plan:
     in_blocks : bool
         As in `Emitted`.
     active : tuple or None
-        What an `ActiveRange` is made of, which threads of the kernel do anything, and so those of a derivative on the CPU.
+        What an `ActiveRange` is made of: for which indices the kernel has anything to do, and so a derivative on the CPU.
     """
 
     text: str
@@ -212,7 +212,7 @@ class Derivative(Kernel):
         )
 
         def generate() -> Compiled:
-            return Compiled((), {}, (), {"plan": vars(self._generate(parameters, weak, target)[0])})
+            return Compiled((), {}, (), {"plan": vars(self._generate_for_all(parameters, weak, target))})
 
         compiled, _ = compiled_or_stored(key, generate)
         return Plan(**compiled.facts["plan"])
@@ -232,12 +232,20 @@ class Derivative(Kernel):
         yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart
 
     def program(
-        self, parameters: Sequence[ParameterType], weak: str, *, check_bounds: bool = False
+        self,
+        parameters: Sequence[ParameterType],
+        weak: str,
+        target: Target | None = None,
+        *,
+        check_bounds: bool = False,
     ) -> tuple[Program, Any]:
-        """Return this derivative as a program, for a tangent; and the syntax trees that it comes from."""
+        """Return this derivative as a program, for a tangent; and the syntax trees that it comes from.
+
+        For the CPU as `target` it is one that runs for the indices that are active.
+        """
         from numbridge.kernels.adjoint.forward import forward
 
-        program, rewritten = self._base_program(parameters, weak, check_bounds=check_bounds)
+        program, rewritten = self._base_program(parameters, weak, target, check_bounds=check_bounds)
         return forward(program, self.wanted, self.prefix), rewritten
 
     def _checks_bounds(self, target: Target) -> bool:
@@ -245,19 +253,38 @@ class Derivative(Kernel):
         return not self.wanted and target == "cpu" and bool(self.options.get("check_bounds"))
 
     def _base_program(
-        self, parameters: Sequence[ParameterType], weak: str, *, check_bounds: bool = False
+        self, parameters: Sequence[ParameterType], weak: str, target: Target | None, *, check_bounds: bool = False
     ) -> tuple[Program, Any]:
         if isinstance(self.base, Derivative):
-            return self.base.program(parameters[: len(self.base.base.parameters)], weak)
+            return self.base.program(parameters[: len(self.base.base.parameters)], weak, target)
         from numbridge.kernels.adjoint.build import build
         from numbridge.kernels.adjoint.fence import check_races
 
-        rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds)
+        types = parameters if target == "cpu" else None
+        rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds, parameters=types)
         rewritten.program.check_kept()
         program = build(rewritten, parameters, prints=not self.wanted)
         if self.wanted:
             check_races(program)
         return program, rewritten
+
+    def _generate_for_all(self, parameters: Sequence[ParameterType], weak: str, target: Target) -> Plan:
+        """Return the plan, of which the CPU's says what a launch anywhere must do."""
+        plan = self._generate(parameters, weak, target)[0]
+        if target == "cuda" or plan.active is None or not ActiveRange.of(plan.active).strides:
+            return plan
+        try:
+            # Loops over the grid are in its text, which may need more than that of one trip.
+            other = self._generate(parameters, weak, "cuda")[0]
+        except KernelError:
+            return plan  # there is none for CUDA, and who launches it there is told so
+        return dataclasses.replace(
+            plan,
+            reads=plan.reads | other.reads,
+            snapshot=plan.snapshot | other.snapshot,
+            writes=plan.writes | other.writes,
+            spent=plan.spent & other.spent,
+        )
 
     def _generate(
         self, parameters: Sequence[ParameterType], weak: str, target: Target
@@ -270,13 +297,16 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.reverse import reverse
         from numbridge.kernels.adjoint.uniform import check_meetings
 
-        program, rewritten = self._base_program(parameters, weak)
+        program, rewritten = self._base_program(parameters, weak, target)
         check_meetings(program)
         in_crew = target == "cpu" and program.in_blocks
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}
         if in_crew:
             # All threads of a block hold their slots at once. What they would return, none of them returns to.
             limits = {"slots": CUDA_SLOTS, "returns": False}
+        if self.fresh and rewritten.active is not None:
+            text = f"the {self.name} runs for some indices only; pass zeros to add to, and no `fresh`"
+            raise KernelUnsupportedError(text)
         how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
@@ -303,7 +333,7 @@ class Derivative(Kernel):
             made.spent,
             measured,
             in_crew,
-            self._active_range(rewritten, parameters, target),
+            None if rewritten.active is None else dataclasses.astuple(rewritten.active),
         )
         return plan, program.namespace
 
@@ -320,7 +350,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.emit import program_text
         from numbridge.kernels.adjoint.forward import facts
 
-        program, rewritten = self.program(parameters, weak, check_bounds=self._checks_bounds(target))
+        program, rewritten = self.program(parameters, weak, target, check_bounds=self._checks_bounds(target))
         name = f"{program.name}_tangent"
         found = facts(program)
         plan = Plan(
@@ -336,18 +366,9 @@ class Derivative(Kernel):
             found.reads & found.writes,
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
-            active=self._active_range(rewritten, parameters, target),
+            active=None if rewritten.active is None else dataclasses.astuple(rewritten.active),
         )
         return plan, program.namespace
-
-    def _active_range(
-        self, rewritten: Rewritten, parameters: Sequence[ParameterType], target: Target
-    ) -> tuple[Any, ...] | None:
-        if target != "cpu":
-            return None
-        tree, taken = rewritten.trees[id(self.source)], {*rewritten.namespace, *rewritten.names.values()}
-        found = active_range(tree, self.source.index_rank, parameters, taken)
-        return None if found is None else dataclasses.astuple(found)
 
     def typed(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[ParameterType, ...]:
         """Return the types of all parameters, of contiguous arrays, for those of the base's.
@@ -402,7 +423,7 @@ class Derivative(Kernel):
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
             in_blocks=plan.in_blocks,
-            active=None if plan.active is None else ActiveRange(*plan.active),
+            active=None if plan.active is None else ActiveRange.of(plan.active),
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from numba import types
 
+from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.emit import program_text
 from numbridge.kernels.adjoint.ir import Compute, Op, walk
@@ -21,15 +22,18 @@ _HALF, _SINGLE = 2, 4  # bytes
 
 
 def lane_source(
-    source: FunctionSource, parameters: Sequence[ParameterType], weak: str
+    source: FunctionSource, parameters: Sequence[ParameterType], weak: str, active: ActiveRange | None
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """Return a kernel's body as generated text with its globals, or None if that does not say all that the kernel does."""
+    """Return a kernel's body as generated text with its globals, or None if that does not say all that the kernel does.
+
+    It is a body for the indices that are `active`.
+    """
     narrow = [p for p in parameters if p.scalar.is_float and p.scalar.itemsize < _SINGLE]
     if any(p.scalar.itemsize < _HALF or p.element is not None for p in narrow):
         return None  # a program knows no floats of 8 bits, and no elements of narrow ones
     try:
-        rewritten = rewrite(source, weak, gradients=True)
-        if rewritten.printing() is not None or rewritten.program.reads_njit:
+        rewritten = rewrite(source, weak, gradients=True, parameters=parameters)
+        if rewritten.printing() is not None or rewritten.program.reads_njit or rewritten.active != active:
             return None
         program = build(rewritten, parameters)
     except KernelError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -243,3 +244,186 @@ def test_another_axis_in_the_place_of_one_is_no_index():
     nb.kernel(mixed)[(2, 2), (3, 2)](y)
     for (bx, by), (tx, ty) in itertools.product(np.ndindex(2, 2), np.ndindex(3, 2)):
         assert y[bx * 2 + tx, by * 2 + ty] == 10 * (bx * 2 + tx) + by * 2 + ty
+
+
+# Loops over the grid
+
+LOOPS = {
+    "for": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  y[i] += x[i] * n",
+    "names": "s, d = cuda.grid(1), cuda.gridsize(1)\nfor i in range(s, len(y), d):\n  y[i] += x[i] * n",
+    "spelt": "b = cuda.blockDim.x\ns = cuda.threadIdx.x + cuda.blockIdx.x * b\nd = b * cuda.gridDim.x\n"
+    "for i in range(s, y.size, d):\n  y[i] += x[i] * n",
+    "while": "i = cuda.grid(1)\nwhile i < y.shape[0]:\n  y[i] += x[i] * n\n  i += cuda.gridsize(1)",
+    "from the third": "for i in range(cuda.grid(1) + 2, y.shape[0] - 1, cuda.gridsize(1)):\n  y[i] += x[i - 2] * n",
+    "continue": "for i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  if x[i] < 0.0: continue\n  y[i] += x[i]",
+    "inner loop": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  s = 0.0\n  for k in range(n):\n"
+    "    if k > i: break\n    s += x[k] * x[i]\n  y[i] += s",
+    "guards": "if n <= 0: return\nm = n - 1\nfor i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n"
+    "  if 0 < i < m:\n    y[i] += x[i]",
+    "choice": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  if x[i] < 0.0:\n    a = x[i]\n  else:\n    a = n\n"
+    "  y[i] += a",
+}
+KEPT_LOOPS = {
+    "sum": "s = 0.0\nfor i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  s += x[i]\ncuda.atomic.add(y, 0, s)",
+    "carried": "p = 0.0\nfor i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  y[i] += p\n  p = x[i]",
+    "carried by one side": "p = 1.0\nfor i in range(cuda.grid(1), len(y), cuda.gridsize(1)):\n  if x[i] < 0.0:\n    p = x[i]\n"
+    "  y[i] += p",
+    "break": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  if x[i] < 0.0: break\n  y[i] += x[i]",
+    "return": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  if x[i] < 0.0: return\n  y[i] += x[i]",
+    "first index": "t = cuda.grid(1)\nfor i in range(t, y.shape[0], cuda.gridsize(1)):\n  y[i] += x[t]",
+    "asked before": "t = cuda.grid(1)\nif t % 2 == 0: return\nfor i in range(t, y.shape[0], cuda.gridsize(1)):\n  y[i] += x[i]",
+    "around": "t = cuda.grid(1)\nif t < 5:\n  for i in range(t, y.shape[0], cuda.gridsize(1)):\n    y[i] += x[i]",
+    "effect before": "if cuda.atomic.add(y, 0, 1.0) > -1.0:\n  for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n"
+    "    y[i] += x[i]",
+    "effect after": "for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  y[i] += x[i]\ncuda.atomic.add(y, 0, 1.0)",
+    "another step": "for i in range(cuda.grid(1), y.shape[0], cuda.blockDim.x):\n  cuda.atomic.add(y, i, x[i])",
+    "until its index": "for i in range(cuda.grid(1), n + cuda.grid(1), cuda.gridsize(1)):\n  cuda.atomic.add(y, i, x[i])",
+    "changed counter": "i = cuda.grid(1)\nwhile i < y.shape[0]:\n  y[i] += x[i]\n  if x[i] > 0.0:\n    i += 1\n"
+    "  i += cuda.gridsize(1)",
+}
+BLOCKS, THREADS, EXTENT = 3, 5, 70
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    parts = [HEAD]
+    for name, text in (LOOPS | KEPT_LOOPS).items():
+        body = "\n".join(f"    {line}" for line in text.split("\n"))
+        parts.append(f"@nb.kernel\ndef loop_{name.replace(' ', '_')}(x, y, n: nb.int32):\n{body}\n")
+    path = tmp_path_factory.mktemp("loops") / "loops.py"
+    path.write_text("\n".join(parts))
+    spec = importlib.util.spec_from_file_location("loops", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_python(name, x, y, n, threads):
+    """Run each thread of a kernel with a loop over the grid in Python, one after another."""
+    text = (LOOPS | KEPT_LOOPS)[name]
+    body = "\n".join(f"    {line}" for line in text.split("\n"))
+    scope = {"x": x, "y": y, "n": n}
+    for t in range(threads):
+        block = types.SimpleNamespace(
+            grid=lambda rank, t=t: t,
+            gridsize=lambda rank: BLOCKS * THREADS,
+            threadIdx=types.SimpleNamespace(x=t % THREADS),
+            blockIdx=types.SimpleNamespace(x=t // THREADS),
+            blockDim=types.SimpleNamespace(x=THREADS),
+            gridDim=types.SimpleNamespace(x=BLOCKS),
+            atomic=types.SimpleNamespace(add=added),
+        )
+        exec(f"def run():\n{body}\nrun()", scope | {"cuda": block})
+
+
+def added(y, i, value):
+    before = y[i]
+    y[i] += value
+    return before
+
+
+def loop_arguments(dtype=np.float64):
+    return np.random.default_rng(3).normal(size=2 * EXTENT).astype(dtype), np.zeros(EXTENT, dtype)
+
+
+def strides(kernel, *given):
+    return kernel.explain(*given).source.count("while _nb_base")
+
+
+@pytest.mark.parametrize("name", [*LOOPS, *KEPT_LOOPS])
+@pytest.mark.parametrize("n", [EXTENT - 20, 3, 0])
+def test_a_loop_over_the_grid_does_what_its_threads_do(loops, name, n):
+    kernel = getattr(loops, f"loop_{name.replace(' ', '_')}")
+    (x, y), (_, wanted) = loop_arguments(), loop_arguments()
+    kernel[BLOCKS, THREADS](x, y, n)
+    as_python(name, x, wanted, n, BLOCKS * THREADS)
+    np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-12)
+    assert strides(kernel, x, y, n) == (name in LOOPS)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_ids_past_a_launch_make_no_trips(loops, name):
+    kernel = getattr(loops, f"loop_{name.replace(' ', '_')}")
+    (x, y), (_, wanted) = loop_arguments(), loop_arguments()
+    nb.launch(kernel, 11, [x, y, 12], block_dim=THREADS)
+    as_python(name, x, wanted, 12, 11)
+    np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted({*LOOPS} - {"guards"}))
+def test_gradients_of_a_loop_over_the_grid(loops, name):
+    kernel = getattr(loops, f"loop_{name.replace(' ', '_')}")
+    x, y = (nb.array(a, requires_grad=True) for a in loop_arguments())
+    with nb.Tape() as tape:
+        kernel[BLOCKS, THREADS](x, y, 40)
+    seed = np.random.default_rng(4).normal(size=EXTENT)
+    tape.backward(grads={y: nb.array(seed)})
+    found, step, wanted = x.grad.numpy(), 1e-6, np.zeros(2 * EXTENT)
+    for k in range(2 * EXTENT):
+        ends = []
+        for moved in (step, -step):
+            at, out = loop_arguments()
+            at[k] += moved
+            as_python(name, at, out, 40, BLOCKS * THREADS)
+            ends.append(out @ seed)
+        wanted[k] = (ends[0] - ends[1]) / (2 * step)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(y.grad.numpy(), seed)
+
+
+@nb.kernel
+def two_loops(x, y):
+    first, second = cuda.grid(2)
+    rows, columns = cuda.gridsize(2)
+    for i in range(first, x.shape[0], rows):
+        for j in range(second, x.shape[1], columns):
+            if j != i:
+                y[i, j] += x[i, j] * x[i, j]
+
+
+@nb.kernel
+def inner_of_two(x, y):
+    i, second = cuda.grid(2)
+    _, columns = cuda.gridsize(2)
+    if i < x.shape[0]:
+        for j in range(second, x.shape[1], columns):
+            y[i, j] += x[i, j] * x[i, j]
+
+
+@nb.kernel
+def triangle(x, y):
+    first, second = cuda.grid(2)
+    rows, columns = cuda.gridsize(2)
+    for i in range(first, x.shape[0], rows):
+        for j in range(second, i, columns):
+            y[i, j] += x[i, j] * x[i, j]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "count", "kept"), [(two_loops, 2, "odd"), (inner_of_two, 1, "all"), (triangle, 1, "low")]
+)
+@pytest.mark.parametrize("grid", [((2, 3), (4, 5)), ((1, 1), (1, 1)), ((40, 60), (1, 1)), ((300, 2), (16, 8))])
+def test_loops_along_both_axes_of_a_grid(kernel, count, kept, grid):
+    x, y = np.random.default_rng(5).normal(size=(37, 53)), np.zeros((37, 53))
+    a, b = nb.array(x, requires_grad=True), nb.array(y, requires_grad=True)
+    with nb.Tape() as tape:
+        kernel[grid](a, b)
+    i, j = np.indices(x.shape)
+    where = {"odd": i != j, "all": i < grid[0][0] * grid[1][0], "low": j < i}[kept]
+    np.testing.assert_allclose(b.numpy(), np.where(where, x * x, 0.0))
+    tape.backward(grads={b: nb.ones(x.shape, dtype=nb.float64)})
+    np.testing.assert_allclose(a.grad.numpy(), np.where(where, 2 * x, 0.0))
+    assert strides(kernel, x, y) == count
+
+
+def test_what_a_loop_over_the_grid_adds_everywhere_arrives():
+    x, y = np.ones(100_000, np.float32), np.zeros(1, np.float32)
+
+    @nb.kernel
+    def total(x, y):
+        for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+            nb.atomic_add(y, 0, x[i])
+
+    total[64, 128](x, y)
+    assert y[0] == len(x)
+    assert strides(total, x, y) == 1

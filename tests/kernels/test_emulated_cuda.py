@@ -118,6 +118,20 @@ def test_grids_that_are_smaller_than_the_launch(device, dim, block, blocks):
     assert (out == 1).all() and total[0] == dim * (dim - 1) // 2
 
 
+@nb.kernel
+def over_the_grid(x, y):
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        if x[i] > 0.2:
+            y[i] = x[i] * y[i] * y[i]
+
+
+def test_loops_over_the_grid(device):
+    """Of which the CPU's text, and with it the CPU's derivative, has none: launches ask that one what they must keep."""
+    values = np.random.default_rng(2).normal(size=(2, 90))
+    on_both(device, over_the_grid, 64, [*values], block_dim=32)
+    adjoints_on_both(device, over_the_grid, 64, [*values])
+
+
 @cuda.jit
 def reversed_in_blocks(x):
     shared = cuda.shared.array(32, np.float32)
