@@ -15,11 +15,14 @@ This module reads a kernel's rewritten tree, and compiles nothing.
 from __future__ import annotations
 
 import ast
+import copy
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.totals import can_add_up, constant_index
 
 __all__ = ["ActiveRange", "Stride", "active_range"]
 
@@ -187,7 +190,7 @@ class _Reading:
                     self._guard(test, holds=True)
                     self.read(node.body)
                     return
-                case ast.For() | ast.While() if is_last and (trip := self._trip(node)) is not None:
+                case ast.For() | ast.While() if (trip := self._trip(node, body[position + 1 :])) is not None:
                     body[position:] = trip
                     ast.fix_missing_locations(self.tree)
                     continue
@@ -195,32 +198,79 @@ class _Reading:
                     return
             position += 1
 
-    def _trip(self, loop: ast.For | ast.While) -> list[ast.stmt] | None:
-        """Return what a loop over the grid does in one trip, or None if it is no such loop."""
+    def _trip(self, loop: ast.For | ast.While, after: Sequence[ast.stmt]) -> list[ast.stmt] | None:
+        """Return what a loop over the grid does in one trip, or None if it is no such loop.
+
+        What it sums up, and is added to an element `after` it, each trip adds by itself.
+        """
+        sums = self._sums(loop, after)
+        if sums is None:
+            return None
         match loop:
             case ast.For(ast.Name(name), ast.Call(ast.Name("range"), [start, stop, step], []), body, []):
-                if "range" in self.taken or name not in self.once or not self._stride(name, start, stop, step, body):
+                if "range" in self.taken or name not in self.once:
                     return None
+                begin = start
             case ast.While(
                 ast.Compare(ast.Name(name), [ast.Lt()], [stop]),
                 [*body, ast.AugAssign(ast.Name(counted), ast.Add(), step)],
                 [],
             ) if name == counted and name in self.latest and self.stored.count(name) == 2:  # there, and before the loop
-                goes_on = any(isinstance(n, ast.Continue) for part in body for n in ast.walk(part))
-                if goes_on or not self._stride(name, self.latest[name], stop, step, body):
+                if _goes_on(body):
                     return None
-                self.once.add(name)
+                begin = self.latest[name]
             case _:
                 return None
+        if (sums and _goes_on(body)) or not self._stride(name, begin, stop, step, body, {*sums}):
+            return None
+        self.once.add(name)
         index = ast.Name(self.indices[self.strides[-1].axis], ast.Load())
         first = ast.Assign([ast.Name(name, ast.Store())], index)
         self.depends[name] = {index.id}
-        return [ast.copy_location(first, loop), *map(_OneTrip().visit, body)]
+        made = [first, *(ast.Assign([ast.Name(s, ast.Store())], copy.deepcopy(zero)) for s, zero in sums.items())]
+        return [
+            *(ast.copy_location(part, loop) for part in made),
+            *map(_OneTrip().visit, body),
+            *(after if sums else ()),
+        ]
 
-    def _stride(self, name: str, start: ast.expr, stop: ast.expr, step: ast.expr, body: Sequence[ast.stmt]) -> bool:
+    def _sums(self, loop: ast.For | ast.While, after: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
+        """Return the variables that a loop only adds to and that are added to elements after it, with the zeros that they were.
+
+        None if anything else is done after it. An element is one that no thread sees before the launch ends, see `totals`.
+        """
+        sums: dict[str, ast.expr] = {}
+        loads = Counter(n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        within = Counter(n.id for part in after for n in ast.walk(part) if isinstance(n, ast.Name))
+        for node in after:
+            match node:
+                case ast.Expr(
+                    ast.Call(ast.Name("_nb_atomic_add" | "_nb_atomic_sub"), [ast.Name(array), place, ast.Name(s)])
+                ):
+                    zero, known = self.latest.get(s), self.arrays.get(array)
+                    if known is None or not can_add_up(known) or loads[array] != within[array]:
+                        return None
+                    if constant_index(place) is None or loads[s] != 1 or zero is None or not _is_zero(zero):
+                        return None
+                    sums[s] = zero
+                case _ if not _is_nothing(node):
+                    return None
+        changed = Counter(self.stored)
+        for s in sums:
+            # It is set once, before the loop, and added to in it.
+            added_to = (
+                n for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add | ast.Sub)
+            )
+            if changed[s] != 1 + sum(isinstance(n.target, ast.Name) and n.target.id == s for n in added_to):
+                return None
+        return sums
+
+    def _stride(
+        self, name: str, start: ast.expr, stop: ast.expr, step: ast.expr, body: Sequence[ast.stmt], sums: set[str]
+    ) -> bool:
         """Keep a loop as one over the grid, and tell whether it is one that can be taken out of the body."""
         end = self._number(stop)
-        if end is None or self._indices_in(end.node) or not _is_of_one_trip(body):
+        if end is None or self._indices_in(end.node) or not _is_of_one_trip(body, sums):
             return False
         for axis, index in enumerate(self.indices):
             added = self._shifted(start, index)
@@ -421,12 +471,16 @@ class _OneTrip(ast.NodeTransformer):
         return node
 
 
-def _is_of_one_trip(body: Sequence[ast.stmt]) -> bool:
-    """Tell whether a loop's body ends neither loop nor thread, and hands nothing on from one trip to the next."""
+def _goes_on(body: Sequence[ast.stmt]) -> bool:
+    return any(isinstance(n, ast.Continue) for part in body for n in ast.walk(part))
+
+
+def _is_of_one_trip(body: Sequence[ast.stmt], sums: set[str]) -> bool:
+    """Tell whether a loop's body ends neither loop nor thread, and hands nothing on from one trip to the next but sums."""
     changed = {
         n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
-    return _Trip(changed).block(body, set(), within=False) is not None
+    return _Trip(changed).block(body, sums, within=False) is not None
 
 
 @dataclass(frozen=True)
@@ -478,6 +532,13 @@ class _Trip:
         """Tell whether everything that is read has been assigned in this trip, or before all of them."""
         loads = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         return not loads & self.changed - fresh and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node))
+
+
+def _is_zero(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(ast.Name("_nb_float32" | "_nb_float64"), [inner], []):
+            return _is_zero(inner)
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value == 0
 
 
 def _is_from_zero(node: ast.expr) -> bool:

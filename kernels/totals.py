@@ -16,7 +16,16 @@ from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
-__all__ = ["Total", "additions_of", "only_added", "total_array", "with_either", "with_totals"]
+__all__ = [
+    "Total",
+    "additions_of",
+    "can_add_up",
+    "constant_index",
+    "only_added",
+    "total_array",
+    "with_either",
+    "with_totals",
+]
 
 _PREFIX, _PRIVATE = "_nb_total", "_nb_private"
 # What stands in the place of an atomic operation.
@@ -76,7 +85,7 @@ def with_totals(
     names = _names(tree)
     additions = [found for node in ast.walk(tree) if (found := _addition(node, names)) is not None]
     rank = _ranks(tree, parameters)
-    constant = [(array, index) for _, array, place, _ in additions if (index := _constant(place)) is not None]
+    constant = [(array, index) for _, array, place, _ in additions if (index := constant_index(place)) is not None]
     # Whatever else is done with the array, somebody might see what is in it.
     counts = Counter(array for array, _ in constant)
     places = dict.fromkeys((a, index) for a, index in constant if counts[a] == names[a] and rank.get(a) == len(index))
@@ -87,7 +96,7 @@ def with_totals(
     known = {(total.array, total.index): total.name for total in totals}
 
     def instead(operation: str, array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
-        index = _constant(place)
+        index = constant_index(place)
         total = None if index is None else known.get((array, index))
         return None if total is None else _call(_TO_TOTAL[operation], [array, total], value)
 
@@ -185,7 +194,7 @@ def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:
 def _ranks(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, int]:
     """Return the ranks of those arrays that a body may add up by itself."""
     rebound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    return {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and _has_totals(p) and p.name not in rebound}
+    return {p.name: p.ndim for p in parameters if isinstance(p, ArrayType) and can_add_up(p) and p.name not in rebound}
 
 
 def _names(tree: ast.FunctionDef) -> Counter[str]:
@@ -193,7 +202,8 @@ def _names(tree: ast.FunctionDef) -> Counter[str]:
     return Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 
-def _has_totals(parameter: ArrayType) -> bool:
+def can_add_up(parameter: ArrayType) -> bool:
+    """Tell whether what is added to an array's elements can be added up first."""
     if parameter.element is not None and (
         parameter.element.fields is not None or parameter.element.count > _MOST_COMPONENTS
     ):
@@ -221,7 +231,7 @@ def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, str, ast.expr, a
     return None
 
 
-def _constant(place: ast.expr) -> tuple[int, ...] | None:
+def constant_index(place: ast.expr) -> tuple[int, ...] | None:
     """Return an index that is written out as one or several integers."""
     try:
         found = ast.literal_eval(place)

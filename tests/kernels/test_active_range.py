@@ -264,7 +264,16 @@ LOOPS = {
     "  y[i] += a",
 }
 KEPT_LOOPS = {
-    "sum": "s = 0.0\nfor i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  s += x[i]\ncuda.atomic.add(y, 0, s)",
+    "sum from one": "s = 1.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += x[i]\ncuda.atomic.add(y, 0, s)",
+    "sum that is asked": "s = 0.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += x[i] * s + x[i]\n"
+    "cuda.atomic.add(y, 0, s)",
+    "sum that is kept": "s = 0.0\nt = cuda.grid(1)\nfor i in range(t, n, cuda.gridsize(1)):\n  s += x[i]\ny[t] = s",
+    "sum of some": "s = 0.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += x[i]\n  if x[i] > 0.0:\n    s = 0.0\n"
+    "cuda.atomic.add(y, 0, s)",
+    "square of a sum": "s = 0.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += x[i]\ncuda.atomic.add(y, 0, s * s)",
+    "sum beside": "s = 0.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += y[1] + x[i]\ncuda.atomic.add(y, 0, s)",
+    "sum that goes on": "s = 0.0\nfor i in range(cuda.grid(1), n, cuda.gridsize(1)):\n  s += x[i]\n  if x[i] > 0.0: continue\n"
+    "  s -= 1.0\ncuda.atomic.add(y, 0, s)",
     "carried": "p = 0.0\nfor i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):\n  y[i] += p\n  p = x[i]",
     "carried by one side": "p = 1.0\nfor i in range(cuda.grid(1), len(y), cuda.gridsize(1)):\n  if x[i] < 0.0:\n    p = x[i]\n"
     "  y[i] += p",
@@ -280,6 +289,11 @@ KEPT_LOOPS = {
     "until its index": "for i in range(cuda.grid(1), n + cuda.grid(1), cuda.gridsize(1)):\n  cuda.atomic.add(y, i, x[i])",
     "changed counter": "i = cuda.grid(1)\nwhile i < y.shape[0]:\n  y[i] += x[i]\n  if x[i] > 0.0:\n    i += 1\n"
     "  i += cuda.gridsize(1)",
+}
+LOOPS |= {
+    "sum": "s = 0.0\nfor i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):\n  s += x[i] * x[i]\ncuda.atomic.add(y, 3, s)",
+    "sums": "s, n1 = 0.0, n - 1\nt = 0.0\ni = cuda.grid(1)\nwhile i < n:\n  if x[i] > 0.0:\n    s += x[i]\n  t -= n1 * x[i]\n"
+    "  i += cuda.gridsize(1)\ncuda.atomic.add(y, 0, s)\ncuda.atomic.sub(y, 4, t)",
 }
 BLOCKS, THREADS, EXTENT = 3, 5, 70
 
@@ -311,7 +325,7 @@ def as_python(name, x, y, n, threads):
             blockIdx=types.SimpleNamespace(x=t // THREADS),
             blockDim=types.SimpleNamespace(x=THREADS),
             gridDim=types.SimpleNamespace(x=BLOCKS),
-            atomic=types.SimpleNamespace(add=added),
+            atomic=types.SimpleNamespace(add=added, sub=lambda y, i, value: added(y, i, -value)),
         )
         exec(f"def run():\n{body}\nrun()", scope | {"cuda": block})
 
