@@ -97,8 +97,8 @@ class ActiveRange:
     @classmethod
     def of(cls, parts: Sequence[Any]) -> ActiveRange:
         """Return that of which `dataclasses.astuple` has made these parts."""
-        *others, strides = parts
-        return cls(*others, tuple(Stride(*stride) for stride in strides))
+        rows, starts, stops, promises, sizes, strides = parts
+        return cls(rows, starts, stops, promises, sizes, tuple(Stride(*stride) for stride in strides))
 
 
 def active_range(
@@ -171,8 +171,8 @@ class _Reading:
         if not self.promises:
             return None
         found = (self.rows, self.starts, self.stops, self.promises)
-        parts = (tuple(dict.fromkeys(part)) for part in found)
-        return ActiveRange(*parts, tuple(self.sizes.items()), tuple(self.strides))
+        rows, starts, stops, promises = (tuple(dict.fromkeys(part)) for part in found)
+        return ActiveRange(rows, starts, stops, promises, tuple(self.sizes.items()), tuple(self.strides))
 
     def read(self, body: list[ast.stmt]) -> None:
         """Read what stands before a guard or a loop over the grid, and what that is around."""
@@ -277,7 +277,7 @@ class _Reading:
             if added is None or not all(map(_is_from_zero, added)) or index in self.asked:
                 continue
             # What else depends on a thread's index is not what it would be of that of each trip.
-            others = {n.id for inner in body for n in ast.walk(inner) if isinstance(n, ast.Name)} - {name}
+            others = _names(*body) - {name}
             if not self._is_gridsize(step, axis) or any(index in self.depends.get(other, ()) for other in others):
                 return False
             first = str(sum(ast.literal_eval(part) for part in added))
@@ -297,8 +297,7 @@ class _Reading:
 
     def _indices_in(self, node: ast.expr) -> set[str]:
         """Return the thread indices that an expression depends on."""
-        names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-        return set().union(*(self.depends.get(name, ()) for name in names))
+        return set().union(*(self.depends.get(name, ()) for name in _names(node)))
 
     def _assign(self, target: ast.Name | ast.Tuple, value: ast.expr) -> bool:
         """Keep what names are, and tell whether that has no effect."""
@@ -309,17 +308,15 @@ class _Reading:
         match value:
             case ast.Attribute(ast.Name(name), "shape") if name in self.arrays and isinstance(target, ast.Tuple):
                 parts = [ast.Subscript(value, ast.Constant(axis), ast.Load()) for axis in range(len(targets))]
-        if not all(isinstance(part, ast.Name) for part in targets):
-            return False
-        unknown = self.local - self.values.keys()
-        self.latest |= {t.id: part for t, part in zip(targets, parts, strict=False) if isinstance(t, ast.Name)}
-        for name, part in zip(targets, parts, strict=False):
-            refers = unknown.intersection(n.id for n in ast.walk(part) if isinstance(n, ast.Name))
-            if isinstance(name, ast.Name):
-                told = part if len(targets) == len(parts) else value
-                self.depends.setdefault(name.id, set()).update(self._indices_in(told))
-            if isinstance(name, ast.Name) and name.id in self.once and len(targets) == len(parts) and not refers:
-                self.values[name.id] = part
+        unknown, apart = self.local - self.values.keys(), len(targets) == len(parts)
+        for named, part in zip(targets, parts if apart else [value] * len(targets), strict=True):
+            if not isinstance(named, ast.Name):
+                return False
+            self.depends.setdefault(named.id, set()).update(self._indices_in(part))
+            if apart:
+                self.latest[named.id] = part
+            if apart and named.id in self.once and unknown.isdisjoint(_names(part)):
+                self.values[named.id] = part
         return True
 
     def _is_pure(self, node: ast.expr) -> bool:
@@ -354,7 +351,7 @@ class _Reading:
         match test:
             case ast.UnaryOp(ast.Not(), inner):
                 yield from self._conditions(inner, holds=not holds)
-            case ast.BoolOp(op, parts) if isinstance(op, together):
+            case ast.BoolOp(joined, parts) if isinstance(joined, together):
                 for part in parts:
                     yield from self._conditions(part, holds=holds)
                     if any(isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(part)):
@@ -469,6 +466,10 @@ class _OneTrip(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.stmt:
         """Leave what goes on with a loop within."""
         return node
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _goes_on(body: Sequence[ast.stmt]) -> bool:
