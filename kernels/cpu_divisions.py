@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import targetconfig
 from numba.core.compiler import Flags
@@ -22,7 +23,15 @@ from numba.core.registry import cpu_target
 from numba.np.ufunc_db import get_ufunc_info
 
 from numbridge.kernels.float_divisions import any_exponent, expm1, in_all_digits, of_operation, spacing, zero_powers
-from numbridge.kernels.replaced_code import INTEGER_LOOPS, INTEGER_OPERATIONS, Change, always, loops_replaced, replaced
+from numbridge.kernels.replaced_code import (
+    INTEGER_LOOPS,
+    INTEGER_OPERATIONS,
+    Change,
+    Generate,
+    always,
+    loops_replaced,
+    replaced,
+)
 
 __all__ = ["divided_as_kernels"]
 
@@ -63,9 +72,42 @@ def _flags() -> Flags:
     return flags
 
 
+def _of_neighbours(generate: Generate) -> Generate:
+    """Return code for remainders of sums that divides where it must: most are indices next to the end, as in ``(i + 1) % n``."""
+
+    def remainder(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = signature.return_type
+        number, divisor = (
+            context.cast(builder, value, given, kind) for value, given in zip(values, signature.args, strict=True)
+        )
+        is_sum = isinstance(number, ir.Instruction) and number.opname in ("add", "sub")
+        if not kind.signed or not is_sum or isinstance(divisor, ir.Constant):
+            return generate(context, builder, signature, values)
+        zero = number.type(0)
+        is_less = builder.icmp_unsigned("<", number, divisor)
+        moved = builder.select(
+            builder.icmp_signed("<", number, zero), builder.add(number, divisor), builder.sub(number, divisor)
+        )
+        is_near = builder.or_(is_less, builder.icmp_unsigned("<", moved, divisor))
+        is_near = builder.and_(is_near, builder.icmp_signed(">", divisor, zero))
+        with builder.if_else(is_near, likely=True) as (near, far):
+            with near:
+                found, after_near = builder.select(is_less, number, moved), builder.block
+            with far:
+                divided, after_far = generate(context, builder, signature, values), builder.block
+        result = builder.phi(found.type)
+        result.add_incoming(found, after_near)
+        result.add_incoming(divided, after_far)
+        return result
+
+    return remainder
+
+
 _COMPLEX = (types.Complex, types.Complex)
+_INTEGERS = (types.Integer, types.Integer)
 _OPERATIONS: dict[tuple[Any, ...], Change] = {
     (round, types.Float, types.Integer): in_all_digits,
+    **{(operation, *_INTEGERS): _of_neighbours for operation in (operator.mod, operator.imod)},
     **{(operation, *_COMPLEX): zero_powers for operation in (operator.pow, operator.ipow, pow)},
 }
 _LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {

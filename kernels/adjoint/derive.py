@@ -304,9 +304,9 @@ class Derivative(Kernel):
         if in_crew:
             # All threads of a block hold their slots at once. What they would return, none of them returns to.
             limits = {"slots": CUDA_SLOTS, "returns": False}
-        if self.fresh and rewritten.active is not None:
-            text = f"the {self.name} runs for some indices only; pass zeros to add to, and no `fresh`"
-            raise KernelUnsupportedError(text)
+        if self.fresh and rewritten.active is not None and rewritten.active.strides:
+            text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
+            raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
         how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)

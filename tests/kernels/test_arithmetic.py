@@ -104,6 +104,30 @@ def quotients(x, y, out):
     out[i] = x[i] // y[i]
 
 
+@nb.kernel
+def rings(x, y, out):
+    i = nb.tid()
+    a, b = x[i], y[i]
+    out[0, i] = (a + 1) % b
+    out[1, i] = (a - 1) % b
+    out[2, i] = (a - 1 + b) % b
+    c = a + b
+    c %= b
+    out[3, i] = c
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_remainders_of_sums(dtype):
+    """Of which most are next to the divisor, and need no division. A sum that is too large has no value, as in Numba."""
+    info = np.iinfo(dtype)
+    x, y = pairs([*range(-6, 7), info.min // 4, info.max // 4], dtype)
+    a, b = x.astype(np.int64), y.astype(np.int64)
+    with np.errstate(all="ignore"):
+        expected = np.stack([np.remainder(c, b) for c in (a + 1, a - 1, a - 1 + b, a + b)])
+    for got in on_both(rings, len(x), [x, y, np.zeros((4, len(x)), np.int64)]):
+        assert np.array_equal(got, expected)
+
+
 def test_compiled_functions_of_others_are_as_before():
     least = np.iinfo(np.int64).min
     x, y, out = np.array([least]), np.array([-1]), np.zeros(1, np.int64)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from numba import cuda
 
 from adjoint_cases import CASES, name_of
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeValueError
@@ -234,6 +235,19 @@ def test_adjoints_that_must_be_added_up_are_refused(kernel):
         KernelUnsupportedError, match="do not all store their own element of the adjoint of 'x'; pass zeros"
     ):
         kernel.adjoint(["x", "y"], fresh=["x"]).forall(2)(x, np.zeros(2), *more, by_x, by_y)
+    assert (by_x == 5).all()
+
+
+@kernel
+def over_the_grid(x, y):
+    for i in range(cuda.grid(1), 2, cuda.gridsize(1)):
+        y[i] = 2.0 * x[i]
+
+
+def test_what_a_loop_over_the_grid_may_leave_out_is_refused():
+    by_x = np.full(4, 5.0)
+    with pytest.raises(KernelUnsupportedError, match="of the adjoint of 'x', but run a loop over the grid; pass zeros"):
+        over_the_grid.adjoint(["x", "y"], fresh=["x"]).forall(4)(np.ones(4), np.zeros(4), by_x, np.ones(4))
     assert (by_x == 5).all()
 
 
