@@ -23,6 +23,7 @@ from pathlib import Path
 
 import adjoint_rows
 import numpy as np
+from numba import cuda
 
 import numbridge as nb
 from numbridge.command_line.adjoint_kernels import stencil
@@ -155,6 +156,27 @@ def five_by_five(x, w, y):
         for b in range(5):
             total += w[a, b] * x[i + a, j + b]
     y[i, j] = total
+
+
+@nb.kernel
+def saxpy_over_grid(x, y, a):
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        y[i] = a * x[i] + y[i]
+
+
+@nb.kernel
+def product_over_grid(x, y, total):
+    s = 0.0
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        s += x[i] * y[i]
+    cuda.atomic.add(total, 0, s)
+
+
+@nb.kernel
+def periodic(x, y):
+    i, j = nb.tid()
+    n, m = x.shape
+    y[i, j] = 0.25 * (x[(i + 1) % n, j] + x[(i - 1 + n) % n, j] + x[i, (j + 1) % m] + x[i, (j - 1 + m) % m])
 
 
 @nb.kernel
@@ -393,6 +415,9 @@ KERNELS = (
     "normals of 180,000 triangles, atomic_add to 90,000 vec3",
     "adjoint of energies of all pairs of 1,500 vec3",
     "convolution of 1024 x 1024 with 5 x 5 float32",
+    "saxpy in a loop over a grid of 65,536 threads, 16M float32",
+    "sum of products in a loop over a grid of 65,536 threads, 4M float32",
+    "five-point stencil with periodic boundaries, 1024 x 1024 float32",
 )
 
 
@@ -428,6 +453,7 @@ def kernels_once(bench: Bench) -> None:
     mesh(bench)
     pairs(bench)
     convolution(bench)
+    as_for_cuda(bench)
     n = 1 << 24
     b, c = torch.randn(n).bfloat16(), torch.randn(n).bfloat16()
     tb, tc, add = b.clone(), c.clone(), saxpy.forall(n)
@@ -686,6 +712,34 @@ def convolution(bench: Bench) -> None:
             "Warp": (lambda: wp.launch(warp_kernels.five_by_five, (m, m), theirs, device="cpu"), 0.5),
             "torch conv2d": (lambda: torch.nn.functional.conv2d(image, weights), None),
         },
+    )
+
+
+def as_for_cuda(bench: Bench) -> None:
+    """Kernels as they are written for CUDA, in this process."""
+    import warp as wp
+    import warp_kernels
+
+    n, rng = 1 << 24, np.random.default_rng(0)
+    (x, y), (a, b) = rng.random((2, n), np.float32), rng.random((2, n), np.float32)
+    bench.compare(
+        KERNELS[14],
+        functools.partial(saxpy_over_grid[256, 256], x, y, 0.5),
+        {"a thread for each element": (functools.partial(saxpy.forall(n), a, b, 0.5), 1.2)},
+    )
+    n, total = 1 << 22, np.zeros(1, np.float32)
+    bench.compare(
+        KERNELS[15],
+        functools.partial(product_over_grid[256, 256], x[:n], y[:n], total),
+        {"NumPy dot": (lambda: np.dot(a[:n], b[:n]), 2.0)},
+    )
+    m = 1024
+    given = [rng.random((m, m), np.float32), np.zeros((m, m), np.float32)]
+    theirs = [wp.array(array, dtype=float, device="cpu") for array in given]
+    bench.compare(
+        KERNELS[16],
+        functools.partial(periodic.forall((m, m)), *given),
+        {"Warp": (lambda: wp.launch(warp_kernels.periodic, (m, m), theirs, device="cpu"), 1 / 2)},
     )
 
 

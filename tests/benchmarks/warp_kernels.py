@@ -83,6 +83,14 @@ def five_by_five(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.a
 
 
 @wp.kernel
+def periodic(x: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
+    i, j = wp.tid()
+    n = x.shape[0]
+    m = x.shape[1]
+    y[i, j] = 0.25 * (x[(i + 1) % n, j] + x[(i - 1 + n) % n, j] + x[i, (j + 1) % m] + x[i, (j - 1 + m) % m])
+
+
+@wp.kernel
 def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
     i = wp.tid()
     for k in range(w.shape[0]):
