@@ -37,6 +37,7 @@ from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
+from numbridge.kernels.inlining import inlined
 from numbridge.kernels.lane_masks import in_lanes
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
@@ -143,7 +144,7 @@ def compile_run(
         heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         Path(filename).write_text(text)
-    tree = calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together))
+    tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
     exec(compile(tree, filename, "exec"), names)
     if not generated:
         names[entry].targetoptions["forceinline"] = True
@@ -188,9 +189,9 @@ def _vectors_within_threads() -> Iterator[None]:
 def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
     """Return the globals of a text, with all that generated text may refer to."""
     names = substituted(namespace)
-    names["_nb_device"] = njit(
-        _nrt=False, error_model="numpy", fastmath=fastmath, no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )
+    options = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    names["_nb_device"] = njit(fastmath=fastmath, **options)
+    names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_assume"] = cpu_intrinsics.assume
     names["_nb_load"] = load_i64

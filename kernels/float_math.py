@@ -296,6 +296,31 @@ def _pow(x: _Real, y: _Real) -> _Real:
     return _constant(x, 1.0).if_(b.or_(x.equals(1.0), y.equals(0.0)), size)
 
 
+_SQUARINGS = 4  # exponents of less than 2**4 are multiplied out: one rounding to float32, whatever the rest loses
+
+
+def _whole_power(x: _Real, exponent: int) -> _Real:
+    """Return x to the power of an integer that is known."""
+    result = _constant(x, 1.0)
+    for k in range(_SQUARINGS):
+        if abs(exponent) >> k & 1:
+            result = result * x
+        x = x * x
+    return 1.0 / result if exponent < 0 else result
+
+
+def _known(value: Any) -> float | None:
+    """Return the number that a value is while it is compiled, if that is known."""
+    if isinstance(value, ir.CastInstr) and value.opname in ("fptrunc", "fpext"):
+        return _known(value.operands[0])
+    if isinstance(value, ir.Instruction) and value.opname == "fsub":  # which is how Numba negates
+        less, more = map(_known, value.operands)
+        return None if less is None or more is None else less - more
+    if isinstance(value, ir.Constant) and isinstance(value.constant, int | float):
+        return float(value.constant)
+    return None
+
+
 def _hypot(x: _Real, y: _Real) -> _Real:
     x, y = x.magnitude(), y.magnitude()
     length = x.fma(x, y * y).call("sqrt")
@@ -435,4 +460,7 @@ def evaluate(name: str, builder: Any, arguments: Sequence[Any]) -> Any:
         The result, of type float.
     """
     wide = [_Real(builder, builder.fpext(argument, _DOUBLE)) for argument in arguments]
+    exponent = _known(arguments[1]) if name == "pow" else None
+    if exponent is not None and exponent.is_integer() and abs(exponent) < 2**_SQUARINGS:
+        return builder.fptrunc(_whole_power(wide[0], int(exponent)).value, ir.FloatType())
     return builder.fptrunc(FUNCTIONS[name](*wide).value, ir.FloatType())

@@ -149,9 +149,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     of = f"an array of {array[1]} with {ndim} dimension{'' if ndim == 1 else 's'}"
     many = re.fullmatch(r"UniTuple\(.+ x (\d+)\)", index)
     parts = int(many[1]) if many else len(_arguments(index[len("Tuple(") : -1])) if index.startswith("Tuple(") else 1
-    float_index = re.search(r"(?<!array\()\bfloat\d+\b", index)
-    if float_index is not None:
-        return f"an index is an integer, and this is a {float_index[0]}; divide with //, or convert with int(...)"
+    if (fraction := _of_fraction(index)) is not None:
+        return fraction
     if parts > ndim:
         numbers = f"{parts} numbers" if parts > 1 else "a number"
         return f"{of} is indexed by {numbers}{'; index it by [()]' if ndim == 0 else ''}"
@@ -161,6 +160,14 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     if name == "setitem" and parts == ndim and _ARRAY.match(given[2].strip()):
         return f"an element of {of} is a number, and this stores an array there; choose an element of that, or write a loop"
     return None
+
+
+def _of_fraction(index: str) -> str | None:
+    """Return what is wrong with an index that is, or has, a floating-point number."""
+    found = re.search(r"(?<!array\()\bfloat\d+\b", index)
+    if found is None or "element(" in index:
+        return None
+    return f"an index is an integer, and this is a {found[0]}; divide with //, or convert with int(...)"
 
 
 def _is_array(kind: str) -> bool:
@@ -190,6 +197,8 @@ def _of_truth(given: list[str], kinds: list[str]) -> str:
 
 
 def _of_index(given: list[str], kinds: list[str]) -> str | None:
+    if (fraction := _of_fraction(given[1])) is not None:
+        return fraction
     if _is_array(given[0]):
         return (
             f"{_with_article(kinds[0])} has no index of type {kinds[1]}; its elements are indexed apart, as in a[i][0]"
@@ -201,6 +210,8 @@ def _of_index(given: list[str], kinds: list[str]) -> str | None:
 
 
 def _of_store(given: list[str], kinds: list[str]) -> str | None:
+    if (fraction := _of_fraction(given[1])) is not None:
+        return fraction
     if _is_array(given[0]):
         inner = kinds[0].removeprefix("array of ")
         if kinds[2] != inner and kinds[1] != "tuple":

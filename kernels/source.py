@@ -564,12 +564,26 @@ class Sourced:
         return FunctionSource(self.function, self.role, self.name)
 
 
+# What other kernel languages have functions for and Python has an expression for.
+_EXPRESSIONS = {
+    "clamp": "min(max(x, low), high)",
+    "lerp": "a * (1.0 - t) + b * t",
+    "mod": "math.fmod(x, y)",
+    "printf": "print(...)",
+    "sign": "math.copysign(1.0, x)",
+    "where": "a if condition else b",
+}
+
+
 def _instead(module: str, name: str) -> str:
-    """Return where a function is that other kernel languages have in their own module, or nothing."""
+    """Return how to write what other kernel languages have in their own module, or nothing."""
     if module != "numbridge":
         return ""
     own = [name] * hasattr(builtins, name) + [f"math.{name}"] * hasattr(math, name)
-    return f"; write {own[0]}(...), which kernels take from Python" if own else ""
+    if own:
+        call = "(...)" if callable(getattr(builtins, name, None) or getattr(math, name)) else ""
+        return f"; write {own[0]}{call}, which kernels take from Python"
+    return f"; write {_EXPRESSIONS[name]}" if name in _EXPRESSIONS else ""
 
 
 # --------------------------------------------------------------------------------------------------------------------

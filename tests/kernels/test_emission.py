@@ -159,6 +159,8 @@ def test_hidden_parameters_reach_device_functions():
         ("x[undefined] = 1", "'undefined' is not defined"),
         ("x[0] = nb.min(x[0], x[1])", r"no attribute 'min'; write min\(\.\.\.\), which kernels take from Python"),
         ("x[0] = nb.floor(x[0])", r"no attribute 'floor'; write math\.floor\(\.\.\.\)"),
+        ("x[0] = nb.clamp(x[0], 0.0, 1.0)", r"no attribute 'clamp'; write min\(max\(x, low\), high\)\n"),
+        ("x[0] = nb.pi", r"no attribute 'pi'; write math\.pi, which kernels take from Python"),
         ("x[0] = nb.no_such(x[0])", r"has no attribute 'no_such'\n"),
         ("i, j, k, m, n = tid()", "up to 4 indices"),
         ("i = tid(); j, k = tid()", "use one rank"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from numbridge.kernels import variant
+from numbridge.kernels import float_math, variant
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.launch import launch
 
@@ -127,6 +127,38 @@ def test_functions_of_two_numbers_are_within_0_56_units_of_the_last_place():
         distance = ulps(row, function(x.astype(np.float64), y.astype(np.float64)))
         worst = int(np.argmax(distance))
         assert distance[worst] <= 0.56, (function.__name__, x[worst], y[worst], row[worst])
+
+
+THIRD = 3.0
+POWERS = [2.0, 3.0, -1.0, -2.0, 5.0, 15.0, 0.0]
+
+
+@nb.kernel
+def whole_powers(x, out):
+    i = nb.tid()
+    out[0, i] = x[i] ** 2.0
+    out[1, i] = x[i] ** THIRD
+    out[2, i] = x[i] ** -1.0
+    out[3, i] = x[i] ** -2.0
+    out[4, i] = math.pow(x[i], 5.0)
+    out[5, i] = np.power(x[i], 15.0)
+    out[6, i] = x[i] ** 0.0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_whole_numbers_as_exponents_are_multiplied_out(monkeypatch):
+    def refused(*_):
+        raise AssertionError("an exponent that is known goes through a logarithm")
+
+    monkeypatch.setattr(variant, "compiled_or_stored", lambda key, compiled: (compiled(), False))
+    monkeypatch.setitem(float_math.FUNCTIONS, "pow", refused)
+    x = np.concatenate([SPECIAL, every(400_009)])
+    out = np.empty((len(POWERS), len(x)), np.float32)
+    launch(whole_powers, len(x), [x, out])
+    for row, exponent in zip(out, POWERS, strict=True):
+        distance = ulps(row, np.power(x.astype(np.longdouble), exponent))
+        worst = int(np.argmax(distance))
+        assert distance[worst] <= 0.5001, (exponent, x[worst], row[worst])
 
 
 @nb.kernel

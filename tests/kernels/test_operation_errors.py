@@ -129,7 +129,21 @@ def record_of_a_number(p):
     p[i] = 1.0
 
 
+@nb.kernel
+def half_the_index(x):
+    i = nb.tid()
+    v = x[i / 2]
+    x[i] = v + v
+
+
+@nb.kernel
+def half_the_index_of_a_store(x):
+    i = nb.tid()
+    x[i / 2] = nb.vec3(1.0, 2.0, 3.0)
+
+
 VECTORS = [np.ones((4, 3), np.float32)]
+FRACTION = "an index is an integer, and this is a float64; divide with //, or convert with int(...)"
 CASES = [
     (
         another_scalar,
@@ -148,6 +162,8 @@ CASES = [
         "an array of float32 holds nothing but float32, and vec3 is stored; store its parts, as in v[0]",
     ),
     (together, "the components of its elements are indexed apart, as in a[i][0] = value"),
+    (half_the_index, FRACTION),
+    (half_the_index_of_a_store, FRACTION),
     (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
     (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
     (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
