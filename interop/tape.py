@@ -22,7 +22,7 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import existing_gradient, is_required, root_of
+from numbridge.gradients import existing_gradient, is_required, retains_gradient, root_of
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
@@ -37,6 +37,7 @@ from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
 from numbridge.places import Place, Places
 from numbridge.remembered_contents import RememberedContents
+from numbridge.retained_gradients import RetainedGradients
 from numbridge.tape_events import (
     CopyEvent,
     Event,
@@ -98,6 +99,7 @@ class Tape:
         # Those of them on which a framework's own gradient would have gone on to what they were made of
         self._ends: list[Array] = []
         self._memory: AdjointMemory | None = None
+        self._retained: RetainedGradients | None = None
         self._check_contents = check_contents
         self._contents = RememberedContents(watchful=check_contents)
         # Of the thread that entered it; whether it is the innermost there
@@ -339,7 +341,10 @@ class Tape:
             ask = reader_of(argument).lost_gradient
             if ask is not None and not argument.is_leaf and ask(argument) is not None:
                 self._ends.append(array)
-        self._arrays.setdefault(id(array if array._source is None else array._source), array)
+        key = id(array if array._source is None else array._source)
+        # Of several on one tensor, the one that retains the gradient says so for all.
+        if key not in self._arrays or retains_gradient(array):
+            self._arrays[key] = array
 
     def _keep_before(self, written: Place) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
@@ -451,7 +456,9 @@ class Tape:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
+        retained = self._retained = RetainedGradients(self._arrays.values(), self._places, memory)
         for event in reversed(self._events):
+            retained.keep_before(event)
             if isinstance(event, LaunchEvent):
                 reverse_launch(event, memory, self._contents)
             else:
@@ -463,7 +470,7 @@ class Tape:
             self._events.clear()
             for place in self._places:
                 place.reads = []
-        self._deposit(memory)
+        self._deposit(memory, retained)
 
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
@@ -529,7 +536,7 @@ class Tape:
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
 
-    def _deposit(self, memory: AdjointMemory) -> None:
+    def _deposit(self, memory: AdjointMemory, retained: RetainedGradients) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
         reached: list[tuple[Array, Description, Region]] = []
         for array in self._arrays.values():
@@ -554,12 +561,14 @@ class Tape:
         for array, found, region in reached:
             gradient = array.grad
             if gradient is not None:
-                add(gradient if found.is_on_cuda else gradient.numpy(), memory.part(region, found))
+                kept = retained.part(found)
+                more = memory.part(region, found) if kept is None else kept
+                add(gradient if found.is_on_cuda else gradient.numpy(), more)
 
     @property
     def gradients(self) -> Gradients:
         """The gradient of every array that was recorded, after `backward`."""
-        return Gradients(self._memory, self._objects)
+        return Gradients(self._memory, self._objects, self._retained)
 
     def zero(self) -> None:
         """Set the gradients of all arrays that were recorded to zero; one that does not exist yet is not made."""
@@ -567,7 +576,7 @@ class Tape:
             gradient = existing_gradient(array)
             if gradient is not None:
                 gradient.zero_()
-        self._memory = None
+        self._memory = self._retained = None
 
     def reset(self) -> None:
         """Forget everything that was recorded, and set the gradients of its arrays to zero, as Warp does.
@@ -595,8 +604,10 @@ def _hold(place: Place | None, argument: Any) -> None:
 class Gradients(Mapping[Any, Array]):
     """Array → its gradient, found by memory: views and tensors over the same memory have their own part of it."""
 
-    def __init__(self, memory: AdjointMemory | None, objects: Iterable[Any]) -> None:
-        self._memory = memory
+    def __init__(
+        self, memory: AdjointMemory | None, objects: Iterable[Any], retained: RetainedGradients | None = None
+    ) -> None:
+        self._memory, self._retained = memory, retained
         self._objects = [obj for obj in {id(obj): obj for obj in objects}.values() if self._adjoint(obj) is not None]
 
     def _adjoint(self, array: Any) -> Any:
@@ -604,7 +615,10 @@ class Gradients(Mapping[Any, Array]):
         if self._memory is None or not found.is_array or found.scalar is None:
             return None
         region = self._memory.region(found)
-        return None if region is None else region.adjoint(found)
+        if region is None:
+            return None
+        kept = None if self._retained is None else self._retained.part(found)
+        return region.adjoint(found) if kept is None else kept
 
     def __getitem__(self, array: Any) -> Array:
         """Return an array's gradient, on the tape's own memory."""

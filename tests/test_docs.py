@@ -111,7 +111,7 @@ WARP_ARGUMENTS = (
     *("enable_backward", "use_nvtx", "synchronize", "cuda_stream"),
     *("num_outputs", "in_out_argnames", "launch_dims", "output_dims"),
     *("vmap_method", "graph_mode", "graph_compatible", "quiet"),
-    *("module_preload_mode", "retain_graph"),
+    *("module_preload_mode", "retain_graph", "retain_grad", "pinned"),
 )
 
 
