@@ -17,9 +17,10 @@ from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.elements import Element, ElementType, dtype_of, has_gradient
-from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.memory import adopt, allocate, element_of, row_of
+from numbridge.streams import ScopedStream, own_stream
 
 __all__ = [
     "clone",
@@ -116,7 +117,7 @@ def ones(
 
 def full(
     shape: Any,
-    value: Any,
+    value: Any = 0,
     dtype: Any = None,
     device: _DeviceLike = None,
     requires_grad: bool = False,
@@ -305,7 +306,7 @@ def clone(
     return made
 
 
-def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: int = 0) -> None:
+def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: int = 0, stream: Any = None) -> None:
     """Copy the elements of `src` into `dest`, which may be of any framework and on another device.
 
     A copy from CUDA into page-locked memory of the same dtype returns before it is done: wait for the stream, or an event.
@@ -320,11 +321,17 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         First element, counted in C order; both arrays must be contiguous if one is not 0.
     count : int
         How many elements; 0 for all of `src` from `src_offset` on.
+    stream : Stream, or another library's stream, optional
+        Of the device that `dest` lies on, or else `src`, for a copy on CUDA: it waits for what the stream that is current
+        there has been given, as for what the arrays' frameworks have. By default the current stream. A copy on the host needs
+        none.
 
     Raises
     ------
     BufferAccessError
         If `dest` is read-only, or its framework forbids writing to it now.
+    DeviceError
+        If the stream lies on another device.
     NumbridgeValueError
         If the elements do not fit.
     """
@@ -347,10 +354,23 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         target, source = _parts(target, source, dest_offset, src_offset, count)
     if target.shape != source.shape:
         raise NumbridgeValueError(f"src has shape {source.shape}, and dest {target.shape}; they must be equal")
-    if source.device.is_cuda and target.__dlpack_device__()[0] == dl.CUDA_HOST and _alike(source, target):
-        cupy_memory.to_host(source, target.numpy())
-    else:
-        target.assign(source)
+    with _on(stream, target.device if target.device.is_cuda else source.device):
+        if source.device.is_cuda and target.__dlpack_device__()[0] == dl.CUDA_HOST and _alike(source, target):
+            cupy_memory.to_host(source, target.numpy())
+        else:
+            target.assign(source)
+
+
+def _on(stream: Any, device: Device) -> contextlib.AbstractContextManager[Any]:
+    """Make a stream current for a copy on a device."""
+    if stream is None or not device.is_cuda:
+        return contextlib.nullcontext()
+    own = own_stream(stream, device)
+    if own.device != device:
+        raise DeviceError(
+            f"copy: the stream lies on {own.device}, and the copy is that of {device}; pass a stream of that device"
+        )
+    return ScopedStream(own)
 
 
 def _alike(source: Array, target: Array) -> bool:
