@@ -438,11 +438,12 @@ class Array:
         """Return this array if it is C-contiguous, else a contiguous copy."""
         return self if self.is_contiguous else self.clone()
 
-    def to(self, device: Device | str, copy: bool = False) -> Array:
+    def to(self, device: Device | str, copy: bool = False, requires_grad: bool | None = None) -> Array:
         """Return this array if it lies on `device` and ``copy`` is false, else a copy there.
 
-        Copies are ordered on the current streams of the devices. One to the CPU has ended when this returns; one from
-        page-locked memory, or between CUDA devices, has not.
+        The copy requires a gradient if this array does, or as `requires_grad` says. Copies are ordered on the current streams
+        of the devices. One to the CPU has ended when this returns; one from page-locked memory, or between CUDA devices, has
+        not.
         """
         target = get_device(device)
         if self.device == target and not copy:
@@ -456,6 +457,8 @@ class Array:
         if is_watched():
             for watcher in watchers():
                 watcher.copied(self, made)
+        if requires_grad is not None:
+            made.requires_grad = requires_grad
         return made
 
     def __copy__(self) -> Array:

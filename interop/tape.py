@@ -8,9 +8,11 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -38,6 +40,7 @@ from numbridge.memory import element_of, native, row_of
 from numbridge.places import Place, Places
 from numbridge.remembered_contents import RememberedContents
 from numbridge.retained_gradients import RetainedGradients
+from numbridge.tape_drawing import Scope, drawn
 from numbridge.tape_events import (
     CopyEvent,
     Event,
@@ -52,7 +55,7 @@ from numbridge.tape_events import (
 )
 from numbridge.tape_launches import Signature, has_moved, meet, reverse_launch, signature_of, why_opaque
 
-__all__ = ["Gradients", "Tape"]
+__all__ = ["Gradients", "Tape", "scope"]
 
 _recording = threading.local()
 # What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
@@ -108,6 +111,7 @@ class Tape:
         # Whether backward has let go of what the tape protected, and whether it may run again all the same
         self._done = self._repeatable = False
         self._kept = 0
+        self._scopes: list[Scope] = []
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies and pickles."""
@@ -400,6 +404,81 @@ class Tape:
         self._contents.look_again()
         self._contents.remember_carried(places, places)
 
+    def record_scope_begin(self, scope_name: str) -> None:
+        """Let what is recorded from here on stand together in a drawing, under a name; `visualize` alone reads it."""
+        if not isinstance(scope_name, str):
+            raise NumbridgeTypeError(f"record_scope_begin: scope_name is {scope_name!r}; it must be a string")
+        self._scopes.append((len(self._events), scope_name))
+
+    def record_scope_end(self, remove_scope_if_empty: bool = True) -> None:
+        """End the innermost scope; one in which nothing was recorded is left out, unless ``remove_scope_if_empty`` is false.
+
+        Raises
+        ------
+        NumbridgeError
+            If no scope has begun.
+        """
+        if not self.open_scopes:
+            raise NumbridgeError("record_scope_end: no scope has begun; call record_scope_begin before")
+        if remove_scope_if_empty and self._scopes[-1][0] == len(self._events) and self._scopes[-1][1] is not None:
+            self._scopes.pop()
+        else:
+            self._scopes.append((len(self._events), None))
+
+    @property
+    def open_scopes(self) -> int:
+        """How many scopes have begun and not ended."""
+        return sum(1 if name is not None else -1 for _, name in self._scopes)
+
+    def visualize(
+        self,
+        filename: str | os.PathLike[str] | None = None,
+        *,
+        hide_readonly_arrays: bool = False,
+        array_labels: Any = None,
+        ignore_graph_scopes: bool = False,
+        graph_direction: str = "LR",
+    ) -> str:
+        """Return what has been recorded as a graph in GraphViz's language, which ``dot -Tsvg tape.dot`` draws.
+
+        Launches, copies and steps of one's own are boxes, numbered in their order, and arrays are ellipses, green if they
+        require a gradient. Views with memory of their own are arrays of their own. Arrays are called as the parameter that
+        they were passed for first.
+
+        Parameters
+        ----------
+        filename : path, optional
+            Where to write it, too.
+        hide_readonly_arrays : bool
+            Whether to leave arrays out that nothing has written.
+        array_labels : mapping or iterable of pairs, optional
+            Array → what to call it.
+        ignore_graph_scopes : bool
+            Whether to leave scopes out, which group what is recorded within them.
+        graph_direction : str
+            ``"LR"`` for from left to right, ``"RL"``, ``"TB"`` or ``"BT"``.
+
+        Raises
+        ------
+        NumbridgeError
+            If the tape has been used up.
+        """
+        if self._done and not self._repeatable:
+            raise NumbridgeError(
+                "visualize: backward has used the tape up; call it before, or call backward with retain_graph=True"
+            )
+        text = drawn(
+            self._events,
+            () if ignore_graph_scopes else self._scopes,
+            required={self._places.find(describe(array)) for array in self._arrays.values()},
+            labels={self._places.find(describe(array)): str(label) for array, label in _labelled(array_labels)},
+            only_written=hide_readonly_arrays,
+            direction=graph_direction,
+        )
+        if filename is not None:
+            Path(filename).write_text(text, encoding="utf-8")
+        return text
+
     def _take_over(self, places: Sequence[Place]) -> None:
         """Let gradients pass the last unrecorded launches where they wrote to what a step of the user's answers for."""
         for event in reversed(self._events):
@@ -634,6 +713,25 @@ class Gradients(Mapping[Any, Array]):
     def __len__(self) -> int:
         """Return how many arrays were recorded."""
         return len(self._objects)
+
+
+def _labelled(labels: Any) -> list[tuple[Any, Any]]:
+    return [] if labels is None else list(labels.items() if isinstance(labels, Mapping) else labels)
+
+
+def scope(name: str) -> Callable[[], None]:
+    """Begin a scope of the tape that records what this thread does, if there is one; return what ends it."""
+    tape = next(reversed(_stack()), None)
+    if tape is None:
+        return lambda: None
+    tape.record_scope_begin(name)
+
+    def end() -> None:
+        # The tape may have been reset meanwhile.
+        if tape.open_scopes:
+            tape.record_scope_end()
+
+    return end
 
 
 def _stack() -> list[Tape]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import cProfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.streams import synchronize as synchronize_devices
+from numbridge.tape import scope
 
 __all__ = ["ScopedTimer"]
 
@@ -53,6 +55,8 @@ class ScopedTimer:
         The range's colour: 0xAARRGGBB, or a name such as ``"cyan"``.
     synchronize : bool
         Wait for all devices at both ends, so that the time holds what was queued within, and nothing else.
+    skip_tape : bool
+        Whether not to be a scope of the tape that records, which `Tape.visualize` draws.
 
     Attributes
     ----------
@@ -89,16 +93,21 @@ class ScopedTimer:
         use_nvtx: bool = False,
         color: int | str = 0xFF76B900,
         synchronize: bool = False,
+        skip_tape: bool = False,
     ) -> None:
         self.name, self.active, self.print, self.detailed = name, active and self.enabled, print, detailed
         self.dict, self.color, self.synchronize = dict, _color(color), synchronize
         self.use_nvtx = use_nvtx and cuda_driver.driver_count() > 0
         self.elapsed, self.extra_msg = 0.0, ""
+        self._skip_tape = skip_tape
+        self._end_scope: Callable[[], None] = lambda: None
         self._profile: Any = None
         self._start = 0
 
     def __enter__(self) -> ScopedTimer:
         """Start."""
+        if not self._skip_tape:
+            self._end_scope = scope(self.name)
         if not self.active:
             return self
         if self.synchronize:
@@ -115,6 +124,7 @@ class ScopedTimer:
 
     def __exit__(self, *exception: object) -> None:
         """Stop, and report."""
+        self._end_scope()
         if not self.active:
             return
         if self.synchronize:
