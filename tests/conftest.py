@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,11 @@ def compile_for_cuda(kernel, parameters, weak):
     emitted = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
     lowered.library = None
     first, *others = ARCHITECTURES
-    variant._cuda_code(kernel, emitted, parameters, first, "masked")
+    # Its name holds a digest of everything that the code depends on.
+    source = Path(variant._cuda_code(kernel, emitted, parameters, first, "masked").source_file)
+    done = source.with_suffix(".".join(["", *(f"sm{major}{minor}" for major, minor in ARCHITECTURES)]))
+    if done.exists():
+        return
     library = lowered.library
     for capability in others:
         # It was not lowered if its cubin lay on disk; and what it is linked with is made for one architecture.
@@ -65,6 +70,7 @@ def compile_for_cuda(kernel, parameters, weak):
         with cuda._for_capability(capability), cuda._as_nvvm_wants(fused=not emitted.repeatable):
             (ptx,) = library.get_asm_strs(cc=capability)
         assert cuda.link(ptx, capability, emitted.entry)
+    done.touch()
 
 
 def pytest_configure():
