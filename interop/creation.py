@@ -19,6 +19,7 @@ from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.elements import Element, ElementType, dtype_of, has_gradient
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.watching import is_watched
 from numbridge.memory import adopt, allocate, element_of, row_of
 from numbridge.streams import ScopedStream, own_stream
 
@@ -355,7 +356,9 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     if target.shape != source.shape:
         raise NumbridgeValueError(f"src has shape {source.shape}, and dest {target.shape}; they must be equal")
     with _on(stream, target.device if target.device.is_cuda else source.device):
-        if source.device.is_cuda and target.__dlpack_device__()[0] == dl.CUDA_HOST and _alike(source, target):
+        is_pinned = target.__dlpack_device__()[0] == dl.CUDA_HOST
+        # A tape is told of what `assign` does.
+        if source.device.is_cuda and is_pinned and _alike(source, target) and not is_watched():
             cupy_memory.to_host(source, target.numpy())
         else:
             target.assign(source)
