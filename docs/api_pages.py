@@ -20,7 +20,7 @@ _MATRICES = ("mat22", "mat33", "mat44", "spatial_matrix")
 _VECTORS = ("vec2", "vec3", "vec4", "quat", "transform", "spatial_vector")
 _ELEMENTS = [f"{name}{kind}" for name in (*_VECTORS, *_MATRICES) for kind in ("", "f", "d", "h", "i")]
 # What other modules of numbridge use, and nobody else.
-_INTERNAL = {"Kernel": "new_variants, dependencies", "Tape": "launching, changing, copied"}
+_INTERNAL = {"Kernel": "new_variants, dependencies", "Tape": "launching, changing, copied, open_scopes"}
 
 # Page → title, what stands above the names, and the names.
 GROUPS: dict[str, tuple[str, str, list[str]]] = {

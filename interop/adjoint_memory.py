@@ -69,6 +69,14 @@ class Region:
             return whole
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
+    def copy(self) -> Region:
+        """Return a region of the same memory whose adjoint is a copy of this one's."""
+        made = Region(self.low, self.high, self.dtype, self.ordinal)
+        made.reached = self.reached
+        if self._block is not None:
+            made._block = self._block.copy() if self.ordinal == _HOST else self._block.clone()
+        return made
+
     def _zeros(self, size: int) -> Adjoint:
         if self.ordinal == _HOST:
             return np.zeros(size, self.dtype)

@@ -75,6 +75,8 @@ class Array:
         Whether kernels are differentiated with respect to this array.
     grad : array_like, optional
         The gradient, of the same shape and dtype; implies `requires_grad`.
+    retain_grad : bool
+        Whether a tape's gradient is that of what the array holds last; see the attribute.
 
     Examples
     --------
@@ -110,6 +112,7 @@ class Array:
         ndim: int | None = None,
         requires_grad: bool = False,
         grad: Any = None,
+        retain_grad: bool = False,
     ) -> Any:
         """Return an array, or an annotation."""
         if data is None and shape is None and ptr is None:
@@ -134,6 +137,8 @@ class Array:
             made.requires_grad = True
         if grad is not None:
             made.grad = grad
+        if retain_grad:
+            made.retain_grad = True
         return made
 
     def __init_subclass__(cls) -> None:
@@ -433,11 +438,12 @@ class Array:
         """Return this array if it is C-contiguous, else a contiguous copy."""
         return self if self.is_contiguous else self.clone()
 
-    def to(self, device: Device | str, copy: bool = False) -> Array:
+    def to(self, device: Device | str, copy: bool = False, requires_grad: bool | None = None) -> Array:
         """Return this array if it lies on `device` and ``copy`` is false, else a copy there.
 
-        Copies are ordered on the current streams of the devices. One to the CPU has ended when this returns; one from
-        page-locked memory, or between CUDA devices, has not.
+        The copy requires a gradient if this array does, or as `requires_grad` says. Copies are ordered on the current streams
+        of the devices. One to the CPU has ended when this returns; one from page-locked memory, or between CUDA devices, has
+        not.
         """
         target = get_device(device)
         if self.device == target and not copy:
@@ -451,6 +457,8 @@ class Array:
         if is_watched():
             for watcher in watchers():
                 watcher.copied(self, made)
+        if requires_grad is not None:
+            made.requires_grad = requires_grad
         return made
 
     def __copy__(self) -> Array:
@@ -491,6 +499,42 @@ class Array:
     @grad.setter
     def grad(self, value: Any) -> None:
         gradients.set_gradient(self, value)
+
+    @property
+    def retain_grad(self) -> bool:
+        """Whether a tape's gradient of this array is that of what it holds last, not of what launches overwrote.
+
+        So that of an intermediate result can be looked at, which is zero otherwise: what the array held first had no part
+        in it. Where launches write to the array one after the other, it is that of what the array, or the part of it that the
+        launch was passed, held after the last one. A view has what its array has.
+
+        Raises
+        ------
+        NumbridgeValueError
+            If it is set to True and the array requires no gradient.
+
+        Examples
+        --------
+        >>> import numbridge as nb
+        >>> @nb.kernel
+        ... def square(x, y):
+        ...     i = nb.tid()
+        ...     y[i] = x[i] * x[i]
+        >>> x = nb.array([1.0, 2.0], requires_grad=True)
+        >>> y = nb.zeros(2, requires_grad=True, retain_grad=True)
+        >>> z = nb.zeros(2)
+        >>> with nb.Tape() as tape:
+        ...     nb.launch(square, 2, [x], [y])
+        ...     nb.launch(square, 2, [y], [z])
+        >>> tape.backward(grads={z: [1.0, 1.0]})
+        >>> y.grad.list()
+        [2.0, 8.0]
+        """
+        return gradients.retains_gradient(self)
+
+    @retain_grad.setter
+    def retain_grad(self, value: bool) -> None:
+        gradients.retain_gradient(self, value)
 
     def __launch_gradient__(self) -> Array | None:
         """Return the gradient that a launched adjoint reads or adds to where none is passed; None if there is none."""

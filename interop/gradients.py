@@ -27,6 +27,8 @@ __all__ = [
     "inherit_gradient",
     "is_required",
     "require_gradient",
+    "retain_gradient",
+    "retains_gradient",
     "root_of",
     "set_gradient",
 ]
@@ -37,13 +39,14 @@ _creating = threading.RLock()
 class GradientState:
     """What an array says of its gradient itself; most arrays have no such state."""
 
-    __slots__ = ("gradient", "parent", "required", "step")
+    __slots__ = ("gradient", "parent", "required", "retained", "step")
 
     def __init__(self) -> None:
         self.required: bool | None = None
         self.gradient: Array | None = None
         self.parent: Array | None = None
         self.step: Callable[[Array], Array] | None = None
+        self.retained = False
 
 
 def _state(array: Array) -> GradientState:
@@ -76,7 +79,24 @@ def require_gradient(array: Array, required: bool) -> None:
     state = _state(array)
     state.required = bool(required)
     if not required:
-        state.gradient = None
+        state.gradient, state.retained = None, False
+
+
+def retains_gradient(array: Array) -> bool:
+    """Tell whether a tape keeps the gradient of what an array, or the one that it is a view of, holds last."""
+    state = root_of(array)._extra
+    return state is not None and state.retained
+
+
+def retain_gradient(array: Array, retained: bool) -> None:
+    """Say whether a tape keeps the gradient of what an array, or the one that it is a view of, holds last."""
+    root = root_of(array)
+    if retained and not is_required(root):
+        raise NumbridgeValueError(
+            "retain_grad=True of an array that requires no gradient, and has none to keep; pass requires_grad=True, too"
+        )
+    if retained or root._extra is not None:
+        _state(root).retained = bool(retained)
 
 
 def inherit_gradient(view: Array, parent: Array, step: Callable[[Array], Array]) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
-from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
+from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.streams import ScopedStream, Stream, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
+
+# Ordinals and handles of the streams that somebody else records, between `capture_begin` and `capture_end`
+_external: set[tuple[int, int]] = set()
 
 
 class Graph:
@@ -35,7 +38,12 @@ class Graph:
         return f"<Graph on {self.device}>"
 
 
-def capture_begin(device: Device | str | None = None, stream: Any = None) -> None:
+def capture_begin(
+    device: Device | str | None = None,
+    stream: Any = None,
+    force_module_load: bool | None = None,
+    external: bool = False,
+) -> None:
     """Begin to record what a stream is given, instead of running it.
 
     Parameters
@@ -45,13 +53,27 @@ def capture_begin(device: Device | str | None = None, stream: Any = None) -> Non
     stream : Stream, optional
         The stream to record; the current one by default. The default stream cannot be recorded: use `ScopedStream`, or
         `ScopedCapture`, which brings a stream of its own.
+    force_module_load : bool, optional
+        Warp's; True is refused: a kernel is compiled for the arguments of a launch, and all of a program's cannot be beforehand.
+    external : bool
+        Whether somebody else records the stream already, such as ``torch.cuda.graph``, who then also ends that and has the graph:
+        nothing is begun, and launches need none of this.
 
     Raises
     ------
     DeviceError
-        If it is the default stream.
+        If it is the default stream, or nobody records it and `external` is true.
     """
+    _refuse_loading(force_module_load)
     own = get_stream(device) if stream is None else own_stream(stream)
+    if external:
+        if not own.is_capturing:
+            raise DeviceError(
+                f"capture_begin: external=True, and nobody records {own!r}; pass the stream that is recorded, such as "
+                "torch.cuda.current_stream() within torch.cuda.graph(...), or drop external=True"
+            )
+        _external.add(_key(own))
+        return
     if own.cuda_stream in (0, 1, 2):
         raise DeviceError(
             "capture_begin: the default stream cannot be recorded into a graph; make another current with nb.ScopedStream, "
@@ -61,8 +83,20 @@ def capture_begin(device: Device | str | None = None, stream: Any = None) -> Non
         own._stream.begin_capture()
 
 
-def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph:
-    """End what `capture_begin` began, and return the graph; parameters as there.
+def _key(stream: Stream) -> tuple[int, int]:
+    return stream.device.ordinal, stream.cuda_stream
+
+
+def _refuse_loading(force_module_load: bool | None) -> None:
+    if force_module_load:
+        raise NumbridgeValueError(
+            "force_module_load=True: a kernel is compiled for the arguments of a launch, so all of a program's cannot be loaded "
+            "beforehand; launch what will be recorded once before, and drop force_module_load"
+        )
+
+
+def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph | None:
+    """End what `capture_begin` began, and return the graph; parameters as there. None for one of somebody else's.
 
     Raises
     ------
@@ -70,6 +104,9 @@ def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph
         If something was done that a graph cannot hold, such as waiting; nothing was run.
     """
     own = get_stream(device) if stream is None else own_stream(stream)
+    if _key(own) in _external:
+        _external.discard(_key(own))
+        return None
     module = cupy()
     with module.cuda.Device(own.device.ordinal), warnings.catch_warnings():
         # CuPy calls its graphs experimental each time that one is made.
@@ -99,6 +136,11 @@ class ScopedCapture:
         The current CUDA device by default.
     stream : Stream, optional
         The stream to record instead.
+    force_module_load : bool, optional
+        Warp's; True is refused, see `capture_begin`.
+    external : bool
+        Whether somebody else records the stream (the current one by default) already, and has the graph: then it is current
+        within the block, and nothing else is done.
 
     Attributes
     ----------
@@ -114,19 +156,31 @@ class ScopedCapture:
         nb.capture_launch(capture.graph)
     """
 
-    def __init__(self, device: Device | str | None = None, stream: Any = None) -> None:
+    def __init__(
+        self,
+        device: Device | str | None = None,
+        stream: Any = None,
+        force_module_load: bool | None = None,
+        external: bool = False,
+    ) -> None:
         if not cuda_driver.driver_count():
             raise cuda_unavailable("nb.ScopedCapture")
+        _refuse_loading(force_module_load)
         place = get_device("cuda" if device is None else device)
-        self._stream = Stream(place) if stream is None else own_stream(stream, place)
-        self._scope = ScopedStream(self._stream)
+        self._external = external
+        if stream is None:
+            self._stream = get_stream(place) if external else Stream(place)
+        else:
+            self._stream = own_stream(stream, place)
+        # An event of a stream that is not recorded is nothing that a graph can wait for.
+        self._scope = ScopedStream(self._stream, sync_enter=not external)
         self.graph: Graph | None = None
 
     def __enter__(self) -> ScopedCapture:
         """Begin to record."""
         self._scope.__enter__()
         try:
-            capture_begin(stream=self._stream)
+            capture_begin(stream=self._stream, external=self._external)
         except BaseException:
             self._scope.__exit__()
             raise

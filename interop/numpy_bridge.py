@@ -42,7 +42,12 @@ NAME = "numpy"
 
 
 def from_numpy(
-    arr: Any, dtype: Any = None, shape: Any = None, device: Device | str | None = None, requires_grad: bool = False
+    arr: Any,
+    dtype: Any = None,
+    shape: Any = None,
+    device: Device | str | None = None,
+    requires_grad: bool = False,
+    retain_grad: bool = False,
 ) -> Array:
     """Return an Array that shares a NumPy array's memory, read-only where that is; or a copy on a CUDA device.
 
@@ -61,6 +66,8 @@ def from_numpy(
         device's current stream.
     requires_grad : bool
         Whether kernels are differentiated with respect to the array.
+    retain_grad : bool
+        Whether a tape's gradient is that of what the array holds last; see `Array.retain_grad`.
 
     Raises
     ------
@@ -89,6 +96,8 @@ def from_numpy(
         found = found.to(device)
     if requires_grad:
         found.requires_grad = True
+    if retain_grad:
+        found.retain_grad = True
     made: Array = found
     return made
 

@@ -224,6 +224,7 @@ def from_paddle(
     requires_grad: bool | None = None,
     grad: Any = None,
     return_ctype: bool = False,
+    retain_grad: bool = False,
 ) -> Any:
     """Return an Array that shares a Paddle tensor's memory and keeps it alive.
 
@@ -239,13 +240,15 @@ def from_paddle(
         The gradient, which Paddle copies into the tensor's own; by default that, which Paddle allocates when it is first needed.
     return_ctype : bool
         Return a light descriptor instead: kernels take it, and nothing else does.
+    retain_grad : bool
+        Whether a tape's gradient is that of what the array holds last; see `Array.retain_grad`.
 
     Raises
     ------
     BufferAccessError, DeviceError
         If the tensor is sparse, has no memory, or lies on another kind of device.
     """
-    return keep_lent(adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype))
+    return keep_lent(adopted(t, "paddle", _tensor, dtype, requires_grad, grad, return_ctype, retain_grad))
 
 
 def _tensor(t: Any) -> Any:

@@ -96,6 +96,21 @@ class Stream:
         """Whether everything that the stream was given is done."""
         return bool(self._stream.done)
 
+    @property
+    def priority(self) -> int:
+        """Lower numbers run first."""
+        return int(self._stream.priority)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the legacy default stream and this one wait for each other."""
+        return not self._stream.is_non_blocking
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what the stream is given is recorded into a graph, by whomever, instead of running."""
+        return bool(self._stream.is_capturing())
+
     def synchronize(self) -> None:
         """Wait until everything that the stream was given is done."""
         self._stream.synchronize()
@@ -111,9 +126,9 @@ class Stream:
         """Let what the stream is given from now on wait for an event; returns at once."""
         self._stream.wait_event(event._event)
 
-    def wait_stream(self, other: Stream, event: Event | None = None) -> None:
-        """Let what the stream is given from now on wait for what `other` was given; returns at once."""
-        self.wait_event(other.record_event(event))
+    def wait_stream(self, other_stream: Stream, event: Event | None = None) -> None:
+        """Let what the stream is given from now on wait for what another one was given; returns at once."""
+        self.wait_event(other_stream.record_event(event))
 
     def __eq__(self, other: object) -> bool:
         """Compare handles and devices."""
@@ -178,11 +193,29 @@ def get_stream(device: Device | str | None = None) -> Stream:
     return Stream(found, cuda_stream=current)
 
 
-def set_stream(stream: Any, device: Device | str | None = None) -> None:
-    """Make a stream of any library the current one of this thread, for numbridge and CuPy; prefer `ScopedStream`."""
+def set_stream(stream: Any, device: Device | str | None = None, sync: bool = False) -> None:
+    """Make a stream of any library the current one of this thread, for numbridge and CuPy; prefer `ScopedStream`.
+
+    Parameters
+    ----------
+    stream : Stream, or another library's stream
+        The stream.
+    device : Device or str, optional
+        Where it lies, if it does not say.
+    sync : bool
+        Let it wait first for what the stream that was current has been given.
+    """
     own = own_stream(stream, device)
+    if sync:
+        _follow(own, get_stream(own.device))
     with cupy().cuda.Device(own.device.ordinal):
         own._stream.use()
+
+
+def _follow(stream: Stream, previous: Stream) -> None:
+    """Let a stream wait for what another one has been given, unless they are one."""
+    if previous != stream:
+        stream.wait_stream(previous)
 
 
 def own_stream(stream: Any, device: Device | str | None = None) -> Stream:
@@ -212,8 +245,8 @@ class ScopedStream:
         """Make the stream current."""
         if self.stream is not None:
             previous = get_stream(self.stream.device)
-            if self.sync_enter and previous != self.stream:
-                self.stream.wait_stream(previous)
+            if self.sync_enter:
+                _follow(self.stream, previous)
             with cupy().cuda.Device(self.stream.device.ordinal):
                 self.stream._stream.use()
             self._previous.append(previous)
@@ -223,8 +256,8 @@ class ScopedStream:
         """Make the previous stream current again."""
         if self.stream is not None:
             previous = self._previous.pop()
-            if self.sync_exit and previous != self.stream:
-                previous.wait_stream(self.stream)
+            if self.sync_exit:
+                _follow(previous, self.stream)
             with cupy().cuda.Device(self.stream.device.ordinal):
                 previous._stream.use()
 
@@ -243,9 +276,10 @@ def synchronize_device(device: Device | str | None = None) -> None:
     synchronize(get_device(device))
 
 
-def synchronize_stream(stream: Any = None) -> None:
-    """Wait until a stream (the current one by default) has done all its work."""
-    (get_stream() if stream is None else own_stream(stream)).synchronize()
+def synchronize_stream(stream_or_device: Any = None) -> None:
+    """Wait until a stream, or a device's current stream (the current device's by default), has done all its work."""
+    given = stream_or_device
+    (get_stream(given) if given is None or isinstance(given, Device | str) else own_stream(given)).synchronize()
 
 
 def synchronize_event(event: Event) -> None:
@@ -263,16 +297,16 @@ def wait_event(event: Event) -> None:
     get_stream(event.device).wait_event(event)
 
 
-def wait_stream(other: Any, event: Event | None = None) -> None:
-    """Let what the current stream is given from now on wait for what `other` was given; returns at once."""
-    own = own_stream(other)
+def wait_stream(other_stream: Any, event: Event | None = None) -> None:
+    """Let what the current stream is given from now on wait for what another one was given; returns at once."""
+    own = own_stream(other_stream)
     get_stream(own.device).wait_stream(own, event)
 
 
-def get_event_elapsed_time(start: Event, end: Event, synchronize: bool = True) -> float:
+def get_event_elapsed_time(start_event: Event, end_event: Event, synchronize: bool = True) -> float:
     """Return the milliseconds between two events with timing; waits for the second if ``synchronize``."""
-    if not (start.enable_timing and end.enable_timing):
+    if not (start_event.enable_timing and end_event.enable_timing):
         raise NumbridgeTypeError("both events must be made with enable_timing=True")
     if synchronize:
-        end.synchronize()
-    return float(cupy().cuda.get_elapsed_time(start._event, end._event))
+        end_event.synchronize()
+    return float(cupy().cuda.get_elapsed_time(start_event._event, end_event._event))

@@ -8,9 +8,11 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -22,7 +24,7 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import existing_gradient, is_required, root_of
+from numbridge.gradients import existing_gradient, is_required, retains_gradient, root_of
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
@@ -37,6 +39,8 @@ from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
 from numbridge.places import Place, Places
 from numbridge.remembered_contents import RememberedContents
+from numbridge.retained_gradients import RetainedGradients
+from numbridge.tape_drawing import Scope, drawn
 from numbridge.tape_events import (
     CopyEvent,
     Event,
@@ -51,7 +55,7 @@ from numbridge.tape_events import (
 )
 from numbridge.tape_launches import Signature, has_moved, meet, reverse_launch, signature_of, why_opaque
 
-__all__ = ["Gradients", "Tape"]
+__all__ = ["Gradients", "Tape", "scope"]
 
 _recording = threading.local()
 # What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
@@ -98,6 +102,7 @@ class Tape:
         # Those of them on which a framework's own gradient would have gone on to what they were made of
         self._ends: list[Array] = []
         self._memory: AdjointMemory | None = None
+        self._retained: RetainedGradients | None = None
         self._check_contents = check_contents
         self._contents = RememberedContents(watchful=check_contents)
         # Of the thread that entered it; whether it is the innermost there
@@ -106,6 +111,7 @@ class Tape:
         # Whether backward has let go of what the tape protected, and whether it may run again all the same
         self._done = self._repeatable = False
         self._kept = 0
+        self._scopes: list[Scope] = []
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies and pickles."""
@@ -339,7 +345,10 @@ class Tape:
             ask = reader_of(argument).lost_gradient
             if ask is not None and not argument.is_leaf and ask(argument) is not None:
                 self._ends.append(array)
-        self._arrays.setdefault(id(array if array._source is None else array._source), array)
+        key = id(array if array._source is None else array._source)
+        # Of several on one tensor, the one that retains the gradient says so for all.
+        if key not in self._arrays or retains_gradient(array):
+            self._arrays[key] = array
 
     def _keep_before(self, written: Place) -> None:
         """Keep a copy of every array that an adjoint reads and that is about to be written to."""
@@ -394,6 +403,81 @@ class Tape:
             self._note_varied(place)
         self._contents.look_again()
         self._contents.remember_carried(places, places)
+
+    def record_scope_begin(self, scope_name: str) -> None:
+        """Let what is recorded from here on stand together in a drawing, under a name; `visualize` alone reads it."""
+        if not isinstance(scope_name, str):
+            raise NumbridgeTypeError(f"record_scope_begin: scope_name is {scope_name!r}; it must be a string")
+        self._scopes.append((len(self._events), scope_name))
+
+    def record_scope_end(self, remove_scope_if_empty: bool = True) -> None:
+        """End the innermost scope; one in which nothing was recorded is left out, unless ``remove_scope_if_empty`` is false.
+
+        Raises
+        ------
+        NumbridgeError
+            If no scope has begun.
+        """
+        if not self.open_scopes:
+            raise NumbridgeError("record_scope_end: no scope has begun; call record_scope_begin before")
+        if remove_scope_if_empty and self._scopes[-1][0] == len(self._events) and self._scopes[-1][1] is not None:
+            self._scopes.pop()
+        else:
+            self._scopes.append((len(self._events), None))
+
+    @property
+    def open_scopes(self) -> int:
+        """How many scopes have begun and not ended."""
+        return sum(1 if name is not None else -1 for _, name in self._scopes)
+
+    def visualize(
+        self,
+        filename: str | os.PathLike[str] | None = None,
+        *,
+        hide_readonly_arrays: bool = False,
+        array_labels: Any = None,
+        ignore_graph_scopes: bool = False,
+        graph_direction: str = "LR",
+    ) -> str:
+        """Return what has been recorded as a graph in GraphViz's language, which ``dot -Tsvg tape.dot`` draws.
+
+        Launches, copies and steps of one's own are boxes, numbered in their order, and arrays are ellipses, green if they
+        require a gradient. Views with memory of their own are arrays of their own. Arrays are called as the parameter that
+        they were passed for first.
+
+        Parameters
+        ----------
+        filename : path, optional
+            Where to write it, too.
+        hide_readonly_arrays : bool
+            Whether to leave arrays out that nothing has written.
+        array_labels : mapping or iterable of pairs, optional
+            Array → what to call it.
+        ignore_graph_scopes : bool
+            Whether to leave scopes out, which group what is recorded within them.
+        graph_direction : str
+            ``"LR"`` for from left to right, ``"RL"``, ``"TB"`` or ``"BT"``.
+
+        Raises
+        ------
+        NumbridgeError
+            If the tape has been used up.
+        """
+        if self._done and not self._repeatable:
+            raise NumbridgeError(
+                "visualize: backward has used the tape up; call it before, or call backward with retain_graph=True"
+            )
+        text = drawn(
+            self._events,
+            () if ignore_graph_scopes else self._scopes,
+            required={self._places.find(describe(array)) for array in self._arrays.values()},
+            labels={self._places.find(describe(array)): str(label) for array, label in _labelled(array_labels)},
+            only_written=hide_readonly_arrays,
+            direction=graph_direction,
+        )
+        if filename is not None:
+            Path(filename).write_text(text, encoding="utf-8")
+        return text
 
     def _take_over(self, places: Sequence[Place]) -> None:
         """Let gradients pass the last unrecorded launches where they wrote to what a step of the user's answers for."""
@@ -451,7 +535,9 @@ class Tape:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
+        retained = self._retained = RetainedGradients(self._arrays.values(), self._places, memory)
         for event in reversed(self._events):
+            retained.keep_before(event)
             if isinstance(event, LaunchEvent):
                 reverse_launch(event, memory, self._contents)
             else:
@@ -463,7 +549,7 @@ class Tape:
             self._events.clear()
             for place in self._places:
                 place.reads = []
-        self._deposit(memory)
+        self._deposit(memory, retained)
 
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
@@ -529,7 +615,7 @@ class Tape:
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
 
-    def _deposit(self, memory: AdjointMemory) -> None:
+    def _deposit(self, memory: AdjointMemory, retained: RetainedGradients) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
         reached: list[tuple[Array, Description, Region]] = []
         for array in self._arrays.values():
@@ -554,12 +640,14 @@ class Tape:
         for array, found, region in reached:
             gradient = array.grad
             if gradient is not None:
-                add(gradient if found.is_on_cuda else gradient.numpy(), memory.part(region, found))
+                kept = retained.part(found)
+                more = memory.part(region, found) if kept is None else kept
+                add(gradient if found.is_on_cuda else gradient.numpy(), more)
 
     @property
     def gradients(self) -> Gradients:
         """The gradient of every array that was recorded, after `backward`."""
-        return Gradients(self._memory, self._objects)
+        return Gradients(self._memory, self._objects, self._retained)
 
     def zero(self) -> None:
         """Set the gradients of all arrays that were recorded to zero; one that does not exist yet is not made."""
@@ -567,7 +655,7 @@ class Tape:
             gradient = existing_gradient(array)
             if gradient is not None:
                 gradient.zero_()
-        self._memory = None
+        self._memory = self._retained = None
 
     def reset(self) -> None:
         """Forget everything that was recorded, and set the gradients of its arrays to zero, as Warp does.
@@ -595,8 +683,10 @@ def _hold(place: Place | None, argument: Any) -> None:
 class Gradients(Mapping[Any, Array]):
     """Array → its gradient, found by memory: views and tensors over the same memory have their own part of it."""
 
-    def __init__(self, memory: AdjointMemory | None, objects: Iterable[Any]) -> None:
-        self._memory = memory
+    def __init__(
+        self, memory: AdjointMemory | None, objects: Iterable[Any], retained: RetainedGradients | None = None
+    ) -> None:
+        self._memory, self._retained = memory, retained
         self._objects = [obj for obj in {id(obj): obj for obj in objects}.values() if self._adjoint(obj) is not None]
 
     def _adjoint(self, array: Any) -> Any:
@@ -604,7 +694,10 @@ class Gradients(Mapping[Any, Array]):
         if self._memory is None or not found.is_array or found.scalar is None:
             return None
         region = self._memory.region(found)
-        return None if region is None else region.adjoint(found)
+        if region is None:
+            return None
+        kept = None if self._retained is None else self._retained.part(found)
+        return region.adjoint(found) if kept is None else kept
 
     def __getitem__(self, array: Any) -> Array:
         """Return an array's gradient, on the tape's own memory."""
@@ -620,6 +713,25 @@ class Gradients(Mapping[Any, Array]):
     def __len__(self) -> int:
         """Return how many arrays were recorded."""
         return len(self._objects)
+
+
+def _labelled(labels: Any) -> list[tuple[Any, Any]]:
+    return [] if labels is None else list(labels.items() if isinstance(labels, Mapping) else labels)
+
+
+def scope(name: str) -> Callable[[], None]:
+    """Begin a scope of the tape that records what this thread does, if there is one; return what ends it."""
+    tape = next(reversed(_stack()), None)
+    if tape is None:
+        return lambda: None
+    tape.record_scope_begin(name)
+
+    def end() -> None:
+        # The tape may have been reset meanwhile.
+        if tape.open_scopes:
+            tape.record_scope_end()
+
+    return end
 
 
 def _stack() -> list[Tape]:

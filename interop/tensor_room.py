@@ -33,6 +33,7 @@ def adopted(
     requires_grad: bool | None,
     grad: Any,
     return_ctype: bool,
+    retain_grad: bool = False,
 ) -> Any:
     """Return an Array, or a kernel's descriptor, on a tensor's memory.
 
@@ -44,7 +45,7 @@ def adopted(
         The module of the framework's ordinary tensor class: an object of that is not looked at further.
     checked : callable
         Returns a tensor, or raises for what is none.
-    dtype, requires_grad, grad, return_ctype
+    dtype, requires_grad, grad, return_ctype, retain_grad
         As the room's `from_` takes them.
     """
     if return_ctype:
@@ -61,6 +62,8 @@ def adopted(
         made.requires_grad = requires_grad
     if grad is not None:
         made.grad = grad
+    if retain_grad:
+        made.retain_grad = True
     return made
 
 

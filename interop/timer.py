@@ -5,13 +5,33 @@ from __future__ import annotations
 import builtins
 import cProfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 from numbridge.cupy_memory import cupy
 from numbridge.kernels import cuda_driver
+from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.streams import synchronize as synchronize_devices
+from numbridge.tape import scope
 
 __all__ = ["ScopedTimer"]
+
+# 0xAARRGGBB; NVIDIA's own are those of its NVTX package.
+_COLORS = {
+    "black": 0xFF000000,
+    "blue": 0xFF0071C5,
+    "cyan": 0xFF00FFFF,
+    "darkgreen": 0xFF006400,
+    "gray": 0xFF808080,
+    "green": 0xFF76B900,
+    "magenta": 0xFFFF00FF,
+    "orange": 0xFFFFA500,
+    "purple": 0xFF800080,
+    "rapids": 0xFF7400FF,
+    "red": 0xFFFF0000,
+    "white": 0xFFFFFFFF,
+    "yellow": 0xFFFFFF00,
+}
 
 
 class ScopedTimer:
@@ -31,15 +51,26 @@ class ScopedTimer:
         Where to append the milliseconds, under `name`.
     use_nvtx : bool
         On CUDA, mark the block as an NVTX range for a profiler instead of timing it.
-    color : int
-        The range's colour, 0xAARRGGBB.
+    color : int or str
+        The range's colour: 0xAARRGGBB, or a name such as ``"cyan"``.
     synchronize : bool
         Wait for all devices at both ends, so that the time holds what was queued within, and nothing else.
+    skip_tape : bool
+        Whether not to be a scope of the tape that records, which `Tape.visualize` draws.
 
     Attributes
     ----------
     elapsed : float
         Milliseconds, after the block.
+    extra_msg : str
+        What is printed after the time, if it is set within the block.
+    enabled : bool
+        Of the class: False has all timers that are made from then on do nothing.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If there is no colour of that name.
 
     Examples
     --------
@@ -49,6 +80,7 @@ class ScopedTimer:
     True
     """
 
+    enabled = True
     _depth = 0
 
     def __init__(
@@ -59,18 +91,23 @@ class ScopedTimer:
         detailed: bool = False,
         dict: builtins.dict[str, list[float]] | None = None,
         use_nvtx: bool = False,
-        color: int = 0xFF76B900,
+        color: int | str = 0xFF76B900,
         synchronize: bool = False,
+        skip_tape: bool = False,
     ) -> None:
-        self.name, self.active, self.print, self.detailed = name, active, print, detailed
-        self.dict, self.color, self.synchronize = dict, color, synchronize
+        self.name, self.active, self.print, self.detailed = name, active and self.enabled, print, detailed
+        self.dict, self.color, self.synchronize = dict, _color(color), synchronize
         self.use_nvtx = use_nvtx and cuda_driver.driver_count() > 0
-        self.elapsed = 0.0
+        self.elapsed, self.extra_msg = 0.0, ""
+        self._skip_tape = skip_tape
+        self._end_scope: Callable[[], None] = lambda: None
         self._profile: Any = None
         self._start = 0
 
     def __enter__(self) -> ScopedTimer:
         """Start."""
+        if not self._skip_tape:
+            self._end_scope = scope(self.name)
         if not self.active:
             return self
         if self.synchronize:
@@ -87,6 +124,7 @@ class ScopedTimer:
 
     def __exit__(self, *exception: object) -> None:
         """Stop, and report."""
+        self._end_scope()
         if not self.active:
             return
         if self.synchronize:
@@ -102,4 +140,15 @@ class ScopedTimer:
         if self.dict is not None:
             self.dict.setdefault(self.name, []).append(self.elapsed)
         if self.print:
-            builtins.print(f"{'  ' * ScopedTimer._depth}{self.name} took {self.elapsed:.2f} ms")
+            more = f" {self.extra_msg}" if self.extra_msg else ""
+            builtins.print(f"{'  ' * ScopedTimer._depth}{self.name} took {self.elapsed:.2f} ms{more}")
+
+
+def _color(color: int | str) -> int:
+    if not isinstance(color, str):
+        return color
+    if color not in _COLORS:
+        raise NumbridgeValueError(
+            f"color is {color!r}; it must be a number, 0xAARRGGBB, or one of {', '.join(_COLORS)}"
+        )
+    return _COLORS[color]

@@ -290,6 +290,7 @@ def from_torch(
     requires_grad: bool | None = None,
     grad: Any = None,
     return_ctype: bool = False,
+    retain_grad: bool = False,
 ) -> Any:
     """Return an Array that shares a tensor's memory and keeps it alive.
 
@@ -305,13 +306,15 @@ def from_torch(
         The gradient, which becomes the tensor's own; by default that, which torch allocates when it is first needed.
     return_ctype : bool
         Return a light descriptor instead: kernels take it, and nothing else does.
+    retain_grad : bool
+        Whether a tape's gradient is that of what the array holds last; see `Array.retain_grad`.
 
     Raises
     ------
     BufferAccessError, DeviceError
         If the memory is not just what it seems (sparse, conjugated, fake, ...), or on another kind of device.
     """
-    return keep_lent(adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype))
+    return keep_lent(adopted(t, "torch", _tensor, dtype, requires_grad, grad, return_ctype, retain_grad))
 
 
 def _tensor(t: Any) -> Any:

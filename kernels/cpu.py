@@ -146,8 +146,6 @@ def compile_run(
         Path(filename).write_text(text)
     tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
     exec(compile(tree, filename, "exec"), names)
-    if not generated:
-        names[entry].targetoptions["forceinline"] = True
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)

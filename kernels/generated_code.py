@@ -27,6 +27,8 @@ from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from numbridge.kernels.cpu_intrinsics import keep_exception
+
 __all__ = [
     "Expression",
     "Frame",
@@ -173,6 +175,9 @@ def _intrinsic(text: Text) -> Any:
         function = builder.module.globals.get(text.symbol) or text.define(context, builder.module)
         status, value = context.call_conv.call_function(builder, function, result, kinds, arguments)
         with cgutils.if_unlikely(builder, status.is_error):
+            # Within `try`, where the call is of a loop that may raise, Numba keeps nothing of what was raised.
+            with builder.if_then(status.is_user_exc):
+                keep_exception(builder, status.excinfoptr)
             context.call_conv.return_status_propagate(builder, status)
         return value
 

@@ -237,10 +237,10 @@ class Function(Sourced):
 
     role: ClassVar[Role] = "func"
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: FunctionType, name: str | None = None) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-        self.name = function.__name__
+        self.name = name or function.__name__
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the Python function."""
@@ -444,6 +444,22 @@ def _declared(function: Any, options: dict[str, Any]) -> Kernel:
     return Kernel(_function_of(function, "kernel"), options, of_cuda_jit=is_cuda_dispatcher(function))
 
 
-def func(function: Callable[..., Any]) -> Function:
-    """Declare a device function, which kernels and other device functions may call."""
-    return Function(_function_of(function, "func"))
+@overload
+def func(function: Callable[..., Any], /) -> Function: ...
+@overload
+def func(*, name: str | None = None) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def func(function: Any = None, /, *, name: str | None = None) -> Any:
+    """Declare a device function, which kernels and other device functions may call.
+
+    Parameters
+    ----------
+    function : function
+        Called from Python it runs as Python.
+    name : str, optional
+        What messages call it.
+    """
+    if function is None:
+        return lambda decorated: Function(_function_of(decorated, "func"), name)
+    return Function(_function_of(function, "func"), name)

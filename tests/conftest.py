@@ -6,11 +6,13 @@ No GPU is needed for that.
 from __future__ import annotations
 
 import gc
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,8 @@ from emulated_cuda import is_emulated, remember_ptx
 from numbridge.kernels import variant
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.machine import machine
+from numbridge.kernels.object_cache import cache_folder, digest, machine_fingerprint
 
 ARCHITECTURES = ((7, 5), (8, 0), (9, 0), (10, 0))
 # What only the CPU can: atomics on narrow integers, and NaN-aware ones on them; fields of records that are not aligned; printing
@@ -55,7 +59,11 @@ def compile_for_cuda(kernel, parameters, weak):
     emitted = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
     lowered.library = None
     first, *others = ARCHITECTURES
-    variant._cuda_code(kernel, emitted, parameters, first, "masked")
+    # Its name holds a digest of everything that the code depends on.
+    source = Path(variant._cuda_code(kernel, emitted, parameters, first, "masked").source_file)
+    done = source.with_suffix(".".join(["", *(f"sm{major}{minor}" for major, minor in ARCHITECTURES)]))
+    if done.exists():
+        return
     library = lowered.library
     for capability in others:
         # It was not lowered if its cubin lay on disk; and what it is linked with is made for one architecture.
@@ -65,6 +73,7 @@ def compile_for_cuda(kernel, parameters, weak):
         with cuda._for_capability(capability), cuda._as_nvvm_wants(fused=not emitted.repeatable):
             (ptx,) = library.get_asm_strs(cc=capability)
         assert cuda.link(ptx, capability, emitted.entry)
+    done.touch()
 
 
 def pytest_configure():
@@ -96,6 +105,19 @@ def old_objects_are_left_alone() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def cache_without_kernels(tmp_path: Path) -> str:
+    """A folder, for NUMBRIDGE_CACHE_DIR of the processes that a test starts, of what launches kernels, and of no kernel.
+
+    That code is the same for all of them, and takes longer to compile than everything that such a test does.
+    """
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    machine()  # which stores its code, if it was not stored before
+    shutil.copy(cache_folder() / f"{digest('machine', machine_fingerprint())}.o", folder)
+    return str(folder)
 
 
 @pytest.fixture

@@ -179,7 +179,17 @@ def nothing_in_it(place):
     return [y]
 
 
+def retained(place):
+    x, rows, z = given(place), empty(place, (3, 4), requires_grad=True, retain_grad=True), empty(place)
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [rows[1]])
+        nb.launch(square, 4, [rows[1]], [rows[2]])
+        nb.launch(square, 4, [rows[2]], [z])
+    tape.backward(grads={z: VALUES})
+    return [x.grad, rows.grad, tape.gradients[rows[1]]]
+
+
 PROGRAMS = [
     *(one_launch, a_loss_twice, overwritten, a_gradient_of_the_device, views, two_dimensions, vectors, loops_in_place),
-    *(a_step_of_ones_own, narrow, nothing_in_it),
+    *(a_step_of_ones_own, narrow, nothing_in_it, retained),
 ]

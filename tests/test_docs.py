@@ -111,7 +111,38 @@ WARP_ARGUMENTS = (
     *("enable_backward", "use_nvtx", "synchronize", "cuda_stream"),
     *("num_outputs", "in_out_argnames", "launch_dims", "output_dims"),
     *("vmap_method", "graph_mode", "graph_compatible", "quiet"),
-    *("module_preload_mode", "retain_graph"),
+    *("module_preload_mode", "retain_graph", "retain_grad", "pinned"),
+    *(
+        "stream",
+        "force_module_load",
+        "external",
+        "apic",
+        "capture_mode",
+        "color",
+        "cuda_filter",
+        "report_func",
+        "skip_tape",
+    ),
+    *(
+        "sync",
+        "hint",
+        "inline",
+        "capacity",
+        "deleter",
+        "cuda_event",
+        "simplify_graph",
+        "array_labels",
+        "graph_direction",
+    ),
+    *(
+        "launch_bounds",
+        "cuda_max_registers",
+        "cluster_dim",
+        "grid_stride",
+        "entry_point_abi",
+        "module",
+        "module_options",
+    ),
 )
 
 
@@ -132,7 +163,7 @@ def test_each_of_warps_names_is_treated(name: str) -> None:
 def test_each_of_warps_arguments_is_there_or_named() -> None:
     page = (DOCS / "coming_from" / "warp.md").read_text()
     functions = [*(getattr(nb, name) for name in nb.__all__ if inspect.isroutine(getattr(nb, name))), nb.Array.__new__]
-    functions += [nb.ScopedTimer, nb.Stream, nb.Tape.backward]
+    functions += [nb.ScopedTimer, nb.ScopedCapture, nb.Stream, nb.Tape.backward, nb.Tape.visualize]
     there = {parameter for function in functions for parameter in _parameters(function)}
     assert [name for name in WARP_ARGUMENTS if name not in there and f"`{name}" not in page] == []
 

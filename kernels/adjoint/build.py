@@ -152,7 +152,8 @@ class _Builder(Iteration):
             case ast.Assert():
                 condition = self._scalar(node.test)
                 with self._into([]):
-                    self.add(Raise("raise AssertionError"))
+                    said = ast.unparse(node.msg) if isinstance(node.msg, ast.Constant) else ""
+                    self.add(Raise(f"raise AssertionError({said})"))
                     failed = self.region
                 self.add(If(condition, [], failed, []))
             case ast.Pass() | ast.AnnAssign():

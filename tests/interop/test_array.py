@@ -177,6 +177,7 @@ class TestCreation:
         [(2.5, nb.float32), (2, nb.int32), (True, nb.bool), (1j, nb.complex64), (np.int8(3), nb.int8)],
     )
     def test_full_takes_the_dtype_of_its_value(self, value, dtype):
+        assert nb.full(3).list() == [0, 0, 0]
         a = nb.full(3, value)
         assert a.dtype == dtype
         assert a.list() == [value] * 3
@@ -301,6 +302,7 @@ class TestValues:
         a = nb.zeros(2)
         assert a.to("cpu") is a
         assert a.to("cpu", copy=True).ptr != a.ptr
+        assert [a.to("cpu", True, wanted).requires_grad for wanted in (None, True, False)] == [False, True, False]
         with pytest.raises(nb.DeviceError, match="needs CUDA"):
             a.to("cuda")
 

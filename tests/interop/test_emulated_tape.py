@@ -9,6 +9,10 @@ import pytest
 
 import numbridge as nb
 from emulated_cupy import emulated_devices
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.scalars import scalar_of
+from numbridge.memory import wrap
 from tape_programs import PROGRAMS, VALUES, empty, given, one_launch, square, without_adjoint
 
 
@@ -48,6 +52,21 @@ def test_what_has_no_adjoint_is_refused(devices):
         nb.NumbridgeError, match="was written by kernel 'without_adjoint', declared with enable_backward=False"
     ):
         tape.backward(grads={z: VALUES})
+
+
+def test_a_copy_into_page_locked_memory_is_not_lost(devices):
+    host = np.zeros(4, VALUES.dtype)
+    tag = scalar_of(host.dtype).tag
+    pinned = wrap(machine().new_record(host, host.ctypes.data, tag, dl.CUDA_HOST, 0, (4,), None, 0))
+    x = nb.array(VALUES, device="cuda:0", requires_grad=True)
+    with (
+        nb.Tape(),
+        pytest.raises(nb.NumbridgeError, match="assign of an array that carries a gradient is not recorded"),
+    ):
+        nb.copy(pinned, x)
+    with nb.Tape():
+        nb.copy(pinned, nb.array(VALUES, device="cuda:0"))
+    assert np.array_equal(host, VALUES)
 
 
 def test_gradients_of_the_wrong_shape_are_refused(devices):

@@ -75,10 +75,10 @@ GRADIENT = """
 """
 
 
-def test_a_gradient_runs_in_a_new_process(run_python, tmp_path, monkeypatch):
+def test_a_gradient_runs_in_a_new_process(run_python, tmp_path, cache_without_kernels, monkeypatch):
     path = tmp_path / "program"
     run(run_python, path, KERNEL, GRADIENT)
-    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", cache_without_kernels)
     # 2 a (a x + y), and along (y, x) 2 a (a y + x)
     wanted = "".join(f"{[4 * (2 * k + 1) + 4 * (2 + k) for k in map(float, range(n))]}\n" for n in (3, 5))
     assert run(run_python, path, KERNEL, "\nnb.jax_kernel(saxpy)", USE) == wanted

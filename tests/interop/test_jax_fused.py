@@ -534,8 +534,8 @@ def test_a_program_runs_what_it_was_traced_with():
         shift = 1.0
 
 
-def test_a_second_process_reads_no_source(run_python, tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_second_process_reads_no_source(run_python, tmp_path, cache_without_kernels, monkeypatch):
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", cache_without_kernels)
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\nimport jax, jax.numpy as jnp, numbridge as nb\n"

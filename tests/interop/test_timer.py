@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from types import SimpleNamespace
+
+import pytest
 
 import numbridge as nb
+import numbridge.timer
 from fake_cuda import fake_cuda
 
 
@@ -28,6 +33,33 @@ def test_an_inactive_or_silent_timer_says_nothing(capsys):
     with nb.ScopedTimer("silent", print=False):
         pass
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_to_be_added_is_printed_and_all_may_be_switched_off(capsys, monkeypatch):
+    with nb.ScopedTimer("work") as timer:
+        timer.extra_msg = "(3 steps)"
+    assert re.fullmatch(r"work took [\d.]+ ms \(3 steps\)\n", capsys.readouterr().out)
+    monkeypatch.setattr(nb.ScopedTimer, "enabled", False)
+    with nb.ScopedTimer("work") as timer:
+        pass
+    assert capsys.readouterr().out == "" and timer.elapsed == 0
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("cyan", 0xFF00FFFF), (0xFF123456, 0xFF123456), ("rapids", 0xFF7400FF)])
+def test_a_range_of_a_profiler_has_a_colour(given, wanted, monkeypatch):
+    ranges = []
+    nvtx = SimpleNamespace(RangePushC=lambda *told: ranges.append(told), RangePop=lambda: ranges.append("end"))
+    monkeypatch.setattr(numbridge.timer, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(nvtx=nvtx)))
+    with fake_cuda(), nb.ScopedTimer("work", use_nvtx=True, color=given):
+        pass
+    assert ranges == [("work", wanted), "end"]
+
+
+def test_a_colour_that_is_none_is_refused():
+    with pytest.raises(
+        nb.NumbridgeValueError, match="color is 'mauve'; it must be a number, 0xAARRGGBB, or one of black"
+    ):
+        nb.ScopedTimer("work", color="mauve")
 
 
 def test_a_detailed_timer_prints_a_profile(capsys):

@@ -462,6 +462,28 @@ def test_a_closure_and_a_device_function_that_change_compile_anew():
     assert (out == 110).all()
 
 
+def test_device_functions_have_names():
+    made = [func(name=f"times {factor}")(lambda v, factor=factor: v * factor) for factor in (2, 3)]
+    assert [repr(function) for function in made] == ["<device function times 2>", "<device function times 3>"]
+
+    @func()
+    def plain(v):
+        return v + 1
+
+    @func(name="another name")
+    def named(v):
+        return plain(v) + 1
+
+    @kernel
+    def outer(out):
+        i = tid()
+        out[i] = named(out[i])
+
+    out = np.zeros(2)
+    launch(outer, 2, [out])
+    assert (out == 2).all() and (plain.name, named(3)) == ("plain", 5)
+
+
 class Settings:
     WEIGHT = 2.0
 

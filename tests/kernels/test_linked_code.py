@@ -104,9 +104,9 @@ except nb.KernelError as error:
 """
 
 
-def test_what_is_not_there_does_not_link(tmp_path, run_python, monkeypatch):
+def test_what_is_not_there_does_not_link(tmp_path, run_python, cache_without_kernels, monkeypatch):
     # In a process of its own: in one that had linked thousands of kernels, nvJitLink 13.5 let it pass once.
-    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", cache_without_kernels)
     (tmp_path / "nothing.py").write_text(NOTHING)
     found = run_python(f"import runpy; runpy.run_path({str(tmp_path / 'nothing.py')!r})")
     assert "does not link for sm_90" in found and "Undefined reference to 'nothing'" in found

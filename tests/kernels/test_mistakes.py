@@ -384,6 +384,33 @@ def test_what_a_kernel_raises_is_told(raising, given, kind, said, line):
 
 
 @kernel
+def raises_after_a_block(x):
+    i = cuda.grid(1)
+    cuda.syncthreads()
+    assert x[i] != 5, "five is odd"
+    x[i] *= 2
+
+
+@pytest.mark.parametrize(
+    ("raising", "given", "said", "line"),
+    [
+        (raises, 1, "ValueError: a step is too long", 'raise ValueError("a step is too long")'),
+        (raises, 3, "ZeroDivisionError", "raise ZeroDivisionError"),
+        (raises, 4, r"UnsteadyError: \('at', 4\)", 'raise UnsteadyError("at", 4)'),
+        (raises, 5, "AssertionError: five is odd", 'assert x[i] != 5, "five is odd"'),
+        (raises_after_a_block, 5, "AssertionError: five is odd", 'assert x[i] != 5, "five is odd"'),
+    ],
+)
+def test_what_an_adjoint_raises_is_told(raising, given, said, line):
+    with pytest.raises(
+        KernelError, match=f"'adjoint of {raising.name}' raised an exception in one of its threads, {said};"
+    ) as caught:
+        launch(raising, 2, [np.full(2, float(given))], adj_inputs=[np.ones(2)], adjoint=True)
+    assert said.startswith(type(caught.value.__cause__).__name__)
+    assert [text.strip() for text in str(caught.value).splitlines()[2::3]] == [line]
+
+
+@kernel
 def raises_a_number(x, step):
     i = cuda.grid(1)
     if step <= 0:
