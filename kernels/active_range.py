@@ -24,7 +24,7 @@ from typing import Any
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.totals import can_add_up, constant_index
 
-__all__ = ["ActiveRange", "Stride", "active_range"]
+__all__ = ["ActiveRange", "IndexReading", "Stride", "read_indices"]
 
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -101,10 +101,10 @@ class ActiveRange:
         return cls(rows, starts, stops, promises, sizes, tuple(Stride(*stride) for stride in strides))
 
 
-def active_range(
+def read_indices(
     tree: ast.FunctionDef, rank: int, parameters: Sequence[ParameterType], taken: Collection[str]
-) -> ActiveRange | None:
-    """Return for which indices there is anything to do, or None if a kernel's text does not say.
+) -> IndexReading:
+    """Return what a kernel's text says of its thread's indices.
 
     Parameters
     ----------
@@ -117,10 +117,10 @@ def active_range(
     taken : collection of str
         Names of functions and globals in its text, which are no builtins there.
     """
-    reading = _Reading(tree, rank, parameters, taken)
+    reading = IndexReading(tree, rank, parameters, taken)
     if rank:
         reading.read(tree.body)
-    return reading.result()
+    return reading
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,15 @@ class _Number:
 
 
 @dataclass
-class _Reading:
+class IndexReading:
+    """One reading of a kernel's text: its guards and loops over the grid, and what its first variables are.
+
+    Attributes
+    ----------
+    index : str
+        The last thread index; empty if there is none.
+    """
+
     tree: ast.FunctionDef
     rank: int
     parameters: Sequence[ParameterType]
@@ -167,7 +175,8 @@ class _Reading:
         hidden = given - {p.name for p in self.parameters}
         self.numbers |= dict.fromkeys(hidden - {self.index}, True)
 
-    def result(self) -> ActiveRange | None:
+    def active(self) -> ActiveRange | None:
+        """Return for which indices there is anything to do, or None if the kernel's text does not say."""
         if not self.promises:
             return None
         found = (self.rows, self.starts, self.stops, self.promises)
@@ -269,11 +278,11 @@ class _Reading:
         self, name: str, start: ast.expr, stop: ast.expr, step: ast.expr, body: Sequence[ast.stmt], sums: set[str]
     ) -> bool:
         """Keep a loop as one over the grid, and tell whether it is one that can be taken out of the body."""
-        end = self._number(stop)
+        end = self.number(stop)
         if end is None or self._indices_in(end.node) or not _is_of_one_trip(body, sums):
             return False
         for axis, index in enumerate(self.indices):
-            added = self._shifted(start, index)
+            added = self.shifted(start, index)
             if added is None or not all(map(_is_from_zero, added)) or index in self.asked:
                 continue
             # What else depends on a thread's index is not what it would be of that of each trip.
@@ -292,7 +301,7 @@ class _Reading:
             node = self.values[node.id]
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
             return False
-        factors = [self._number(node.left), self._number(node.right)]
+        factors = [self.number(node.left), self.number(node.right)]
         return sorted(ast.unparse(f.node) for f in factors if f is not None) == [f"_nb_b{axis}", f"_nb_g{axis}"]
 
     def _indices_in(self, node: ast.expr) -> set[str]:
@@ -336,7 +345,7 @@ class _Reading:
                 return self._is_pure(argument)
             case ast.Attribute(ast.Name(name), "shape" | "size"):
                 return name in self.arrays
-        return self._number(node) is not None
+        return self.number(node) is not None
 
     def _guard(self, test: ast.expr, *, holds: bool) -> None:
         """Take from a guard what must hold, or must not, for a thread to come by it."""
@@ -362,14 +371,14 @@ class _Reading:
 
     def _condition(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr) -> None:
         """Take in a comparison that holds for all threads that do anything."""
-        number, other = self._number(left), self._number(right)
+        number, other = self.number(left), self.number(right)
         if number is not None and other is not None:
             self.rows.append(_compared(number.node, op, other.node))
             self.promises.append(self.rows[-1])
             return
         if number is not None:
             left, op, other = right, _MIRRORED[op], number
-        shift = self._shifted(left, self.index)
+        shift = self.shifted(left, self.index)
         if shift is None or other is None or op is ast.NotEq:
             return
         bound, moved = self._bound(other), [f" - ({ast.unparse(part)})" for part in shift]
@@ -385,20 +394,20 @@ class _Reading:
         text = ast.unparse(number.node)
         return text if number.small else f"min(max({text}, {-_FAR}), {_FAR})"
 
-    def _shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
+    def shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
         """Return what is added to a thread index, or None if an expression is something else."""
         match node:
             case ast.Name(name) if name == index:
                 return []
             case ast.Name(name) if name in self.values:
-                return self._shifted(self.values[name], index)
+                return self.shifted(self.values[name], index)
             case ast.BinOp(left, ast.Add(), right):
                 for one, other in ((left, right), (right, left)):
-                    found, number = self._shifted(one, index), self._number(other)
+                    found, number = self.shifted(one, index), self.number(other)
                     if found is not None and number is not None and number.small:
                         return [*found, number.node]
             case ast.BinOp(left, ast.Sub(), right):
-                found, number = self._shifted(left, index), self._number(right)
+                found, number = self.shifted(left, index), self.number(right)
                 if found is not None and number is not None and number.small:
                     return [*found, ast.UnaryOp(ast.USub(), number.node)]
         return None
@@ -410,10 +419,10 @@ class _Reading:
                 return self._written(self.values[name])
             case ast.BinOp(left, op, right):
                 return ast.BinOp(self._written(left), op, self._written(right))
-        number = self._number(node)
+        number = self.number(node)
         return node if number is None else number.node
 
-    def _number(self, node: ast.expr) -> _Number | None:
+    def number(self, node: ast.expr) -> _Number | None:
         """Return an integer that all threads of a row share, or None if an expression may be something else."""
         match node:
             case ast.Constant(int() as value) if type(value) is int and abs(value) < _FAR:
@@ -421,7 +430,7 @@ class _Reading:
             case ast.Name(name) if name in self.numbers:
                 return _Number(node, self.numbers[name])
             case ast.Name(name) if name in self.values:
-                return self._number(self.values[name])
+                return self.number(self.values[name])
             case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)):
                 return self._extent(name, [axis])
             case ast.Call(ast.Name("len"), [ast.Name(name)], []) if "len" not in self.taken:
@@ -432,16 +441,16 @@ class _Reading:
                     self.sizes[f"{name}.size"] = ast.unparse(found.node)
                 return found
             case ast.UnaryOp(ast.USub(), inner):
-                number = self._number(inner)
+                number = self.number(inner)
                 return None if number is None else _Number(ast.UnaryOp(node.op, number.node), number.small)
             case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult(), right):
-                parts = self._number(left), self._number(right)
+                parts = self.number(left), self.number(right)
                 if parts[0] is None or parts[1] is None:
                     return None
                 small = parts[0].small and parts[1].small and not isinstance(node.op, ast.Mult)
                 return _Number(ast.BinOp(parts[0].node, node.op, parts[1].node), small)
             case ast.BinOp(left, ast.FloorDiv(), ast.Constant(int() as divisor)) if divisor > 0:
-                number = self._number(left)
+                number = self.number(left)
                 return None if number is None else _Number(ast.BinOp(number.node, node.op, node.right), number.small)
         return None
 

@@ -38,6 +38,7 @@ from numbridge.kernels.cpu_stack import STACK
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.generated_code import Typed, typed
 from numbridge.kernels.inlining import inlined
+from numbridge.kernels.interior import INSIDE
 from numbridge.kernels.lane_masks import in_lanes
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.narrow_floats import NarrowFloat, narrow_float
@@ -295,7 +296,8 @@ def _check_writes(names: Mapping[str, Any], entry: str) -> None:
 def _wide_lines(names: Mapping[str, Any], text: str, known: set[int]) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
     found = set(known)
-    for overload in _overloads(names):
+    # Another body for some threads has the same lines.
+    for overload in _overloads({name: value for name, value in names.items() if not name.startswith(INSIDE)}):
         for expression, signature in overload.type_annotation.calltypes.items():
             if signature is not None and signature.return_type in (types.float64, types.complex128):
                 found.add(expression.loc.line)

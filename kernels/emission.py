@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.active_range import ActiveRange
+from numbridge.kernels.interior import Interior
 from numbridge.kernels.kernel_syntax import check_assignments, may_raise
 from numbridge.kernels.njit_functions import declared
 from numbridge.kernels.parameter_types import ParameterType
@@ -65,6 +66,8 @@ class Emitted:
         For the CPU: whether the threads of a block work together.
     active : ActiveRange or None
         For the CPU: for which indices there is anything to do, if the kernel says so.
+    interior : Interior or None
+        For the CPU: another function of the text, for threads inside of a row.
     """
 
     text: str
@@ -82,6 +85,7 @@ class Emitted:
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
     in_blocks: bool = False
     active: ActiveRange | None = None
+    interior: Interior | None = None
 
     @property
     def generated(self) -> bool:
@@ -162,7 +166,9 @@ def emit(
     program = rewritten.program
     for part in program.sources:
         check_assignments(part)
-    parts = tuple((part, rewritten.trees[id(part)]) for part in program.sources)
+    parts = [(part, rewritten.trees[id(part)]) for part in program.sources]
+    if rewritten.inside is not None:
+        parts.insert(-1, (source, rewritten.inside[0]))
     nodes = [node for part in program.sources for node in part.nodes]
     walked = [node for part in program.sources for node in ast.walk(rewritten.trees[id(part)])]
     return Emitted(
@@ -176,10 +182,11 @@ def emit(
         or any(True for _ in program.compiled_functions())
         or rewritten.in_blocks,
         source.asks_for_block,
-        parts=parts,
+        parts=tuple(parts),
         sites=rewritten.sites,
         in_blocks=rewritten.in_blocks,
         active=rewritten.active,
+        interior=None if rewritten.inside is None else rewritten.inside[1],
     )
 
 

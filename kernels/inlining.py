@@ -11,6 +11,8 @@ import ast
 from collections import Counter
 from collections.abc import Mapping
 
+from numbridge.kernels.interior import INSIDE
+
 __all__ = ["inlined"]
 
 _DEVICE, _INLINED = "_nb_device", "_nb_inlined"
@@ -29,7 +31,8 @@ def inlined(tree: ast.Module) -> ast.Module:
     bodies = {
         function.name: function
         for function in tree.body
-        if isinstance(function, ast.FunctionDef) and not function.name.startswith("_nb_")
+        if isinstance(function, ast.FunctionDef)
+        and (function.name.startswith(INSIDE) or not function.name.startswith("_nb_"))
     }
     called = {name: _called(function, bodies) for name, function in bodies.items()}
     callers = sum(called.values(), Counter[str]())

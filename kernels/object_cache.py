@@ -158,7 +158,7 @@ _CUDA_SOURCES = (
 def generator_fingerprint() -> str:
     """Return what a program, and text generated from it, depend on besides the kernel: the generator's own source."""
     folder = Path(__file__).parent
-    others = (folder / f"{name}.py" for name in ("active_range", "emission", "rewriting"))
+    others = (folder / f"{name}.py" for name in ("active_range", "emission", "interior", "rewriting"))
     files = [*sorted((folder / "adjoint").glob("*.py")), *others]
     return digest(*(path.read_bytes() for path in files))
 

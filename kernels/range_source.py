@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from numbridge.kernels.active_range import ActiveRange, Stride
+from numbridge.kernels.interior import Interior
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
 
@@ -81,6 +82,7 @@ class _Threads:
     lanes: Mapping[str, int]
     active: ActiveRange | None
     has_sizes: bool
+    interior: Interior | None
 
     @property
     def strides(self) -> tuple[Stride, ...]:
@@ -103,6 +105,7 @@ def range_source(
     lanes: Mapping[str, int] | None = None,
     additions: int = 1,
     active: ActiveRange | None = None,
+    interior: Interior | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
 
@@ -136,6 +139,8 @@ def range_source(
         How often a thread is taken to add to elements, which tells whether copies are worth their while.
     active : ActiveRange, optional
         Which threads do anything; the others are not run.
+    interior : Interior, optional
+        Another body for threads inside of a row.
     """
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
@@ -144,7 +149,7 @@ def range_source(
         if base is not None:
             lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
-    threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed)
+    threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed, interior)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
     if private is not None and threads.strides:
@@ -275,9 +280,9 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
 
     def run(first: str, last: str) -> list[str]:
         """Return the lines that run the threads of a part of a row."""
-        active = threads.active
+        active, within = threads.active, run_all if threads.interior is None else run_apart
         if active is None:
-            return run_all(first, last)
+            return within(first, last)
         lines = []
         if active.starts or not first.isidentifier():
             lines.append(f"_nb_start = _nb_nonnegative({_extreme('max', [first, *active.starts])})")
@@ -285,7 +290,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         if active.stops:
             lines.append(f"_nb_stop = {_extreme('min', [last, *active.stops])}")
             last = "_nb_stop"
-        lines += run_all(first, last)
+        lines += within(first, last)
         if not active.rows:
             return lines
         return [f"if {' and '.join(active.rows)}:", *(f"    {line}" for line in lines)]
@@ -298,6 +303,23 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.has_sizes else []
         promises = [promise.replace(f"_nb_i{rank - 1}", last) for promise in active.promises]
         return [f"_nb_assume({promise})" for promise in (*sizes, *promises)]
+
+    def run_apart(first: str, last: str) -> list[str]:
+        """Return the lines that run one body inside of a row, and the other one on both sides of that."""
+        interior = threads.interior
+        assert interior is not None
+        edge = [f"if not ({' and '.join(interior.rows)}):", f"    _nb_inner = _nb_outer = {last}"]
+        return [
+            f"_nb_inner = min({_extreme('max', [first, *interior.starts])}, {last})",
+            f"_nb_outer = max({_extreme('min', [last, *interior.stops])}, _nb_inner)",
+            *(edge if interior.rows else ()),
+            "for _nb_side in range(2):",
+            f"    _nb_from = _nb_outer if _nb_side else {first}",
+            f"    _nb_until = {last} if _nb_side else _nb_inner",
+            *(f"    {line}" for line in run_all("_nb_from", "_nb_until")),
+            "for _nb_k in range(_nb_inner, _nb_outer):",
+            *(f"    {line}" for line in [*promised("_nb_k"), *call("_nb_k", interior.entry)]),
+        ]
 
     def run_all(first: str, last: str) -> list[str]:
         width = threads.lanes.get(entry)

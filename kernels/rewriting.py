@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numbridge.kernels import scalars
-from numbridge.kernels.active_range import ActiveRange, active_range
+from numbridge.kernels.active_range import ActiveRange, read_indices
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.complex_values import may_have_complex
@@ -32,6 +32,7 @@ from numbridge.kernels.element_stores import StoreRewriter
 from numbridge.kernels.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.inner_gradients import Gradient, Passed, grad
+from numbridge.kernels.interior import Interior, with_interior
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
@@ -88,6 +89,8 @@ class Rewritten:
         For the CPU: whether the threads of a block work together.
     active : ActiveRange or None
         For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so.
+    inside : (ast.FunctionDef, Interior) or None
+        A simpler body for threads inside of a row, if parameters were given and `elements` are rewritten.
     """
 
     program: Program
@@ -98,6 +101,7 @@ class Rewritten:
     sites: tuple[Site, ...] = ()
     in_blocks: bool = False
     active: ActiveRange | None = None
+    inside: tuple[ast.FunctionDef, Interior] | None = None
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
@@ -157,12 +161,16 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    active = None
+    active = inside = None
     if parameters is not None and target == "cpu" and not in_blocks:
         taken = {*writer.namespace, *writer.names.values()}
-        active = active_range(trees[id(source)], source.index_rank, parameters, taken)
+        tree = trees[id(source)]
+        reading = read_indices(tree, source.index_rank, parameters, taken)
+        active = reading.active()
+        if elements and reading.index and not any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
+            inside = with_interior(tree, reading)
     facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
-    return Rewritten(program, trees, *facts, active)
+    return Rewritten(program, trees, *facts, active, inside)
 
 
 class _Writer:

@@ -367,6 +367,9 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
 
     added = () if emitted.private is None else emitted.private.added
     additions = additions_of(emitted.text, emitted.entry, parameters, added) if added else 0
+    together = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
+    # What takes more than its parameters, and what runs in lanes, has no other body.
+    is_plain = not together and not totals and emitted.private is None
 
     def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
         loop = range_source(
@@ -383,12 +386,12 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             lanes=lanes,
             additions=max(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
             active=emitted.active,
+            interior=emitted.interior if is_plain else None,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
     text = source()
     fastmath = bool(kernel.options.get("fastmath"))
-    together = (emitted.has_loop or bool(simd)) and simd is not False and rank > 0 and not emitted.may_raise
     how = "alone" if not together else "always together" if simd else "together"
     generator = generator_fingerprint() if together and not emitted.generated else ""
     key = _key("variant", f"{machine_fingerprint()} {how}{generator}", text, emitted, parameters, fastmath=fastmath)

@@ -441,3 +441,93 @@ def test_what_a_loop_over_the_grid_adds_everywhere_arrives():
     total[64, 128](x, y)
     assert y[0] == len(x)
     assert strides(total, x, y) == 1
+
+
+# Neighbours on grids with periodic boundaries
+
+RINGS = {
+    "one": ("(i + 1) % n", "(j + 1) % m"),
+    "both": ("(i - 1 + n) % n", "(m - 1 + j) % m"),
+    "below": ("(i - 2) % n", "(j - 3) % m"),
+    "by numbers": ("(i + k) % n", "(j - k + m) % m"),
+    "by twice": ("(i - n + k) % n", "(j + 2 * m) % m"),
+    "in one": ("i % n", "(j + 4) % 1"),
+    "named": ("up", "left"),
+}
+
+
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory):
+    parts = [HEAD]
+    for name, (row, column) in RINGS.items():
+        body = f"n, m = x.shape\n    up = (i + 2) % n\n    left = (j - 1) % m\n    y[i, j] = x[{row}, {column}] + 0 * up * left"
+        parts.append(
+            f"@nb.kernel\ndef ring_{name.replace(' ', '_')}(x, y, k: nb.int32):\n    i, j = nb.tid()\n    {body}\n"
+        )
+    path = tmp_path_factory.mktemp("rings") / "rings.py"
+    path.write_text("\n".join(parts))
+    spec = importlib.util.spec_from_file_location("rings", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize("k", [1, -1, 0, 5, 100, -100])
+@pytest.mark.parametrize("shape", [(7, 9), (1, 1), (5, 40)])
+def test_neighbours_of_threads_within_and_at_the_ends(rings, name, k, shape):
+    kernel, x = getattr(rings, f"ring_{name.replace(' ', '_')}"), np.random.default_rng(6).normal(size=shape)
+    y = np.zeros((11, 37))  # more threads than the ring has places
+    nb.launch(kernel, y.shape, [x, y, k])
+    i, j = np.indices(y.shape)
+    n, m = shape
+    known = {"i": i, "j": j, "n": n, "m": m, "k": k, "up": (i + 2) % n, "left": (j - 1) % m}
+    row, column = (eval(text, known) for text in RINGS[name])
+    np.testing.assert_array_equal(y, x[row, column])
+    assert "_nb_inside_ring" in kernel.explain(x, y, k).source
+
+
+@nb.kernel
+def around(x, y, total):
+    i = nb.tid()
+    if 0 < i < x.shape[0] - 1:
+        y[i] = x[(i + 3) % x.shape[0]]
+        nb.atomic_add(total, 0, x[(i - 3) % x.shape[0]])
+
+
+@nb.kernel
+def around_alone(x, y):
+    i = nb.tid()
+    if 0 < i < x.shape[0] - 1:
+        y[i] = x[(i + 3) % x.shape[0]] * x[(i - 3) % x.shape[0]]
+
+
+def test_neighbours_within_a_guard_and_with_sums_and_gradients():
+    x = np.random.default_rng(7).normal(size=50)
+    y, total = np.zeros(60), np.zeros(1)
+    nb.launch(around, 60, [x, y, total])
+    np.testing.assert_array_equal(y[1:49], np.roll(x, -3)[1:49])
+    assert not y[[0, *range(49, 60)]].any()
+    np.testing.assert_allclose(total, np.roll(x, 3)[1:49].sum())
+    a, b = nb.array(x, requires_grad=True), nb.zeros(60, dtype=nb.float64, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(around_alone, 60, [a, b])
+    np.testing.assert_array_equal(b.numpy()[1:49], (np.roll(x, -3) * np.roll(x, 3))[1:49])
+    tape.backward(grads={b: nb.ones(60, dtype=nb.float64)})
+    seen = np.zeros(50)
+    seen[1:49] = 1
+    np.testing.assert_allclose(a.grad.numpy(), np.roll(seen * np.roll(x, 3), 3) + np.roll(seen * np.roll(x, -3), -3))
+    assert "_nb_inside_around_alone" in around_alone.explain(x, y).source
+
+
+@nb.kernel
+def around_in_float64(x, y):
+    i = nb.tid()
+    y[i] = np.float64(x[(i + 1) % x.shape[0]]) * 2.0
+
+
+def test_float64_arithmetic_is_told_once():
+    x = np.ones(9, np.float32)
+    told = around_in_float64.explain(x, x.copy())
+    assert "_nb_inside_around" in told.source
+    assert len(told.float64_lines) == 1
