@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from numbridge.kernels.active_range import ActiveRange, Stride
-from numbridge.kernels.interior import Interior
+from numbridge.kernels.interior import ROW, Interior, remainder_text
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
 
@@ -269,12 +269,12 @@ def _on_copies(
 def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[str] = ()) -> list[str]:
     rank = threads.rank
 
-    def call(last: str, entry: str = entry, result: str = "_nb_result") -> list[str]:
+    def call(last: str, entry: str = entry, result: str = "_nb_result", more: Sequence[str] = ()) -> list[str]:
         passed = [
             f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
             for name in threads.hidden
         ]
-        text = f"{entry}({', '.join([*passed, *names])})"
+        text = f"{entry}({', '.join([*passed, *names, *more])})"
         added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(threads.sums)]
         return [f"{result} = {text}", *added] if threads.sums else [text]
 
@@ -308,17 +308,58 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         """Return the lines that run one body inside of a row, and the other one on both sides of that."""
         interior = threads.interior
         assert interior is not None
+        if interior.width:
+            return run_split(first, last, interior)
         edge = [f"if not ({' and '.join(interior.rows)}):", f"    _nb_inner = _nb_outer = {last}"]
+        inside = [*promised("_nb_k"), *call("_nb_k", interior.entry)]
+        return between(first, last, interior.starts, interior.stops, inside, edge if interior.rows else ())
+
+    def run_split(first: str, last: str, interior: Interior) -> list[str]:
+        """Return the lines that run an only index row by row, of what it is split into."""
+        width, base = interior.width, "_nb_column0"
+        promises = [f"{ROW} >= 0", f"{remainder_text('_nb_k', width)} >= 0"]
+        told = [*promised("_nb_k"), *(f"_nb_assume({promise})" for promise in promises)]
+        inside = [*told, *call("_nb_k", interior.entry, more=[name for name, _ in interior.told])]
+        lines = [
+            f"{ROW} = _nb_next // ({width})",
+            f"{base} = {ROW} * ({width})",
+            *(f"{name} = {text}" for name, text in interior.told if name != ROW),
+            f"_nb_until = min({base} + {width}, {last})",
+        ]
+        if interior.stops:
+            starts, stops = ([f"{base} + {place}" for place in places] for places in (interior.starts, interior.stops))
+            lines += between("_nb_next", "_nb_until", starts, stops, inside)
+        else:
+            lines += ["for _nb_k in range(_nb_next, _nb_until):", *(f"    {line}" for line in inside)]
         return [
-            f"_nb_inner = min({_extreme('max', [first, *interior.starts])}, {last})",
-            f"_nb_outer = max({_extreme('min', [last, *interior.stops])}, _nb_inner)",
-            *(edge if interior.rows else ()),
+            f"if {width} > 0:",
+            f"    _nb_next = {first}",
+            f"    while _nb_next < {last}:",
+            *(f"        {line}" for line in lines),
+            "        _nb_next = _nb_until",
+            "else:",
+            *(f"    {line}" for line in run_all(first, last)),
+        ]
+
+    def between(
+        first: str,
+        last: str,
+        starts: Sequence[str],
+        stops: Sequence[str],
+        inside: Sequence[str],
+        more: Sequence[str] = (),
+    ) -> list[str]:
+        """Return the lines that run `inside` from the last of some starts to the first of some stops, and the body elsewhere."""
+        return [
+            f"_nb_inner = min({_extreme('max', [first, *starts])}, {last})",
+            f"_nb_outer = max({_extreme('min', [last, *stops])}, _nb_inner)",
+            *more,
             "for _nb_side in range(2):",
             f"    _nb_from = _nb_outer if _nb_side else {first}",
-            f"    _nb_until = {last} if _nb_side else _nb_inner",
-            *(f"    {line}" for line in run_all("_nb_from", "_nb_until")),
+            f"    _nb_to = {last} if _nb_side else _nb_inner",
+            *(f"    {line}" for line in run_all("_nb_from", "_nb_to")),
             "for _nb_k in range(_nb_inner, _nb_outer):",
-            *(f"    {line}" for line in [*promised("_nb_k"), *call("_nb_k", interior.entry)]),
+            *(f"    {line}" for line in inside),
         ]
 
     def run_all(first: str, last: str) -> list[str]:

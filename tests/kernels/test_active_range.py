@@ -531,3 +531,69 @@ def test_float64_arithmetic_is_told_once():
     told = around_in_float64.explain(x, x.copy())
     assert "_nb_inside_around" in told.source
     assert len(told.float64_lines) == 1
+
+
+# One index that is split into several
+
+SPLITS = {
+    "two": "y[i] = x[i // w, i % w]",
+    "named": "r = i // w\n    c = i % w\n    y[i] = x[r % h, c]",
+    "three": "c = i % w\n    r = (i // w) % h\n    z = i // (w * h)\n    y[i] = x[r, c] + z",
+    "three, other way": "z = i // (h * w)\n    r = i // w - z * h\n    y[i] = x[r % h, i % w] + z",
+    "ring": "c = i % w\n    r = i // w\n    y[i] = x[(r + 1) % h, (c - 1 + w) % w] + x[(r - k) % h, (c + 2) % w]",
+    "remainder": "y[i] = x[0, i % w]",
+    "by a number": "y[i] = x[i // 8 % h, i % 8 % w]",
+    "of another": "j = i + k\n    y[i] = x[(j // w) % h, j % w]",
+    "guard": "if i < 60:\n        y[i] = x[i // w % h, i % w]",
+    "strides": "for j in range(i, y.shape[0], cuda.gridsize(1)):\n        y[j] = x[j // w % h, (j % w + 1) % w]",
+}
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    parts = [HEAD]
+    for name, body in SPLITS.items():
+        signature = f"def split_{name.replace(',', '').replace(' ', '_')}(x, y, w: nb.int32, k: nb.int64):"
+        parts.append(f"@nb.kernel\n{signature}\n    i = cuda.grid(1)\n    h = x.shape[0]\n    {body}\n")
+    path = tmp_path_factory.mktemp("splits") / "splits.py"
+    path.write_text("\n".join(parts))
+    spec = importlib.util.spec_from_file_location("splits", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("w", [1, 2, 7, 9, 100])
+@pytest.mark.parametrize("k", [0, 3])
+def test_rows_and_columns_of_one_index(splits, name, w, k):
+    kernel = getattr(splits, f"split_{name.replace(',', '').replace(' ', '_')}")
+    x, n = np.random.default_rng(8).normal(size=(70 if name == "two" else 6, 100)), 67
+    y, wanted = np.zeros(n), np.zeros(n)
+    nb.launch(kernel, n, [x, y, w, k])
+    body = SPLITS[name].replace("range(i, y.shape[0], cuda.gridsize(1))", "[i]")
+    exec(f"for i in range(n):\n    {body}", {"n": n, "x": x, "y": wanted, "w": w, "k": k, "h": len(x)})
+    np.testing.assert_array_equal(y, wanted)
+    assert ("_nb_row" in kernel.explain(x, y, w, k).source) == (name not in ("by a number", "of another"))
+
+
+@pytest.mark.parametrize("w", [0, -1, -5])
+def test_rows_of_no_width_are_as_in_numpy(splits, w):
+    x, y = np.random.default_rng(8).normal(size=(70, 100)), np.zeros(40)
+    nb.launch(splits.split_two, 40, [x, y, w, 0])
+    with np.errstate(all="ignore"):
+        row, column = np.divmod(np.arange(40), w)
+    np.testing.assert_array_equal(y, x[row, column])
+
+
+def test_rows_that_several_workers_share():
+    x, y = np.random.default_rng(9).normal(size=(311, 1009)).astype(np.float32), np.zeros((311, 1009), np.float32)
+
+    @nb.kernel
+    def doubled(x, y, w: int):
+        i = nb.tid()
+        y[i // w, i % w] += 2.0 * x[i // w, i % w]
+
+    nb.launch(doubled, x.size, [x, y, 1009])
+    np.testing.assert_array_equal(y, 2 * x)
+    assert "_nb_row" in doubled.explain(x, y, 1009).source
