@@ -180,6 +180,15 @@ def periodic(x, y):
 
 
 @nb.kernel
+def periodic_by_one_index(x, y, w: int, h: int):
+    i = nb.tid()
+    r, c = i // w, i % w
+    left, right = (c - 1 + w) % w, (c + 1) % w
+    up, down = (r - 1 + h) % h, (r + 1) % h
+    y[i] = 0.25 * (x[r * w + left] + x[r * w + right] + x[up * w + c] + x[down * w + c])
+
+
+@nb.kernel
 def weighted(x, w, y):
     i = nb.tid()
     for k in range(w.shape[0]):
@@ -418,6 +427,7 @@ KERNELS = (
     "saxpy in a loop over a grid of 65,536 threads, 16M float32",
     "sum of products in a loop over a grid of 65,536 threads, 4M float32",
     "five-point stencil with periodic boundaries, 1024 x 1024 float32",
+    "the same by one index, 1M float32",
 )
 
 
@@ -740,6 +750,13 @@ def as_for_cuda(bench: Bench) -> None:
         KERNELS[16],
         functools.partial(periodic.forall((m, m)), *given),
         {"Warp": (lambda: wp.launch(warp_kernels.periodic, (m, m), theirs, device="cpu"), 1 / 8)},
+    )
+    flat = [array.reshape(-1) for array in given]
+    peer = [wp.array(array, dtype=float, device="cpu") for array in flat]
+    bench.compare(
+        KERNELS[17],
+        functools.partial(periodic_by_one_index.forall(m * m), *flat, m, m),
+        {"Warp": (lambda: wp.launch(warp_kernels.periodic_by_one_index, m * m, [*peer, m, m], device="cpu"), 1 / 3)},
     )
 
 

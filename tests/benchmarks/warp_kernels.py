@@ -91,6 +91,18 @@ def periodic(x: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
 
 
 @wp.kernel
+def periodic_by_one_index(x: wp.array(dtype=float), y: wp.array(dtype=float), w: int, h: int):
+    i = wp.tid()
+    r = i // w
+    c = i % w
+    left = (c - 1 + w) % w
+    right = (c + 1) % w
+    up = (r - 1 + h) % h
+    down = (r + 1) % h
+    y[i] = 0.25 * (x[r * w + left] + x[r * w + right] + x[up * w + c] + x[down * w + c])
+
+
+@wp.kernel
 def weighted(x: wp.array2d(dtype=float), w: wp.array2d(dtype=float), y: wp.array2d(dtype=float)):
     i = wp.tid()
     for k in range(w.shape[0]):
