@@ -76,6 +76,8 @@ class Accumulation(ForwardSweep):
         # Arrays whose adjoints hold nothing yet, with the index of the element that is a thread's own
         self._fresh: dict[Array, list[Value]] = {}
         self._pending: dict[Array, list[Value]] = {}
+        # Variables that hold what the element of an adjoint still does whose zero is pending
+        self._kept_back: dict[Array, str] = {}
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
         self._shared: set[Array] = set()
@@ -138,6 +140,7 @@ class Accumulation(ForwardSweep):
             return
         name = ADJOINT + value.name
         if value in self._started:
+            self._changes(name)
             self.lines.add(f"{name} += {text}")
         elif value in self._held:
             self.lines.add(f"{name} = {self._held.pop(value)} + {text}")
@@ -164,7 +167,12 @@ class Accumulation(ForwardSweep):
         self._begin(value)
         name, place = ADJOINT + value.name, ", ".join(index.name for index in part.index)
         index = place if len(part.index) == 1 else f"({place})"
+        self._changes(name)
         self.lines.add(f"{name} = _nb_replaced({name}, {index}, {name}[{place}] + {text})")
+
+    def _changes(self, name: str) -> None:
+        """Say that a variable no longer holds what an element does."""
+        self._kept_back = {array: held for array, held in self._kept_back.items() if held != name}
 
     def _flush(self, read: Array | None = None) -> None:
         """Set the adjoints of overwritten elements to zero, where that was put off and now makes a difference."""
@@ -248,9 +256,11 @@ class Accumulation(ForwardSweep):
         private = self._is_private(array)
         is_zero = array in self._pending and same_index(self._pending[array], index)
         if array in self._fresh or (private and is_zero):
+            holds = private and is_zero and self._kept_back.get(array) == text
             self._fresh.pop(array, None)
             self._pending.pop(array, None)
-            self.lines.add(f"{element(name, index)} = {text}")
+            if not holds:
+                self.lines.add(f"{element(name, index)} = {text}")
             return
         self._flush(array)
         if private:
@@ -291,11 +301,14 @@ class Accumulation(ForwardSweep):
             self._added.add(array)
             self.lines.add(f"{element(ADJOINT + array.name, index)} = {self.construct.zero(array.dtype).name}")
 
-    def _overwritten(self, op: Store) -> None:
-        """Say that nothing depends on what an element held before it was written."""
+    def _overwritten(self, op: Store, taken: str | None) -> None:
+        """Say that nothing depends on what an element held before it was written; `taken` holds what its adjoint does, if any."""
         if op.array in self._kept:
             return
         self._stored.add(op.array)
         self._pending[op.array] = op.index
+        self._kept_back.pop(op.array, None)
+        if taken is not None:
+            self._kept_back[op.array] = taken
         if not self._apart:
             self._flush()

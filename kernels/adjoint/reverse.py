@@ -314,8 +314,9 @@ class _Reverse(LoopReversal):
             self._take(op)
         elif op.array in self.activity.arrays:
             adjoint = element(ADJOINT + op.array.name, op.index)
+            alone = op.value in self.active and not self._has(op.value)
             self._add(op.value, adjoint, lasting=False)
-            self._overwritten(op)
+            self._overwritten(op, ADJOINT + op.value.name if alone else None)
         if self.needs.is_undone(op):
             with self._undoing(op):
                 self.lines.add(f"{element(op.array.name, op.index)} = {self._old(op)}")

@@ -267,3 +267,54 @@ def test_names_and_memory_are_checked():
     ):
         stepped.adjoint(["x", "w", "y"], fresh=["x", "w"]).forall(2)(x, x, np.zeros(2), shared, shared, np.ones(2))
     assert shared.tolist() == [0, 0]
+
+
+@kernel
+def added_to(a: float, x, y):
+    i = tid()
+    y[i] += a * x[i]
+
+
+@kernel
+def stored_after(x, y, z):
+    i = tid()
+    v = y[i] + x[i]
+    z[i] = 2.0 * v
+    y[i] = v
+
+
+@kernel
+def stored_before(x, y, z):
+    i = tid()
+    v = y[i] + x[i]
+    y[i] = v
+    z[i] = 2.0 * v
+
+
+@kernel
+def stored_elsewhere(x, y, z):
+    i = tid()
+    v = y[i] + x[i]
+    z[i] = v
+    y[i] = v
+    y[i] = y[i] + z[i]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stored", "wanted"),
+    [
+        (added_to, False, ([3.0], [1.0])),
+        (stored_after, True, ([5.0], [5.0], [0.0])),
+        (stored_before, True, ([5.0], [5.0], [0.0])),
+        (stored_elsewhere, True, ([4.0], [4.0], [0.0])),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_an_adjoint_that_an_element_holds_already_is_not_stored(kernel, stored, wanted):
+    first = [3.0] if kernel is added_to else []
+    arrays = [np.ones(1), np.ones(1)] + [np.ones(1)] * (not first)
+    adjoints = [np.array([value]) for value in (0.0, 1.0, 2.0)[: len(arrays)]]
+    adjoint = kernel.adjoint(["x", "y", "z"][: len(arrays)])
+    assert ("_nb_adj_y[_nb_i0] =" in adjoint.explain(*first, *arrays, *adjoints).source) == stored
+    adjoint.forall(1)(*first, *arrays, *adjoints)
+    assert [list(found) for found in adjoints] == [*wanted]
