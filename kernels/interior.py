@@ -230,8 +230,8 @@ class _Inside(ast.NodeTransformer):
         """Replace a remainder."""
         self.generic_visit(node)
         end = self.reading.number(node.right) if isinstance(node.op, ast.Mod) else None
-        if end is None or not end.small:
-            return node
+        if end is None or not end.small or isinstance(end.node, ast.Constant):
+            return node  # a division by a number that is written out is none
         for index in self.reading.indices:
             added = self.reading.shifted(node.left, index)
             if added is not None:

@@ -22,6 +22,7 @@ __all__ = ["LANES", "RUN", "WORK", "LaneSource", "Private", "range_source"]
 RUN, WORK = "_nb_run", "_nb_work"
 LANES = "_nb_lanes_"
 """What stands before a body's name in that of another which runs several threads at once."""
+_SHORT_ROW = 16
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
 
 
@@ -310,9 +311,15 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         assert interior is not None
         if interior.width:
             return run_split(first, last, interior)
-        edge = [f"if not ({' and '.join(interior.rows)}):", f"    _nb_inner = _nb_outer = {last}"]
+        # In a short row there is more to do around the loops than in them.
+        rows = [f"{last} - {first} >= {_SHORT_ROW}", *interior.rows]
         inside = [*promised("_nb_k"), *call("_nb_k", interior.entry)]
-        return between(first, last, interior.starts, interior.stops, inside, edge if interior.rows else ())
+        return [
+            f"if {' and '.join(rows)}:",
+            *(f"    {line}" for line in between(first, last, interior.starts, interior.stops, inside)),
+            "else:",
+            *(f"    {line}" for line in run_all(first, last)),
+        ]
 
     def run_split(first: str, last: str, interior: Interior) -> list[str]:
         """Return the lines that run an only index row by row, of what it is split into."""
@@ -347,13 +354,11 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         starts: Sequence[str],
         stops: Sequence[str],
         inside: Sequence[str],
-        more: Sequence[str] = (),
     ) -> list[str]:
         """Return the lines that run `inside` from the last of some starts to the first of some stops, and the body elsewhere."""
         return [
             f"_nb_inner = min({_extreme('max', [first, *starts])}, {last})",
             f"_nb_outer = max({_extreme('min', [last, *stops])}, _nb_inner)",
-            *more,
             "for _nb_side in range(2):",
             f"    _nb_from = _nb_outer if _nb_side else {first}",
             f"    _nb_to = {last} if _nb_side else _nb_inner",
