@@ -195,9 +195,12 @@ class IndexReading:
                     pass
                 case ast.If(test=test, body=[ast.Return(None)], orelse=[]):
                     self._guard(test, holds=False)
+                    if self._acts(test):
+                        return
                 case ast.If(test=test, orelse=[]) if is_last:
                     self._guard(test, holds=True)
-                    self.read(node.body)
+                    if not self._acts(test):
+                        self.read(node.body)
                     return
                 case ast.For() | ast.While() if (trip := self._trip(node, body[position + 1 :])) is not None:
                     body[position:] = trip
@@ -246,7 +249,8 @@ class IndexReading:
     def _sums(self, loop: ast.For | ast.While, after: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
         """Return the variables that a loop only adds to and that are added to elements after it, with the zeros that they were.
 
-        None if anything else is done after it. An element is one that no thread sees before the launch ends, see `totals`.
+        None if anything else is done after it. An element is one that no thread sees before the launch ends, see `totals`. Only
+        floats are summed up, since every trip rounds to the type of the element.
         """
         sums: dict[str, ast.expr] = {}
         loads = Counter(n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
@@ -258,6 +262,8 @@ class IndexReading:
                 ):
                     zero, known = self.latest.get(s), self.arrays.get(array)
                     if known is None or not can_add_up(known) or loads[array] != within[array]:
+                        return None
+                    if not known.scalar.is_float:
                         return None
                     if constant_index(place) is None or loads[s] != 1 or zero is None or not _is_zero(zero):
                         return None
@@ -347,6 +353,11 @@ class IndexReading:
                 return name in self.arrays
         return self.number(node) is not None
 
+    def _acts(self, node: ast.expr) -> bool:
+        """Tell whether an expression may have an effect, which it must have in every thread that comes by."""
+        calls = (n for n in ast.walk(node) if isinstance(n, ast.Call | ast.NamedExpr))
+        return not all(map(self._is_pure, calls))
+
     def _guard(self, test: ast.expr, *, holds: bool) -> None:
         """Take from a guard what must hold, or must not, for a thread to come by it."""
         # Each thread asks it once, whatever loop over the grid comes after it.
@@ -363,10 +374,12 @@ class IndexReading:
             case ast.BoolOp(joined, parts) if isinstance(joined, together):
                 for part in parts:
                     yield from self._conditions(part, holds=holds)
-                    if any(isinstance(inner, ast.Call | ast.NamedExpr) for inner in ast.walk(part)):
+                    if self._acts(part):
                         return
             case ast.Compare(left, ops, rights) if (holds or len(ops) == 1) and all(type(op) in _INVERSE for op in ops):
                 for first, op, second in zip([left, *rights], ops, rights, strict=False):
+                    if self._acts(first) or self._acts(second):
+                        return
                     yield first, type(op) if holds else _INVERSE[type(op)], second
 
     def _condition(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr) -> None:
@@ -392,7 +405,7 @@ class IndexReading:
     def _bound(self, number: _Number) -> str:
         """Return a number as text, no further from zero than what sums of small ones can be compared with."""
         text = ast.unparse(number.node)
-        return text if number.small else f"min(max({text}, {-_FAR}), {_FAR})"
+        return text if number.small else f"_nb_min(_nb_max({text}, {-_FAR}), {_FAR})"
 
     def shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
         """Return what is added to a thread index, or None if an expression is something else."""
@@ -548,7 +561,7 @@ def _is_zero(node: ast.expr) -> bool:
     match node:
         case ast.Call(ast.Name("_nb_float32" | "_nb_float64"), [inner], []):
             return _is_zero(inner)
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value == 0
+    return isinstance(node, ast.Constant) and type(node.value) is float and node.value == 0
 
 
 def _is_from_zero(node: ast.expr) -> bool:

@@ -180,7 +180,10 @@ def total_of(typing_context: Any, array: Any) -> Any:
 
 @intrinsic
 def add_to_total(typing_context: Any, array: Any, total: Any, value: Any) -> Any:
-    """Add to a total what would be added to an element of an array, in whatever order the optimiser likes."""
+    """Add to a total what would be added to an element of an array, in whatever order the optimiser likes.
+
+    A number is not rounded to those of the array before: it may be of a sum, and only the sum is rounded.
+    """
     return _to_total("add", typing_context, array, total, value)
 
 
@@ -192,15 +195,16 @@ def sub_from_total(typing_context: Any, array: Any, total: Any, value: Any) -> A
 
 def _to_total(name: str, typing_context: Any, array: Any, total: Any, value: Any) -> Any:
     _check(name, typing_context, array, types.UniTuple(types.intp, array.ndim), value)
+    given = total.dtype if isinstance(array.dtype, types.Float) else array.dtype
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         places = _totals(context, builder, array, arguments[1])
         for place, part in zip(places, _parts(builder, array, arguments[2]), strict=True):
-            new = context.cast(builder, part, _number(array), total.dtype)
+            new = part if given is total.dtype else context.cast(builder, part, _number(array), total.dtype)
             builder.store(_combined(name, builder, builder.load(place), new, flags=("reassoc", "nsz")), place)
         return context.get_dummy_value()
 
-    return types.void(array, total, array.dtype), generate
+    return types.void(array, total, given), generate
 
 
 @intrinsic

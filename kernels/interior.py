@@ -44,6 +44,8 @@ class Interior:
     width : str
         What the only index is divided by, if it is split into rows and columns; that must be positive. Starts and stops are
         columns then.
+    factors : tuple of str
+        What must be positive, too: the width times such a factor divides the index.
     told : tuple of (str, str)
         What the body takes after its parameters, and what that is in a row.
     """
@@ -54,6 +56,7 @@ class Interior:
     stops: tuple[str, ...] = ()
     width: str = ""
     told: tuple[tuple[str, str], ...] = ()
+    factors: tuple[str, ...] = ()
 
 
 def with_interior(tree: ast.FunctionDef, reading: IndexReading) -> tuple[ast.FunctionDef, Interior] | None:
@@ -74,8 +77,8 @@ def with_interior(tree: ast.FunctionDef, reading: IndexReading) -> tuple[ast.Fun
         made.name = name
         told = ((ROW, ROW), *((known, text) for text, known in split.told.items()))
         made.args.args += [ast.arg(known) for known, _ in told]
-        starts, stops = (tuple(dict.fromkeys(part)) for part in (split.starts, split.stops))
-        return ast.fix_missing_locations(made), Interior(name, (), starts, stops, width, told)
+        starts, stops, factors = (tuple(dict.fromkeys(part)) for part in (split.starts, split.stops, split.factors))
+        return ast.fix_missing_locations(made), Interior(name, (), starts, stops, width, told, factors)
     inside = _Inside(reading)
     made = inside.visit(copy.deepcopy(tree))
     if not inside.stops:
@@ -105,6 +108,7 @@ class _Split(ast.NodeTransformer):
     width: str
     starts: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
+    factors: list[str] = field(default_factory=list)
     told: dict[str, str] = field(default_factory=dict)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
@@ -133,7 +137,10 @@ class _Split(ast.NodeTransformer):
             case ast.BinOp(left, ast.FloorDiv() as op, right) if self._is_index(left):
                 factors = self._without_width(right)
                 row: ast.expr = ast.Name(ROW, ast.Load())
-                return row if factors == [] else None if factors is None else ast.BinOp(row, op, factors[0])
+                if not factors:
+                    return None if factors is None else row
+                self.factors.append(ast.unparse(factors[0]))
+                return ast.BinOp(row, op, factors[0])
             case ast.BinOp(left, op, right):
                 sides = [self._row(side) or self._number(side) for side in (left, right)]
                 of_row = any(side is not None and ROW in ast.unparse(side) for side in sides)

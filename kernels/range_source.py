@@ -233,9 +233,9 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
         lengths = [f"{name}.shape[0] - 1" for name in private.arrays] if private.distance else []
         lines += [
             "elif _nb_first < _nb_last:",
-            f"    _nb_last_row = min({', '.join([f'(_nb_last - 1) // ({row})', *lengths])}) - {reach}",
-            f"    _nb_low = min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
-            f"    _nb_high = max(min(_nb_last_row * ({row}), _nb_last), _nb_low)",
+            f"    _nb_last_row = _nb_min({', '.join([f'(_nb_last - 1) // ({row})', *lengths])}) - {reach}",
+            f"    _nb_low = _nb_min((_nb_first // ({row}) + {reach + 1}) * ({row}), _nb_last)",
+            f"    _nb_high = _nb_max(_nb_min(_nb_last_row * ({row}), _nb_last), _nb_low)",
         ]
     for body, start, stop in (
         (entry, "_nb_first", "_nb_low"),
@@ -286,10 +286,10 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             return within(first, last)
         lines = []
         if active.starts or not first.isidentifier():
-            lines.append(f"_nb_start = _nb_nonnegative({_extreme('max', [first, *active.starts])})")
+            lines.append(f"_nb_start = _nb_nonnegative({_extreme('_nb_max', [first, *active.starts])})")
             first = "_nb_start"
         if active.stops:
-            lines.append(f"_nb_stop = {_extreme('min', [last, *active.stops])}")
+            lines.append(f"_nb_stop = {_extreme('_nb_min', [last, *active.stops])}")
             last = "_nb_stop"
         lines += within(first, last)
         if not active.rows:
@@ -331,7 +331,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             f"{ROW} = _nb_next // ({width})",
             f"{base} = {ROW} * ({width})",
             *(f"{name} = {text}" for name, text in interior.told if name != ROW),
-            f"_nb_until = min({base} + {width}, {last})",
+            f"_nb_until = _nb_min({base} + {width}, {last})",
         ]
         if interior.stops:
             starts, stops = ([f"{base} + {place}" for place in places] for places in (interior.starts, interior.stops))
@@ -339,7 +339,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         else:
             lines += ["for _nb_k in range(_nb_next, _nb_until):", *(f"    {line}" for line in inside)]
         return [
-            f"if {width} > 0:",
+            f"if {' and '.join(f'{factor} > 0' for factor in (width, *interior.factors))}:",
             f"    _nb_next = {first}",
             f"    while _nb_next < {last}:",
             *(f"        {line}" for line in lines),
@@ -357,8 +357,8 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
     ) -> list[str]:
         """Return the lines that run `inside` from the last of some starts to the first of some stops, and the body elsewhere."""
         return [
-            f"_nb_inner = min({_extreme('max', [first, *starts])}, {last})",
-            f"_nb_outer = max({_extreme('min', [last, *stops])}, _nb_inner)",
+            f"_nb_inner = _nb_min({_extreme('_nb_max', [first, *starts])}, {last})",
+            f"_nb_outer = _nb_max({_extreme('_nb_min', [last, *stops])}, _nb_inner)",
             "for _nb_side in range(2):",
             f"    _nb_from = _nb_outer if _nb_side else {first}",
             f"    _nb_to = {last} if _nb_side else _nb_inner",
@@ -376,7 +376,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             return [f"for _nb_k in range({first}, {last}):", *one]
         together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
         return [
-            f"_nb_whole = {first} + max({last} - {first}, 0) // {width} * {width}",
+            f"_nb_whole = {first} + _nb_max({last} - {first}, 0) // {width} * {width}",
             f"for _nb_lane in range({first}, _nb_whole, {width}):",
             *(f"    {line}" for line in together),
             f"for _nb_k in range(_nb_whole, {last}):",
@@ -408,7 +408,7 @@ def _rows(rank: int, strides: Sequence[Stride], run: Callable[[str, str], list[s
         lines += [f"{at[k]} = _nb_rest % _nb_n{k}", f"_nb_rest //= _nb_n{k}"]
     lines += [f"{at[0]} = _nb_rest", f"while {done} < _nb_last:"]
     lines += [
-        f"    _nb_end = min(_nb_n{rank - 1}, {at[-1]} + _nb_last - {done})",
+        f"    _nb_end = _nb_min(_nb_n{rank - 1}, {at[-1]} + _nb_last - {done})",
         *(f"    _nb_i{k} = {at[k]}{moved[k]}" for k in range(rank - 1) if k in moved),
         *(f"    {line}" for line in run(f"{at[-1]}{shift}", f"_nb_end{shift}")),
         f"    {done} += _nb_end - {at[-1]}",

@@ -295,9 +295,12 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
         from numbridge.kernels.adjoint.measuring import measure
         from numbridge.kernels.adjoint.reverse import reverse
+        from numbridge.kernels.adjoint.thread_sharing import are_trips_apart
         from numbridge.kernels.adjoint.uniform import check_meetings
 
         program, rewritten = self._base_program(parameters, weak, target)
+        if rewritten.active is not None and rewritten.active.strides and not are_trips_apart(program):
+            program, rewritten = self._base_program(parameters, weak, None)  # the loop is left where it can be reversed
         check_meetings(program)
         in_crew = target == "cpu" and program.in_blocks
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from numbridge.kernels.adjoint.fence import offset
 from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Op, Program, Store, defined_by, walk
 
-__all__ = ["nearness", "own_arrays"]
+__all__ = ["are_trips_apart", "nearness", "own_arrays"]
 
 
 def own_arrays(program: Program, kinds: tuple[type[Op], ...] = (Load, Store, Atomic)) -> set[Array]:
@@ -22,6 +22,23 @@ def own_arrays(program: Program, kinds: tuple[type[Op], ...] = (Load, Store, Ato
             found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
             places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
+
+
+def are_trips_apart(program: Program) -> bool:
+    """Tell whether trips of a loop over the grid, which is around the program, may have their adjoints in any order.
+
+    What a trip stores must be of its own, or another one may read it, or store to it again, before or after. What is only added
+    to is nobody's.
+    """
+    touched = [op for op in walk(program.body) if isinstance(op, Load | Store | Atomic)]
+    added = [op for op in touched if isinstance(op, Atomic) and op.operation in ("add", "sub")]
+    changed = {op.array.parameter for op in touched if isinstance(op, Store | Atomic) and op.array.kind != "local"}
+    for name in changed:
+        ops = [op for op in touched if op.array.parameter == name]
+        places = {tuple(op.index.index(i) if i in op.index else -1 for i in program.indices) for op in ops}
+        if not all(op in added for op in ops) and (len(places) != 1 or any(-1 in found for found in places)):
+            return False
+    return True
 
 
 def nearness(program: Program, shared: Collection[Array]) -> tuple[int, tuple[str, ...]] | None:

@@ -205,6 +205,77 @@ def test_the_gradient_of_a_number_has_what_the_guard_lets_by():
     assert y.grad is None
 
 
+@nb.func
+def counted(calls, answer: bool):
+    nb.atomic_add(calls, 0, 1)
+    return answer
+
+
+@nb.kernel
+def counted_before_a_return(y, calls, n: int):
+    i = nb.tid()
+    if not counted(calls, True):
+        return
+    if i >= n:
+        return
+    y[i] = 1
+
+
+@nb.kernel
+def counted_around(y, calls, n: int):
+    i = nb.tid()
+    if counted(calls, True):
+        end = n
+        if i < end:
+            y[i] = 1
+
+
+@nb.kernel
+def counted_in_a_chain(y, calls, n: int):
+    i = nb.tid()
+    if 0 <= nb.atomic_add(calls, 0, 1) < 1000 > n > i:
+        y[i] = 1
+
+
+@pytest.mark.parametrize("kernel", [counted_before_a_return, counted_around, counted_in_a_chain])
+def test_effects_before_a_guard_happen_in_every_thread(kernel):
+    y, calls = np.zeros(20, np.int32), np.zeros(1, np.int64)
+    nb.launch(kernel, 20, [y, calls, 7])
+    np.testing.assert_array_equal(y, np.arange(20) < 7)
+    assert calls[0] == 20
+
+
+def test_functions_and_parameters_called_as_what_the_loop_calls():
+    @nb.func
+    def min(a, b):
+        return a + 10.0 * b
+
+    @nb.func
+    def max(a, b):
+        return a + 100.0 * b
+
+    @nb.kernel
+    def of_functions(x, y, n: int):
+        i = nb.tid()
+        if 0 < i < n:
+            y[i] = min(x[i], 1.0) + max(x[(i + 1) % x.shape[0]], 1.0)
+
+    @nb.kernel
+    def of_parameters(min, max, n: int):
+        i, j = nb.tid()
+        if i < n and 0 < j < n:
+            max[i, j] = min[(i + 1) % min.shape[0], (j + 1) % min.shape[1]]
+
+    x, y = np.arange(11.0), np.zeros(11)
+    nb.launch(of_functions, 11, [x, y, 7])
+    i = np.arange(11)
+    np.testing.assert_array_equal(y, np.where((i > 0) & (i < 7), 2 * i + 111, 0))
+    x, y = np.arange(30.0).reshape(5, 6), np.zeros((5, 6))
+    nb.launch(of_parameters, (5, 6), [x, y, 4])
+    i, j = np.ogrid[:5, :6]
+    np.testing.assert_array_equal(y, np.where((i < 4) & (j > 0) & (j < 4), np.roll(x, (-1, -1), (0, 1)), 0))
+
+
 # The thread's index as numba.cuda's programs often spell it
 
 SPELLINGS = [
@@ -443,6 +514,91 @@ def test_what_a_loop_over_the_grid_adds_everywhere_arrives():
     assert strides(total, x, y) == 1
 
 
+@pytest.mark.parametrize(("kind", "count"), [(np.int32, 0), (np.float32, 1), (np.float64, 1)])
+def test_sums_are_rounded_once_to_what_they_are_added_to(kind, count):
+    @nb.kernel
+    def total(x, y):
+        s = 0.0
+        for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+            s += x[i]
+        nb.atomic_add(y, 0, s)
+
+    for part in ([0.5, 0.75], [1e8 + 1, -1e8]):
+        x, y = np.array(part * 20), np.zeros(1, kind)
+        total[1, 1](x, y)
+        assert y[0] == sum(part) * 20
+        assert strides(total, x, y) == count
+
+
+@nb.kernel
+def sum_of_integers(x, y):
+    s = 0
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        s += x[i]
+    nb.atomic_add(y, 0, s)
+
+
+def test_a_sum_of_integers_is_exact_before_it_is_a_float():
+    x, y = np.array([2**60, 1, -(2**60)] * 10), np.zeros(1, np.float32)
+    sum_of_integers[1, 1](x, y)
+    assert y[0] == 10
+
+
+@nb.kernel
+def from_the_trip_before(x, y):
+    g = cuda.gridsize(1)
+    for i in range(cuda.grid(1) + 4, y.shape[0], cuda.gridsize(1)):
+        y[i] = y[i - g] * x[i]
+
+
+@nb.kernel
+def product_of_trips(x, y):
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        k = i % cuda.gridsize(1)
+        y[k] = y[k] * x[i]
+
+
+@nb.kernel
+def last_of_trips(x, y):
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        y[i % cuda.gridsize(1)] = x[i] * x[i]
+
+
+@nb.kernel
+def own_of_trips(x, y):
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        y[i] = y[i] * x[i] * x[(i + 1) % 16]
+
+
+def one_by_one(kernel, x, y):
+    y = np.array(y)
+    for i in range(16):
+        if kernel is from_the_trip_before and i >= 4:
+            y[i] = y[i - 4] * x[i]
+        elif kernel is product_of_trips:
+            y[i % 4] *= x[i]
+        elif kernel is last_of_trips:
+            y[i % 4] = x[i] ** 2
+        elif kernel is own_of_trips:
+            y[i] *= x[i] * x[(i + 1) % 16]
+    return y
+
+
+@pytest.mark.parametrize("kernel", [from_the_trip_before, product_of_trips, last_of_trips, own_of_trips])
+def test_trips_that_see_each_others_elements_have_their_gradients_backwards(kernel):
+    x, y, small = np.arange(1, 17) / 8, np.full(16, 2.0), 1e-6 * np.eye(16)
+    a, b = nb.array(x, requires_grad=True), nb.array(y, requires_grad=True)
+    with nb.Tape() as tape:
+        kernel[1, 4](a, b)
+    np.testing.assert_allclose(b.numpy(), one_by_one(kernel, x, y))
+    tape.backward(grads={b: nb.ones(16, dtype=nb.float64)})
+    of_x = [(one_by_one(kernel, x + d, y) - one_by_one(kernel, x - d, y)).sum() / 2e-6 for d in small]
+    of_y = [(one_by_one(kernel, x, y + d) - one_by_one(kernel, x, y - d)).sum() / 2e-6 for d in small]
+    np.testing.assert_allclose(a.grad.numpy(), of_x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(b.grad.numpy(), of_y, rtol=1e-5, atol=1e-6)
+    assert strides(kernel, x, y) == 1
+
+
 # Neighbours on grids with periodic boundaries
 
 RINGS = {
@@ -584,6 +740,22 @@ def test_rows_of_no_width_are_as_in_numpy(splits, w):
     with np.errstate(all="ignore"):
         row, column = np.divmod(np.arange(40), w)
     np.testing.assert_array_equal(y, x[row, column])
+
+
+@pytest.mark.parametrize("h", [-1, -3, 0, 2])
+def test_rows_in_layers_of_no_height_are_as_in_numpy(h):
+    y = np.zeros(40)
+    nb.launch(split_in_layers, 40, [y, 4, h])
+    i = np.arange(40)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(y, i // (4 * h) + i % 4)
+    assert "_nb_row" in split_in_layers.explain(y, 4, h).source
+
+
+@nb.kernel
+def split_in_layers(y, w: nb.int32, h: nb.int64):
+    i = nb.tid()
+    y[i] = i // (w * h) + i % w
 
 
 def test_rows_that_several_workers_share():
