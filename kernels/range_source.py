@@ -252,7 +252,7 @@ def _on_copies(
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
-    trips = "".join(f" * max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in strides)
+    trips = "".join(f" * _nb_max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in strides)
     ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions}{trips})"
     lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
     lines.append("if _nb_copies != 0:")
