@@ -53,6 +53,16 @@ NOT_FOUND = {
 }
 
 
+def module_of(folder, text):
+    """Return a module of kernels, whose source must be in a file."""
+    path = folder / "kernels_of_a_test.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     parts = [HEAD]
@@ -62,12 +72,7 @@ def kernels(tmp_path_factory):
         body = ["i, j = nb.tid()", "w = x.shape[1]", *lines, f"{inner}y[i, j] += 1"]
         signature = f"def guard_{name.replace(' ', '_')}(x, y, calls, n: nb.int32, m: nb.int64):"
         parts.append("\n".join(["@nb.kernel", signature, *(f"    {line}" for line in body), ""]))
-    path = tmp_path_factory.mktemp("guards") / "guarded.py"
-    path.write_text("\n".join(parts))
-    spec = importlib.util.spec_from_file_location("guarded", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(tmp_path_factory.mktemp("guards"), "\n".join(parts))
 
 
 def wanted(name, x, n, m):
@@ -289,11 +294,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("spelling", range(len(SPELLINGS)))
 def test_a_spelt_out_index_is_the_index(tmp_path, spelling):
     body = "\n".join(f"    {line}" for line in SPELLINGS[spelling].split("\n"))
-    path = tmp_path / "spelt.py"
-    path.write_text(f"{HEAD}@nb.kernel\ndef spelt(y):\n{body}\n    if i < y.shape[0]:\n        y[i] = i\n")
-    spec = importlib.util.spec_from_file_location("spelt", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(tmp_path, f"{HEAD}@nb.kernel\ndef spelt(y):\n{body}\n    if i < y.shape[0]:\n        y[i] = i\n")
     y = np.zeros(100, np.int32)
     module.spelt[3, 48](y)
     np.testing.assert_array_equal(y, np.arange(100))
@@ -375,12 +376,7 @@ def loops(tmp_path_factory):
     for name, text in (LOOPS | KEPT_LOOPS).items():
         body = "\n".join(f"    {line}" for line in text.split("\n"))
         parts.append(f"@nb.kernel\ndef loop_{name.replace(' ', '_')}(x, y, n: nb.int32):\n{body}\n")
-    path = tmp_path_factory.mktemp("loops") / "loops.py"
-    path.write_text("\n".join(parts))
-    spec = importlib.util.spec_from_file_location("loops", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(tmp_path_factory.mktemp("loops"), "\n".join(parts))
 
 
 def as_python(name, x, y, n, threads):
@@ -620,12 +616,7 @@ def rings(tmp_path_factory):
         parts.append(
             f"@nb.kernel\ndef ring_{name.replace(' ', '_')}(x, y, k: nb.int32):\n    i, j = nb.tid()\n    {body}\n"
         )
-    path = tmp_path_factory.mktemp("rings") / "rings.py"
-    path.write_text("\n".join(parts))
-    spec = importlib.util.spec_from_file_location("rings", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(tmp_path_factory.mktemp("rings"), "\n".join(parts))
 
 
 @pytest.mark.parametrize("name", RINGS)
@@ -711,12 +702,7 @@ def splits(tmp_path_factory):
     for name, body in SPLITS.items():
         signature = f"def split_{name.replace(',', '').replace(' ', '_')}(x, y, w: nb.int32, k: nb.int64):"
         parts.append(f"@nb.kernel\n{signature}\n    i = cuda.grid(1)\n    h = x.shape[0]\n    {body}\n")
-    path = tmp_path_factory.mktemp("splits") / "splits.py"
-    path.write_text("\n".join(parts))
-    spec = importlib.util.spec_from_file_location("splits", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(tmp_path_factory.mktemp("splits"), "\n".join(parts))
 
 
 @pytest.mark.parametrize("name", SPLITS)
