@@ -259,11 +259,15 @@ class Derivative(Kernel):
             return self.base.program(parameters[: len(self.base.base.parameters)], weak, target)
         from numbridge.kernels.adjoint.build import build
         from numbridge.kernels.adjoint.fence import check_races
+        from numbridge.kernels.adjoint.thread_sharing import are_trips_apart
 
         types = parameters if target == "cpu" else None
         rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds, parameters=types)
         rewritten.program.check_kept()
         program = build(rewritten, parameters, prints=not self.wanted)
+        if rewritten.active is not None and rewritten.active.strides and not are_trips_apart(program):
+            # The loop stays in the body, where its trips are reversed.
+            return self._base_program(parameters, weak, None, check_bounds=check_bounds)
         if self.wanted:
             check_races(program)
         return program, rewritten
@@ -295,12 +299,9 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
         from numbridge.kernels.adjoint.measuring import measure
         from numbridge.kernels.adjoint.reverse import reverse
-        from numbridge.kernels.adjoint.thread_sharing import are_trips_apart
         from numbridge.kernels.adjoint.uniform import check_meetings
 
         program, rewritten = self._base_program(parameters, weak, target)
-        if rewritten.active is not None and rewritten.active.strides and not are_trips_apart(program):
-            program, rewritten = self._base_program(parameters, weak, None)  # the loop is left where it can be reversed
         check_meetings(program)
         in_crew = target == "cpu" and program.in_blocks
         limits: dict[str, Any] = {"slots": CUDA_SLOTS, "bounded": True} if target == "cuda" else {}

@@ -755,3 +755,24 @@ def test_rows_that_several_workers_share():
     nb.launch(doubled, x.size, [x, y, 1009])
     np.testing.assert_array_equal(y, 2 * x)
     assert "_nb_row" in doubled.explain(x, y, 1009).source
+
+
+@nb.kernel
+def from_trip_to_trip(x, y):
+    for i in range(cuda.grid(1), y.shape[0], cuda.gridsize(1)):
+        if i >= 4:
+            y[i] = y[i - 4] * x[i]
+        else:
+            y[i] = x[i]
+
+
+def test_what_a_trip_reads_of_the_one_before_has_its_gradient():
+    x = np.random.default_rng(10).uniform(0.5, 1.5, 12)
+    a, b = nb.array(x, requires_grad=True), nb.zeros(12, dtype=nb.float64, requires_grad=True)
+    with nb.Tape() as tape:
+        from_trip_to_trip[1, 4](a, b)
+    tape.backward(grads={b: nb.ones(12, dtype=nb.float64)})
+    first, second, third = x.reshape(3, 4)
+    np.testing.assert_allclose(b.numpy(), np.concatenate([first, first * second, first * second * third]))
+    wanted = np.concatenate([1 + second + second * third, first + first * third, first * second])
+    np.testing.assert_allclose(a.grad.numpy(), wanted)
