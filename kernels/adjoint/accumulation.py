@@ -77,7 +77,7 @@ class Accumulation(ForwardSweep):
         self._fresh: dict[Array, list[Value]] = {}
         self._pending: dict[Array, list[Value]] = {}
         # Variables that hold what the element of an adjoint still does whose zero is pending
-        self._kept_back: dict[Array, str] = {}
+        self._kept_back: dict[Array, str | None] = {}
         self._added: set[Array] = set()
         self._stored: set[Array] = set()
         self._shared: set[Array] = set()
@@ -307,8 +307,6 @@ class Accumulation(ForwardSweep):
             return
         self._stored.add(op.array)
         self._pending[op.array] = op.index
-        self._kept_back.pop(op.array, None)
-        if taken is not None:
-            self._kept_back[op.array] = taken
+        self._kept_back[op.array] = taken
         if not self._apart:
             self._flush()
