@@ -17,14 +17,15 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from numbridge.kernels.lanes import stored
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.totals import can_add_up, constant_index
 
-__all__ = ["ActiveRange", "IndexReading", "Stride", "read_indices"]
+__all__ = ["EVERYWHERE", "ActiveRange", "IndexReading", "Stride", "read_indices"]
 
 _INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -69,7 +70,7 @@ class Stride:
 class ActiveRange:
     """For which indices there is anything to do: those of some rows, from a start to a stop along the last index.
 
-    The expressions name the kernel's parameters and hidden parameters.
+    Without any of these, it is all indices. The expressions name the kernel's parameters and hidden parameters.
 
     Attributes
     ----------
@@ -87,10 +88,10 @@ class ActiveRange:
         Loops over the grid that are taken out of the body, the outermost first.
     """
 
-    rows: tuple[str, ...]
-    starts: tuple[str, ...]
-    stops: tuple[str, ...]
-    promises: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    promises: tuple[str, ...] = ()
     sizes: tuple[tuple[str, str], ...] = ()
     strides: tuple[Stride, ...] = ()
 
@@ -99,6 +100,9 @@ class ActiveRange:
         """Return that of which `dataclasses.astuple` has made these parts."""
         rows, starts, stops, promises, sizes, strides = parts
         return cls(rows, starts, stops, promises, sizes, tuple(Stride(*stride) for stride in strides))
+
+
+EVERYWHERE = ActiveRange()
 
 
 def read_indices(
@@ -175,10 +179,10 @@ class IndexReading:
         hidden = given - {p.name for p in self.parameters}
         self.numbers |= dict.fromkeys(hidden - {self.index}, True)
 
-    def active(self) -> ActiveRange | None:
-        """Return for which indices there is anything to do, or None if the kernel's text does not say."""
+    def active(self) -> ActiveRange:
+        """Return for which indices there is anything to do: for all, if the kernel's text does not say."""
         if not self.promises:
-            return None
+            return EVERYWHERE
         found = (self.rows, self.starts, self.stops, self.promises)
         rows, starts, stops, promises = (tuple(dict.fromkeys(part)) for part in found)
         return ActiveRange(rows, starts, stops, promises, tuple(self.sizes.items()), tuple(self.strides))
@@ -228,12 +232,12 @@ class IndexReading:
                 [*body, ast.AugAssign(ast.Name(counted), ast.Add(), step)],
                 [],
             ) if name == counted and name in self.latest and self.stored.count(name) == 2:  # there, and before the loop
-                if _goes_on(body):
-                    return None
                 begin = self.latest[name]
             case _:
                 return None
-        if (sums and _goes_on(body)) or not self._stride(name, begin, stop, step, body, {*sums}):
+        # What goes on with the next trip leaves out what ends this one.
+        has_end = bool(sums) or isinstance(loop, ast.While)
+        if (has_end and _goes_on(body)) or not self._stride(name, begin, stop, step, body, {*sums}):
             return None
         self.once.add(name)
         index = ast.Name(self.indices[self.strides[-1].axis], ast.Load())
@@ -409,18 +413,22 @@ class IndexReading:
 
     def shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
         """Return what is added to a thread index, or None if an expression is something else."""
+        return self.added_to(lambda part: isinstance(part, ast.Name) and part.id == index, node)
+
+    def added_to(self, is_first: Callable[[ast.expr], bool], node: ast.expr) -> list[ast.expr] | None:
+        """Return what small numbers are added to an expression of a kind, or None if there is more to it."""
+        if is_first(node):
+            return []
         match node:
-            case ast.Name(name) if name == index:
-                return []
             case ast.Name(name) if name in self.values:
-                return self.shifted(self.values[name], index)
+                return self.added_to(is_first, self.values[name])
             case ast.BinOp(left, ast.Add(), right):
                 for one, other in ((left, right), (right, left)):
-                    found, number = self.shifted(one, index), self.number(other)
+                    found, number = self.added_to(is_first, one), self.number(other)
                     if found is not None and number is not None and number.small:
                         return [*found, number.node]
             case ast.BinOp(left, ast.Sub(), right):
-                found, number = self.shifted(left, index), self.number(right)
+                found, number = self.added_to(is_first, left), self.number(right)
                 if found is not None and number is not None and number.small:
                     return [*found, ast.UnaryOp(ast.USub(), number.node)]
         return None
@@ -500,9 +508,7 @@ def _goes_on(body: Sequence[ast.stmt]) -> bool:
 
 def _is_of_one_trip(body: Sequence[ast.stmt], sums: set[str]) -> bool:
     """Tell whether a loop's body ends neither loop nor thread, and hands nothing on from one trip to the next but sums."""
-    changed = {
-        n.id for part in body for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    changed = {name for part in body for name in stored(part)}
     return _Trip(changed).block(body, sums, within=False) is not None
 
 
@@ -530,9 +536,7 @@ class _Trip:
             case ast.Assign([ast.Name() | ast.Tuple() | ast.Subscript() | ast.Attribute()]) | ast.Expr() | ast.Assert():
                 if not self._reads(node, fresh):
                     return None
-                return fresh | {
-                    n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-                }
+                return fresh | {*stored(node)}
             case ast.AugAssign(target):
                 held = {target.id} if isinstance(target, ast.Name) else set()
                 return fresh if self._reads(node, fresh) and not held & self.changed - fresh else None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.active_range import ActiveRange
+from numbridge.kernels.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.interior import Interior
 from numbridge.kernels.kernel_syntax import check_assignments, may_raise
 from numbridge.kernels.njit_functions import declared
@@ -64,8 +64,8 @@ class Emitted:
         Where indices are checked, and of which array.
     in_blocks : bool
         For the CPU: whether the threads of a block work together.
-    active : ActiveRange or None
-        For the CPU: for which indices there is anything to do, if the kernel says so.
+    active : ActiveRange
+        For the CPU: for which indices there is anything to do, if the kernel says so; else all.
     interior : Interior or None
         For the CPU: another function of the text, for threads inside of a row.
     """
@@ -84,7 +84,7 @@ class Emitted:
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)
     in_blocks: bool = False
-    active: ActiveRange | None = None
+    active: ActiveRange = EVERYWHERE
     interior: Interior | None = None
 
     @property

@@ -181,18 +181,13 @@ class _Split(ast.NodeTransformer):
 
     def _column(self, node: ast.expr) -> list[ast.expr] | None:
         """Return what is added to the column, or None if an expression is something else."""
+        return self.reading.added_to(self._is_column, node)
+
+    def _is_column(self, node: ast.expr) -> bool:
         match node:
-            case ast.Name(name) if name in self.reading.values:
-                return self._column(self.reading.values[name])
-            case ast.BinOp(left, ast.Mod(), right) if self._is_index(left):
-                return [] if self._without_width(right) == [] else None
-            case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-                for one, other in ((left, right), (right, left))[: 1 + isinstance(op, ast.Add)]:
-                    found, number = self._column(one), self.reading.number(other)
-                    if found is not None and number is not None and number.small:
-                        is_less = isinstance(op, ast.Sub)
-                        return [*found, ast.UnaryOp(ast.USub(), number.node) if is_less else number.node]
-        return None
+            case ast.BinOp(left, ast.Mod(), right):
+                return self._is_index(left) and self._without_width(right) == []
+        return False
 
 
 _EXACT = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numbridge.kernels.active_range import ActiveRange, Stride
+from numbridge.kernels.active_range import EVERYWHERE, ActiveRange, Stride
 from numbridge.kernels.interior import ROW, Interior, remainder_text
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.totals import Total
@@ -81,14 +81,9 @@ class _Threads:
     hidden: Sequence[str]
     sums: int
     lanes: Mapping[str, int]
-    active: ActiveRange | None
+    active: ActiveRange
     has_sizes: bool
     interior: Interior | None
-
-    @property
-    def strides(self) -> tuple[Stride, ...]:
-        """The loops over the grid that are around the body."""
-        return () if self.active is None else self.active.strides
 
 
 def range_source(
@@ -105,7 +100,7 @@ def range_source(
     totals: Sequence[Total] = (),
     lanes: Mapping[str, int] | None = None,
     additions: int = 1,
-    active: ActiveRange | None = None,
+    active: ActiveRange = EVERYWHERE,
     interior: Interior | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's body.
@@ -153,7 +148,7 @@ def range_source(
     threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed, interior)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""
-    if private is not None and threads.strides:
+    if private is not None and threads.active.strides:
         # A range of threads has indices all over the launch, so that those near its ends are not those near others'.
         private = replace(private, distance=None)
     if private is None or rank == 0:
@@ -223,7 +218,7 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
         added = [f"_nb_sum{k} += _nb_part[{k}]" for k in range(threads.sums)]
         return [f"    {line}" for line in (f"_nb_part = _nb_loop_{body}({given})", *added)]
 
-    lines = _on_copies(private, whole, additions, threads.strides, run) if private.added else []
+    lines = _on_copies(private, whole, additions, threads.active.strides, run) if private.added else []
     if private.meanwhile:
         lines += ["if _nb_first < _nb_last:", *run(entry, "_nb_first", "_nb_last", alone=False)]
         return [f"    {line}" for line in lines]
@@ -282,8 +277,6 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
     def run(first: str, last: str) -> list[str]:
         """Return the lines that run the threads of a part of a row."""
         active, within = threads.active, run_all if threads.interior is None else run_apart
-        if active is None:
-            return within(first, last)
         lines = []
         if active.starts or not first.isidentifier():
             lines.append(f"_nb_start = _nb_nonnegative({_extreme('_nb_max', [first, *active.starts])})")
@@ -299,8 +292,6 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
     def promised(last: str) -> list[str]:
         """Return the lines that promise what holds for a thread."""
         active = threads.active
-        if active is None:
-            return []
         sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.has_sizes else []
         promises = [promise.replace(f"_nb_i{rank - 1}", last) for promise in active.promises]
         return [f"_nb_assume({promise})" for promise in (*sizes, *promises)]
@@ -383,8 +374,8 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             *one,
         ]
 
-    lines = _rows(rank, threads.strides, run)
-    for stride in reversed(threads.strides):
+    lines = _rows(rank, threads.active.strides, run)
+    for stride in reversed(threads.active.strides):
         base = f"_nb_base{stride.axis}"
         lines = [f"{base} = {stride.start}", f"while {base} < {stride.stop}:", *(f"    {line}" for line in lines)]
         lines.append(f"    {base} += {stride.step}")

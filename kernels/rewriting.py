@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numbridge.kernels import scalars
-from numbridge.kernels.active_range import ActiveRange, read_indices
+from numbridge.kernels.active_range import EVERYWHERE, ActiveRange, read_indices
 from numbridge.kernels.block_source import CREW, THREAD, as_coroutine
 from numbridge.kernels.bounds import first_site
 from numbridge.kernels.complex_values import may_have_complex
@@ -87,8 +87,8 @@ class Rewritten:
         Where indices are checked, and of which array.
     in_blocks : bool
         For the CPU: whether the threads of a block work together.
-    active : ActiveRange or None
-        For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so.
+    active : ActiveRange
+        For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so; else all.
     inside : (ast.FunctionDef, Interior) or None
         A simpler body for threads inside of a row, if parameters were given and `elements` are rewritten.
     """
@@ -100,7 +100,7 @@ class Rewritten:
     namespace: dict[str, Any]
     sites: tuple[Site, ...] = ()
     in_blocks: bool = False
-    active: ActiveRange | None = None
+    active: ActiveRange = EVERYWHERE
     inside: tuple[ast.FunctionDef, Interior] | None = None
 
     def printing(self) -> str | None:
@@ -161,7 +161,7 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
-    active = inside = None
+    active, inside = EVERYWHERE, None
     if parameters is not None and target == "cpu" and not in_blocks:
         taken = {*writer.namespace, *writer.names.values()}
         tree = trees[id(source)]

@@ -452,7 +452,7 @@ def _loaded(
     private = emitted.private
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
-    strides = emitted.active is not None and bool(emitted.active.strides)
+    strides = bool(emitted.active.strides)
     return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
-from numbridge.kernels.active_range import ActiveRange
+from numbridge.kernels.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
@@ -80,7 +80,7 @@ class Plan:
         On CUDA, what counts the entries on its stacks, if it has any.
     in_blocks : bool
         As in `Emitted`.
-    active : tuple or None
+    active : tuple
         What an `ActiveRange` is made of: for which indices the kernel has anything to do, and so a derivative on the CPU.
     """
 
@@ -98,7 +98,7 @@ class Plan:
     spent: frozenset[str] = frozenset()
     measured: Measured | None = None
     in_blocks: bool = False
-    active: tuple[Any, ...] | None = None
+    active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
 
 
 class _Read:
@@ -265,7 +265,7 @@ class Derivative(Kernel):
         rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds, parameters=types)
         rewritten.program.check_kept()
         program = build(rewritten, parameters, prints=not self.wanted)
-        if rewritten.active is not None and rewritten.active.strides and not are_trips_apart(program):
+        if rewritten.active.strides and not are_trips_apart(program):
             # The loop stays in the body, where its trips are reversed.
             return self._base_program(parameters, weak, None, check_bounds=check_bounds)
         if self.wanted:
@@ -275,7 +275,7 @@ class Derivative(Kernel):
     def _generate_for_all(self, parameters: Sequence[ParameterType], weak: str, target: Target) -> Plan:
         """Return the plan, of which the CPU's says what a launch anywhere must do."""
         plan = self._generate(parameters, weak, target)[0]
-        if target == "cuda" or plan.active is None or not ActiveRange.of(plan.active).strides:
+        if target == "cuda" or not ActiveRange.of(plan.active).strides:
             return plan
         try:
             # Loops over the grid are in its text, which may need more than that of one trip.
@@ -308,7 +308,7 @@ class Derivative(Kernel):
         if in_crew:
             # All threads of a block hold their slots at once. What they would return, none of them returns to.
             limits = {"slots": CUDA_SLOTS, "returns": False}
-        if self.fresh and rewritten.active is not None and rewritten.active.strides:
+        if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
         how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
@@ -337,7 +337,7 @@ class Derivative(Kernel):
             made.spent,
             measured,
             in_crew,
-            None if rewritten.active is None else dataclasses.astuple(rewritten.active),
+            dataclasses.astuple(rewritten.active),
         )
         return plan, program.namespace
 
@@ -370,7 +370,7 @@ class Derivative(Kernel):
             found.reads & found.writes,
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
-            active=None if rewritten.active is None else dataclasses.astuple(rewritten.active),
+            active=dataclasses.astuple(rewritten.active),
         )
         return plan, program.namespace
 
@@ -427,7 +427,7 @@ class Derivative(Kernel):
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
             in_blocks=plan.in_blocks,
-            active=None if plan.active is None else ActiveRange.of(plan.active),
+            active=ActiveRange.of(plan.active),
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:

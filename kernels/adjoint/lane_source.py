@@ -22,7 +22,7 @@ _HALF, _SINGLE = 2, 4  # bytes
 
 
 def lane_source(
-    source: FunctionSource, parameters: Sequence[ParameterType], weak: str, active: ActiveRange | None
+    source: FunctionSource, parameters: Sequence[ParameterType], weak: str, active: ActiveRange
 ) -> tuple[str, Mapping[str, Any]] | None:
     """Return a kernel's body as generated text with its globals, or None if that does not say all that the kernel does.
 
