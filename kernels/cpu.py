@@ -138,6 +138,7 @@ def compile_run(
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
     names = _names({**lanes.namespace, **namespace} if lanes else namespace, parameters, fastmath=fastmath)
+    cpu_target.typing_context.refresh()
     together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
     if lanes and together:
         shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
@@ -155,9 +156,8 @@ def compile_run(
             _vectors_within_threads() if large and not together else nullcontext(),
             linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
         ):
-            if WORK in names and not generated:
-                # By itself, or what is wrong with it would be told as what is wrong with the call.
-                names[WORK].compile((types.int64,) * 4)
+            if not generated:
+                _put_loop(tree, names)
             compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
@@ -264,6 +264,19 @@ def _typed(
                 found.append(function)
                 names[tree.name] = function.call
     return found
+
+
+def _put_loop(module: ast.Module, names: dict[str, Any]) -> None:
+    """Put a loop around the body that needs no analysis in the place of the one that Numba would compile."""
+    work = next((tree for tree in module.body if isinstance(tree, ast.FunctionDef) and tree.name == WORK), None)
+    if work is None:
+        return
+    function = typed(work, _kinds(work, ()), names, fastmath=False)
+    if function is not None:
+        names[RUN] = function.ended
+    else:
+        # By itself, or what is wrong with it would be told as what is wrong with the call.
+        names[WORK].compile((types.int64,) * 4)
 
 
 def _run_function(run: Any) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from numbridge.kernels.built_calls import Body, built
 from numbridge.kernels.cpu_intrinsics import array_at, atomic_add
-from numbridge.kernels.native.memory import external, native
+from numbridge.kernels.native.memory import external
 from numbridge.kernels.numba_elements import NumbaElement, numbers_of
 
 __all__ = ["NAMES"]
@@ -54,17 +54,31 @@ def _room_of(typing_context: Any, array: Any) -> Any:
     return types.int64(array), generate
 
 
-@native
 def _memory(room: Any, extent: Any, additions: Any) -> Any:
     """Return memory of zeros for copies of so many bytes and numbers, or 0 if so many additions are not worth it."""
-    if extent == 0 or room > _MOST_BYTES or extent * _ADDITIONS_PER_NUMBER > additions:
-        return 0
-    return _allocate(room, 1)
+    raise NotImplementedError
 
 
-@native
+@built(_memory)
+def _memory_body(room: Any, extent: Any, additions: Any) -> Body:
+    text = """def implementation(room, extent, additions):
+        found = 0
+        if (extent != 0) & (room <= most) & (extent * additions_per_number <= additions):
+            found = allocate(room, 1)
+        return found
+    """
+    names = {"most": _MOST_BYTES, "additions_per_number": _ADDITIONS_PER_NUMBER, "allocate": _allocate}
+    return Body(text, names)
+
+
 def _release(memory: Any) -> None:
-    _free(memory)
+    """Give back what `_memory` returned."""
+    raise NotImplementedError
+
+
+@built(_release)
+def _release_body(memory: Any) -> Body:
+    return Body("def implementation(memory): free(memory)", {"free": _free})
 
 
 @intrinsic
@@ -80,14 +94,15 @@ def _copy_at(typing_context: Any, array: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _has_pairs(typing_context: Any, array: Any) -> Any:
-    """Return whether two neighbours of an array are exchanged in one operation: where float32 numbers lie side by side."""
-    fits = array.layout == "C" and array.dtype == types.float32
+def _in_order(typing_context: Any, array: Any) -> Any:
+    """Return an array in C order as one of a single dimension."""
+    flat = array.copy(ndim=1)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.boolean, fits)
+        view = context.make_array(array)(context, builder, arguments[0])
+        return array_at(context, builder, flat, view.data, [view.nitems])
 
-    return types.boolean(array), generate
+    return flat(array), generate
 
 
 @intrinsic
@@ -107,8 +122,6 @@ def _add_pair(typing_context: Any, array: Any, copy: Any, first: Any) -> Any:
     pair = ir.VectorType(ir.FloatType(), 2)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if array.dtype != types.float32:
-            return context.get_dummy_value()  # never run: see `_has_pairs`
         ours, theirs = (
             builder.gep(context.make_array(kind)(context, builder, value).data, [arguments[2]])
             for kind, value in ((array, arguments[0]), (copy, arguments[1]))
@@ -138,21 +151,37 @@ def _exchange(builder: Any, place: Any, new: Any, is_added: Any) -> None:
     builder.position_at_end(done)
 
 
-@njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _add_copy(array: Any, copy: Any) -> Any:
+def _add_copy(array: Any, copy: Any) -> None:
     """Add to each element of an array what its copy holds, where that is not zero: there nothing may have been added."""
-    numbers, added = numbers_of(array), numbers_of(copy)
-    first, end = 0, 0
-    if _has_pairs(numbers):
-        extent, first = _extent_of(numbers), _before_pairs(numbers)
-        end = first + max(extent - first, 0) // 2 * 2
-        for k in range(first, end, 2):
-            _add_pair(numbers, added, k)
-        if end == extent and first == 0:
-            return
-    for at, index in enumerate(np.ndindex(numbers.shape)):
-        if not first <= at < end and added[index] != 0:
-            atomic_add(numbers, index, added[index])
+    raise NotImplementedError
+
+
+@built(_add_copy)
+def _add_copy_body(array: Any, copy: Any) -> Body:
+    def one(*index: str) -> str:
+        at = ", ".join(index)
+        return f"if added[{at or ()}] != 0: add(numbers, ({''.join(f'{k}, ' for k in index)}), added[{at or ()}])"
+
+    kind = array.dtype.dtype if isinstance(array.dtype, NumbaElement) else array.dtype
+    if array.layout != "C":
+        index = [f"k{axis}" for axis in range(array.ndim + (kind is not array.dtype))]
+        lines = ["numbers = numbers_of(array)", "added = numbers_of(copy)"]
+        lines += [f"{' ' * axis}for {k} in range(numbers.shape[{axis}]):" for axis, k in enumerate(index)]
+        lines.append(" " * len(index) + one(*index))
+    else:
+        lines = ["numbers = in_order(numbers_of(array))", "added = in_order(numbers_of(copy))"]
+        lines.append("extent = extent_of(numbers)")
+        if kind == types.float32:
+            # Two that lie side by side are exchanged in one operation.
+            lines += ["first = min(before_pairs(numbers), extent)", "last = first + (extent - first) // 2 * 2"]
+            lines += ["for pair in range(first, last, 2):", " add_pair(numbers, added, pair)"]
+            lines += ["for before in range(first):", f" {one('before')}"]
+            lines += ["for after in range(last, extent):", f" {one('after')}"]
+        else:
+            lines += ["for k in range(extent):", f" {one('k')}"]
+    names = {"numbers_of": numbers_of, "in_order": _in_order, "extent_of": _extent_of, "add": atomic_add}
+    names |= {"before_pairs": _before_pairs, "add_pair": _add_pair}
+    return Body("\n ".join(["def implementation(array, copy):", *lines]), names)
 
 
 NAMES: dict[str, Any] = {

@@ -455,12 +455,14 @@ def implementation(expansion: Expansion, operands: tuple[Operand, ...], starred:
     ``number(x)`` to convert a number, and ``make(*components)`` for its result.
     """
     names = _NAMES[: len(operands)]
-    lines = [f"def implementation({f'*{starred}' if starred else ', '.join(names)}):"]
+    # A number is converted, and a name has one type.
+    taken = [f"given_{name}" if kind is None else name for name, kind in zip(names, operands, strict=True)]
+    lines = [f"def implementation({f'*{starred}' if starred else ', '.join(taken)}):"]
     if starred:
-        lines += [f"    {name} = {starred}[{place}]" for place, name in enumerate(names)]
+        lines += [f"    {name} = {starred}[{place}]" for place, name in enumerate(taken)]
     for name, kind in zip(names, operands, strict=True):
         if kind is None:
-            lines.append(f"    {name} = number({name})")
+            lines.append(f"    {name} = number(given_{name})")
         else:
             lines += [f"    {name}{k} = at({name}, {k})" for k in range(kind.count)]
     lines += [f"    {name} = {value}" for name, value in expansion.steps]

@@ -19,10 +19,10 @@ from numba import types
 from numba.core.registry import cpu_target
 
 from numbridge.kernels.cpu_math import is_library_call
-from numbridge.kernels.generated_code import Expression, Frame, Step, Text, UnknownError, looping
 from numbridge.kernels.lanes import Group, Lanes, NoLanesError, local_array_name, needed_for, read_lanes, stored
 from numbridge.kernels.numba_elements import NumbaElement
 from numbridge.kernels.rewriting import CUDA_MODULE
+from numbridge.kernels.typed_text import Expression, Frame, Step, Text, UnknownError, looping
 
 __all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
 
@@ -56,7 +56,7 @@ class LaneText(Text):
         fastmath: bool,
         always: bool,
     ) -> None:
-        super().__init__(tree, kinds, names, fastmath)
+        super().__init__(tree, kinds, names, fastmath=fastmath)
         self.symbol += ".lanes"
         self.width = 0
         self._fast, self._always = fastmath, always

@@ -18,9 +18,10 @@ from llvmlite import ir
 from numba import types
 
 from numbridge.kernels.cpu_math import is_few_instructions
-from numbridge.kernels.generated_code import Expression, Frame, Step, Typed, as_typed, looping
+from numbridge.kernels.generated_code import Typed, as_typed
 from numbridge.kernels.lane_code import LaneText, lane_place, lane_value, set_lane_value
 from numbridge.kernels.lanes import NoLanesError, range_start
+from numbridge.kernels.typed_text import Expression, Frame, Step, looping
 
 __all__ = ["in_lanes"]
 

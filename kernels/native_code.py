@@ -1,6 +1,6 @@
 """Native functions as LLVM code, without Numba's analysis of bytecode, which takes most of the first launch on a machine.
 
-Native functions are Python that reads like C: numbers, loads and stores, calls of each other. `generated_code` types and builds
+Native functions are Python that reads like C: numbers, loads and stores, calls of each other. `typed_text` types and builds
 most of that; here is what a person writes and a generator does not: returns and loop exits anywhere, ``and`` and ``or`` that
 stop early, several names at once. Nothing in them raises. A function with anything else in it is left to Numba. Importing this
 module imports Numba, so only code that is about to compile does.
@@ -19,13 +19,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import funcdesc, sigutils
+from numba.core import sigutils
 from numba.core.callconv import create_error_model
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.registry import CPUDispatcher, cpu_target
 
-from numbridge.kernels.generated_code import Expression, Frame, Step, Text, UnknownError
+from numbridge.kernels.typed_text import Expression, Frame, Step, Text, UnknownError, are_words
 
 __all__ = ["Exported", "native_library", "typed_exports"]
 
@@ -67,6 +67,7 @@ def typed_exports(exports: Mapping[str, tuple[Any, str]]) -> dict[str, Exported]
         Symbol -> (function, Numba signature).
     """
     found = {}
+    cpu_target.typing_context.refresh()
     for symbol, (function, signature) in exports.items():
         kinds, result = sigutils.normalize_signature(signature)
         try:
@@ -126,10 +127,9 @@ class _NativeText(Text):
     is_inlined = False
 
     def __init__(self, tree: ast.FunctionDef, kinds: Sequence[Any], names: dict[str, Any], name: str) -> None:
-        super().__init__(tree, kinds, names, fastmath=False)
+        super().__init__(tree, kinds, names)
         self.symbol = f"{name}({', '.join(map(str, kinds))})"
         self._returns: list[Any] = []
-        self._parameters = [argument.arg for argument in tree.args.args]
         stores = [part.id for part in ast.walk(tree) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
         several = {name for name, count in Counter([*stores, *self._parameters]).items() if count > 1}
         # What is assigned together with others has a place in memory.
@@ -356,10 +356,8 @@ class _NativeText(Text):
         return Expression(kind, build)
 
     def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
-        if isinstance(function, types.ExternalFunction):
-            return self._external(function, arguments)
-        if function is min or function is max:
-            return self._extreme("<" if function is min else ">", arguments)
+        if (function is min or function is max) and not are_words(arguments):
+            raise UnknownError  # Numba's own would have to be able to raise
         if isinstance(function, CPUDispatcher) and function.targetoptions.get("no_rewrites"):
             callee = _texts(function, tuple(types.unliteral(a.type) for a in arguments))
 
@@ -374,33 +372,6 @@ class _NativeText(Text):
 
     def _signature(self, kind: Any, arguments: tuple[Any, ...]) -> Any:
         return _numba_signature(kind, arguments)
-
-    def _extreme(self, comparison: str, arguments: Sequence[Expression]) -> Expression:
-        """Return the least or the greatest of some integers; Numba's own would have to be able to raise."""
-        if any(types.unliteral(a.type) != types.int64 for a in arguments):
-            raise UnknownError
-
-        def build(frame: Frame) -> Any:
-            values = [frame.cast(a.build(frame), a.type, types.int64) for a in arguments]
-            builder, found = frame.builder, values[0]
-            for value in values[1:]:
-                found = builder.select(builder.icmp_signed(comparison, value, found), value, found)
-            return found
-
-        return Expression(types.int64, build)
-
-    def _external(self, function: Any, arguments: Sequence[Expression]) -> Expression:
-        wanted, result = function.sig.args, function.sig.return_type
-        if len(wanted) != len(arguments):
-            raise UnknownError
-
-        def build(frame: Frame) -> Any:
-            values = [frame.cast(a.build(frame), a.type, kind) for a, kind in zip(arguments, wanted, strict=True)]
-            described = funcdesc.ExternalFunctionDescriptor(function.symbol, result, wanted)
-            declared = frame.context.declare_external_function(frame.builder.module, described)
-            return frame.context.call_external_function(frame.builder, declared, wanted, values)
-
-        return Expression(result, build)
 
 
 @functools.cache

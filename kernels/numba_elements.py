@@ -18,8 +18,11 @@ from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.errors import TypingError
-from numba.extending import intrinsic, overload, overload_attribute, register_model
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import intrinsic, overload, register_model
 
+from numbridge.kernels.built_calls import Body, built
 from numbridge.kernels.element_functions import FUNCTIONS, inner
 from numbridge.kernels.element_operations import constants, expand, implementation
 from numbridge.kernels.element_stores import PARTS
@@ -223,8 +226,8 @@ def _overload(function: Any) -> Callable[[Any], Any]:
     return enter
 
 
-def _compiled(name: str, kinds: tuple[Any, ...], starred: str = "") -> Any:
-    """Return the implementation of an operation on operands of these Numba types, or None where there is none.
+def _operation(name: str, kinds: tuple[Any, ...], starred: str = "") -> Body | None:
+    """Return an operation on operands of these Numba types, or None where there is none.
 
     With `starred`, it takes its operands as that one starred parameter.
     """
@@ -237,7 +240,7 @@ def _compiled(name: str, kinds: tuple[Any, ...], starred: str = "") -> Any:
     names = constants(expansion.scalar) | {"at": at}
     if expansion.result is not None:
         names["make"] = maker(expansion.result)
-    return _made(implementation(expansion, operands, starred), names)
+    return Body(implementation(expansion, operands, starred), names)
 
 
 def _fits(kind: Any, scalar: Scalar) -> bool:
@@ -250,13 +253,13 @@ def _fits(kind: Any, scalar: Scalar) -> bool:
 
 
 def _register(name: str, function: Any, arity: int) -> None:
-    def one(a: Any) -> Any:
-        return _compiled(name, (a,))
+    def one(a: Any) -> Body | None:
+        return _operation(name, (a,))
 
-    def two(a: Any, b: Any) -> Any:
-        return _compiled(name, (a, b))
+    def two(a: Any, b: Any) -> Body | None:
+        return _operation(name, (a, b))
 
-    _overload(function)({1: one, 2: two}[arity])
+    built(function)({1: one, 2: two}[arity])
 
 
 _OPERATORS: dict[str, tuple[int, tuple[Any, ...]]] = {
@@ -298,10 +301,10 @@ def _register_operations() -> None:
 def _register_rows(name: str) -> None:
     """Register a function of any number of vectors."""
 
-    def rows(*vectors: Any) -> Any:
-        return _compiled(name, vectors, "vectors")
+    def rows(*vectors: Any) -> Body | None:
+        return _operation(name, vectors, "vectors")
 
-    _overload(FUNCTIONS[name])(rows)
+    built(FUNCTIONS[name])(rows)
 
 
 def _made(text: str, names: dict[str, Any]) -> Any:
@@ -321,14 +324,14 @@ def declare() -> None:
 
 @functools.cache
 def _declare(element: ElementType) -> None:
-    def construct(*components: Any) -> Any:
+    def construct(*components: Any) -> Body | None:
         parts = _parts(element, components)
         if parts is None:
             return None
         text = f"def implementation(*components): return make({', '.join(parts)})"
-        return _made(text, {"make": maker(element), "at": at, "zero": constants(element.scalar)["zero"]})
+        return Body(text, {"make": maker(element), "at": at, "zero": constants(element.scalar)["zero"]})
 
-    _overload(element)(construct)
+    built(element)(construct)
 
 
 def _parts(element: ElementType, given: tuple[Any, ...]) -> list[str] | None:
@@ -355,20 +358,20 @@ def _parts(element: ElementType, given: tuple[Any, ...]) -> list[str] | None:
 # Components
 
 
-@_overload(len)
-def _length(element: Any) -> Any:
+@built(len)
+def _length(element: Any) -> Body | None:
     if not isinstance(element, NumbaElement):
         return None
-    return _made("def implementation(element): return count", {"count": element.element.extents[0]})
+    return Body(f"def implementation(element): return {element.element.extents[0]}", {})
 
 
-@_overload(operator.getitem)
-def _component(element: Any, index: Any) -> Any:
+@built(operator.getitem)
+def _component(element: Any, index: Any) -> Body | None:
     if not isinstance(element, NumbaElement):
         return None
     place = _place(element.element, index)
     if place is not None:
-        return _made(f"def implementation(element, index): return at(element, {place})", {"at": at, "wrap": _wrap})
+        return Body(f"def implementation(element, index): return at(element, {place})", {"at": at, "wrap": _wrap})
     if isinstance(index, types.Integer) and len(element.element.extents) == 2:
         rows, columns = element.element.extents
         parts = ", ".join(f"at(element, row + {k})" for k in range(columns))
@@ -376,7 +379,7 @@ def _component(element: Any, index: Any) -> Any:
             f"def implementation(element, index):\n    row = wrap(index, {rows}) * {columns}\n    return make({parts})"
         )
         row = vector(columns, element.element.scalar)
-        return _made(text, {"at": at, "make": maker(row), "wrap": _wrap})
+        return Body(text, {"at": at, "make": maker(row), "wrap": _wrap})
     return None
 
 
@@ -406,19 +409,29 @@ def _wrap(typing_context: Any, index: Any, extent: Any) -> Any:
     return types.intp(types.intp, types.intp), generate
 
 
-def _register_attribute(name: str) -> None:
-    def read(element: Any) -> Any:
-        found = component(element.element, name)
+@infer_getattr
+class _Parts(AttributeTemplate):
+    """The types of an element's parts, as in ``v.x`` and ``t.p``."""
+
+    key = NumbaElement
+
+    def generic_resolve(self, kind: Any, name: str) -> Any:
+        """Return the type of a part, or None if there is none of that name."""
+        found = component(kind.element, name)
         if found is None:
             return None
-        first, part = found
-        if part is None:
-            return _made(f"def implementation(element): return at(element, {first})", {"at": at})
-        parts = ", ".join(f"at(element, {first + k})" for k in range(part.count))
-        return _made(f"def implementation(element): return make({parts})", {"at": at, "make": maker(part)})
+        return kind.dtype if found[1] is None else numba_element(found[1])
 
-    read.__annotations__.clear()
-    overload_attribute(NumbaElement, name, jit_options=_INLINED)(read)
+
+@lower_getattr_generic(NumbaElement)
+def _part(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    found = component(kind.element, name)
+    assert found is not None
+    first, part = found
+    if part is None:
+        return builder.extract_value(value, first)
+    parts = [builder.extract_value(value, first + k) for k in range(part.count)]
+    return _packed(builder, context.get_value_type(numba_element(part)), parts)
 
 
 # What a store into an element becomes: ``v[k] = x`` is ``v = replaced(v, k, x)``, since elements are values. The same
@@ -761,10 +774,10 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
     def atomic(array: Any, index: Any, value: Any) -> Any:
         raise NotImplementedError
 
-    def generated(array: Any, index: Any, value: Any) -> Any:
+    def generated(array: Any, index: Any, value: Any) -> Body:
         names = {"update": scalar_atomic, "at": at, "scalars_of": _scalars_of}
         if not isinstance(array, types.Array) or not isinstance(array.dtype, NumbaElement):
-            return _made("def implementation(array, index, value): return update(array, index, value)", names)
+            return Body("def implementation(array, index, value): return update(array, index, value)", names)
         if value != array.dtype:
             raise TypingError(not_an_element(name, array, value))
         element = array.dtype.element
@@ -775,10 +788,10 @@ def component_atomic(name: str, scalar_atomic: Any) -> Any:
             "    whole = scalars_of(array)",
             f"    return make({parts})",
         ]
-        return _made("\n".join(lines), names | {"make": maker(element)})
+        return Body("\n".join(lines), names | {"make": maker(element)})
 
     atomic.__name__ = name
-    _overload(atomic)(generated)
+    built(atomic)(generated)
     return atomic
 
 
@@ -807,5 +820,3 @@ NAMES: dict[str, Callable[..., Any]] = {
     **{f"_nb_with_{name}": _part_setter(name) for name in PARTS},
 }
 _register_operations()
-for _name in PARTS:
-    _register_attribute(_name)

@@ -114,7 +114,7 @@ def _native_sources() -> str:
 
 
 _ELEMENTS = (
-    *("element_functions", "element_operations", "numba_elements"),
+    *("built_calls", "element_functions", "element_operations", "numba_elements", "typed_text"),
     *("changed_bits", "complex_division", "component_range", "float_divisions", "narrow_floats", "numba_records"),
     *("record_fields", "replaced_code"),
 )
