@@ -11,7 +11,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from numba import types
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
@@ -37,14 +37,17 @@ class Body:
     names: Mapping[str, Any]
 
 
-def built(function: Any) -> Callable[[Any], Any]:
+_Entered = TypeVar("_Entered", bound=Callable[..., Body | None])
+
+
+def built(function: Any) -> Callable[[_Entered], _Entered]:
     """Return a decorator that enters what a function does in compiled code.
 
     What is decorated takes the Numba types of the operands under the names of the function's parameters, and returns a `Body`,
     or None where there is none.
     """
 
-    def enter(body_of: Callable[..., Body | None]) -> Callable[..., Body | None]:
+    def enter(body_of: _Entered) -> _Entered:
         signature = inspect.signature(body_of)
         starred = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in signature.parameters.values())
 
@@ -77,8 +80,14 @@ def built(function: Any) -> Callable[[Any], Any]:
         first = inspect.Parameter("typing_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         define.__signature__ = inspect.Signature([first, *bare])  # type: ignore[attr-defined]
         template = make_intrinsic_template(function, define, getattr(function, "__name__", str(function)))
-        infer(template)
-        infer_global(function, types.Function(template))
+
+        class Template(template):  # type: ignore[misc, valid-type]
+            def generic(self, args: Any, kws: Any) -> Any:
+                # Numba comes with a list where it tells what it has tried, and looks for the types in a dictionary.
+                return super().generic(tuple(args), kws)
+
+        infer(Template)
+        infer_global(function, types.Function(Template))
         return body_of
 
     return enter

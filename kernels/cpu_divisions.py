@@ -51,25 +51,34 @@ def divided_as_kernels() -> Iterator[None]:
             self: Any, builder: Any, impl: Any, sig: Any, locals: Any = None, flags: Any = None
         ) -> Any:
             if flags is None and not self.error_model.raise_on_fp_zero_division:
-                flags = _flags()
+                flags = _flags(nrt=_may_allocate())
             return original(self, builder, impl, sig, locals=locals, flags=flags)
 
         owner._compile_subroutine_no_cache, context.cached_internal_func = compile_subroutine, _compiled
         try:
-            with replaced(context, INTEGER_OPERATIONS | _OPERATIONS), loops_replaced(get_ufunc_info, _LOOPS):
+            with (
+                replaced(context, INTEGER_OPERATIONS | _OPERATIONS),
+                loops_replaced(get_ufunc_info, _LOOPS),
+                # What is asked for outside of a function that Numba compiles has no caller.
+                targetconfig.ConfigStack().enter(_flags(nrt=False)),
+            ):
                 yield
         finally:
             owner._compile_subroutine_no_cache, context.cached_internal_func = original, kept
 
 
-def _flags() -> Flags:
-    """Return Numba's flags for such a function: with NumPy's errors; it may allocate if its caller may."""
+def _flags(*, nrt: bool) -> Flags:
+    """Return Numba's flags for a function with NumPy's errors, which may allocate or not."""
     flags = Flags()
     flags.error_model = "numpy"
-    stack = targetconfig.ConfigStack()
-    if stack and stack.top().is_set("nrt") and stack.top().nrt:
-        flags.nrt = True
+    flags.nrt = nrt
     return flags
+
+
+def _may_allocate() -> bool:
+    """Tell whether the function that is compiled may allocate."""
+    stack = targetconfig.ConfigStack()
+    return bool(stack and stack.top().is_set("nrt") and stack.top().nrt)
 
 
 def _of_neighbours(generate: Generate) -> Generate:

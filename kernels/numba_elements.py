@@ -259,7 +259,11 @@ def _register(name: str, function: Any, arity: int) -> None:
     def two(a: Any, b: Any) -> Body | None:
         return _operation(name, (a, b))
 
-    built(function)({1: one, 2: two}[arity])
+    enter = built(function)
+    if arity == 1:
+        enter(one)
+    else:
+        enter(two)
 
 
 _OPERATORS: dict[str, tuple[int, tuple[Any, ...]]] = {
@@ -448,28 +452,33 @@ def put_back(target: Any, index: Any, value: Any) -> Any:
     raise NotImplementedError
 
 
-@_overload(replaced)
-def _replaced(target: Any, index: Any, value: Any) -> Any:
+@built(replaced)
+def _replaced(target: Any, index: Any, value: Any) -> Body | None:
     if isinstance(target, types.Buffer):
-        return _made("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
-    if isinstance(target, types.Record) and isinstance(index, types.StringLiteral):
-        _refuse_read_only(target)
-        field = f"target[{index.literal_value!r}]"
-        return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
+        return Body("def implementation(target, index, value):\n    target[index] = value\n    return target", {})
     if not isinstance(target, NumbaElement):
         return None
     element = target.element
     names = {"set": with_component, "wrap": _wrap, "at": at}
     place = _place(element, index)
     if place is not None and isinstance(value, types.Number | types.Boolean):
-        return _made(f"def implementation(target, index, value): return set(target, {place}, value)", names)
+        return Body(f"def implementation(target, index, value): return set(target, {place}, value)", names)
     rows = len(element.extents) == 2 and isinstance(index, types.Integer) and isinstance(value, NumbaElement)
     if not rows or value.element.extents != element.extents[1:]:
         return None
     extent, columns = element.extents
     lines = [f"    row = wrap(index, {extent}) * {columns}"]
     lines += [f"    target = set(target, row + {k}, at(value, {k}))" for k in range(columns)]
-    return _made("\n".join(["def implementation(target, index, value):", *lines, "    return target"]), names)
+    return Body("\n".join(["def implementation(target, index, value):", *lines, "    return target"]), names)
+
+
+@_overload(replaced)
+def _replaced_in_record(target: Any, index: Any, value: Any) -> Any:
+    if not isinstance(target, types.Record) or not isinstance(index, types.StringLiteral):
+        return None
+    _refuse_read_only(target)
+    field = f"target[{index.literal_value!r}]"
+    return _made(f"def implementation(target, index, value):\n    {field} = value\n    return target", {})
 
 
 def _refuse_read_only(target: Any) -> None:
@@ -479,11 +488,14 @@ def _refuse_read_only(target: Any) -> None:
         )
 
 
-@_overload(put_back)
-def _put_back(target: Any, index: Any, value: Any) -> Any:
+@built(put_back)
+def _put_back(target: Any, index: Any, value: Any) -> Body | None:
     if isinstance(value, types.Buffer | types.Record):
-        return _made("def implementation(target, index, value): return target", {})
+        return Body("def implementation(target, index, value): return target", {})
     return _replaced(target, index, value)
+
+
+_overload(put_back)(_replaced_in_record)
 
 
 def put_part(target: Any, way: Any, steps: Any, value: Any) -> Any:
@@ -684,27 +696,31 @@ def _part_setter(name: str) -> Any:
     def with_part(target: Any, value: Any) -> Any:
         raise NotImplementedError
 
-    def generated(target: Any, value: Any) -> Any:
+    def generated(target: Any, value: Any) -> Body | None:
         if isinstance(target, types.Buffer) and isinstance(value, types.Buffer):
             # A field of all records, as in p.x[i] = value: a view of memory that has been written already.
-            return _made("def implementation(target, value): return target", {})
-        if isinstance(target, types.Record):
-            _refuse_read_only(target)
-            return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
+            return Body("def implementation(target, value): return target", {})
         found = component(target.element, name) if isinstance(target, NumbaElement) else None
         if found is None:
             return None
         first, part = found
         if part is None and isinstance(value, types.Number | types.Boolean):
             text = f"def implementation(target, value): return set(target, {first}, value)"
-            return _made(text, {"set": with_component})
+            return Body(text, {"set": with_component})
         if part is None or not isinstance(value, NumbaElement) or value.element is not part:
             return None
         lines = [f"    target = set(target, {first + k}, at(value, {k}))" for k in range(part.count)]
         text = "\n".join(["def implementation(target, value):", *lines, "    return target"])
-        return _made(text, {"set": with_component, "at": at})
+        return Body(text, {"set": with_component, "at": at})
 
-    _overload(with_part)(generated)
+    def in_record(target: Any, value: Any) -> Any:
+        if not isinstance(target, types.Record):
+            return None
+        _refuse_read_only(target)
+        return _made(f"def implementation(target, value):\n    target.{name} = value\n    return target", {})
+
+    built(with_part)(generated)
+    _overload(with_part)(in_record)
     return with_part
 
 

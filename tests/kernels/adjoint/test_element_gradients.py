@@ -484,6 +484,22 @@ def test_length_and_direction_of_zero_have_gradient_zero():
     assert not got["x"].any()
 
 
+@nb.kernel
+def quotient(v: nb.array[nb.vec3], s: nb.array[float], y: nb.array[nb.vec3]):
+    i = nb.tid()
+    y[i] = v[i] / s[i]
+
+
+def test_divisions_by_zero_have_the_gradients_of_numbers():
+    v, s = (nb.array(np.ones(shape, "f4"), k, requires_grad=True) for shape, k in (((2, 3), nb.vec3), (2, nb.float32)))
+    s.zero_()
+    y = nb.zeros(2, nb.vec3, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(quotient, 2, [v, s], [y])
+    tape.backward(grads={y: nb.ones(2, nb.vec3)})
+    assert np.all(v.grad.numpy() == np.inf) and np.all(s.grad.numpy() == -np.inf)
+
+
 def test_the_text_has_whole_elements():
     text = reflected.adjoint_source
     assert "_nb_outer(" in text and "_nb_adj_x[_nb_i0] +=" in text and "[0]" not in text
