@@ -527,6 +527,25 @@ def test_sums_are_rounded_once_to_what_they_are_added_to(kind, count):
 
 
 @nb.kernel
+def sum_of_asserted(x, y):
+    s = 0.0
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        assert x[i] < 1e30
+        s += x[i]
+    nb.atomic_add(y, 0, s)
+
+
+def test_sums_of_trips_that_may_raise_are_added_at_the_end():
+    x, y = np.full(40, 2.0**-24), np.ones(1, np.float32)
+    sum_of_asserted[1, 1](x, y)
+    assert y[0] == np.float32(1 + x.sum())  # each of the numbers by itself is lost
+    x = np.arange(4.0)
+    sum_of_asserted[1, 1](x, x[3:])
+    np.testing.assert_array_equal(x, [0, 1, 2, 9])
+    assert strides(sum_of_asserted, x, y) == 0
+
+
+@nb.kernel
 def sum_of_integers(x, y):
     s = 0
     for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
