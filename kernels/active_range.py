@@ -440,7 +440,8 @@ class IndexReading:
             case ast.BinOp(left, ast.Sub(), right):
                 found, number = self.added_to(is_first, left), self.number(right)
                 if found is not None and number is not None and number.small:
-                    return [*found, ast.UnaryOp(ast.USub(), number.node)]
+                    # No negation, which makes of the least integer of few bits what it was.
+                    return [*found, ast.BinOp(ast.Constant(0), ast.Sub(), number.node)]
         return None
 
     def _written(self, node: ast.expr) -> ast.expr:

@@ -687,6 +687,24 @@ def test_neighbours_within_a_guard_and_with_sums_and_gradients():
 
 
 @nb.kernel
+def far_around(x, y, b: nb.int8):
+    i = nb.tid()
+    if i - b < 370:
+        y[i] = 2.0 * x[(i - b) % x.shape[0]]
+
+
+def test_the_least_integer_of_eight_bits_as_a_distance():
+    x, y = (nb.array(a, requires_grad=True) for a in (np.random.default_rng(7).normal(size=120), np.zeros(300)))
+    with nb.Tape() as tape:
+        nb.launch(far_around, 300, [x, y, -128])
+    places = (np.arange(370 - 128) + 128) % 120
+    np.testing.assert_array_equal(y.numpy(), np.concatenate([2 * x.numpy()[places], np.zeros(300 - len(places))]))
+    tape.backward(grads={y: nb.ones(300, dtype=nb.float64)})
+    np.testing.assert_array_equal(x.grad.numpy(), 2.0 * np.bincount(places))
+    assert "_nb_inside_far_around" in far_around.explain(x, y, -128).source
+
+
+@nb.kernel
 def around_in_float64(x, y):
     i = nb.tid()
     y[i] = np.float64(x[(i + 1) % x.shape[0]]) * 2.0
