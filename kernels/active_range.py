@@ -106,7 +106,12 @@ EVERYWHERE = ActiveRange()
 
 
 def read_indices(
-    tree: ast.FunctionDef, rank: int, parameters: Sequence[ParameterType], taken: Collection[str]
+    tree: ast.FunctionDef,
+    rank: int,
+    parameters: Sequence[ParameterType],
+    taken: Collection[str],
+    *,
+    may_raise: bool = False,
 ) -> IndexReading:
     """Return what a kernel's text says of its thread's indices.
 
@@ -120,8 +125,10 @@ def read_indices(
         The kernel's.
     taken : collection of str
         Names of functions and globals in its text, which are no builtins there.
+    may_raise : bool
+        Whether something in the kernel or its functions may end a launch, which then adds nothing up: see `totals`.
     """
-    reading = IndexReading(tree, rank, parameters, taken)
+    reading = IndexReading(tree, rank, parameters, taken, may_raise)
     if rank:
         reading.read(tree.body)
     return reading
@@ -149,6 +156,7 @@ class IndexReading:
     rank: int
     parameters: Sequence[ParameterType]
     taken: Collection[str]
+    may_raise: bool
     values: dict[str, ast.expr] = field(default_factory=dict)
     rows: list[str] = field(default_factory=list)
     starts: list[str] = field(default_factory=list)
@@ -254,7 +262,8 @@ class IndexReading:
         """Return the variables that a loop only adds to and that are added to elements after it, with the zeros that they were.
 
         None if anything else is done after it. An element is one that no thread sees before the launch ends, see `totals`. Only
-        floats are summed up, since every trip rounds to the type of the element.
+        floats are summed up, since every trip rounds to the type of the element. And only where there is a total to add to: what
+        each trip added to the element itself would be rounded by each, and seen by trips that read the element by another name.
         """
         sums: dict[str, ast.expr] = {}
         loads = Counter(n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
@@ -267,9 +276,10 @@ class IndexReading:
                     zero, known = self.latest.get(s), self.arrays.get(array)
                     if known is None or not can_add_up(known) or loads[array] != within[array]:
                         return None
-                    if not known.scalar.is_float:
+                    index = constant_index(place)
+                    if self.may_raise or not known.scalar.is_float or index is None or len(index) != known.ndim:
                         return None
-                    if constant_index(place) is None or loads[s] != 1 or zero is None or not _is_zero(zero):
+                    if loads[s] != 1 or zero is None or not _is_zero(zero):
                         return None
                     sums[s] = zero
                 case _ if not _is_nothing(node):
@@ -430,7 +440,8 @@ class IndexReading:
             case ast.BinOp(left, ast.Sub(), right):
                 found, number = self.added_to(is_first, left), self.number(right)
                 if found is not None and number is not None and number.small:
-                    return [*found, ast.UnaryOp(ast.USub(), number.node)]
+                    # No negation, which makes of the least integer of few bits what it was.
+                    return [*found, ast.BinOp(ast.Constant(0), ast.Sub(), number.node)]
         return None
 
     def _written(self, node: ast.expr) -> ast.expr:

@@ -17,7 +17,7 @@ import numpy as np
 
 from numbridge.kernels.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.interior import Interior
-from numbridge.kernels.kernel_syntax import check_assignments, may_raise
+from numbridge.kernels.kernel_syntax import check_assignments
 from numbridge.kernels.njit_functions import declared
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.range_source import Private
@@ -169,7 +169,6 @@ def emit(
     parts = [(part, rewritten.trees[id(part)]) for part in program.sources]
     if rewritten.inside is not None:
         parts.insert(-1, (source, rewritten.inside[0]))
-    nodes = [node for part in program.sources for node in part.nodes]
     walked = [node for part in program.sources for node in ast.walk(rewritten.trees[id(part)])]
     return Emitted(
         ("\n" * (_GAP + 1)).join(_part_text(*part) for part in parts),
@@ -177,7 +176,7 @@ def emit(
         rewritten.hidden,
         rewritten.namespace,
         describe_namespace(rewritten.namespace, program),
-        bool(rewritten.sites) or any(map(may_raise, nodes)),
+        rewritten.may_raise,
         any(isinstance(node, ast.For | ast.While) for node in walked)
         or any(True for _ in program.compiled_functions())
         or rewritten.in_blocks,

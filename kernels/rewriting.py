@@ -34,6 +34,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.interior import Interior, with_interior
 from numbridge.kernels.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.kernel_syntax import may_raise
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.source import FunctionSource, Program, index_uses
@@ -91,6 +92,8 @@ class Rewritten:
         For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so; else all.
     inside : (ast.FunctionDef, Interior) or None
         A simpler body for threads inside of a row, if parameters were given and `elements` are rewritten.
+    may_raise : bool
+        Whether something in the program may end its launch.
     """
 
     program: Program
@@ -102,6 +105,7 @@ class Rewritten:
     in_blocks: bool = False
     active: ActiveRange = EVERYWHERE
     inside: tuple[ast.FunctionDef, Interior] | None = None
+    may_raise: bool = False
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
@@ -161,16 +165,17 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     writer = _Writer(program, weak_float, target, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
+    raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
     if parameters is not None and target == "cpu" and not in_blocks:
         taken = {*writer.namespace, *writer.names.values()}
         tree = trees[id(source)]
-        reading = read_indices(tree, source.index_rank, parameters, taken)
+        reading = read_indices(tree, source.index_rank, parameters, taken, may_raise=raises)
         active = reading.active()
         if elements and reading.index and not any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
             inside = with_interior(tree, reading)
     facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
-    return Rewritten(program, trees, *facts, active, inside)
+    return Rewritten(program, trees, *facts, active, inside, raises)
 
 
 class _Writer:

@@ -527,6 +527,25 @@ def test_sums_are_rounded_once_to_what_they_are_added_to(kind, count):
 
 
 @nb.kernel
+def sum_of_asserted(x, y):
+    s = 0.0
+    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        assert x[i] < 1e30
+        s += x[i]
+    nb.atomic_add(y, 0, s)
+
+
+def test_sums_of_trips_that_may_raise_are_added_at_the_end():
+    x, y = np.full(40, 2.0**-24), np.ones(1, np.float32)
+    sum_of_asserted[1, 1](x, y)
+    assert y[0] == np.float32(1 + x.sum())  # each of the numbers by itself is lost
+    x = np.arange(4.0)
+    sum_of_asserted[1, 1](x, x[3:])
+    np.testing.assert_array_equal(x, [0, 1, 2, 9])
+    assert strides(sum_of_asserted, x, y) == 0
+
+
+@nb.kernel
 def sum_of_integers(x, y):
     s = 0
     for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
@@ -665,6 +684,24 @@ def test_neighbours_within_a_guard_and_with_sums_and_gradients():
     seen[1:49] = 1
     np.testing.assert_allclose(a.grad.numpy(), np.roll(seen * np.roll(x, 3), 3) + np.roll(seen * np.roll(x, -3), -3))
     assert "_nb_inside_around_alone" in around_alone.explain(x, y).source
+
+
+@nb.kernel
+def far_around(x, y, b: nb.int8):
+    i = nb.tid()
+    if i - b < 370:
+        y[i] = 2.0 * x[(i - b) % x.shape[0]]
+
+
+def test_the_least_integer_of_eight_bits_as_a_distance():
+    x, y = (nb.array(a, requires_grad=True) for a in (np.random.default_rng(7).normal(size=120), np.zeros(300)))
+    with nb.Tape() as tape:
+        nb.launch(far_around, 300, [x, y, -128])
+    places = (np.arange(370 - 128) + 128) % 120
+    np.testing.assert_array_equal(y.numpy(), np.concatenate([2 * x.numpy()[places], np.zeros(300 - len(places))]))
+    tape.backward(grads={y: nb.ones(300, dtype=nb.float64)})
+    np.testing.assert_array_equal(x.grad.numpy(), 2.0 * np.bincount(places))
+    assert "_nb_inside_far_around" in far_around.explain(x, y, -128).source
 
 
 @nb.kernel
