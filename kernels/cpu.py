@@ -193,7 +193,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)
     names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
     names["_nb_assume"] = cpu_intrinsics.assume
-    names |= {"_nb_min": min, "_nb_max": max}  # which functions and parameters of a kernel may be called
+    names |= {"_nb_min": cpu_intrinsics.least, "_nb_max": cpu_intrinsics.greatest}
     names["_nb_load"] = load_i64
     names |= numba_elements.NAMES | complex_division.NAMES
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}

@@ -173,7 +173,7 @@ def _add_copy_body(array: Any, copy: Any) -> Body:
         lines.append("extent = extent_of(numbers)")
         if kind == types.float32:
             # Two that lie side by side are exchanged in one operation.
-            lines += ["first = min(before_pairs(numbers), extent)", "last = first + (extent - first) // 2 * 2"]
+            lines += ["first = before_pairs(numbers) if extent > 0 else 0", "last = first + (extent - first) // 2 * 2"]
             lines += ["for pair in range(first, last, 2):", " add_pair(numbers, added, pair)"]
             lines += ["for before in range(first):", f" {one('before')}"]
             lines += ["for after in range(last, extent):", f" {one('after')}"]

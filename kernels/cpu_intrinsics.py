@@ -58,7 +58,9 @@ __all__ = [
     "differs",
     "element_address",
     "ended",
+    "greatest",
     "keep_exception",
+    "least",
     "local_array",
     "memory_dtype",
     "nonnegative",
@@ -152,6 +154,50 @@ def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: 
         return builder.zext(status.is_error, ir.IntType(64))
 
     return types.int64(function, *kinds), generate
+
+
+@intrinsic
+def least(typing_context: Any, first: Any, *others: Any) -> Any:
+    """Return the least of some integers."""
+    return _extreme("<", others)
+
+
+@intrinsic
+def greatest(typing_context: Any, first: Any, *others: Any) -> Any:
+    """Return the greatest of some integers."""
+    return _extreme(">", others)
+
+
+def _extreme(comparison: str, others: Sequence[Any]) -> Any:
+    count = len(others) + 1
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = [arguments[0], *cgutils.unpack_tuple(builder, arguments[1], count - 1)]
+        name = f"numbridge.{'least' if comparison == '<' else 'greatest'}{count}"
+        known = builder.module.globals.get(name)
+        return builder.call(
+            _define_extreme(builder.module, name, comparison, count) if known is None else known, values
+        )
+
+    return types.int64(types.int64, types.StarArgTuple.from_types([types.int64] * (count - 1))), generate
+
+
+def _define_extreme(module: Any, name: str, comparison: str, count: int) -> Any:
+    """Return a function of its own, which LLVM inlines late.
+
+    It would see early that the end of a loop is at most a bound, and forget what is promised of each thread, before it comes to
+    the body, where it takes some promise to see it again.
+    """
+    word = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(word, [word] * count), name)
+    function.linkage = "internal"
+    function.attributes.add("alwaysinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    found = function.args[0]
+    for value in function.args[1:]:
+        found = builder.select(builder.icmp_signed(comparison, value, found), value, found)
+    builder.ret(found)
+    return function
 
 
 @intrinsic

@@ -25,7 +25,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.registry import CPUDispatcher, cpu_target
 
-from numbridge.kernels.typed_text import Expression, Frame, Step, Text, UnknownError, are_words
+from numbridge.kernels.typed_text import Expression, Frame, Step, Text, UnknownError
 
 __all__ = ["Exported", "native_library", "typed_exports"]
 
@@ -356,8 +356,8 @@ class _NativeText(Text):
         return Expression(kind, build)
 
     def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
-        if (function is min or function is max) and not are_words(arguments):
-            raise UnknownError  # Numba's own would have to be able to raise
+        if function is min or function is max:
+            return self._extreme("<" if function is min else ">", arguments)
         if isinstance(function, CPUDispatcher) and function.targetoptions.get("no_rewrites"):
             callee = _texts(function, tuple(types.unliteral(a.type) for a in arguments))
 
@@ -372,6 +372,20 @@ class _NativeText(Text):
 
     def _signature(self, kind: Any, arguments: tuple[Any, ...]) -> Any:
         return _numba_signature(kind, arguments)
+
+    def _extreme(self, comparison: str, arguments: Sequence[Expression]) -> Expression:
+        """Return the least or the greatest of some integers; Numba's own would have to be able to raise."""
+        if any(types.unliteral(a.type) != types.int64 for a in arguments):
+            raise UnknownError
+
+        def build(frame: Frame) -> Any:
+            values = [frame.cast(a.build(frame), a.type, types.int64) for a in arguments]
+            builder, found = frame.builder, values[0]
+            for value in values[1:]:
+                found = builder.select(builder.icmp_signed(comparison, value, found), value, found)
+            return found
+
+        return Expression(types.int64, build)
 
 
 @functools.cache

@@ -74,7 +74,8 @@ class LaneSource:
 class _Threads:
     """How threads are numbered and added up: the rank, the hidden parameters, how many sums, who runs in lanes, and who at all.
 
-    Where Numba compiles the body with its analysis, arrays have numbers of elements, which promises are given in extents.
+    A body that is analysed by Numba has arrays with numbers of elements, which promises are given in extents, and asks whether an
+    index is negative.
     """
 
     rank: int
@@ -82,7 +83,7 @@ class _Threads:
     sums: int
     lanes: Mapping[str, int]
     active: ActiveRange
-    has_sizes: bool
+    is_analysed: bool
     interior: Interior | None
 
 
@@ -292,7 +293,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
     def promised(last: str) -> list[str]:
         """Return the lines that promise what holds for a thread."""
         active = threads.active
-        sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.has_sizes else []
+        sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.is_analysed else []
         promises = [promise.replace(f"_nb_i{rank - 1}", last) for promise in active.promises]
         return [f"_nb_assume({promise})" for promise in (*sizes, *promises)]
 
@@ -328,7 +329,7 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             starts, stops = ([f"{base} + {place}" for place in places] for places in (interior.starts, interior.stops))
             lines += between("_nb_next", "_nb_until", starts, stops, inside)
         else:
-            lines += ["for _nb_k in range(_nb_next, _nb_until):", *(f"    {line}" for line in inside)]
+            lines += each("_nb_next", "_nb_until", inside)
         return [
             f"if {' and '.join(f'{factor} > 0' for factor in (width, *interior.factors))}:",
             f"    _nb_next = {first}",
@@ -354,24 +355,31 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             f"    _nb_from = _nb_outer if _nb_side else {first}",
             f"    _nb_to = {last} if _nb_side else _nb_inner",
             *(f"    {line}" for line in run_all("_nb_from", "_nb_to")),
-            "for _nb_k in range(_nb_inner, _nb_outer):",
-            *(f"    {line}" for line in inside),
+            *each("_nb_inner", "_nb_outer", inside),
         ]
+
+    def each(first: str, last: str, body: Sequence[str]) -> list[str]:
+        """Return the lines that run a thread's lines for all of a row."""
+        if not threads.is_analysed:
+            return [f"for _nb_k in range({first}, {last}):", *(f"    {line}" for line in body)]
+        # An index that counts the trips is never negative if the first one is not: so LLVM takes what is promised of each, and
+        # forgets it before it comes to the body. It is made a vector of as a variable of its own.
+        lines = [f"_nb_k = {first}", f"for _nb_count in range({last} - {first}):", *(f"    {line}" for line in body)]
+        return [*lines, "    _nb_k += 1"]
 
     def run_all(first: str, last: str) -> list[str]:
         width = threads.lanes.get(entry)
         own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
-        one = [f"    {line}" for line in [*asked, *promised("_nb_k"), *call("_nb_k")]]
+        one = [*asked, *promised("_nb_k"), *call("_nb_k")]
         if width is None:
-            return [f"for _nb_k in range({first}, {last}):", *one]
+            return each(first, last, one)
         together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
         return [
             f"_nb_whole = {first} + _nb_max({last} - {first}, 0) // {width} * {width}",
             f"for _nb_lane in range({first}, _nb_whole, {width}):",
             *(f"    {line}" for line in together),
-            f"for _nb_k in range(_nb_whole, {last}):",
-            *one,
+            *each("_nb_whole", last, one),
         ]
 
     lines = _rows(rank, threads.active.strides, run)

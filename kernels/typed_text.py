@@ -25,7 +25,7 @@ from numba.core.cpu_options import FastMathOptions
 from numba.core.fastmathpass import FastFloatBinOpVisitor, FastFloatCallVisitor
 from numba.core.registry import cpu_target
 
-__all__ = ["Expression", "Frame", "Step", "Text", "UnknownError", "are_words", "assigned_once", "looping"]
+__all__ = ["Expression", "Frame", "Step", "Text", "UnknownError", "assigned_once", "looping"]
 
 _BINARY: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -503,8 +503,6 @@ class Text:
 
     def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
         """Return what an operation gives, as Numba resolves it."""
-        if (function is min or function is max) and len(arguments) > 1 and are_words(arguments):
-            return _extreme("<" if function is min else ">", arguments)
         if isinstance(function, types.ExternalFunction):
             return _external(function, arguments)
         kind = self._type_of(function)
@@ -522,24 +520,6 @@ class Text:
 
     def _signature(self, kind: Any, arguments: tuple[Any, ...]) -> Any:
         return self._context.resolve_function_type(kind, arguments, {})
-
-
-def are_words(arguments: Sequence[Expression]) -> bool:
-    """Tell whether all of some values are integers of 64 bits."""
-    return all(types.unliteral(argument.type) == types.int64 for argument in arguments)
-
-
-def _extreme(comparison: str, arguments: Sequence[Expression]) -> Expression:
-    """Return the least or the greatest of some integers of 64 bits."""
-
-    def build(frame: Frame) -> Any:
-        values = [frame.cast(a.build(frame), a.type, types.int64) for a in arguments]
-        builder, found = frame.builder, values[0]
-        for value in values[1:]:
-            found = builder.select(builder.icmp_signed(comparison, value, found), value, found)
-        return found
-
-    return Expression(types.int64, build)
 
 
 def _external(function: Any, arguments: Sequence[Expression]) -> Expression:
