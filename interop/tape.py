@@ -529,19 +529,22 @@ class Tape:
             ]
         )
         for found, cotangent in seeds:
-            _add_seed(memory, found, cotangent)
+            memory.start(found, cotangent)
         self._repeatable = False
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
         retained = self._retained = RetainedGradients(self._arrays.values(), self._places, memory)
-        for event in reversed(self._events):
-            retained.keep_before(event)
-            if isinstance(event, LaunchEvent):
-                reverse_launch(event, memory, self._contents)
-            else:
-                self._reverse(event, memory)
+        try:
+            for event in reversed(self._events):
+                retained.keep_before(event)
+                if isinstance(event, LaunchEvent):
+                    reverse_launch(event, memory, self._contents)
+                else:
+                    self._reverse(event, memory)
+        finally:
+            memory.own()
         self._repeatable = self._reads_only_given()
         if self._repeatable:
             self._forget_contents()
@@ -608,6 +611,7 @@ class Tape:
         if isinstance(event, OpaqueEvent):
             check_opaque(event, memory)
         elif isinstance(event, FunctionEvent):
+            memory.own()
             reverse_function(event, memory)
             self._contents.look_again()
         elif isinstance(event, FillEvent):
@@ -828,10 +832,3 @@ def _copy(array: Any) -> Any:
     whole = asarray(array)
     made, element = moved(whole, row_of(whole), whole.device), element_of(whole)
     return made if element is None else packed(made, element)
-
-
-def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
-    region = memory.region(found)
-    assert region is not None
-    add(memory.part(region, found), cotangent)
-    region.reached = True
