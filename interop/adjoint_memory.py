@@ -33,6 +33,8 @@ __all__ = ["Adjoint", "AdjointMemory", "Region", "add", "clear", "is_zero"]
 
 Adjoint: TypeAlias = "NDArray[Any] | Array"
 _HOST = -1
+# Bytes of memory over which a pass is worth avoiding
+LARGE = 1 << 20
 
 
 class Region:
@@ -69,39 +71,68 @@ class Region:
         )
 
     def borrow(self, found: Description, values: NDArray[Any]) -> bool:
-        """Begin with somebody else's values as the adjoint of an array, if nothing is here yet and the array is all there is.
+        """Begin with somebody else's values as the adjoint of a large array, if nothing is here yet and it is all there is.
 
         They are copied when the adjoint is asked for, or by `own`; until then they must not change.
         """
-        is_first = self._block is None and self._lent is None
-        if not is_first or values.dtype != self.dtype or not self.is_filled_by(found):
+        if not (self.is_large and self.is_untouched) or values.dtype != self.dtype or not self.is_filled_by(found):
             return False
         self._lent = values
         return True
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a pass over its memory, which is the CPU's, takes longer than to find out that it may be left out."""
+        return self.high - self.low >= LARGE and self.ordinal == _HOST
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody has asked for an adjoint yet, so that all of it is zero."""
+        return self._block is None and self._lent is None
+
+    def read(self, found: Description) -> Adjoint:
+        """Return the adjoint of an array that fills this region, only to be read: what was borrowed, if kernels can read that."""
+        return self.adjoint(found) if self._lent is None or not self._lent.flags.carray else self._lent
+
+    def drop(self) -> None:
+        """Make the adjoint zero, without a pass over its memory."""
+        self.parts.clear()
+        self._block = self._lent = None
+
+    def take(self, adjoint: NDArray[Any]) -> None:
+        """Make new memory the adjoint of an array that fills this region."""
+        self.parts.clear()
+        self._block = adjoint.reshape(-1)
 
     def own(self) -> None:
         """Copy what was borrowed."""
         if self._lent is not None:
             # As a sum that begins with zero, which makes 0.0 of -0.0
-            self._block = np.add(self._lent, _zero(self.dtype), np.empty(self._lent.shape, self.dtype)).reshape(-1)
+            self._block = np.add(self._lent, self.dtype.type(0), np.empty(self._lent.shape, self.dtype)).reshape(-1)
             self._lent = None
 
     def adjoint(self, found: Description) -> Adjoint:
         """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
-        self.own()
+        if self._lent is not None:
+            self.own()
         if self._block is None:
             self._block = self._zeros(-(-(self.high - self.low) // self.dtype.itemsize))
         if self.ordinal != _HOST:
             return device_adjoints.like(self._block, found.data - self.low, found)
+        if (
+            found.shape == self._block.shape
+            and found.data == self.low
+            and found.word & nb.CONTIGUOUS
+            and found.element is None
+        ):
+            whole: Adjoint = self._block
+            return whole
         is_record = self.dtype.fields is not None
         shape, strides = found.shape if is_record else full_shape(found), found.strides
         if 0 in shape:
             return np.zeros(shape, self.dtype)
         if found.element is not None and not is_record:
             strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
-        if shape == self._block.shape and strides == self._block.strides and found.data == self.low:
-            whole: Adjoint = self._block
-            return whole
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
     def copy(self) -> Region:
@@ -237,11 +268,6 @@ def is_zero(gradient: Adjoint) -> bool:
     """Tell whether a gradient is zero; waits for the device that it is on."""
     values = gradient if isinstance(gradient, np.ndarray) else gradient.numpy()
     return not any(part.any() for part in _float_parts(values))
-
-
-@functools.cache
-def _zero(dtype: np.dtype[Any]) -> NDArray[Any]:
-    return np.zeros((), dtype)
 
 
 _extent = operator.attrgetter("extent")
