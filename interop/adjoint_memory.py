@@ -2,8 +2,8 @@
 
 Arrays that may share memory belong to one region; a region's adjoint is one block, in which the adjoint of an array lies
 where the array lies in the region. So views, slices and other frameworks' tensors over the same memory share adjoints as
-they share memory. Nothing is allocated before an adjoint is asked for. An adjoint lies where its array does: in the CPU's
-memory it is a NumPy array, on a CUDA device an `Array`.
+they share memory. Nothing is allocated before an adjoint is asked for, and what a gradient starts from stays where it is until
+then. An adjoint lies where its array does: in the CPU's memory it is a NumPy array, on a CUDA device an `Array`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numbridge.kernels import scalars
 from numbridge.kernels.element_arguments import full_shape
 from numbridge.kernels.elements import float_fields
 from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description
 from numbridge.places import Place
 
@@ -32,6 +33,8 @@ __all__ = ["Adjoint", "AdjointMemory", "Region", "add", "clear", "is_zero"]
 
 Adjoint: TypeAlias = "NDArray[Any] | Array"
 _HOST = -1
+# Bytes of memory over which a pass is worth avoiding
+LARGE = 1 << 20
 
 
 class Region:
@@ -45,34 +48,98 @@ class Region:
         Of the CUDA device whose memory it is; -1 for the CPU's.
     reached : bool
         Whether a gradient has been put here.
+    parts : dict
+        The adjoints of arrays that are known, by the id of what describes them.
     """
+
+    __slots__ = ("_block", "_lent", "dtype", "high", "low", "ordinal", "parts", "reached")
 
     def __init__(self, low: int, high: int, dtype: np.dtype[Any], ordinal: int = _HOST) -> None:
         self.low, self.high, self.dtype, self.ordinal = low, high, dtype, ordinal
         self.reached = False
+        self.parts: dict[int, Adjoint] = {}
         self._block: Any = None
+        self._lent: NDArray[Any] | None = None
+
+    def is_filled_by(self, found: Description) -> bool:
+        """Tell whether an array in the CPU's memory is all of this region, without gaps and in the order of its indices."""
+        return (
+            self.ordinal == _HOST
+            and self.dtype.fields is None
+            and bool(found.word & nb.CONTIGUOUS)
+            and found.extent == (self.low, self.high)
+        )
+
+    def borrow(self, found: Description, values: NDArray[Any]) -> bool:
+        """Begin with somebody else's values as the adjoint of a large array, if nothing is here yet and it is all there is.
+
+        They are copied when the adjoint is asked for, or by `own`; until then they must not change.
+        """
+        if not (self.is_large and self.is_untouched) or values.dtype != self.dtype or not self.is_filled_by(found):
+            return False
+        self._lent = values
+        return True
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a pass over its memory, which is the CPU's, takes longer than to find out that it may be left out."""
+        return self.high - self.low >= LARGE and self.ordinal == _HOST
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody has asked for an adjoint yet, so that all of it is zero."""
+        return self._block is None and self._lent is None
+
+    def read(self, found: Description) -> Adjoint:
+        """Return the adjoint of an array that fills this region, only to be read: what was borrowed, if kernels can read that."""
+        return self.adjoint(found) if self._lent is None or not self._lent.flags.carray else self._lent
+
+    def drop(self) -> None:
+        """Make the adjoint zero, without a pass over its memory."""
+        self.parts.clear()
+        self._block = self._lent = None
+
+    def take(self, adjoint: NDArray[Any]) -> None:
+        """Make new memory the adjoint of an array that fills this region."""
+        self.parts.clear()
+        self._block = adjoint.reshape(-1)
+
+    def own(self) -> None:
+        """Copy what was borrowed."""
+        if self._lent is not None:
+            # As a sum that begins with zero, which makes 0.0 of -0.0
+            self._block = np.add(self._lent, self.dtype.type(0), np.empty(self._lent.shape, self.dtype)).reshape(-1)
+            self._lent = None
 
     def adjoint(self, found: Description) -> Adjoint:
         """Return the adjoint of an array that lies in this region, zero at first; elements are its last dimensions."""
+        if self._lent is not None:
+            self.own()
         if self._block is None:
             self._block = self._zeros(-(-(self.high - self.low) // self.dtype.itemsize))
         if self.ordinal != _HOST:
             return device_adjoints.like(self._block, found.data - self.low, found)
+        if (
+            found.shape == self._block.shape
+            and found.data == self.low
+            and found.word & nb.CONTIGUOUS
+            and found.element is None
+        ):
+            whole: Adjoint = self._block
+            return whole
         is_record = self.dtype.fields is not None
         shape, strides = found.shape if is_record else full_shape(found), found.strides
         if 0 in shape:
             return np.zeros(shape, self.dtype)
         if found.element is not None and not is_record:
             strides = (*strides, *np.empty(found.element.extents, self.dtype).strides)
-        if shape == self._block.shape and strides == self._block.strides and found.data == self.low:
-            whole: Adjoint = self._block
-            return whole
         return np.ndarray(shape, self.dtype, self._block, found.data - self.low, strides)
 
     def copy(self) -> Region:
         """Return a region of the same memory whose adjoint is a copy of this one's."""
         made = Region(self.low, self.high, self.dtype, self.ordinal)
         made.reached = self.reached
+        self.own()
         if self._block is not None:
             made._block = self._block.copy() if self.ordinal == _HOST else self._block.clone()
         return made
@@ -97,7 +164,7 @@ class AdjointMemory:
         self._given = {id(found): found for found in arrays}
         self._regions: list[Region] = []
         self._at: dict[int, Region] = {}
-        self._adjoints: dict[int, Adjoint] = {}
+        self._borrowing: list[Region] = []
         last: Region | None = None
         for found in sorted(self._given.values(), key=_extent):
             (low, high), dtype, ordinal = found.extent, _dtype(found), _ordinal(found)
@@ -144,12 +211,28 @@ class AdjointMemory:
 
     def part(self, region: Region, found: Description) -> Adjoint:
         """Return the adjoint of an array that lies in a region; the same one every time if this was made for the array."""
-        adjoint = self._adjoints.get(id(found))
+        adjoint = region.parts.get(id(found))
         if adjoint is None:
             adjoint = region.adjoint(found)
             if id(found) in self._given:
-                self._adjoints[id(found)] = adjoint
+                region.parts[id(found)] = adjoint
         return adjoint
+
+    def start(self, found: Description, values: Adjoint) -> None:
+        """Add to the adjoint of an array what a gradient starts from, which must not change before it is owned."""
+        region = self.region(found)
+        assert region is not None
+        region.reached = True
+        if isinstance(values, np.ndarray) and region.borrow(found, values):
+            self._borrowing.append(region)
+        else:
+            add(self.part(region, found), values)
+
+    def own(self) -> None:
+        """Copy what is borrowed still."""
+        for region in self._borrowing:
+            region.own()
+        self._borrowing.clear()
 
 
 def _float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

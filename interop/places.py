@@ -165,6 +165,6 @@ class Places:
         for bits, (starts, places) in self._sorted.items():
             first = bisect.bisect_left(starts, low - (1 << bits))
             last = bisect.bisect_left(starts, high, first)
-            near = (place for place in places[first:last] if place.found.extent[1] > low)
-            sharing += [place for place in near if share_memory(place.found, found)]
+            near = places[first:last]
+            sharing += [place for place in near if place.found.extent[1] > low and share_memory(place.found, found)]
         return sharing

@@ -30,14 +30,13 @@ from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.devices import Device
 from numbridge.kernels.element_arguments import full_shape
-from numbridge.kernels.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
-from numbridge.places import Place, Places
+from numbridge.places import Place, Places, has_floats
 from numbridge.remembered_contents import RememberedContents
 from numbridge.retained_gradients import RetainedGradients
 from numbridge.tape_drawing import Scope, drawn
@@ -529,19 +528,22 @@ class Tape:
             ]
         )
         for found, cotangent in seeds:
-            _add_seed(memory, found, cotangent)
+            memory.start(found, cotangent)
         self._repeatable = False
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
         retained = self._retained = RetainedGradients(self._arrays.values(), self._places, memory)
-        for event in reversed(self._events):
-            retained.keep_before(event)
-            if isinstance(event, LaunchEvent):
-                reverse_launch(event, memory, self._contents)
-            else:
-                self._reverse(event, memory)
+        try:
+            for event in reversed(self._events):
+                retained.keep_before(event)
+                if isinstance(event, LaunchEvent):
+                    reverse_launch(event, memory, self._contents)
+                else:
+                    self._reverse(event, memory)
+        finally:
+            memory.own()
         self._repeatable = self._reads_only_given()
         if self._repeatable:
             self._forget_contents()
@@ -560,7 +562,7 @@ class Tape:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
         if self._kept or [event for event in self._events if isinstance(event, _UNREPEATABLE)]:
             return False
-        return not any(other.is_made for place in self._places if place.reads for other in place.links)
+        return not [other for place in self._places if place.reads for other in place.links if other.is_made]
 
     def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
@@ -608,6 +610,7 @@ class Tape:
         if isinstance(event, OpaqueEvent):
             check_opaque(event, memory)
         elif isinstance(event, FunctionEvent):
+            memory.own()
             reverse_function(event, memory)
             self._contents.look_again()
         elif isinstance(event, FillEvent):
@@ -741,10 +744,6 @@ def _stack() -> list[Tape]:
     return found
 
 
-def _is_float(found: Description) -> bool:
-    return found.scalar is not None and has_gradient(found.element, found.scalar)
-
-
 def _requires_grad(argument: Any) -> bool:
     if isinstance(argument, Array):
         return is_required(argument)
@@ -756,6 +755,8 @@ def _pairs(grads: Any) -> list[tuple[Any, Any]]:
     """Return arrays with the gradients that were given for them."""
     if grads is None:
         return []
+    if type(grads) is dict:
+        return list(grads.items())
     is_array = isinstance(grads, Array) or bridge_for_type(type(grads)) is not None
     given = grads.items() if isinstance(grads, Mapping) else grads
     try:
@@ -772,7 +773,7 @@ def _pairs(grads: Any) -> list[tuple[Any, Any]]:
 
 def _floating(array: Any, what: str = "an array in grads") -> Description:
     found = describe(array)
-    if not found.is_array or not _is_float(found):
+    if not (found.is_array and has_floats(found.tag)):
         kind = type(array).__name__
         got = (
             repr(array)
@@ -828,10 +829,3 @@ def _copy(array: Any) -> Any:
     whole = asarray(array)
     made, element = moved(whole, row_of(whole), whole.device), element_of(whole)
     return made if element is None else packed(made, element)
-
-
-def _add_seed(memory: AdjointMemory, found: Description, cotangent: Any) -> None:
-    region = memory.region(found)
-    assert region is not None
-    add(memory.part(region, found), cotangent)
-    region.reached = True

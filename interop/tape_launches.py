@@ -6,10 +6,11 @@ changed. What a launch alone decides is left to it: where its arrays lie, and wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numbridge.adjoint_memory import AdjointMemory
+from numbridge.adjoint_memory import AdjointMemory, Region
 from numbridge.array import Array
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
@@ -23,6 +24,7 @@ from numbridge.kernels.readers import describe, reader_of
 from numbridge.kernels.variant import variants_of
 from numbridge.places import Place
 from numbridge.remembered_contents import RememberedContents
+from numbridge.sparing_adjoints import SparingAdjoint, reverse_sparingly, sparing_adjoint
 from numbridge.tape_events import LaunchEvent
 
 __all__ = ["Recipe", "Signature", "has_moved", "meet", "reverse_launch", "signature_of", "why_opaque"]
@@ -101,6 +103,11 @@ class Recipe:
         self._more = tuple(d for d in dependencies if (id(d.container), d.name) not in own)
         self._runs: dict[tuple[int, str], tuple[Any, Callable[..., None]]] = {}
 
+    @functools.cached_property
+    def sparing(self) -> SparingAdjoint | None:
+        """The adjoint that spares passes over memory, if there is one; to be asked while what this depends on holds."""
+        return sparing_adjoint(self)
+
     def holds(self) -> bool:
         """Tell whether all that this depends on is as it was, for a launch whose kernel has just been looked at."""
         if self.signature.variants.dependencies is not self.dependencies:
@@ -108,11 +115,17 @@ class Recipe:
         return not self._more or all(dependency.holds() for dependency in self._more)
 
     def run(self, geometry: Any, way: str) -> Callable[..., None]:
-        """Return what launches the adjoint over a launch's geometry: adjoints ``apart``, ``together``, or ``checked``."""
+        """Return what launches the adjoint over a launch's geometry.
+
+        The adjoints lie ``apart``, ``together``, or in a way that must be ``checked``; or the ``sparing`` adjoint is launched.
+        """
         known = self._runs.get((id(geometry), way))
         if known is None:
             if way == "checked":
                 made = self.adjoint.over(geometry)
+            elif way == "sparing":
+                assert self.sparing is not None
+                made = self.sparing.derivative.unchecked_over(geometry, apart=True)
             else:
                 made = self.adjoint.unchecked_over(geometry, apart=way == "apart")
             if len(self._runs) >= _MAX_RUNS:
@@ -149,16 +162,27 @@ def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: Remember
     if not [n for n in recipe.written if regions[n].reached]:
         return
     way = _check_unchanged(event, contents)
-    run = recipe.run(event.geometry, way)
-    adjoints = [memory.part(region, place.found) for region, place in zip(regions, event.places, strict=True)]
     with watching.unrecorded():
         try:
-            run(*event.arguments, *adjoints)
+            _launch_adjoint(event, regions, memory, way)
         except BufferAccessError:
             _refuse_repeated(event)
             raise
     for region in regions:
         region.reached = True
+
+
+def _launch_adjoint(event: LaunchEvent, regions: Sequence[Region], memory: AdjointMemory, way: str) -> None:
+    recipe = event.recipe
+    sparing = recipe.sparing if way == "apart" and [region for region in regions if region.is_large] else None
+    if sparing is not None and sparing.fits(event, regions):
+        reverse_sparingly(sparing, recipe.run(event.geometry, "sparing"), event, regions, memory)
+        return
+    run = recipe.run(event.geometry, way)
+    run(
+        *event.arguments,
+        *[memory.part(region, place.found) for region, place in zip(regions, event.places, strict=True)],
+    )
 
 
 def _refuse_repeated(event: LaunchEvent) -> None:
@@ -193,7 +217,8 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
             f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
             "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
         )
-    if moved or any(place.repeats for place in event.places):
+    repeated = [place for place in event.places if place.repeats]
+    if moved or repeated:
         return "checked"
     # Adjoints lie like their arrays, in memory of their own: nothing else can be wrong with them.
     return "together" if meet(event.places, event.recipe.pairs) else "apart"
