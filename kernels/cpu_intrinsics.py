@@ -57,6 +57,7 @@ __all__ = [
     "constant_extents",
     "differs",
     "element_address",
+    "end_of",
     "ended",
     "greatest",
     "keep_exception",
@@ -139,6 +140,13 @@ def keep_exception(builder: Any, found: Any) -> None:
     builder.store_atomic(builder.ptrtoint(found, word), place, "monotonic", 8)
 
 
+def end_of(builder: Any, status: Any) -> Any:
+    """Build what keeps the exception of a call, and return 1 if there was one, else 0."""
+    with builder.if_then(status.is_user_exc, likely=False):
+        keep_exception(builder, status.excinfoptr)
+    return builder.zext(status.is_error, ir.IntType(64))
+
+
 @intrinsic
 def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: Any, last: Any) -> Any:
     """Run a function of four integers that returns nothing; return 1 if an exception ends it, else 0."""
@@ -149,9 +157,7 @@ def ended(typing_context: Any, function: Any, block: Any, geometry: Any, first: 
         compiled = function.dispatcher.overloads[kinds]
         context.active_code_library.add_linking_library(compiled.library)
         status, _ = context.call_internal_no_propagate(builder, compiled.fndesc, signature, arguments[1:])
-        with builder.if_then(status.is_user_exc, likely=False):
-            keep_exception(builder, status.excinfoptr)
-        return builder.zext(status.is_error, ir.IntType(64))
+        return end_of(builder, status)
 
     return types.int64(function, *kinds), generate
 

@@ -7,42 +7,41 @@ only code that is about to compile does.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils, typing
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import keep_exception
+from numbridge.kernels.cpu_intrinsics import end_of
 from numbridge.kernels.typed_text import Text, UnknownError
 
 __all__ = ["Typed", "as_typed", "typed"]
 
 
-@dataclass(frozen=True)
 class Typed:
-    """A generated function whose types are known.
+    """A generated function whose types are known."""
 
-    Attributes
-    ----------
-    name : str
-        What it is called in its text.
-    call : intrinsic
-        What to call instead of it in text that Numba compiles.
-    ended : intrinsic
-        The same, but that it returns 1 if an exception ends the function, else 0.
-    wide : frozenset of int
-        Lines of the text on which float64 arithmetic happens.
-    """
+    def __init__(self, text: Text) -> None:
+        self._text = text
 
-    name: str
-    call: Any
-    ended: Any
-    wide: frozenset[int]
+    @functools.cached_property
+    def call(self) -> Any:
+        """An intrinsic, to be called instead of the function in text that Numba compiles."""
+        return _intrinsic(self._text)
+
+    @functools.cached_property
+    def ended(self) -> Any:
+        """The same, but that it returns 1 if an exception ends the function, else 0."""
+        return _intrinsic(self._text, told=True)
+
+    @property
+    def wide(self) -> set[int]:
+        """The lines of the text on which float64 arithmetic happens."""
+        return self._text.wide
 
 
 def typed(tree: ast.FunctionDef, kinds: Sequence[Any], names: Mapping[str, Any], *, fastmath: bool) -> Typed | None:
@@ -68,7 +67,7 @@ def as_typed(text: Text) -> Typed | None:
         text.read()
     except (UnknownError, NumbaError):
         return None
-    return Typed(text.tree.name, _intrinsic(text), _intrinsic(text, told=True), frozenset(text.wide))
+    return Typed(text)
 
 
 def _intrinsic(text: Text, *, told: bool = False) -> Any:
@@ -82,10 +81,9 @@ def _intrinsic(text: Text, *, told: bool = False) -> Any:
         function = builder.module.globals.get(text.symbol) or text.define(context, builder.module)
         status, value = context.call_conv.call_function(builder, function, result, kinds, arguments)
         # Within `try`, where the call is of a loop that may raise, Numba keeps nothing of what was raised.
-        with cgutils.if_unlikely(builder, status.is_user_exc):
-            keep_exception(builder, status.excinfoptr)
+        is_ended = end_of(builder, status)
         if told:
-            return builder.zext(status.is_error, ir.IntType(64))
+            return is_ended
         with cgutils.if_unlikely(builder, status.is_error):
             context.call_conv.return_status_propagate(builder, status)
         return value

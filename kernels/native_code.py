@@ -165,15 +165,7 @@ class _NativeText(Text):
             function.attributes.add("alwaysinline")
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         frame = _NativeFrame(context, builder, dict(zip(self._parameters, function.args, strict=True)), {})
-        # What needs memory of its own asks for it in the first block.
-        for name, of in self._types.items():
-            if name not in self._constant:
-                frame.places[name] = builder.alloca(context.get_value_type(of))
-                if name in frame.values:
-                    builder.store(frame.values[name], frame.places[name])
-        body = builder.append_basic_block("body")
-        builder.branch(body)
-        builder.position_at_end(body)
+        self._begin(frame)
         _run(self._steps, frame)
         if not builder.block.is_terminated:
             builder.ret_void() if self.result == types.none else builder.unreachable()
@@ -331,29 +323,21 @@ class _NativeText(Text):
     def _global(self, value: Any) -> Expression:
         return self._number(value) if isinstance(value, bool | int) else super()._global(value)
 
-    def _choice(self, node: ast.IfExp) -> Expression:
-        condition = self._condition(node.test)
-        sides = [self._expression(side) for side in (node.body, node.orelse)]
-        kind = self._context.unify_types(*(types.unliteral(side.type) for side in sides))
-        if not isinstance(kind, types.Number | types.Boolean):
-            raise UnknownError
-
-        def build(frame: Frame) -> Any:
-            builder = frame.builder
-            then, orelse, after = (builder.append_basic_block(f"choice.{name}") for name in ("then", "else", "after"))
-            builder.cbranch(condition(frame), then, orelse)
-            made = []
-            for block, side in zip((then, orelse), sides, strict=True):
-                builder.position_at_end(block)
-                made.append((frame.cast(side.build(frame), side.type, kind), builder.block))
-                builder.branch(after)
-            builder.position_at_end(after)
-            value = builder.phi(frame.context.get_value_type(kind))
-            for one, block in made:
-                value.add_incoming(one, block)
-            return value
-
-        return Expression(kind, build)
+    def _chosen(self, frame: Frame, condition: _Condition, sides: Sequence[Expression], kind: Any) -> Any:
+        """Build the one of two values that a condition says, and not the other."""
+        builder = frame.builder
+        then, orelse, after = (builder.append_basic_block(f"choice.{name}") for name in ("then", "else", "after"))
+        builder.cbranch(condition(frame), then, orelse)
+        made = []
+        for block, side in zip((then, orelse), sides, strict=True):
+            builder.position_at_end(block)
+            made.append((frame.cast(side.build(frame), side.type, kind), builder.block))
+            builder.branch(after)
+        builder.position_at_end(after)
+        value = builder.phi(frame.context.get_value_type(kind))
+        for one, block in made:
+            value.add_incoming(one, block)
+        return value
 
     def _resolved(self, function: Any, arguments: Sequence[Expression]) -> Expression:
         if function is min or function is max:

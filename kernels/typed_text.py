@@ -156,15 +156,18 @@ class Text:
     def build(self, context: Any, builder: Any, arguments: Sequence[Any]) -> Any:
         """Build what the function does where the builder is, and return its result."""
         frame = Frame(context, builder, dict(zip(self._parameters, arguments, strict=True)), {})
-        for name, kind in self._types.items():
-            self._make_place(frame, name, kind)
-        # What needs memory of its own asks for it in the first block.
-        body = builder.append_basic_block("body")
-        builder.branch(body)
-        builder.position_at_end(body)
+        self._begin(frame)
         for step in self._steps:
             step(frame)
         return context.get_dummy_value() if self._returned is None else self._returned.build(frame)
+
+    def _begin(self, frame: Frame) -> None:
+        """Make all places, and a block for what follows: what needs memory of its own asks for it in the first one."""
+        for name, kind in self._types.items():
+            self._make_place(frame, name, kind)
+        body = frame.builder.append_basic_block("body")
+        frame.builder.branch(body)
+        frame.builder.position_at_end(body)
 
     def _make_place(self, frame: Frame, name: str, kind: Any) -> None:
         """Give a name that is assigned more than once memory of its own."""
@@ -477,11 +480,12 @@ class Text:
         if not isinstance(kind, types.Number | types.Boolean):
             raise UnknownError
 
-        def build(frame: Frame) -> Any:
-            then, orelse = (frame.cast(side.build(frame), side.type, kind) for side in sides)
-            return frame.builder.select(condition(frame), then, orelse)
+        return Expression(kind, lambda frame: self._chosen(frame, condition, sides, kind))
 
-        return Expression(kind, build)
+    def _chosen(self, frame: Frame, condition: Callable[[Frame], Any], sides: Sequence[Expression], kind: Any) -> Any:
+        """Build the one of two values that a condition says, both of which may be computed."""
+        then, orelse = (frame.cast(side.build(frame), side.type, kind) for side in sides)
+        return frame.builder.select(condition(frame), then, orelse)
 
     def _call(self, node: ast.Call) -> Expression:
         if node.keywords:
