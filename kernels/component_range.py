@@ -13,7 +13,8 @@ from numba import types
 
 from numbridge.kernels.elements import ElementType
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.numba_elements import NAMES, NumbaElement, part_of
+from numbridge.kernels.numba_element_stores import NAMES, part_of
+from numbridge.kernels.numba_elements import NumbaElement
 
 __all__ = ["check_components"]
 

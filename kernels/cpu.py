@@ -27,6 +27,8 @@ from numbridge.kernels import (
     cpu_cuda_functions,
     cpu_intrinsics,
     cpu_printing,
+    numba_element_memory,
+    numba_element_stores,
     numba_elements,
 )
 from numbridge.kernels.compile_errors import not_compiled
@@ -195,7 +197,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_assume"] = cpu_intrinsics.assume
     names |= {"_nb_min": cpu_intrinsics.least, "_nb_max": cpu_intrinsics.greatest}
     names["_nb_load"] = load_i64
-    names |= numba_elements.NAMES | complex_division.NAMES
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
@@ -220,7 +222,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     for operation in cpu_intrinsics.__all__:
         if operation.startswith("atomic_"):
             names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)
-    names |= numba_elements.component_atomics(cpu_intrinsics)
+    names |= numba_element_memory.component_atomics(cpu_intrinsics)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names

@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 from numbridge.kernels.built_calls import Body, built
 from numbridge.kernels.cpu_intrinsics import array_at, atomic_add
 from numbridge.kernels.native.memory import external
-from numbridge.kernels.numba_elements import NumbaElement, numbers_of
+from numbridge.kernels.numba_element_memory import numbers_of
+from numbridge.kernels.numba_elements import NumbaElement
 
 __all__ = ["NAMES"]
 

@@ -29,7 +29,8 @@ from numba.np.arrayobj import fix_integer_index
 
 from numbridge.kernels import changed_bits
 from numbridge.kernels.narrow_floats import narrow_float
-from numbridge.kernels.numba_elements import NumbaElement, not_an_element
+from numbridge.kernels.numba_element_memory import not_an_element
+from numbridge.kernels.numba_elements import NumbaElement
 from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import scalar_of
 

@@ -24,7 +24,15 @@ from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
 
-from numbridge.kernels import complex_division, cuda_intrinsics, cuda_stack, cuda_ufuncs, numba_elements
+from numbridge.kernels import (
+    complex_division,
+    cuda_intrinsics,
+    cuda_stack,
+    cuda_ufuncs,
+    numba_element_memory,
+    numba_element_stores,
+    numba_elements,
+)
 from numbridge.kernels.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.component_range import check_components
 from numbridge.kernels.cuda_divisions import as_on_the_cpu
@@ -200,7 +208,7 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
-    names |= numba_elements.NAMES | complex_division.NAMES
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
@@ -210,7 +218,7 @@ def compile_ptx(
     names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row
     names["_nb_moved"] = cuda_intrinsics.moved
-    names |= numba_elements.component_atomics(cuda_intrinsics)
+    names |= numba_element_memory.component_atomics(cuda_intrinsics)
     names |= cuda_stack.STACK
     exec(compile(text, filename, "exec"), names)
     signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)

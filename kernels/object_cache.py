@@ -114,7 +114,15 @@ def _native_sources() -> str:
 
 
 _ELEMENTS = (
-    *("built_calls", "element_functions", "element_operations", "numba_elements", "typed_text"),
+    *(
+        "built_calls",
+        "element_functions",
+        "element_operations",
+        "numba_element_memory",
+        "numba_element_stores",
+        "numba_elements",
+        "typed_text",
+    ),
     *("changed_bits", "complex_division", "component_range", "float_divisions", "narrow_floats", "numba_records"),
     *("record_fields", "replaced_code"),
 )
