@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 
 from numbridge.kernels import (
     complex_division,
+    cpu_atomics,
     cpu_blocks,
     cpu_copies,
     cpu_cuda_functions,
@@ -202,27 +203,27 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     numba_elements.declare()
     names["_nb_local_array"] = cpu_intrinsics.local_array
     names["_nb_field"] = field
-    names["_nb_accumulate"] = cpu_intrinsics.accumulate
-    names["_nb_prefetch"] = cpu_intrinsics.prefetch
-    names["_nb_total_of"] = cpu_intrinsics.total_of
-    names["_nb_add_to_total"] = cpu_intrinsics.add_to_total
-    names["_nb_sub_from_total"] = cpu_intrinsics.sub_from_total
-    names["_nb_add_total"] = cpu_intrinsics.add_total
+    names["_nb_accumulate"] = cpu_atomics.accumulate
+    names["_nb_prefetch"] = cpu_atomics.prefetch
+    names["_nb_total_of"] = cpu_atomics.total_of
+    names["_nb_add_to_total"] = cpu_atomics.add_to_total
+    names["_nb_sub_from_total"] = cpu_atomics.sub_from_total
+    names["_nb_add_total"] = cpu_atomics.add_total
     names |= {"_nb_checked": checked, "_nb_check_index": check_index}
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
-    names["_nb_add"] = cpu_intrinsics.atomic_add
+    names["_nb_add"] = cpu_atomics.atomic_add
     names["_nb_differs"] = cpu_intrinsics.differs
     names["_nb_ended"] = cpu_intrinsics.ended
-    names["_nb_add_private"] = cpu_intrinsics.add
-    names["_nb_add_either"] = cpu_intrinsics.add_either
-    names["_nb_sub_either"] = cpu_intrinsics.sub_either
+    names["_nb_add_private"] = cpu_atomics.add
+    names["_nb_add_either"] = cpu_atomics.add_either
+    names["_nb_sub_either"] = cpu_atomics.sub_either
     names.update(STACK)
     names.update(cpu_blocks.NAMES)
     names.update(cpu_copies.NAMES)
-    for operation in cpu_intrinsics.__all__:
+    for operation in cpu_atomics.__all__:
         if operation.startswith("atomic_"):
-            names[f"_nb_{operation}"] = getattr(cpu_intrinsics, operation)
-    names |= numba_element_memory.component_atomics(cpu_intrinsics)
+            names[f"_nb_{operation}"] = getattr(cpu_atomics, operation)
+    names |= numba_element_memory.component_atomics(cpu_atomics)
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names
@@ -250,7 +251,7 @@ def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> li
     found = []
     for argument in function.args.args:
         array = total_array(argument.arg)
-        found.append(cpu_intrinsics.total_type(kinds[array]) if array else kinds.get(argument.arg, types.int64))
+        found.append(cpu_atomics.total_type(kinds[array]) if array else kinds.get(argument.arg, types.int64))
     return found
 
 

@@ -14,7 +14,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from numbridge.kernels.built_calls import Body, built
-from numbridge.kernels.cpu_intrinsics import array_at, atomic_add
+from numbridge.kernels.cpu_atomics import atomic_add
+from numbridge.kernels.cpu_intrinsics import array_at
 from numbridge.kernels.native.memory import external
 from numbridge.kernels.numba_element_memory import numbers_of
 from numbridge.kernels.numba_elements import NumbaElement

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from numbridge.kernels.cpu_intrinsics import element_address
+from numbridge.kernels.cpu_atomics import element_address
 from numbridge.kernels.native.memory import external, load_i64, store_i64
 
 __all__ = ["STACK"]

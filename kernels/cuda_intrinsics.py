@@ -1,6 +1,6 @@
 """What kernel bodies call on CUDA beyond numba.cuda itself: atomics by numbridge's names, promises to the optimiser.
 
-The meaning is that of `cpu_intrinsics`. Adding, subtracting, minimum and maximum are numba.cuda's own; exchanging and
+The meaning is that of `cpu_atomics`. Adding, subtracting, minimum and maximum are numba.cuda's own; exchanging and
 comparing also take floats. Importing this module imports numba.cuda, so only code that is about to compile does.
 """
 

@@ -136,6 +136,7 @@ _CPU_SOURCES = (
         "cpu_copies",
         "cpu_cuda_functions",
         "cpu_divisions",
+        "cpu_atomics",
         "cpu_intrinsics",
         "cpu_math",
         "cpu_printing",

@@ -17,9 +17,8 @@ from numba import cfunc, njit, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_intrinsics
-from numbridge.kernels.cpu_intrinsics import (
-    MAX_LOCAL_BYTES,
+from numbridge.kernels import cpu_atomics
+from numbridge.kernels.cpu_atomics import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -33,14 +32,12 @@ from numbridge.kernels.cpu_intrinsics import (
     atomic_or,
     atomic_sub,
     atomic_xor,
-    local_array,
-    nonnegative,
-    readonly_violations,
 )
+from numbridge.kernels.cpu_intrinsics import MAX_LOCAL_BYTES, local_array, nonnegative, readonly_violations
 
 SIGNED, UNSIGNED = ("int8", "int16", "int32", "int64"), ("uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float32", "float64")
-ATOMICS = sorted(name for name in cpu_intrinsics.__all__ if name.startswith("atomic_"))
+ATOMICS = sorted(name for name in cpu_atomics.__all__ if name.startswith("atomic_"))
 THREADS = 4
 
 body = njit(_nrt=False, error_model="numpy", nogil=True)
@@ -271,7 +268,7 @@ def numba_array(dtype="float32", ndim=1, **flags):
 
 def compile_call(name, *kinds):
     """Compile a function that calls an atomic with arguments of these types."""
-    names = {"operation": getattr(cpu_intrinsics, name)}
+    names = {"operation": getattr(cpu_atomics, name)}
     arguments = ", ".join(f"a{k}" for k in range(len(kinds)))
     exec(f"def call({arguments}): return operation({arguments})", names)
     body(names["call"]).compile(kinds)

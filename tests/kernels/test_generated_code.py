@@ -11,7 +11,7 @@ from numba import njit, types
 
 import numbridge as nb
 from adjoint_cases import long_one, prefix_products
-from numbridge.kernels import cpu, cpu_intrinsics
+from numbridge.kernels import cpu, cpu_atomics, cpu_intrinsics
 from numbridge.kernels.generated_code import typed
 from numbridge.kernels.launch import launch
 
@@ -20,7 +20,7 @@ NAMES = {
     "_nb_float32": np.float32,
     "_nb_float64": np.float64,
     "_nb_local_array": cpu_intrinsics.local_array,
-    "_nb_add": cpu_intrinsics.atomic_add,
+    "_nb_add": cpu_atomics.atomic_add,
     "table": np.array([1.5, 2.5, 3.5]),
 }
 FLOATS, INTEGERS = types.float64[::1], types.int64[:, ::1]
