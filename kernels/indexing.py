@@ -105,9 +105,11 @@ class _Reading:
         blocked |= {number for number, _ in self._stray_shapes(bound)}
         for name in self.source.written():
             blocked |= set(self.numbers.values()) - set(bound[name])
+        # A shard has other blocks, and other threads in a warp.
+        free = () if self.source.asks_for_block else self.numbers.values()
         return Indexing(
             bound,
-            frozenset(self.numbers.values()) - blocked,
+            frozenset(free) - blocked,
             frozenset(self._stored(self.source.tree.body) - self.loaded),
             frozenset(self._loaded(bound)),
         )
@@ -119,6 +121,8 @@ class _Reading:
         call = self._intrinsic_call(parent)
         if isinstance(parent, ast.Subscript) and parent.value is node:
             self.accesses[name].append(_elements(parent.slice))
+            if any(map(self._moves_axes, _elements(parent.slice))):
+                self.escaped.add(name)
             above = self.parents[id(parent)]
             if isinstance(parent.ctx, ast.Load) or isinstance(above, ast.AugAssign):
                 self.loaded.add(name)
@@ -131,6 +135,11 @@ class _Reading:
         else:
             self.escaped.add(name)
             self.loaded.add(name)
+
+    def _moves_axes(self, index: ast.expr) -> bool:
+        """Tell whether an index is ``...`` or None, behind which places are no axes."""
+        is_plain = isinstance(index, ast.Constant | ast.Name | ast.Attribute)
+        return is_plain and any(self.source.fold(index) is shift for shift in (..., None))
 
     def _intrinsic_call(self, node: ast.AST) -> Intrinsic | None:
         static = self.source.resolve(node.func) if isinstance(node, ast.Call) else None

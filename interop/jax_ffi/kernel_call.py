@@ -264,7 +264,10 @@ class JaxKernel(Remade):
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
         """Return the call for such arguments: JAX traces the same one again and again."""
-        key = (options, *(a.key if isinstance(a, Number) else a for a in described))
+        import jax
+
+        # What JAX would narrow is refused, unless it is set to 64 bits now.
+        key = (options, jax.config.jax_enable_x64, *(a.key if isinstance(a, Number) else a for a in described))
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)

@@ -232,7 +232,7 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
         return run(call, operands)
 
     def partition(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        specs = _specs(factors, operands, results)
+        specs = _specs(mesh, factors, operands, results)
         shards = {name: _shards(mesh, spec) for name, spec in specs.items()}
         local = _local(call, factors, shards)
         sums = [[axis for name in names for axis in _mesh_axes(specs.get(name))] for names in factors.summed]
@@ -244,7 +244,7 @@ def partitioned(call: Call, run: Callable[[Call, Sequence[Any]], list[Any]]) -> 
         )
 
     def infer(mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        specs = _specs(factors, operands, ())
+        specs = _specs(mesh, factors, operands, ())
         return [_sharding(mesh, specs, axes) for axes in factors.results]
 
     made = custom_partitioning(numbridge_partitioned)
@@ -270,7 +270,7 @@ def with_explicit_axes(call: Call, mesh: Any, operands: Sequence[Any], run: Call
     import jax
 
     factors = factors_of(call)
-    specs = _specs(factors, [jax.typeof(x) for x in operands], ())
+    specs = _specs(mesh, factors, [jax.typeof(x) for x in operands], ())
     shardings = tuple(_sharding(mesh, specs, axes) for axes in factors.results)
     return jax.sharding.auto_axes(run, axes=mesh.explicit_axes, out_sharding=shardings)(*operands)
 
@@ -291,14 +291,20 @@ def partitionable(run: Callable[..., Any]) -> Callable[..., Any]:
     return outline
 
 
-def _specs(factors: Factors, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
-    """Return how each name is cut: as the first array says that has it, outputs before inputs, no mesh axis twice."""
+def _specs(mesh: Any, factors: Factors, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, Any]:
+    """Return how each name is cut: as the first array says that has it, outputs before inputs, no mesh axis twice.
+
+    Shards of different extents are padded by JAX with anything, which kernels would take for indices and add to gradients; such
+    an axis is gathered.
+    """
     found: dict[str, Any] = {}
     taken: set[str] = set()
     for axes, value in [*zip(factors.results, results, strict=False), *zip(factors.operands, operands, strict=True)]:
         spec = getattr(value.sharding, "spec", ())
-        for name, part in zip(axes, spec, strict=False):
+        for name, part, extent in zip(axes, spec, value.shape, strict=False):
             if name is None or part is None or name in found or taken & set(_mesh_axes(part)):
+                continue
+            if extent % _shards(mesh, part):
                 continue
             found[name] = part
             taken |= set(_mesh_axes(part))
@@ -330,7 +336,7 @@ def _local(call: Call, factors: Factors, shards: Mapping[str, int]) -> Call:
     """Return what one device computes."""
 
     def cut(extents: Dims, axes: Axes) -> Dims:
-        return tuple(-(-extent // shards.get(name or "", 1)) for extent, name in zip(extents, axes, strict=True))
+        return tuple(extent // shards.get(name or "", 1) for extent, name in zip(extents, axes, strict=True))
 
     levels = len(call.batch)
     results = tuple(

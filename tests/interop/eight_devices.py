@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from numba import cuda
 
 import numbridge as nb
 from compiled_calls import jax_callable, jax_kernel
@@ -89,6 +90,29 @@ def column_of_rows(m: nb.array2d[float], out: nb.array[float]):
     i = nb.tid()
     for k in range(m.shape[1]):
         out[i + 0] += m[i + 0, k]
+
+
+@nb.kernel
+def sums_of_blocks(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    total = cuda.shared.array(1, nb.float32)
+    total[0] = 0.0
+    cuda.syncthreads()
+    cuda.atomic.add(total, 0, x[i])
+    cuda.syncthreads()
+    out[i] = total[0]
+
+
+@nb.kernel
+def behind_an_ellipsis(x: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[..., i] = 2.0 * x[i]
+
+
+@nb.kernel
+def weighed(x: nb.array2d[float], w: nb.array[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    out[i, j] = x[i, j] * w[j] + w[j] * w[j]
 
 
 LINE = Mesh(np.array(jax.devices()), "x")
@@ -164,6 +188,31 @@ def check_kernels_that_look_around_see_everything():
     for kernel, want in ((differences, np.append(0, np.diff(x))), (numbered, x + np.arange(16))):
         f = jax.jit(lambda x, kernel=kernel: jax_kernel(kernel)(x)[0])
         np.testing.assert_allclose(f(put(x, "x")), want, rtol=1e-5, atol=1e-6)
+
+
+def check_threads_that_work_together_and_places_that_are_no_axes():
+    x = values(16)
+    for kernel, want in ((sums_of_blocks, np.full(16, x.sum())), (behind_an_ellipsis, 2 * x)):
+        f = jax.jit(lambda x, kernel=kernel: jax_kernel(kernel)(x)[0], out_shardings=NamedSharding(GRID, P("x")))
+        np.testing.assert_allclose(f(put(x, "x")), want, rtol=1e-5, atol=1e-6)
+
+
+def check_shards_of_different_extents():
+    def cut(x, *spec):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(LINE, P(*spec)))
+
+    def total(x, w, cut):
+        return (cut(jax_kernel(weighed, enable_backward=True)(cut(jnp.cos(x)), w)[0]) ** 2).sum()
+
+    for rows in (3, 10):
+        x, w = values(rows, 5), values(5)
+        found = jax.jit(jax.grad(partial(total, cut=lambda x: cut(x, "x")), argnums=(0, 1)))(x, w)
+        wanted = jax.grad(lambda x, w: ((jnp.cos(x) * w + w * w) ** 2).sum(), argnums=(0, 1))(x, w)
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+        table, indices = values(rows), np.arange(rows, dtype=np.int32)[::-1].copy()
+        f = jax.jit(lambda t, i: cut(jax_kernel(lookup)(t, cut(i + 0, "x"))[0], "x"))
+        np.testing.assert_array_equal(f(table, indices), table[indices])
 
 
 def check_atomics_along_rows():

@@ -752,3 +752,12 @@ def test_an_input_with_the_name_of_an_option_goes_by_position():
 def test_wrong_names(arguments, named, message):
     with pytest.raises(nb.NumbridgeTypeError, match=message):
         jax_kernel(scale)(*arguments, **named)
+
+
+def test_what_would_be_narrowed_is_refused_after_calls_with_64_bits():
+    f, x = jax_kernel(wide_output), jnp.arange(4.0, dtype=jnp.float32)
+    with jax.enable_x64(True):
+        assert f(x)[0].dtype == jax.jit(f)(x)[0].dtype == np.float64
+    for call in (f, jax.jit(f)):
+        with pytest.raises(nb.ConversionError, match="JAX would narrow float64"):
+            call(x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from numba import cuda
 
 import numbridge as nb
 from numbridge.kernels.indexing import indexing_of
@@ -165,6 +167,24 @@ def dots(x, out):
     out[i] = x[i] + x.size
 
 
+@nb.kernel
+def behind_an_ellipsis(x, out):
+    i = nb.tid()
+    out[..., i] = x[i]
+
+
+@nb.kernel
+def behind_a_new_axis(x, out):
+    i = nb.tid()
+    out[i] = x[np.newaxis, i][0]
+
+
+@nb.kernel
+def neighbour_in_a_warp(x, out):
+    i = nb.tid()
+    out[i] = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
+
+
 CASES = {
     "elementwise": (elementwise, {0, 1}, {"x": (0, 1), "out": (0, 1), "s": ()}, {"out"}),
     "transposed": (transposed, {0, 1}, {"x": (0, 1), "out": (1, 0)}, set()),
@@ -188,6 +208,9 @@ CASES = {
     "rows": (rows, {0}, {"x": (0, None), "out": (0, None)}, set()),
     "one of two": (one_of_two, set(), None, {"out"}),
     "size": (dots, set(), None, {"out"}),
+    "ellipsis": (behind_an_ellipsis, set(), {"x": (0,), "out": ()}, set()),
+    "new axis": (behind_a_new_axis, set(), {"x": (), "out": (0,)}, {"out"}),
+    "threads together": (neighbour_in_a_warp, set(), None, {"out"}),
 }
 
 
