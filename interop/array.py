@@ -394,8 +394,12 @@ class Array:
 
     def _write_here(self, operation: str, key: Any, values: Any) -> None:
         """Let NumPy write values, which says neither which array it is nor what it takes."""
+        target = self.numpy()
+        if isinstance(values, np.ndarray) and np.may_share_memory(target, values):
+            # NumPy's own assignment overwrites what it has not read yet where one step is longer than the other.
+            values = values.copy()
         try:
-            self.numpy()[key] = values
+            target[key] = values
         except NumbridgeError:
             raise
         except IndexError as error:

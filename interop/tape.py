@@ -156,7 +156,7 @@ class Tape:
         types: Sequence[ParameterType],
         weak: str,
         found: Sequence[Description],
-    ) -> Callable[[], None] | None:
+    ) -> Callable[..., None] | None:
         """Prepare for a launch: keep what it overwrites and an adjoint needs; return what records it."""
         signature = signature_of(kernel, types, weak)
         self._contents.look_again()
@@ -178,10 +178,12 @@ class Tape:
         if isinstance(event, LaunchEvent):
             for k in event.recipe.snapshot:
                 self._keep(event, k, {})
-        return functools.partial(self._record, event, changed)
+        return functools.partial(self._record, kernel, event, changed)
 
-    def _record(self, event: Event, changed: Sequence[Place]) -> None:
-        """Record a launch that has run."""
+    def _record(self, kernel: Kernel, event: Event, changed: Sequence[Place], *, has_raised: bool = False) -> None:
+        """Record a launch that has run, or has raised and may have written a part."""
+        if has_raised:
+            event = OpaqueEvent([place for place in changed if place.is_float], f"kernel {kernel.name!r}, which raised")
         self._events.append(event)
         self._contents.remember_carried(event.places, changed)
         if isinstance(event, LaunchEvent):

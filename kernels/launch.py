@@ -139,7 +139,13 @@ class _Road:
             warn_of_lost_gradient(self.kernel, self.variants, types, arguments)
         # Another thread may install specialisations of its own at the same time; then ours is put in front again.
         for _ in range(_MAX_ATTEMPTS):
-            if self.again(*arguments) is not _missed:
+            try:
+                is_done = self.again(*arguments) is not _missed
+            except BaseException:
+                for action in afterwards:
+                    action(has_raised=True)
+                raise
+            if is_done:
                 for action in afterwards:
                     action()
                 return

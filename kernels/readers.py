@@ -323,14 +323,12 @@ def unreadable(obj: Any) -> Exception:
     if isinstance(obj, type):
         return NumbridgeTypeError(f"{obj!r} is a class and no array; pass an instance of it")
     reader = reader_of(obj)
-    ndim = getattr(obj, "ndim", None)
-    if type(ndim) is int and ndim > nb.READ_MAX_RANK:
-        return BufferAccessError(
-            f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it"
-        )
     if isinstance(obj, np.ndarray) and not is_masked(type(obj)):
         return why_unreadable(obj)
     try:
+        ndim = getattr(obj, "ndim", None)
+        if type(ndim) is int and ndim > nb.READ_MAX_RANK:
+            return _of_many_dimensions(obj, ndim)
         if reader.inspect is not None:
             reader.inspect(obj)
         if reader.adapter is not None:
@@ -374,6 +372,10 @@ def _instead_of(obj: Any) -> str:
 
 def _refused(obj: Any, error: Exception) -> Exception:
     return BufferAccessError(f"{_name(obj)} cannot be read: {type(error).__name__}: {error}")
+
+
+def _of_many_dimensions(obj: Any, ndim: int) -> Exception:
+    return BufferAccessError(f"{_name(obj)} has {ndim} dimensions; at most {nb.READ_MAX_RANK} can be read: reshape it")
 
 
 def _name(obj: Any) -> str:
@@ -496,13 +498,14 @@ def record_from_capsule(capsule: Any) -> Any:
     Raises
     ------
     BufferAccessError
-        If the capsule was consumed before, or is of another kind or version.
+        If the capsule was consumed before, is of another kind or version, or holds no tensor that can be read.
     """
     record = machine().consume(capsule)
     if record is None:
         raise BufferAccessError(
             f"{capsule!r} is no unused DLPack capsule (named 'dltensor' or 'dltensor_versioned', major version "
-            f"{dl.MAJOR_VERSION}); a capsule can be consumed once: ask the producer for a new one"
+            f"{dl.MAJOR_VERSION}) of a tensor with memory and at most {nb.READ_MAX_RANK} dimensions; a capsule can be consumed "
+            "once: ask the producer for a new one"
         )
     return record
 
@@ -541,6 +544,10 @@ def record_from_interface(interface: Any, owner: Any, device_type: int, device_i
         raise BufferAccessError(
             f"{_name(owner)} has a mask in its array interface, which a kernel would ignore; drop it first"
         )
+    if not isinstance(interface["typestr"], str):
+        raise BufferAccessError(
+            f"{_name(owner)} has the typestr {interface['typestr']!r} in its array interface; it must be text"
+        )
     row = scalars.scalar_of(np.dtype(interface["typestr"]))
     shape = tuple(int(extent) for extent in interface["shape"])
     data, offset = interface.get("data"), int(interface.get("offset") or 0)
@@ -576,6 +583,8 @@ def _check_layout(owner: Any, shape: tuple[int, ...], strides: Any) -> None:
             f"{_name(owner)} has the shape {shape} and the strides {strides} in its array interface; wanted extents of 0 or "
             "more, and as many strides, or None"
         )
+    if len(shape) > nb.READ_MAX_RANK:
+        raise _of_many_dimensions(owner, len(shape))
 
 
 def _check_memory(

@@ -36,8 +36,11 @@ class Watcher(Protocol):
         types: Sequence[ParameterType],
         weak: str,
         found: Sequence[Description],
-    ) -> Callable[[], None] | None:
-        """Prepare for a launch whose arguments have been checked, or refuse it; return what to do once it has run."""
+    ) -> Callable[..., None] | None:
+        """Prepare for a launch whose arguments have been checked, or refuse it.
+
+        What is returned is called once the launch has run, with ``has_raised=True`` if it ended with an exception.
+        """
 
 
 def watch(watcher: Watcher) -> None:
@@ -108,8 +111,8 @@ def announce(
     types: Sequence[ParameterType],
     weak: str,
     found: Sequence[Description],
-) -> list[Callable[[], None]]:
-    """Tell everybody of a launch, and what its arguments are; return what to do once it has run."""
+) -> list[Callable[..., None]]:
+    """Tell everybody of a launch, and what its arguments are; return what to do once it has run: see `Watcher`."""
     told = []
     for watcher in watchers():
         action = watcher.launching(kernel, geometry, arguments, types, weak, found)

@@ -93,19 +93,32 @@ def take_over(managed, tensor, kind, flags):
 
 
 @native
+def is_usable(tensor):
+    """Tell whether a tensor has a rank and extents that there are, and memory if it has elements."""
+    ndim = types.int64(load_i32(tensor, dl.NDIM))
+    if ndim < 0 or ndim > nb.READ_MAX_RANK:
+        return False
+    shape, smallest = load_i64(tensor, dl.SHAPE), 1
+    for k in range(ndim):
+        smallest = min(smallest, load_i64(shape, 8 * k))
+    return smallest == 0 or (smallest > 0 and load_i64(tensor, dl.DATA) != 0)
+
+
+@native
 def consume(self, capsule):
-    """``consume(capsule)``: a record's capsule that takes a DLPack capsule over, or None if it is none or was used."""
+    """``consume(capsule)``: a record's capsule that takes a DLPack capsule over; None if it is none, was used, or is unusable."""
     record = 0
     if capsule_is_valid(capsule, text("dltensor_versioned")) != 0:
         managed = capsule_pointer(capsule, text("dltensor_versioned"))
-        if load_u32(managed, dl.MANAGED_MAJOR) == dl.MAJOR_VERSION:
+        if load_u32(managed, dl.MANAGED_MAJOR) == dl.MAJOR_VERSION and is_usable(managed + dl.MANAGED_TENSOR):
             flags = load_i64(managed, dl.MANAGED_FLAGS)
             record = take_over(managed, managed + dl.MANAGED_TENSOR, dl.MANAGED_VERSIONED, flags)
             if record != 0:
                 rename_capsule(capsule, text("used_dltensor_versioned"))
     elif capsule_is_valid(capsule, text("dltensor")) != 0:
         managed = capsule_pointer(capsule, text("dltensor"))
-        record = take_over(managed, managed + dl.LEGACY_TENSOR, dl.MANAGED_LEGACY, 0)
+        if is_usable(managed + dl.LEGACY_TENSOR):
+            record = take_over(managed, managed + dl.LEGACY_TENSOR, dl.MANAGED_LEGACY, 0)
         if record != 0:
             rename_capsule(capsule, text("used_dltensor"))
     return wrap(record) if record != 0 else give_none()

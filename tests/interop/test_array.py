@@ -226,6 +226,19 @@ class TestCreation:
         with pytest.raises(nb.NumbridgeValueError, match=message):
             nb.copy(np.zeros(2), np.ones(3), **options)
 
+    @pytest.mark.parametrize(
+        "how", [nb.copy, lambda dest, src: dest.assign(src), lambda dest, src: nb.copy(dest.T, src.T)]
+    )
+    @pytest.mark.parametrize(
+        ("to", "since"), [(np.s_[13:23:3], np.s_[14:18]), (np.s_[:4], np.s_[1:11:3]), (np.s_[5::-1], np.s_[:6])]
+    )
+    def test_copies_between_views_of_one_memory(self, to, since, how):
+        x = np.arange(24.0)
+        a, wanted = nb.from_numpy(x), x.copy()
+        wanted[to] = x[since].copy()
+        how(a[to], a[since])
+        assert x.tolist() == wanted.tolist()
+
     def test_copy_respects_read_only(self):
         dest = read_only(np.zeros(2))
         with pytest.raises(nb.BufferAccessError, match="copy would write to dest, a read-only ndarray"):

@@ -20,6 +20,13 @@ class Interface:
         self.__array_interface__ = {**own, **fields}
 
 
+class Unwilling:
+    """An object whose attributes raise what no protocol expects."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"there is no {name}")
+
+
 class OnlyArray:
     """A producer with ``__array__`` and nothing else."""
 
@@ -113,10 +120,13 @@ class TestAsarray:
             (Interface(data=bytes(16), offset=4), nb.BufferAccessError, "outside of its buffer of 16 bytes"),
             (Interface(data=bytes(16), strides=(-4,)), nb.BufferAccessError, "outside of its buffer of 16 bytes"),
             (Interface(typestr="<M8[s]"), nb.ConversionError, "is not a scalar type"),
+            (Interface(typestr=None), nb.BufferAccessError, "the typestr None"),
+            (Interface(shape=(1,) * 65), nb.BufferAccessError, "has 65 dimensions; at most 64"),
+            (Unwilling(), nb.BufferAccessError, "cannot be read: RuntimeError: there is no ndim"),
         ],
         ids=[
             *("object", "dict", "str", "strides", "mask", "negative", "too many strides", "no address", "too small"),
-            *("offset", "backwards", "typestr"),
+            *("offset", "backwards", "typestr", "no typestr", "too many dimensions", "unwilling"),
         ],
     )
     def test_what_is_no_array(self, x, error, message):

@@ -202,6 +202,19 @@ class TestCapsulesIn:
         with pytest.raises(nb.BufferAccessError, match="is no unused DLPack capsule"):
             nb.from_dlpack(nb.Array.__dlpack_c_exchange_api__)
 
+    @pytest.mark.parametrize("how", [nb.from_dlpack, nb.asarray])
+    @pytest.mark.parametrize("field", [{"memory": 0}, {"rank": -1}, {"shape": (1,) * 65}, {"shape": (4, -1)}])
+    def test_tensors_that_cannot_be(self, versioned, field, how):
+        made = HandMade(versioned=versioned, shape=field.get("shape", (4,)))
+        start = dl.MANAGED_TENSOR if versioned else dl.LEGACY_TENSOR
+        if "memory" in field:
+            made.put(start + dl.DATA, 0)
+        if "rank" in field:
+            made.put(start + dl.NDIM, field["rank"] & 0xFFFFFFFF | FLOAT32 << 32)
+        with pytest.raises(nb.BufferAccessError, match="of a tensor with memory and at most 64 dimensions"):
+            how(made)
+        assert made.deleted == 0
+
     @pytest.mark.parametrize("source", [3.0, [1.0], "x", None])
     def test_what_has_no_dlpack(self, source):
         with pytest.raises(nb.NumbridgeTypeError, match="has no __dlpack__ and is no DLPack capsule"):

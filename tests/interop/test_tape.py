@@ -404,6 +404,38 @@ def test_launches_that_are_not_to_be_recorded(how):
     assert by_x.list() == [2, 4, 6]
 
 
+@nb.kernel
+def sevenfold_until(x: nb.array[float], y: nb.array[float], limit: float):
+    i = nb.tid()
+    y[i] = 7.0 * x[i]
+    if x[i] > limit:
+        raise ValueError("too large")
+
+
+@pytest.mark.parametrize("check_contents", [True, False])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_no_gradient_passes_what_a_launch_that_raised_has_written(check_contents, is_read) -> None:
+    x, y, z = nb.array([1.0, 2.0], requires_grad=True), nb.zeros(2), nb.zeros(2)
+    with nb.Tape(check_contents) as tape:
+        nb.launch(square, 2, [x], [y])
+        with pytest.raises(nb.KernelError, match="too large"):
+            nb.launch(sevenfold_until, 2, [x, y, 1.5])
+        if is_read:
+            nb.launch(square, 2, [y], [z])
+    with pytest.raises(nb.NumbridgeError, match="was written by kernel 'sevenfold_until', which raised"):
+        tape.backward(grads={z if is_read else y: [1.0, 1.0]})
+
+
+def test_what_a_launch_that_raised_has_written_may_be_overwritten() -> None:
+    x, y = nb.array([1.0, 2.0], requires_grad=True), nb.zeros(2)
+    with nb.Tape() as tape:
+        with pytest.raises(nb.KernelError, match="too large"):
+            nb.launch(sevenfold_until, 2, [x, y, 1.5])
+        nb.launch(square, 2, [x], [y])
+    tape.backward(grads={y: [1.0, 1.0]})
+    assert x.grad.list() == [2, 4]
+
+
 def test_errors():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
     tape = nb.Tape()
