@@ -87,6 +87,9 @@ class Driver(Protocol):
     def load(self, cubin: bytes, symbol: str) -> int:
         """Return the handle of a kernel in a cubin, good for every context of the architecture."""
 
+    def make_ready(self, kernel: int, context: int) -> None:
+        """Bring a kernel's code into a context, which its first launch would do, and would wait for the device for."""
+
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         """Let a kernel use `size` bytes of dynamic shared memory on a device."""
 
@@ -208,6 +211,11 @@ class LibCuda:
         with self._beside_captures():
             library = self._call(self._cuda.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
             return int(self._call(self._cuda.cuLibraryGetKernel(library, symbol.encode())))
+
+    def make_ready(self, kernel: int, context: int) -> None:
+        """Bring a kernel's code into a context, which its first launch would do, and would wait for the device for."""
+        with self._beside_captures(), self._within(context):
+            self._call(self._cuda.cuKernelGetFunction(self._cuda.CUkernel(kernel)))
 
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         """Let a kernel use `size` bytes of dynamic shared memory on a device."""
@@ -372,12 +380,17 @@ class CudaDevices:
         """Return a device's compute capability."""
         return self.driver.capability(ordinal)
 
-    def load(self, cubin: bytes, symbol: str) -> int:
-        """Return the handle of a kernel in a cubin, which is loaded once in the process."""
+    def load(self, cubin: bytes, symbol: str, ordinal: int) -> int:
+        """Return the handle of a kernel in a cubin, which is loaded once in the process, and then once on each device.
+
+        A graph's capture, in which the kernel may be launched first, could not do the latter.
+        """
         with _lock:
+            self.prepare(ordinal)
             found = self._kernels.get((cubin, symbol))
             if found is None:
                 found = self._kernels[cubin, symbol] = self.driver.load(cubin, symbol)
+            self.driver.make_ready(found, int(self._contexts[ordinal]))
             return found
 
     def launch_function(self, cooperative: bool) -> int:

@@ -94,6 +94,8 @@ def test_parameters_of_a_simple_launch(driver):
     cubin, symbol = driver.loaded[done.kernel]
     assert cubin[:4] == b"\x7fELF"
     assert symbol.encode() in cubin
+    # Before it is launched, since a capture could not do that
+    assert (done.kernel, CONTEXTS) in driver.ready
 
 
 @pytest.mark.parametrize(
