@@ -47,7 +47,7 @@ _PARTS = {
 _LAUNCH, _LAUNCH_COOPERATIVE = "cuLaunchKernel", "cuLaunchCooperativeKernel"
 # CUDA Driver API, cuda.h
 _EVENT_WITHOUT_TIME = 2
-_MAX_DYNAMIC_SHARED, _STATIC_SHARED_LIMIT = 8, 48 << 10
+_MAX_DYNAMIC_SHARED = 8
 _lock = threading.RLock()
 
 
@@ -86,6 +86,9 @@ class Driver(Protocol):
 
     def load(self, cubin: bytes, symbol: str) -> int:
         """Return the handle of a kernel in a cubin, good for every context of the architecture."""
+
+    def make_ready(self, kernel: int, context: int) -> None:
+        """Bring a kernel's code into a context, which its first launch would do, and would wait for the device for."""
 
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         """Let a kernel use `size` bytes of dynamic shared memory on a device."""
@@ -209,6 +212,11 @@ class LibCuda:
             library = self._call(self._cuda.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
             return int(self._call(self._cuda.cuLibraryGetKernel(library, symbol.encode())))
 
+    def make_ready(self, kernel: int, context: int) -> None:
+        """Bring a kernel's code into a context, which its first launch would do, and would wait for the device for."""
+        with self._beside_captures(), self._within(context):
+            self._call(self._cuda.cuKernelGetFunction(self._cuda.CUkernel(kernel)))
+
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         """Let a kernel use `size` bytes of dynamic shared memory on a device."""
         attribute = self._cuda.CUfunction_attribute(_MAX_DYNAMIC_SHARED)
@@ -242,6 +250,8 @@ class CudaDevices:
         # The events above are compiled code's, which holds the GIL from recording one to waiting for it; these need the lock.
         self._own_events: dict[int, int] = {}
         self._kernels: dict[tuple[bytes, str], int] = {}
+        # How much dynamic shared memory each kernel may use on a device
+        self._shared: dict[tuple[int, int], int] = {}
         # What launches on streams of the caller's choice use, until the event after each is reached; events to use again
         self._kept: list[tuple[int, int, Any]] = []
         self._spare: dict[int, list[int]] = {}
@@ -370,12 +380,17 @@ class CudaDevices:
         """Return a device's compute capability."""
         return self.driver.capability(ordinal)
 
-    def load(self, cubin: bytes, symbol: str) -> int:
-        """Return the handle of a kernel in a cubin, which is loaded once in the process."""
+    def load(self, cubin: bytes, symbol: str, ordinal: int) -> int:
+        """Return the handle of a kernel in a cubin, which is loaded once in the process, and then once on each device.
+
+        A graph's capture, in which the kernel may be launched first, could not do the latter.
+        """
         with _lock:
+            self.prepare(ordinal)
             found = self._kernels.get((cubin, symbol))
             if found is None:
                 found = self._kernels[cubin, symbol] = self.driver.load(cubin, symbol)
+            self.driver.make_ready(found, int(self._contexts[ordinal]))
             return found
 
     def launch_function(self, cooperative: bool) -> int:
@@ -383,9 +398,14 @@ class CudaDevices:
         return self.driver.address(_LAUNCH_COOPERATIVE if cooperative else _LAUNCH)
 
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
-        """Let a kernel use more dynamic shared memory than every device grants unasked."""
-        if size > _STATIC_SHARED_LIMIT:
-            self.driver.allow_shared(kernel, ordinal, size)
+        """Let a kernel use so much dynamic shared memory; what it was allowed before, it still is.
+
+        Unasked, a device grants 48 KiB less what the kernel has in arrays of constant shape.
+        """
+        with _lock:
+            if size > self._shared.get((kernel, ordinal), 0):
+                self.driver.allow_shared(kernel, ordinal, size)
+                self._shared[kernel, ordinal] = size
 
     def keep(self, ordinal: int, stream: int, what: Any) -> None:
         """Keep objects alive until a stream has done what it was given. In a graph's capture that is the graph's business."""

@@ -576,7 +576,6 @@ def _cuda_variant(
 ) -> Variant:
     """Return a kernel that is loaded for a CUDA device."""
     there = cuda_driver.devices()
-    there.prepare(device.ordinal)
     capability = there.capability(device.ordinal)
     if not (kernel.source.index_rank and not emitted.asks_for_block):
         levels = 0
@@ -589,7 +588,7 @@ def _cuda_variant(
         parameters,
         weak,
         device,
-        there.load(compiled.objects[0], compiled.names["kernel"]),
+        there.load(compiled.objects[0], compiled.names["kernel"], device.ordinal),
         code.source_file,
         code.from_cache,
         tuple(compiled.facts["wide"]),

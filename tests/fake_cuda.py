@@ -50,6 +50,7 @@ class FakeDriver:
     def __init__(self, count: int = 2, capability: tuple[int, int] = (9, 0)) -> None:
         self._count, self._capability = count, capability
         self.loaded: dict[int, tuple[bytes, str]] = {}
+        self.ready: set[tuple[int, int]] = set()
         self._events = 0
         # Names the function (device ordinal -> stream) that knows the current stream, by its address
         self.follow: Callable[[int], None]
@@ -151,6 +152,9 @@ class FakeDriver:
         handle = 0xF000 + len(self.loaded)
         self.loaded[handle] = (cubin, symbol)
         return handle
+
+    def make_ready(self, kernel: int, context: int) -> None:
+        self.ready.add((kernel, context))
 
     def allow_shared(self, kernel: int, ordinal: int, size: int) -> None:
         self.shared.append((kernel, ordinal, size))

@@ -119,9 +119,8 @@ def bare_launch():
     from numbridge.kernels.native.memory import indirect
 
     devices = cuda_driver.devices()
-    devices.prepare(0)
     code = compile(empty_of_three)
-    handle, launch = devices.load(code[0], code[1]), devices.launch_function(cooperative=False)
+    handle, launch = devices.load(code[0], code[1], 0), devices.launch_function(cooperative=False)
     call = indirect(types.int32, 11)
     places = (ctypes.c_void_p * 64)(*[ctypes.addressof(ctypes.c_int64())] * 64)
     address = ctypes.addressof(places)

@@ -39,8 +39,17 @@ def of(framework, shape=(4, 6), dtype="float32"):
         return torch.from_numpy(values).cuda()
     import jax
 
-    jax.config.update("jax_enable_x64", True)
     return jax.device_put(values, jax.devices("cuda")[0])
+
+
+@pytest.fixture(autouse=True)
+def wide_in_jax():
+    """Let JAX have 64 bits, which it would narrow, and neither share nor give back; other files' tests go without."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 def pointer(x):

@@ -120,9 +120,21 @@ def test_dynamic_shared_memory_beyond_48_kilobytes(cp):
         cuda.syncthreads()
         x[t] = 2 * shared[last]
 
+    @nb.kernel
+    def beside(x):
+        shared, constant = cuda.shared.array(0, nb.float64), cuda.shared.array(2560, nb.float64)
+        t = cuda.threadIdx.x
+        shared[5000 - t], constant[2559 - t] = x[t], x[t] + 1
+        cuda.syncthreads()
+        x[t] = shared[5000 - t] + constant[2559 - t]
+
     x = cp.ones(256)
-    through[1, 256, None, 80_000](x)
-    assert (x.get() == 2).all()
+    for size in (80_000, 100_000, 80_008, 100_000):
+        through[1, 256, None, size](x)
+    assert (x.get() == 16).all()
+    # 20 KiB of constant shape leave 28 of the 48 KiB that are granted unasked.
+    beside[1, 256, None, 8 * 5001](x)
+    assert (x.get() == 33).all()
     with pytest.raises(nb.DeviceError, match="CUDA_ERROR_INVALID_VALUE"):
         through[1, 256, None, 10_000_000](x)
 

@@ -95,6 +95,7 @@ def test_mixed_streams_are_ordered(torch, cp):
     with torch.cuda.stream(side), other:
         t, c = torch.zeros(32, device="cuda"), cp.zeros(32, np.float32)
         nb.launch(copied, 32, [t, c])  # both kinds of arrays have been read when time matters
+        t.fill_(0)  # and torch's kernel is loaded, which may wait for the device
         nb.launch(slowly, 32, [t, rounds(), 5.0])
         nb.launch(copied, 32, [t, c])
         t.fill_(9)  # on torch's stream, after the copy

@@ -94,6 +94,8 @@ def test_parameters_of_a_simple_launch(driver):
     cubin, symbol = driver.loaded[done.kernel]
     assert cubin[:4] == b"\x7fELF"
     assert symbol.encode() in cubin
+    # Before it is launched, since a capture could not do that
+    assert (done.kernel, CONTEXTS) in driver.ready
 
 
 @pytest.mark.parametrize(
@@ -174,9 +176,10 @@ def test_the_form_of_numba_cuda(driver):
     write1[(4,), (128, 1, 1), 0x55, 2048](cuda_array((512,)))
     done = driver.launches[-1]
     assert (done.grid, done.block, done.shared, done.stream) == ((4, 1, 1), (128, 1, 1), 2048, 0x55)
-    assert driver.shared == []
-    write1[4, 128, None, 100_000](cuda_array((512,)))
-    assert driver.shared == [(done.kernel, 0, 100_000)]
+    # Arrays of constant shape take a part of what a device grants unasked, and what was allowed must not become less.
+    for size in (100_000, 60_000, 100_000):
+        write1[4, 128, None, size](cuda_array((512,)))
+    assert driver.shared == [(done.kernel, 0, size) for size in (2048, 100_000)]
     with pytest.raises(NumbridgeTypeError, match="shared memory is a number of bytes, 0 or more, got -1"):
         write1[4, 128, None, -1]
 

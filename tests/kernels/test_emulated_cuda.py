@@ -11,6 +11,7 @@ import pytest
 from numba import cuda
 from numba.np import ufunc_db
 
+import element_cases
 import numbridge as nb
 from adjoint_as_python import float_arrays
 from adjoint_cases import CASES, name_of
@@ -247,6 +248,11 @@ def test_vectors_and_matrices(device, scalar):
         made.append([*inputs, *by])
     assert all(close(one, other) for one, other in zip(*made, strict=True))
     assert not np.array_equal(made[1][3], given[0])
+
+
+@pytest.mark.parametrize("case", element_cases.CASES, ids=element_cases.name_of)
+def test_elements_and_loops_over_the_grid(device, case):
+    element_cases.check(case, lambda values: (device.on_device(values), lambda: values))
 
 
 @nb.kernel
