@@ -387,6 +387,7 @@ class Array:
             cupy_memory.assign(self, key, as_source(values))
         else:
             self._write_here(operation, key, as_values(values))
+        native().written(self._record)
         for record in told:
             if record is not None:
                 record()

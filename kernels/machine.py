@@ -211,6 +211,7 @@ class Machine:
         self.describe = builtin("describe", at["numbridge_describe"], one=True)
         self.word = builtin("word", at["numbridge_word"], one=True)
         self.owner = builtin("owner", at["numbridge_owner"], one=True)
+        self.written = builtin("written", at["numbridge_written"], one=True)
         self.consume = builtin("consume", at["numbridge_consume"], one=True)
         self.export_legacy = builtin("export_legacy", at["numbridge_export_legacy"], one=True)
         self.export_versioned = builtin("export_versioned", at["numbridge_export_versioned"], one=True)

@@ -23,7 +23,6 @@ from numbridge.kernels.native.memory import (
     inlined,
     load_i8,
     load_i64,
-    load_u32,
     native,
     stack,
     store_f32,
@@ -32,13 +31,14 @@ from numbridge.kernels.native.memory import (
     store_i16,
     store_i32,
     store_i64,
-    store_u32,
     symbol,
 )
 from numbridge.kernels.native.memory import load_f64 as load_real
 from numbridge.kernels.native.reading import (
     call_with,
     clear_error,
+    count_version,
+    count_version_behind,
     decrease,
     increase,
     intp,
@@ -277,14 +277,12 @@ def count_versions(spec, readings, count):
     """Count up the version of each written tensor whose framework keeps one, so that its autograd sees the write."""
     for k in range(count):
         reading = readings + k * nb.READ_SIZE
-        implementation = load_i64(reading, nb.READ_IMPLEMENTATION)
-        if implementation != 0 and load_i64(spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE, nb.PARAM_WRITTEN) != 0:
-            entry = load_i64(reading, nb.READ_ENTRY)
-            where = load_i64(entry, nb.ENTRY_VERSION)
-            counter = load_i64(implementation, where) if where != 0 else 0
-            if counter != 0:
-                at = load_i64(entry, nb.ENTRY_COUNTER)
-                store_u32(counter, at, types.uint32(load_u32(counter, at) + 1))
+        if load_i64(spec + nb.SPEC_PARAMETERS + k * nb.PARAM_SIZE, nb.PARAM_WRITTEN) != 0:
+            implementation = load_i64(reading, nb.READ_IMPLEMENTATION)
+            if implementation != 0:
+                count_version(load_i64(reading, nb.READ_ENTRY), implementation)
+            elif load_i64(reading, nb.READ_OWNER) != 0:
+                count_version_behind(load_i64(reading, nb.READ_OWNER))
 
 
 @native

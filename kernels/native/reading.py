@@ -32,6 +32,7 @@ from numbridge.kernels.native.memory import (
     native,
     store_f64,
     store_i64,
+    store_u32,
     symbol,
     text,
 )
@@ -178,6 +179,7 @@ def read_record(record, out):
         store_i64(out, nb.READ_STREAM, load_i64(record, dl.RECORD_STREAM))
     if flags & dl.RECORD_ASKS_STREAM:
         store_i64(out, nb.READ_STREAM_ENTRY, load_i64(record, dl.RECORD_STREAM))
+    store_i64(out, nb.READ_OWNER, load_i64(record, dl.RECORD_OWNER))
     read_dltensor(record, out, bits)
     if flags >> dl.RECORD_ELEMENT != 0:
         as_elements(out, flags)
@@ -430,6 +432,7 @@ def read(obj, out, scratch):
     store_i64(out, nb.READ_HOLD, nb.HOLD_NOTHING)
     store_i64(out, nb.READ_IMPLEMENTATION, 0)
     store_i64(out, nb.READ_STREAM, nb.NO_STREAM)
+    store_i64(out, nb.READ_OWNER, 0)
     entry = entry_of(load_i64(obj, py.OBJECT_TYPE))
     store_i64(out, nb.READ_ENTRY, entry)
     store_i64(out, nb.READ_STREAM_ENTRY, entry)
@@ -458,6 +461,28 @@ def read(obj, out, scratch):
     if load_i64(out, nb.READ_WORD) == 0 and load_i64(entry, nb.ENTRY_ADAPTER) != 0:
         release(out)
         read_adapted(obj, entry, out, scratch)
+
+
+@native
+def count_version(entry, implementation):
+    """Count up the version that a tensor's framework keeps, if it does, so that its autograd sees a write."""
+    where = load_i64(entry, nb.ENTRY_VERSION)
+    counter = load_i64(implementation, where) if where != 0 else 0
+    if counter != 0:
+        at = load_i64(entry, nb.ENTRY_COUNTER)
+        store_u32(counter, at, types.uint32(load_u32(counter, at) + 1))
+
+
+@native
+def count_version_behind(owner):
+    """Count up the version of the tensor, if it is one, from which memory is taken, by one record or by several in turn."""
+    while owner != 0 and capsule_is_valid(owner, text("numbridge.record")) != 0:
+        owner = load_i64(capsule_pointer(owner, text("numbridge.record")), dl.RECORD_OWNER)
+    entry = entry_of(load_i64(owner, py.OBJECT_TYPE)) if owner != 0 else 0
+    chain = load_i64(entry, nb.ENTRY_IMPLEMENTATION) if entry != 0 else 0
+    implementation = load_i64(owner, chain) if chain != 0 else 0
+    if implementation != 0:
+        count_version(entry, implementation)
 
 
 @native

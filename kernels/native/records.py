@@ -34,6 +34,7 @@ from numbridge.kernels.native.reading import (
     capsule_is_valid,
     capsule_pointer,
     clear_error,
+    count_version_behind,
     decrease,
     entry_of,
     exchange_read,
@@ -53,6 +54,7 @@ EXPORTS = {
     "numbridge_describe": ("describe", "int64(int64, int64)"),
     "numbridge_word": ("word_of", "int64(int64, int64)"),
     "numbridge_owner": ("owner_of", "int64(int64, int64)"),
+    "numbridge_written": ("written", "int64(int64, int64)"),
     "numbridge_new_record": ("new_record", "int64(int64, int64, int64)"),
     "numbridge_allocate": ("allocate", "int64(int64, int64, int64)"),
     "numbridge_to_numpy": ("to_numpy", "int64(int64, int64)"),
@@ -416,6 +418,13 @@ def owner_of(self, capsule):
         return give_none()
     increase(owner)
     return owner
+
+
+@native
+def written(self, capsule):
+    """``written(record)``: tell the framework whose tensor's memory this is that something has been written there."""
+    count_version_behind(capsule)
+    return give_none()
 
 
 @native

@@ -86,7 +86,9 @@ READ_HOLD, READ_HELD, READ_REAL, READ_INTEGER, READ_IMAGINARY, READ_BUFFER, READ
     176,
 )
 # The stream of an array in CUDA memory, or NO_STREAM and the table entry of the type whose current stream is to be asked for
-READ_STREAM, READ_STREAM_ENTRY, READ_SIZE = 184, 192, 208
+READ_STREAM, READ_STREAM_ENTRY = 184, 192
+# Of a record, what its memory is taken from, or 0: an object, or another record's capsule
+READ_OWNER, READ_SIZE = 200, 208
 NO_STREAM = -1
 HOLD_NOTHING, HOLD_BUFFER, HOLD_OBJECT = 0, 1, 2
 

@@ -183,6 +183,8 @@ def test_every_write_counts_the_version_up_so_that_autograd_notices():
     nb.launch(total, 4, [x, np.zeros(1, np.float32)])
     nb.from_paddle(x)
     assert x.inplace_version == 1
+    nb.asarray(x)[1:].fill_(0.0)
+    assert written(nb.asarray(x)[:2]) and x.inplace_version == 3
 
 
 def test_immutable_memory_stays_read_only_under_other_names():

@@ -200,6 +200,35 @@ def test_every_write_counts_the_version_up_and_nothing_else_does():
     assert whole._version == before + 2
 
 
+@native_only
+def test_writes_through_arrays_over_a_tensor_count_its_version_up():
+    x = torch.ones(8, requires_grad=True)
+    y = (2 * x).exp()
+    shared, loss = nb.asarray(y.detach()), y.sum()
+    writes = [
+        lambda: nb.launch(fill, 8, [], [shared]),
+        lambda: nb.launch(fill, 4, [], [shared[2:6]]),
+        lambda: nb.launch(fill, 2, [], [shared[::2][1:3]]),
+        lambda: nb.launch(fill, 8, [], [nb.from_torch(y.detach(), return_ctype=True)]),
+        lambda: shared.fill_(2.0),
+        lambda: shared[2:].assign(np.ones(6, np.float32)),
+        lambda: nb.copy(shared, nb.ones(8, dtype=nb.float32)),
+        lambda: shared[1:3].__setitem__(0, 5.0),
+    ]
+    for count, write in enumerate(writes):
+        assert y._version == count
+        write()
+    nb.launch(total, 4, [shared, np.zeros(1, np.float32)])
+    shared.numpy()
+    assert y._version == len(writes)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        uncounted = torch.ones(4)  # tensors made here have no versions
+        nb.launch(fill, 4, [], [nb.asarray(uncounted)])
+    assert (uncounted == 5).all()
+
+
 def test_immutable_memory_stays_read_only_under_other_names():
     x = jnp.zeros(16)
     shared = nb.convert(x, "torch")
