@@ -91,6 +91,19 @@ def test_divisions_of_integers(dtype):
         assert np.array_equal(got, expected), np.argwhere(got != expected)
 
 
+@nb.kernel
+def signs(x, out):
+    i = nb.tid()
+    out[i] = np.sign(x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64, np.int16])
+def test_signs_of_integers(dtype):
+    x = np.array([0, 1, 5, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+    for got in on_both(signs, len(x), [x, np.zeros(len(x))]):
+        assert np.array_equal(got, np.sign(x))
+
+
 @njit(error_model="numpy")
 def quotient_of(a, b):
     return a // b
