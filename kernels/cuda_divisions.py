@@ -164,7 +164,7 @@ _OPERATIONS: dict[tuple[Any, ...], Change] = {
         for kind in (types.complex64, types.complex128)
     },
 }
-_LOOPS: dict[Any, dict[str, Change]] = {
+_LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {
     np.remainder: INTEGER_LOOPS[np.remainder] | {"fd": always(of_operation(operator.mod))},
     np.floor_divide: INTEGER_LOOPS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
     np.divmod: INTEGER_LOOPS[np.divmod] | {"fd": always(of_operation(divmod))},

@@ -261,7 +261,8 @@ def _log10(x: _Real) -> _Real:
 def _log1p(x: _Real) -> _Real:
     y = x + 1.0
     lost = x - (y - 1.0)
-    return (_log(y) + lost.if_(y < _INFINITY, 0.0)).signed_as(x)
+    # Beyond two, what the sum loses is nothing beside the logarithm, and may be a whole number.
+    return (_log(y) + lost.if_(y < 2.0, 0.0)).signed_as(x)
 
 
 def _asinh(x: _Real) -> _Real:

@@ -135,15 +135,22 @@ def _fmod(generate: Generate) -> Generate:
     return remainder
 
 
+def _sign(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """Generate `numpy.sign` of unsigned integers; Numba's takes large ones for negative."""
+    (number,) = values
+    return builder.zext(builder.icmp_unsigned("!=", number, number.type(0)), number.type)
+
+
 _INTEGERS = (types.Integer, types.Integer)
 INTEGER_OPERATIONS: dict[tuple[Any, ...], Change] = {
     (operation, *_INTEGERS): _wrapped_around for operation in (operator.floordiv, operator.ifloordiv, divmod)
 }
 """For `replaced`."""
 
-_SIGNED = "bhilq"
+_SIGNED, _UNSIGNED = "bhilq", "BHILQ"
 INTEGER_LOOPS: dict[Any, dict[str, Change]] = {
     **{function: {_SIGNED: _in_range} for function in (np.remainder, np.floor_divide, np.divmod)},
     np.fmod: {_SIGNED: _fmod},
+    np.sign: {_UNSIGNED: always(_sign)},
 }
 """For `loops_replaced`."""

@@ -65,7 +65,7 @@ _TESTS: dict[Any, str] = {
 _INEXACT = frozenset(
     (
         *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-        *("exp", "exp2", "expm1", "log", "log1p", "cbrt", "erf", "erfc", "pow"),
+        *("exp", "exp2", "expm1", "log", "log1p", "cbrt", "erf", "erfc", "pow", "hypot"),
     )
 )
 

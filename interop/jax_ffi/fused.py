@@ -157,6 +157,7 @@ def _unpacked(words: Any, number: int, dtype: np.dtype[Any]) -> Any:
 def _functions() -> dict[str, Callable[..., Any]]:
     """Return what computes each operation."""
     from jax import lax
+    from jax import numpy as jnp
 
     same = (
         *(
@@ -183,5 +184,6 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return {
         **{name: getattr(lax, name) for name in same},
         **{name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor", "not")},
+        "hypot": jnp.hypot,
         "rint": functools.partial(lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN),
     }

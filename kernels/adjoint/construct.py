@@ -48,13 +48,18 @@ ARITHMETIC: dict[str, Function] = {
             Function("neg", "-{0}", operator.neg),
             Function("not", "not {0}", operator.not_),
             Function("copysign", "_nb_math.copysign({0}, {1})", math.copysign),
+            Function("hypot", "_nb_math.hypot({0}, {1})", math.hypot),
+            Function("rint", "_nb_np.rint({0})", np.rint),
         )
     },
     **{
         name: _math(name)
-        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "log1p", "expm1", "trunc")
+        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "log", "sqrt", "log1p", "expm1")
     },
 }
+
+
+_MODULES = {"_nb_math": math, "_nb_np": np}
 
 
 class Construct:
@@ -146,8 +151,9 @@ class Construct:
         if found is None:
             return None
         kind, wanted = found
-        if "_nb_math" in function.text:
-            self.namespace["_nb_math"] = math
+        for name, module in _MODULES.items():
+            if name in function.text:
+                self.namespace[name] = module
         converted = [
             self.cast(argument, to)
             if inference.is_float_type(argument.type) and inference.is_float_type(to) and argument.type != to

@@ -113,6 +113,11 @@ class Expression:
         """Whether this is a floating-point number."""
         return inference.is_float_type(self.value.type)
 
+    @property
+    def is_double(self) -> bool:
+        """Whether squares of this are in range; those of float32 numbers below 1e-22 are zero, and above 1e19 infinite."""
+        return str(self.value.type) == "float64"
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -202,6 +207,18 @@ def _copysign(a: E, b: E, r: E) -> tuple[Any, ...]:
     return one.call("copysign", a) * one.call("copysign", b), None
 
 
+def _atan2(a: E, b: E, r: E) -> tuple[Any, ...]:
+    if r.is_double:
+        square = a * a + b * b
+        return b / square, -a / square
+    length = a.call("hypot", b)
+    return b / length / length, -(a / length / length)
+
+
+def _asinh(a: E, r: E) -> tuple[Any, ...]:
+    return (1 / ((a * a + 1).call("sqrt") if r.is_double else a.call("hypot", 1)),)
+
+
 def _nan_first(a: E, other: E, first: Callable[[E, E], E]) -> tuple[Any, ...]:
     """NumPy's minimum and maximum: the first argument where it wins, is equal, or is not a number."""
     keeps = first(a, other)
@@ -227,7 +244,8 @@ RULES: dict[str, Rule] = {
     "fma": lambda a, b, c, r: (b, a, ONE),
     "pow": _pow,
     "mod": lambda a, b, r: (ONE, -a.call("floordiv", b)),
-    "fmod": lambda a, b, r: (ONE, -(a / b).call("trunc").cast(r)),
+    # What is not the remainder is a multiple of b, but for its rounding.
+    "fmod": lambda a, b, r: (ONE, -((a - r) / b).call("rint").cast(r)),
     "abs": _abs,
     # Python keeps its first argument unless the second is better, also where one is not a number.
     "min": lambda a, b, r: (unless(b < a), when(b < a)),
@@ -238,19 +256,20 @@ RULES: dict[str, Rule] = {
     "sin": lambda a, r: (a.call("cos"),),
     "cos": lambda a, r: (-a.call("sin"),),
     "tan": lambda a, r: (1 + r * r,),
-    "asin": lambda a, r: (1 / (1 - a * a).call("sqrt"),),
-    "acos": lambda a, r: (-1 / (1 - a * a).call("sqrt"),),
+    # 1 - a * a would lose digits where a is nearly 1.
+    "asin": lambda a, r: (1 / ((1 - a) * (1 + a)).call("sqrt"),),
+    "acos": lambda a, r: (-1 / ((1 - a) * (1 + a)).call("sqrt"),),
     "atan": lambda a, r: (1 / (1 + a * a),),
-    "atan2": lambda a, b, r: (b / (a * a + b * b), -a / (a * a + b * b)),
+    "atan2": _atan2,
     "sinh": lambda a, r: (a.call("cosh"),),
     "cosh": lambda a, r: (a.call("sinh"),),
     "tanh": lambda a, r: (1 - r * r,),
-    "asinh": lambda a, r: (1 / (a * a + 1).call("sqrt"),),
+    "asinh": _asinh,
     "acosh": lambda a, r: (1 / ((a - 1).call("sqrt") * (a + 1).call("sqrt")),),
-    "atanh": lambda a, r: (1 / (1 - a * a),),
+    "atanh": lambda a, r: (1 / ((1 - a) * (1 + a)),),
     "exp": lambda a, r: (r,),
     "exp2": lambda a, r: (r * math.log(2),),
-    "expm1": lambda a, r: (r + 1,),
+    "expm1": lambda a, r: (a.call("exp"),),
     "log": lambda a, r: (1 / a,),
     "log2": lambda a, r: (1 / (a * math.log(2)),),
     "log10": lambda a, r: (1 / (a * math.log(10)),),

@@ -215,13 +215,16 @@ def test_what_xla_computes_otherwise_is_fused_on_demand():
     @nb.kernel
     def wave(x: nb.array[float], out: nb.array[float]):
         i = nb.tid()
-        out[i] = math.sin(x[i]) * math.exp(-x[i])
+        out[i] = math.sin(x[i]) * math.exp(-x[i]) + math.asinh(x[i]) - math.atan2(1.0, x[i])
 
     x = jnp.linspace(0, 3, 16)
     run = functools.partial(nb.jax_kernel, axpy, in_out_argnames=["out"])
     for make, arguments in ((run, (0.5, x, x)), (functools.partial(nb.jax_kernel, wave), (x,))):
         assert not is_fused(make(), *arguments) and is_fused(make(fuse=True), *arguments)
         np.testing.assert_allclose(make(fuse=True)(*arguments)[0], make(fuse=False)(*arguments)[0], rtol=1e-6)
+    made = [nb.jax_kernel(wave, enable_backward=True, fuse=fuse) for fuse in (True, False)]
+    tangents = [jax.jvp(lambda x, f=f: f(x)[0], (x,), (jnp.ones_like(x),))[1] for f in made]
+    np.testing.assert_allclose(*tangents, rtol=2e-6)
 
 
 def test_numbers_alone_are_computed_by_the_handler():

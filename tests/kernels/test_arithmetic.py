@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -89,6 +91,19 @@ def test_divisions_of_integers(dtype):
         assert np.array_equal(got, expected), np.argwhere(got != expected)
 
 
+@nb.kernel
+def signs(x, out):
+    i = nb.tid()
+    out[i] = np.sign(x[i])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64, np.int16])
+def test_signs_of_integers(dtype):
+    x = np.array([0, 1, 5, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+    for got in on_both(signs, len(x), [x, np.zeros(len(x))]):
+        assert np.array_equal(got, np.sign(x))
+
+
 @njit(error_model="numpy")
 def quotient_of(a, b):
     return a // b
@@ -159,6 +174,94 @@ def test_derivative_of_a_remainder():
         launch(remainders, 4, there[0], adj_inputs=[*by, *there[1]], adjoint=True)
     assert np.array_equal(*found), found
     assert np.array_equal(found[0], [[1, 1, 1, 1], [0, 1, 4, -np.floor(1e17 / 3)]])
+
+
+@nb.kernel
+def truncated(x, y, out):
+    i = nb.tid()
+    out[0, i] = math.fmod(x[i], y[i])
+    out[1, i] = np.fmod(x[i], y[i])
+
+
+def by_second(x, y, place):
+    """Return the mean of the derivatives of `truncated` by its second argument."""
+    seeds = np.full((2, len(x)), 0.5, x.dtype)
+    arrays = [x, y, np.zeros((2, len(x)), x.dtype), np.zeros_like(x), np.zeros_like(x), seeds]
+    with place() if place else contextlib.nullcontext() as device:
+        *given, by_x, by_y, seeds = [device.on_device(a) for a in arrays] if place else arrays
+        launch(truncated, len(x), given, adj_inputs=[by_x, by_y, seeds], adjoint=True)
+    return arrays[4]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("place", [None, emulated_cuda])
+def test_derivative_of_a_truncated_remainder(place, dtype):
+    """The quotient may be beyond every integer type, and rounds to one more where the dividend is just below a multiple."""
+    below = np.nextafter(dtype(3) * dtype(0.1), dtype(0))
+    x = np.array([7.5, -7.5, 7.5, 1.0, 1e30, -1e30, below, np.inf, np.nan, 1.0], dtype)
+    y = np.array([2.0, 2.0, -2.0, np.inf, 3.0, 1e-4, 0.1, 1.0, 1.0, 0.0], dtype)
+    exact = [Fraction(a) / Fraction(b) for a, b in zip(x[4:7].tolist(), y[4:7].tolist(), strict=True)]
+    expected = np.array([-3, 3, 3, 0, *(-math.trunc(each) for each in exact), *[np.nan] * 3], dtype)
+    found = by_second(x, y, place)
+    assert np.allclose(found, expected, rtol=2 * np.finfo(dtype).eps, atol=0, equal_nan=True), (found, expected)
+
+
+@nb.func
+def remainder_times(b):
+    return math.fmod(7.5, b) * b
+
+
+@nb.kernel
+def curvatures(y, out):
+    i = nb.tid()
+    out[i] = nb.grad(nb.grad(remainder_times))(y[i])
+
+
+def test_second_derivative_of_a_truncated_remainder():
+    y, out = np.array([2.0, -2.0, 100.0]), np.zeros(3)
+    launch(curvatures, 3, [y, out])
+    assert out.tolist() == [-6, 6, 0]
+
+
+@nb.kernel
+def inverses(x, y, out):
+    i = nb.tid()
+    out[0, i] = math.asinh(x[i]) + 0.0 * y[i]
+    out[1, i] = math.expm1(-x[i])
+    out[2, i] = math.atan2(x[i], y[i])
+
+
+@nb.kernel
+def angles(x, y, out):
+    i = nb.tid()
+    out[0, i] = math.asin(x[i]) + 0.0 * y[i]
+    out[1, i] = math.acos(x[i])
+    out[2, i] = math.atanh(x[i])
+
+
+ANGLES = [
+    lambda a, b: 1 / np.sqrt((1 - a) * (1 + a)),
+    lambda a, b: -1 / np.sqrt((1 - a) * (1 + a)),
+    lambda a, b: 1 / ((1 - a) * (1 + a)),
+]
+INVERSES = [lambda a, b: 1 / np.hypot(a, 1), lambda a, b: -np.exp(-a), lambda a, b: b / (a * a + b * b)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "x", "y", "by_x"),
+    [
+        (angles, [0.3, 0.99999, 0.99976, -0.9998], np.ones(4), ANGLES),
+        (inverses, [0.3, 20.0, 1e-23, 1e20, 1e-30], [2.0, 1.0, 2e-23, 1e20, 3e-30], INVERSES),
+    ],
+)
+def test_derivatives_in_float32_keep_their_digits(kernel, x, y, by_x):
+    """Next to 1 `1 - a * a` has few, and squares are zero or infinite where the numbers are far from it."""
+    x, y = np.array(x, np.float32), np.array(y, np.float32)
+    for row, function in enumerate(by_x):
+        found, seeds = np.zeros_like(x), np.zeros((3, len(x)), np.float32)
+        seeds[row] = 1
+        launch(kernel, len(x), [x, y, np.zeros_like(seeds)], adj_inputs=[found, np.zeros_like(y), seeds], adjoint=True)
+        assert np.allclose(found, function(x.astype(float), y.astype(float)), rtol=1e-6, atol=0), (row, found)
 
 
 @nb.kernel

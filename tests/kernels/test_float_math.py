@@ -14,7 +14,7 @@ from numbridge.kernels import float_math, variant
 from numbridge.kernels.cpu_math import calls_chosen, substituted
 from numbridge.kernels.launch import launch
 
-LARGE = [2.0**45, 2.0**45 + 2.0**22, 2.0**67, 2.0**89, 2.0**111, 3.4028235e38, np.inf]
+LARGE = [2.0**45, 2.0**53, 2.0**45 + 2.0**22, 2.0**67, 2.0**89, 2.0**111, 3.4028235e38, np.inf]
 SIZES = [0.0, 1e-45, 1e-38, 0.5, 1.0, 2.0, 2.5, 3.0, 88.7, 89.0, 103.9, 104.1, *LARGE]
 SPECIAL = np.array([np.nan, *SIZES, *(-size for size in SIZES)], np.float32)
 
