@@ -121,6 +121,10 @@ class Calls(Expressions):
     def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
         if callee.value is len and len(arguments) == 1:
             return self._length(node, arguments[0])
+        if (callee.value is min or callee.value is max) and len(arguments) == 1 and isinstance(arguments[0], tuple):
+            arguments = list(arguments[0])
+            if len(arguments) == 1:
+                return arguments[0]
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
                 node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"

@@ -230,10 +230,11 @@ def operators(x, z, y):
     y[i, 1] = a % b - b % a + a // b + (-a) % b + 3.0 * a / b
     y[i, 2] = -a + +b - abs(a - b) + min(a, b, 1.0) * max(a, b, 1.0, a * b)
     y[i, 3] = pow(a, b) * (a > b) + (a if a > b else b) + float(int(a * 3.0)) + a**i
+    y[i, 4] = min((a, b * b)) * max((a, b, 0.8)) + max((a * b,)) * min((2, x.size))
 
 
 def test_operators():
-    check(operators, 3, np.array([0.7, 1.9, 2.3]), np.array([1.3, 0.6, 0.9]), np.ones((3, 4)))
+    check(operators, 3, np.array([0.7, 1.9, 2.3]), np.array([1.3, 0.6, 0.9]), np.ones((3, 5)))
 
 
 @kernel
