@@ -164,6 +164,9 @@ def is_own_annotation(annotation: Any) -> bool:
 def _array_class(annotation: Any) -> ArrayAnnotation | None:
     """Return what a class of arrays asks for, or one with its shape and dtype given as `numpy.typing` does; None for others."""
     owner = get_origin(annotation) or annotation
+    # Since NumPy 2.5, `numpy.typing.NDArray` is what ``type NDArray[T] = numpy.ndarray[Any shape, numpy.dtype[T]]`` makes.
+    if (alias := getattr(owner, "__value__", None)) is not None:
+        return _array_class(alias[get_args(annotation)] if get_args(annotation) else alias)
     if not isinstance(owner, type) or issubclass(owner, np.generic | np.dtype):
         return None
     if not all(hasattr(owner, name) for name in _OF_ARRAYS):
