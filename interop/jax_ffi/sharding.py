@@ -8,6 +8,7 @@ other shards contribute is summed over these. Decides names of axes and specs; t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -321,9 +322,33 @@ def _shards(mesh: Any, part: Any) -> int:
 
 def _summed(results: list[Any], axes: Sequence[Sequence[Any]]) -> list[Any]:
     """Return results of which each device has a part, added up over some axes of the mesh."""
-    import jax
+    return [
+        _sum().bind(result, axes=tuple(over)) if over else result for result, over in zip(results, axes, strict=True)
+    ]
 
-    return [jax.lax.psum(result, tuple(over)) if over else result for result, over in zip(results, axes, strict=True)]
+
+@functools.cache
+def _sum() -> Any:
+    """Return the primitive of `jax.lax.psum` as it is where no mesh is set.
+
+    Since 0.12, JAX gives the addition of two numbers, to which it lowers a sum, a sharding on the mesh that is set, if that has
+    explicit axes. XLA does not take such an addition.
+    """
+    import jax
+    from jax.core import ShapedArray
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    def lowered(context: Any, value: Any, *, axes: tuple[str, ...]) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            kinds = [ShapedArray(kind.shape, kind.dtype) for kind in context.avals_in]
+            run = mlir.lower_fun(lambda x: jax.lax.psum(x, axes), multiple_results=False)
+            return run(context.replace(avals_in=kinds, avals_out=kinds), value)
+
+    made = Primitive("numbridge_sum")
+    made.def_abstract_eval(lambda value, *, axes: value)
+    mlir.register_lowering(made, lowered)
+    return made
 
 
 def _sharding(mesh: Any, specs: Mapping[str, Any], axes: Axes) -> Any:

@@ -211,7 +211,8 @@ def check_shards_of_different_extents():
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
         table, indices = values(rows), np.arange(rows, dtype=np.int32)[::-1].copy()
-        f = jax.jit(lambda t, i: cut(jax_kernel(lookup)(t, cut(i + 0, "x"))[0], "x"))
+        whole = NamedSharding(LINE, P())  # newer JAX returns no shards of different extents
+        f = jax.jit(lambda t, i: cut(jax_kernel(lookup)(t, cut(i + 0, "x"))[0], "x"), out_shardings=whole)
         np.testing.assert_array_equal(f(table, indices), table[indices])
 
 
