@@ -1,4 +1,4 @@
-"""What `torch.compile` must not look into: numbridge's kernels, which handle addresses in NumPy arrays.
+"""What `torch.compile` must not look into: numbridge's kernels, which handle addresses in NumPy arrays, and their compilers.
 
 TorchDynamo traces what a compiled function calls, also after its graph has ended, and would take those arrays for tensors.
 What it is told to skip runs as it is. Operators (`torch_op`) are not skipped: they are one node of the graph. Imports no torch:
@@ -16,7 +16,9 @@ from types import ModuleType
 
 __all__ = ["keep_dynamo_out"]
 
-_RULES, _SKIPPED = "torch._dynamo.trace_rules", "numbridge.kernels"
+_RULES = "torch._dynamo.trace_rules"
+# With what compiles kernels, of which TorchDynamo knows nothing: tracing `struct.pack` in llvmlite, it calls itself without end.
+_SKIPPED = ("numbridge.kernels", "numba", "numba_cuda", "llvmlite")
 
 
 def keep_dynamo_out() -> None:
@@ -32,7 +34,8 @@ def _add(rules: ModuleType) -> None:
     # What is not there in some version of torch cannot be told to it; compiled functions then trace what they can.
     add = getattr(rules, "add", None)
     if add is not None:
-        add(_SKIPPED)
+        for name in _SKIPPED:
+            add(name)
 
 
 class _Finder(MetaPathFinder):

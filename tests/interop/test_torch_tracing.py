@@ -58,7 +58,9 @@ print(rules.__spec__.loader is rules.__loader__, rules.__spec__.name, any("Finde
 """
 
 
-def test_the_first_calls_may_be_those_of_compiled_functions(run_python, tmp_path):
+def test_the_first_calls_may_be_those_of_compiled_functions(run_python, tmp_path, monkeypatch):
+    # As on a new machine: everything is compiled within these calls.
+    monkeypatch.setenv("NUMBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     told = run_python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
@@ -75,6 +77,7 @@ def test_dynamo_may_have_been_loaded_before(run_python):
         before = list(rules.SKIP_DIRS)
         import numbridge
         added = [folder for folder in rules.SKIP_DIRS if folder not in before]
-        print(len(added), added[0].rstrip("/").endswith("kernels"), rules.check_file(numbridge.kernels.launch.__file__).skipped)
+        print(*(folder.rstrip("/").rpartition("/")[2] for folder in added))
+        print(rules.check_file(numbridge.kernels.launch.__file__).skipped)
     """)
-    assert told == "1 True True\n"
+    assert told == "kernels numba numba_cuda llvmlite\nTrue\n"
