@@ -194,36 +194,13 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     options = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     names["_nb_device"] = njit(fastmath=fastmath, **options)
     names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)
-    names["_nb_nonnegative"] = cpu_intrinsics.nonnegative
-    names["_nb_assume"] = cpu_intrinsics.assume
-    names |= {"_nb_min": cpu_intrinsics.least, "_nb_max": cpu_intrinsics.greatest}
-    names["_nb_load"] = load_i64
+    names |= cpu_intrinsics.NAMES | cpu_atomics.NAMES | numba_element_memory.component_atomics(cpu_atomics)
     names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
-    names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     numba_elements.declare()
-    names["_nb_local_array"] = cpu_intrinsics.local_array
-    names["_nb_field"] = field
-    names["_nb_accumulate"] = cpu_atomics.accumulate
-    names["_nb_prefetch"] = cpu_atomics.prefetch
-    names["_nb_total_of"] = cpu_atomics.total_of
-    names["_nb_add_to_total"] = cpu_atomics.add_to_total
-    names["_nb_sub_from_total"] = cpu_atomics.sub_from_total
-    names["_nb_add_total"] = cpu_atomics.add_total
-    names |= {"_nb_checked": checked, "_nb_check_index": check_index}
+    names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
+    names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
-    names["_nb_add"] = cpu_atomics.atomic_add
-    names["_nb_differs"] = cpu_intrinsics.differs
-    names["_nb_ended"] = cpu_intrinsics.ended
-    names["_nb_add_private"] = cpu_atomics.add
-    names["_nb_add_either"] = cpu_atomics.add_either
-    names["_nb_sub_either"] = cpu_atomics.sub_either
-    names.update(STACK)
-    names.update(cpu_blocks.NAMES)
-    names.update(cpu_copies.NAMES)
-    for operation in cpu_atomics.__all__:
-        if operation.startswith("atomic_"):
-            names[f"_nb_{operation}"] = getattr(cpu_atomics, operation)
-    names |= numba_element_memory.component_atomics(cpu_atomics)
+    names |= STACK | cpu_blocks.NAMES | cpu_copies.NAMES
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names

@@ -27,6 +27,7 @@ from numbridge.kernels.numba_element_memory import not_an_element
 from numbridge.kernels.numba_elements import NumbaElement
 
 __all__ = [
+    "NAMES",
     "accumulate",
     "add",
     "add_either",
@@ -492,3 +493,31 @@ def _totals(context: Any, builder: Any, array: Any, total: Any) -> list[Any]:
     """Return where the numbers of a total lie, one for each component."""
     data = context.make_array(total_type(array))(context, builder, total).data
     return [builder.gep(data, [ir.IntType(64)(k)]) for k in range(_count(array))]
+
+
+# What generated source calls.
+NAMES: dict[str, Any] = {
+    "_nb_accumulate": accumulate,
+    "_nb_add": atomic_add,
+    "_nb_add_either": add_either,
+    "_nb_add_private": add,
+    "_nb_add_to_total": add_to_total,
+    "_nb_add_total": add_total,
+    "_nb_atomic_add": atomic_add,
+    "_nb_atomic_and": atomic_and,
+    "_nb_atomic_cas": atomic_cas,
+    "_nb_atomic_dec": atomic_dec,
+    "_nb_atomic_exch": atomic_exch,
+    "_nb_atomic_inc": atomic_inc,
+    "_nb_atomic_max": atomic_max,
+    "_nb_atomic_min": atomic_min,
+    "_nb_atomic_nanmax": atomic_nanmax,
+    "_nb_atomic_nanmin": atomic_nanmin,
+    "_nb_atomic_or": atomic_or,
+    "_nb_atomic_sub": atomic_sub,
+    "_nb_atomic_xor": atomic_xor,
+    "_nb_prefetch": prefetch,
+    "_nb_sub_either": sub_either,
+    "_nb_sub_from_total": sub_from_total,
+    "_nb_total_of": total_of,
+}

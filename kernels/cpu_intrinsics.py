@@ -26,6 +26,7 @@ from numbridge.kernels.numba_records import ReadOnlyRecord
 from numbridge.kernels.scalars import scalar_of
 
 __all__ = [
+    "NAMES",
     "array_at",
     "assume",
     "constant_extents",
@@ -268,3 +269,15 @@ def _violation(statement: Any, kinds: Any) -> str | None:
         if locked:
             return f"numpy.nditer hands out writable elements of {locked[0]}, which is read-only; use numpy.ndenumerate"
     return None
+
+
+# What generated source calls.
+NAMES: dict[str, Any] = {
+    "_nb_assume": assume,
+    "_nb_differs": differs,
+    "_nb_ended": ended,
+    "_nb_local_array": local_array,
+    "_nb_max": greatest,
+    "_nb_min": least,
+    "_nb_nonnegative": nonnegative,
+}

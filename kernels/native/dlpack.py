@@ -30,7 +30,16 @@ from numbridge.kernels.native.memory import (
     store_u32,
     text,
 )
-from numbridge.kernels.native.reading import capsule_is_valid, capsule_pointer, decrease, increase, intp, item, state
+from numbridge.kernels.native.reading import (
+    capsule_is_valid,
+    capsule_pointer,
+    decrease,
+    increase,
+    intp,
+    item,
+    record_at,
+    state,
+)
 from numbridge.kernels.native.records import (
     ALIGNMENT,
     allocate_bytes,
@@ -40,7 +49,6 @@ from numbridge.kernels.native.records import (
     new_block,
     new_capsule,
     no_memory,
-    record_at,
     wrap,
 )
 

@@ -25,8 +25,8 @@ from numbridge.kernels.native.memory import (
     symbol,
     text,
 )
-from numbridge.kernels.native.reading import call_with, decrease, intp, state
-from numbridge.kernels.native.records import allocated, new_array, no_memory, record_at, wrap
+from numbridge.kernels.native.reading import call_with, decrease, intp, record_at, state
+from numbridge.kernels.native.records import allocated, new_array, no_memory, wrap
 
 EXPORTS = {
     "numbridge_exchange_read": ("exchange_read_array", "int32(int64, int64)"),

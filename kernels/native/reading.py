@@ -185,11 +185,30 @@ def read_record(record, out):
         as_elements(out, flags)
 
 
+@native
+def record_at(capsule):
+    """Return the address of the record in a capsule, or 0 without an exception."""
+    if capsule_is_valid(capsule, text("numbridge.record")) == 0:
+        return 0
+    return capsule_pointer(capsule, text("numbridge.record"))
+
+
+@native
+def root(owner):
+    """Return what a view must keep alive: behind a record that only borrows its memory, that record's owner."""
+    while True:
+        record = record_at(owner)
+        if record == 0 or load_i64(record, dl.RECORD_MANAGED) != 0 or load_i64(record, dl.RECORD_OWNER) == 0:
+            return owner
+        owner = load_i64(record, dl.RECORD_OWNER)
+
+
 @inlined
 def read_capsule(capsule, out):
     """Read a record's capsule; a DLPack capsule is left alone, since reading it would not consume it."""
-    if capsule_is_valid(capsule, text("numbridge.record")) != 0:
-        read_record(capsule_pointer(capsule, text("numbridge.record")), out)
+    record = record_at(capsule)
+    if record != 0:
+        read_record(record, out)
 
 
 @inlined
@@ -476,11 +495,10 @@ def count_version(entry, implementation):
 @native
 def count_version_behind(owner):
     """Count up the version of the tensor, if it is one, from which memory is taken, by one record or by several in turn."""
-    while owner != 0 and capsule_is_valid(owner, text("numbridge.record")) != 0:
-        owner = load_i64(capsule_pointer(owner, text("numbridge.record")), dl.RECORD_OWNER)
-    entry = entry_of(load_i64(owner, py.OBJECT_TYPE)) if owner != 0 else 0
+    tensor = root(owner)
+    entry = entry_of(load_i64(tensor, py.OBJECT_TYPE))
     chain = load_i64(entry, nb.ENTRY_IMPLEMENTATION) if entry != 0 else 0
-    implementation = load_i64(owner, chain) if chain != 0 else 0
+    implementation = load_i64(tensor, chain) if chain != 0 else 0
     if implementation != 0:
         count_version(entry, implementation)
 

@@ -31,7 +31,6 @@ from numbridge.kernels.native.memory import (
 )
 from numbridge.kernels.native.reading import (
     call_with,
-    capsule_is_valid,
     capsule_pointer,
     clear_error,
     count_version_behind,
@@ -42,7 +41,9 @@ from numbridge.kernels.native.reading import (
     intp,
     item,
     read,
+    record_at,
     release,
+    root,
     state,
 )
 
@@ -90,14 +91,6 @@ def give_none():
     """Return a new reference to None."""
     increase(none())
     return none()
-
-
-@native
-def record_at(capsule):
-    """Return the address of the record in a capsule, or 0 without an exception."""
-    if capsule_is_valid(capsule, text("numbridge.record")) == 0:
-        return 0
-    return capsule_pointer(capsule, text("numbridge.record"))
 
 
 @native
@@ -425,16 +418,6 @@ def written(self, capsule):
     """``written(record)``: tell the framework whose tensor's memory this is that something has been written there."""
     count_version_behind(capsule)
     return give_none()
-
-
-@native
-def root(owner):
-    """Return what a view must keep alive: behind a record that only borrows its memory, that record's owner."""
-    while True:
-        record = record_at(owner)
-        if record == 0 or load_i64(record, dl.RECORD_MANAGED) != 0 or load_i64(record, dl.RECORD_OWNER) == 0:
-            return owner
-        owner = load_i64(record, dl.RECORD_OWNER)
 
 
 @native
