@@ -30,7 +30,7 @@ from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
 from numbridge.kernels.config import config
 from numbridge.kernels.devices import Device, ScopedDevice, device_count, get_device, get_devices, set_device
-from numbridge.kernels.element_functions import (
+from numbridge.kernels.element_types.element_functions import (
     cross,
     cw_div,
     cw_mul,
@@ -54,7 +54,7 @@ from numbridge.kernels.element_functions import (
     transform_vector,
     transpose,
 )
-from numbridge.kernels.elements import (
+from numbridge.kernels.element_types.elements import (
     mat22,
     mat22d,
     mat22f,
@@ -121,8 +121,9 @@ from numbridge.kernels.errors import (
     NumbridgeValueError,
     NumbridgeWarning,
 )
-from numbridge.kernels.inner_gradients import grad
-from numbridge.kernels.intrinsics import (
+from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
+from numbridge.kernels.language.inner_gradients import grad
+from numbridge.kernels.language.intrinsics import (
     acos,
     asin,
     atan,
@@ -147,7 +148,7 @@ from numbridge.kernels.intrinsics import (
     tanh,
     tid,
 )
-from numbridge.kernels.kernel import Kernel, func, func_grad, kernel
+from numbridge.kernels.language.static_expressions import static
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.scalars import (
     bfloat16,
@@ -168,7 +169,6 @@ from numbridge.kernels.scalars import (
     uint64,
 )
 from numbridge.kernels.startup import init
-from numbridge.kernels.static_expressions import static
 from numbridge.numpy_bridge import (
     device_from_numpy,
     device_to_numpy,

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from numbridge import device_adjoints
 from numbridge.kernels import scalars
-from numbridge.kernels.element_arguments import full_shape
-from numbridge.kernels.elements import float_fields
+from numbridge.kernels.element_types.element_arguments import full_shape
+from numbridge.kernels.element_types.elements import float_fields
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description

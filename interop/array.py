@@ -21,7 +21,7 @@ from numbridge.gradients import GradientState
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device, get_devices
-from numbridge.kernels.elements import Element, ElementType, dtype_of
+from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,

@@ -13,8 +13,8 @@ from numbridge import strided
 from numbridge.element_views import packed, scalar_shape, unpacked
 from numbridge.kernels import scalars
 from numbridge.kernels.devices import Device, get_device
-from numbridge.kernels.element_arguments import element_flags, inner_strides
-from numbridge.kernels.elements import Element, ElementType, dtype_of
+from numbridge.kernels.element_types.element_arguments import element_flags, inner_strides
+from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, ConversionError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.numpy_arrays import is_masked

@@ -16,7 +16,7 @@ from numbridge.array import Array
 from numbridge.contents import copied, is_literal
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device, get_device
-from numbridge.kernels.elements import Element, ElementType, dtype_of, has_gradient
+from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, has_gradient
 from numbridge.kernels.errors import BufferAccessError, DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.watching import is_watched

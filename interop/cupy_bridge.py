@@ -16,7 +16,7 @@ from numbridge.array import Array
 from numbridge.contents import same_dtype
 from numbridge.cupy_memory import as_cupy, cupy
 from numbridge.element_views import unpacked
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl

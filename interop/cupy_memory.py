@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.element_views import scalar_shape, unpacked
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable
 from numbridge.kernels.errors import DeviceError
 from numbridge.kernels.machine import capsule_pointer

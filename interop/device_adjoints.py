@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from numbridge.kernels import watching
 from numbridge.kernels.devices import Device
-from numbridge.kernels.element_arguments import element_flags, full_shape, full_strides
-from numbridge.kernels.intrinsics import tid
+from numbridge.kernels.element_types.element_arguments import element_flags, full_shape, full_strides
 from numbridge.kernels.kernel import Kernel, kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import forall
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description

@@ -10,8 +10,9 @@ from typing import Any
 from numbridge.array import Array
 from numbridge.capsules import legacy_capsule
 from numbridge.contents import same_dtype
-from numbridge.kernels import cuda_driver, readers
-from numbridge.kernels.cuda_driver import cuda_unavailable
+from numbridge.kernels import readers
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.memory import adopt, native, row_of, wrap

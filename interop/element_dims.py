@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
-from numbridge.kernels.element_arguments import record_dtype
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.element_types.element_arguments import record_dtype
+from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import Scalar, scalar_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels.element_arguments import has_components, inner_strides
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.element_types.element_arguments import has_components, inner_strides
+from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.errors import BufferAccessError, ConversionError
 from numbridge.memory import element_of, packed_record, row_of, wrap
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge import bridge
 from numbridge.element_views import packed
-from numbridge.kernels.elements import has_gradient
+from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.scalars import COMPLEX
 from numbridge.memory import adopt, allocate, element_of, row_of

@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from numbridge.cupy_memory import cupy
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.streams import ScopedStream, Stream, get_stream, own_stream

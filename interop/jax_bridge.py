@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.array import Array
 from numbridge.contents import same_dtype
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl

@@ -17,8 +17,8 @@ import numpy as np
 from numbridge import bridge, strided
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.element_arguments import element_flags, inner_strides
-from numbridge.kernels.elements import ElementType, by_number, dtype_of
+from numbridge.kernels.element_types.element_arguments import element_flags, inner_strides
+from numbridge.kernels.element_types.elements import ElementType, by_number, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.machine import Machine, machine
 from numbridge.kernels.native import dlpack_layout as dl

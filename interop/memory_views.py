@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from numbridge import strided
-from numbridge.kernels.element_arguments import element_flags
-from numbridge.kernels.elements import by_number
+from numbridge.kernels.element_types.element_arguments import element_flags
+from numbridge.kernels.element_types.elements import by_number
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.memory import native

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.operators import OperatorPlan
 

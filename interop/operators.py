@@ -15,11 +15,11 @@ from numbridge.element_dims import element_of, inner_dims, outer_dims, outer_sha
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.inner_gradients import Gradient
-from numbridge.kernels.intrinsics import intrinsic_of
 from numbridge.kernels.kernel import Boxed, Kernel
+from numbridge.kernels.language.inner_gradients import Gradient
+from numbridge.kernels.language.intrinsics import intrinsic_of
+from numbridge.kernels.language.source import FunctionSource, Sourced
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
-from numbridge.kernels.source import FunctionSource, Sourced
 
 __all__ = ["Dims", "OperatorPlan"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from numbridge import tensor_probe
 from numbridge.array import Array
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.native import dlpack_layout as dl

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge import operator_launches
-from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.language.dependencies import Dependency, check_unchanged
 from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level, detached, returned
 from numbridge.paddle_bridge import dtype_to_paddle

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numbridge.kernels.adjoint.overlap import repeats, share_memory
-from numbridge.kernels.elements import has_gradient
+from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description

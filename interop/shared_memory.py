@@ -9,7 +9,7 @@ from typing import Any
 
 from numbridge.array import Array
 from numbridge.element_views import unpacked
-from numbridge.kernels.elements import by_number
+from numbridge.kernels.element_types.elements import by_number
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.leases import any_lent, is_lent

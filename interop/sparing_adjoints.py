@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.adjoint_memory import AdjointMemory, Region
-from numbridge.kernels.element_arguments import full_shape
+from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.tape_events import LaunchEvent
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels import cuda_driver
-from numbridge.kernels.argument_streams import argument_stream
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.argument_streams import argument_stream
 
 if TYPE_CHECKING:
     from numbridge.array import Array

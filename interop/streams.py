@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbridge.cupy_memory import cupy
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
 

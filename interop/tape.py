@@ -29,7 +29,7 @@ from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.devices import Device
-from numbridge.kernels.element_arguments import full_shape
+from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.native import table_layout as nb

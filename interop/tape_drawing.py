@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from numbridge.kernels.element_arguments import full_shape
+from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.places import Place

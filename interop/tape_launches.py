@@ -15,9 +15,9 @@ from numbridge.array import Array
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps
-from numbridge.kernels.dependencies import Dependency, check_unchanged
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.dependencies import Dependency, check_unchanged
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import describe, reader_of

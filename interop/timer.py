@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numbridge.cupy_memory import cupy
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.streams import synchronize as synchronize_devices
 from numbridge.tape import scope

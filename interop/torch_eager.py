@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge import operator_launches
-from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
+from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.operators import OperatorPlan
 from numbridge.torch_bridge import dtype_to_torch
 

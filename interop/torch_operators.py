@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numbridge.kernels.dependencies import check_unchanged
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
+from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.kernels.variant import variants_of
 from numbridge.operator_levels import Level, detached, returned
 from numbridge.torch_eager import forward_mode_check, named

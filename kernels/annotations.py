@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 import numpy as np
 
-from numbridge.kernels.elements import ElementType, dtype_of
+from numbridge.kernels.element_types.elements import ElementType, dtype_of
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError
 from numbridge.kernels.scalars import Scalar, of_framework, scalar_of
 

@@ -14,8 +14,8 @@ import numpy as np
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.element_arguments import check_elements, check_value, outer_rank
-from numbridge.kernels.elements import ElementType, number_fields
+from numbridge.kernels.element_types.element_arguments import check_elements, check_value, outer_rank
+from numbridge.kernels.element_types.elements import ElementType, number_fields
 from numbridge.kernels.errors import (
     BufferAccessError,
     ConversionError,

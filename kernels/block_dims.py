@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.cuda_backend.grid_source import (
+    BLOCK_LIMITS,
+    GRID_LIMITS,
+    block_shape,
+    extents,
+    grid_shape,
+    runs_along,
+)
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.grid_source import BLOCK_LIMITS, GRID_LIMITS, block_shape, extents, grid_shape, runs_along
 from numbridge.kernels.kernel import Kernel
 
 __all__ = ["BlockDim", "block_axes", "block_dim_of", "check_hardware", "cuda_block_of", "cuda_shapes"]

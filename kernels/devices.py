@@ -9,8 +9,8 @@ import contextvars
 import re
 from typing import NoReturn
 
-from numbridge.kernels import cuda_driver
-from numbridge.kernels.cuda_driver import cuda_unavailable
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.cuda_driver import cuda_unavailable
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.dependencies import Dependency
+from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.native import table_layout as nb
 
 __all__ = ["Guards", "guards"]

@@ -21,12 +21,12 @@ from numbridge.kernels.annotations import (
     is_own_annotation,
 )
 from numbridge.kernels.config import config
-from numbridge.kernels.dependencies import Dependency
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
-from numbridge.kernels.kernel_syntax import check_returns
+from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.kernel_syntax import check_returns
+from numbridge.kernels.language.source import FunctionSource, Role, Sourced
+from numbridge.kernels.language.static_names import is_cuda_dispatcher
 from numbridge.kernels.machine import front
-from numbridge.kernels.source import FunctionSource, Role, Sourced
-from numbridge.kernels.static_names import is_cuda_dispatcher
 
 __all__ = ["Boxed", "Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
 

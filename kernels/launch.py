@@ -15,22 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver, watching
+from numbridge.kernels import watching
 from numbridge.kernels.arguments import by_position, check_count
 from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware, cuda_block_of, cuda_shapes
-from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.crews import ended_in_block
+from numbridge.kernels.cpu_backend.bounds import out_of_range
+from numbridge.kernels.cpu_backend.crews import ended_in_block
+from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
+from numbridge.kernels.cpu_backend.threads import start_threads
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.kernel_syntax import may_raise
+from numbridge.kernels.language.kernel_syntax import may_raise
+from numbridge.kernels.language.source import Program
 from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.raised import raised_at, raised_by, says
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.source import Program
-from numbridge.kernels.threads import start_threads
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
 __all__ = [

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from numbridge.kernels import scalars
-from numbridge.kernels.bounds import FOUND
+from numbridge.kernels.cpu_backend.bounds import FOUND
+from numbridge.kernels.cpu_backend.printing import print_line
+from numbridge.kernels.cpu_backend.raised import RAISED
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.native import object_layout as layout
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.printing import print_line
-from numbridge.kernels.raised import RAISED
 
 __all__ = [
     "MODULES",
@@ -153,7 +153,7 @@ def compile_functions(exports: dict[str, tuple[Any, str]]) -> Compiled:
     exports : dict
         Public name -> (function, Numba signature).
     """
-    from numbridge.kernels.native_code import native_library, typed_exports
+    from numbridge.kernels.compilation.native_code import native_library, typed_exports
 
     found = typed_exports(exports)
     if found is None:

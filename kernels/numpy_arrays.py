@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels import scalars
-from numbridge.kernels.elements import record_type
+from numbridge.kernels.element_types.elements import record_type
 from numbridge.kernels.errors import BufferAccessError, ConversionError
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numbridge.kernels.elements import ElementType, number_fields
+from numbridge.kernels.element_types.elements import ElementType, number_fields
 from numbridge.kernels.scalars import COMPLEX, Scalar
 
 __all__ = [

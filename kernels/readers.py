@@ -17,8 +17,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.elements import Element, ElementType, by_number
+from numbridge.kernels import scalars
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.element_types.elements import Element, ElementType, by_number
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
 from numbridge.kernels.machine import capsule_pointer, machine
 from numbridge.kernels.native import dlpack_layout as dl

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels.element_arguments import inner_dimensions
+from numbridge.kernels.element_types.element_arguments import inner_dimensions
 from numbridge.kernels.global_guards import guards
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cpu_backend.threads import start_threads
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.machine import machine
-from numbridge.kernels.threads import start_threads
 
 __all__ = ["init"]
 

@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
-from numbridge.kernels.block_source import block_source
-from numbridge.kernels.crews import load_crews
+from numbridge.kernels.cpu_backend.block_source import block_source
+from numbridge.kernels.cpu_backend.crews import load_crews
+from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.totals import Total, additions_of, only_added, with_either, with_totals
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.dynamic_memory import check_dynamic_memory
-from numbridge.kernels.element_arguments import outer_rank, record_dtype
-from numbridge.kernels.emission import Emitted, emit
+from numbridge.kernels.element_types.element_arguments import outer_rank, record_dtype
 from numbridge.kernels.errors import NumbridgeTypeError
-from numbridge.kernels.grid_source import Form, grid_source
-from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
+from numbridge.kernels.language.emission import Emitted, emit
+from numbridge.kernels.language.indexing import indexing_of
+from numbridge.kernels.language.rewriting import Target
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
@@ -39,11 +42,8 @@ from numbridge.kernels.object_cache import (
     machine_fingerprint,
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, have_complex
-from numbridge.kernels.range_source import LaneSource, Private, range_source
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.rewriting import Target
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
-from numbridge.kernels.totals import Total, additions_of, only_added, with_either, with_totals
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -431,7 +431,7 @@ def _loaded(
     symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
 
     def compile() -> Compiled:
-        from numbridge.kernels.cpu import compile_run
+        from numbridge.kernels.cpu_backend.cpu import compile_run
 
         return compile_run(
             symbol,
@@ -545,7 +545,7 @@ def _cuda_code(
     source_file = _source_file(emitted.entry, key, text)
 
     def compile() -> Compiled:
-        from numbridge.kernels.cuda import compile_cubin
+        from numbridge.kernels.cuda_backend.cuda import compile_cubin
 
         return compile_cubin(
             text,

@@ -23,10 +23,10 @@ from numbridge.kernels.adjoint.measured import Measured
 from numbridge.kernels.adjoint.measuring import measure
 from numbridge.kernels.adjoint.prefixes import TANGENT
 from numbridge.kernels.adjoint.reverse import Reversed, reverse
-from numbridge.kernels.elements import Element
-from numbridge.kernels.emission import emit
+from numbridge.kernels.element_types.elements import Element
+from numbridge.kernels.language.emission import emit
+from numbridge.kernels.language.rewriting import rewrite
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
-from numbridge.kernels.rewriting import rewrite
 
 
 class Stack(list[Any]):

@@ -10,8 +10,8 @@ import numpy as np
 from numba import cuda
 
 from adjoint_slice_cases import SLICES
-from numbridge.kernels.intrinsics import atomic_add, atomic_sub, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import atomic_add, atomic_sub, tid
 
 cuda_local = cuda.local.array
 random = np.random.default_rng(7)

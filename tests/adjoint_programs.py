@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numba import cuda, float64
 
-from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import atomic_add, tid
 
 FLOATS = ("s", "t", "u")
 INTEGERS = ("m", "p")

@@ -9,8 +9,8 @@ import math
 import numpy as np
 from numba import cuda
 
-from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import atomic_add, tid
 
 cuda_local = cuda.local.array
 random = np.random.default_rng(11)

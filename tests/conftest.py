@@ -54,7 +54,7 @@ def remember_lowered():
 
 def compile_for_cuda(kernel, parameters, weak):
     """Compile a kernel to a cubin of each architecture."""
-    from numbridge.kernels import cuda
+    from numbridge.kernels.cuda_backend import cuda
 
     emitted = variant.variants_of(kernel).emitted(parameters, weak, "cuda")
     lowered.library = None

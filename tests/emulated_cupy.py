@@ -16,7 +16,7 @@ import numpy as np
 
 from emulated_cuda import Emulation, emulated_cuda
 from numbridge import cupy_memory
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 
 class _Memory:

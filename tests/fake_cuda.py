@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of

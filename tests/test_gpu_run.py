@@ -18,7 +18,7 @@ PROGRAM = """
     import ctypes
     import time
 
-    from numbridge.kernels import cuda_driver
+    from numbridge.kernels.cuda_backend import cuda_driver
     from numbridge.kernels.errors import DeviceError
 
 

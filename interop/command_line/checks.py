@@ -18,7 +18,7 @@ from numbridge.bridge import FRAMEWORKS
 from numbridge.command_line import cache_files
 from numbridge.command_line.installed import absent
 from numbridge.command_line.sample_kernels import add, saxpy, square
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 __all__ = ["Check", "Outcome", "checks", "run"]
 

@@ -22,7 +22,7 @@ from numbridge.command_line.launch_work import TENSORS, conversion, launch
 from numbridge.command_line.memory_work import Memory
 from numbridge.command_line.process_work import FirstLaunch
 from numbridge.command_line.work import Measurement, Row
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 __all__ = ["CUDA_PEERS", "PEERS", "facts", "works"]
 

@@ -23,7 +23,7 @@ from numbridge.command_line.sample_kernels import empty_of_five, empty_of_three,
 from numbridge.command_line.timing import timed
 from numbridge.command_line.work import Contestants, Row, Work
 from numbridge.cupy_memory import cupy
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 __all__ = ["CudaWork", "cuda_works"]
 

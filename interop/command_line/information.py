@@ -11,7 +11,8 @@ from rich.table import Table
 
 from numbridge.command_line import cache_files
 from numbridge.command_line.installed import FRAMEWORK_PACKAGES, is_there, version
-from numbridge.kernels import cuda_driver, threads
+from numbridge.kernels.cpu_backend import threads
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeError
 
 __all__ = ["information", "show"]

@@ -29,7 +29,7 @@ from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_r
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import described, jax_value
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
-from numbridge.kernels.elements import Element, ElementType
+from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of

@@ -20,7 +20,7 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
 from numbridge.jax_ffi.targets import PLAN_TARGET, TARGET
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device
 from numbridge.kernels.errors import (
     BufferAccessError,

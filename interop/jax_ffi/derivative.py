@@ -27,8 +27,8 @@ from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar, scalar_of
 

@@ -16,7 +16,7 @@ from typing import Any
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.derivative import Form, Spread, floating_operands, floating_results, operand_types, planned
 from numbridge.jax_ffi.plan import Call
-from numbridge.kernels.elements import has_gradient
+from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.scalars import COMPLEX
 

@@ -33,7 +33,7 @@ from numbridge.kernels.adjoint.ir import (
     Value,
 )
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.rewriting import Rewritten
+from numbridge.kernels.language.rewriting import Rewritten
 
 __all__ = ["check_prints", "flattened"]
 

@@ -23,7 +23,7 @@ from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import described, jax_value
 from numbridge.kernels.block_dims import block_dim_of
-from numbridge.kernels.elements import Element
+from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar

@@ -21,11 +21,11 @@ from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
-from numbridge.kernels.dynamic_memory import check_dynamic_memory
-from numbridge.kernels.elements import Element, ElementType
+from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import dimensions
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar

@@ -220,7 +220,7 @@ def _flat(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, role
 def _program(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) -> Program:
     from numbridge.jax_ffi.flattening import check_prints
     from numbridge.kernels.adjoint.build import build
-    from numbridge.kernels.rewriting import rewrite
+    from numbridge.kernels.language.rewriting import rewrite
 
     if isinstance(kernel, Derivative):
         if kernel.mode == "adjoint":

@@ -26,10 +26,10 @@ from numbridge.jax_ffi.values import described
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.elements import ElementType, dtype_of
+from numbridge.kernels.element_types.elements import ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
-from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of

@@ -1,9 +1,9 @@
 """How a call is cut up over devices: which axes belong together, and what one device computes of it.
 
-Batch axes may always be cut. Of the others those that a free thread index selects along (`numbridge.kernels.indexing`), so that
-elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. Every other axis is
-gathered, unless the user's rule says better. Adjoints and tangents are cut as what they belong to; a gradient to which threads of
-other shards contribute is summed over these. Decides names of axes and specs; the partitioner of JAX does the rest.
+Batch axes may always be cut. Of the others those that a free thread index selects along, as `numbridge.kernels.language.indexing`
+tells, so that elementwise launches, and a matrix product along its rows and columns, run on the shards that are there. All other
+axes are gathered, unless the user's rule says better. Adjoints and tangents are cut as what they belong to; a gradient to which
+threads of other shards contribute is summed over these. Decides names of axes and specs; the partitioner of JAX does the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.signature import Dims, Signature, is_symbolic
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
-from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.parameter_types import ArrayType
 
 __all__ = [

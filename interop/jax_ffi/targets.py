@@ -22,17 +22,18 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
 from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
-from numbridge.kernels import cuda_driver, scalars
+from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
-from numbridge.kernels.bounds import out_of_range
-from numbridge.kernels.crews import ended_in_block
+from numbridge.kernels.cpu_backend.bounds import out_of_range
+from numbridge.kernels.cpu_backend.crews import ended_in_block
+from numbridge.kernels.cpu_backend.raised import raised_by, says
+from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
-from numbridge.kernels.raised import raised_by, says
-from numbridge.kernels.threads import native_lock, start_threads
 from numbridge.kernels.variant import Variant, variants_of
 from numbridge.memory import native
 

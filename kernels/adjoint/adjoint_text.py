@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numbridge.kernels.adjoint.derive import Derivative, check_floats
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
-from numbridge.kernels.elements import ElementType, has_gradient
+from numbridge.kernels.element_types.elements import ElementType, has_gradient
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType

@@ -18,7 +18,7 @@ from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsEr
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.adjoint.scope import COUNTED
 from numbridge.kernels.adjoint.windows import Window
-from numbridge.kernels.element_stores import PARTS
+from numbridge.kernels.language.element_stores import PARTS
 
 __all__ = ["Assignments"]
 

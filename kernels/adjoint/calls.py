@@ -45,12 +45,12 @@ from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
-from numbridge.kernels.element_functions import FUNCTIONS
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.element_types.element_functions import FUNCTIONS
+from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.numba_elements import numba_element
+from numbridge.kernels.language.rewriting import GRADIENT
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.native.table_layout import WARP_SIZE
-from numbridge.kernels.numba_elements import numba_element
-from numbridge.kernels.rewriting import GRADIENT
-from numbridge.kernels.source import FunctionSource
 
 __all__ = ["Calls"]
 

@@ -12,7 +12,7 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Compute, Function, Names, Op, Region, Value
-from numbridge.kernels.elements import Element
+from numbridge.kernels.element_types.elements import Element
 
 __all__ = ["ARITHMETIC", "CAST", "Construct"]
 

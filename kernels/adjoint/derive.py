@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels import scalars
-from numbridge.kernels.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.adjoint.measured import Measured, StackMemoryError, without_stacks
 from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoint_scalar, is_narrow, widening
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.arguments import bound_types, check_array, check_writable
-from numbridge.kernels.block_source import CREW, THREAD
-from numbridge.kernels.dependencies import Dependency
-from numbridge.kernels.element_arguments import check_value, full_shape
-from numbridge.kernels.elements import has_gradient
-from numbridge.kernels.emission import Emitted, describe_namespace, emit
+from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange
+from numbridge.kernels.cpu_backend.block_source import CREW, THREAD
+from numbridge.kernels.cpu_backend.range_source import Private
+from numbridge.kernels.element_types.element_arguments import check_value, full_shape
+from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import (
     BufferAccessError,
     KernelError,
@@ -34,6 +33,10 @@ from numbridge.kernels.errors import (
     NumbridgeValueError,
 )
 from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.emission import Emitted, describe_namespace, emit
+from numbridge.kernels.language.rewriting import Target, rewrite
+from numbridge.kernels.language.source import Program as SourceProgram
 from numbridge.kernels.launch import Geometry, geometry_of, launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
@@ -44,10 +47,7 @@ from numbridge.kernels.object_cache import (
     machine_fingerprint,
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
-from numbridge.kernels.range_source import Private
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.rewriting import Target, rewrite
-from numbridge.kernels.source import Program as SourceProgram
 from numbridge.kernels.variant import Variants, variants_of
 
 if TYPE_CHECKING:

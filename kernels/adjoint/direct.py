@@ -15,12 +15,12 @@ import numpy as np
 
 from numbridge.kernels.adjoint.derive import check_floats
 from numbridge.kernels.adjoint.overlap import on_memory
-from numbridge.kernels.argument_streams import argument_stream
 from numbridge.kernels.arguments import check_count
-from numbridge.kernels.element_arguments import element_flags, full_shape
+from numbridge.kernels.cuda_backend.argument_streams import argument_stream
+from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
+from numbridge.kernels.element_types.element_arguments import element_flags, full_shape
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.launch_memory import LaunchMemory
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description, describe

@@ -18,11 +18,11 @@ from numba import types
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import ARITHMETIC, Construct
 from numbridge.kernels.adjoint.ir import Array, Compute, Function, Value
-from numbridge.kernels.element_functions import FUNCTIONS, inner
-from numbridge.kernels.element_operations import Expansion, expand
-from numbridge.kernels.elements import ElementType, component
-from numbridge.kernels.elements import vector as vector_type
-from numbridge.kernels.numba_elements import numba_element
+from numbridge.kernels.element_types.element_functions import FUNCTIONS, inner
+from numbridge.kernels.element_types.element_operations import Expansion, expand
+from numbridge.kernels.element_types.elements import ElementType, component
+from numbridge.kernels.element_types.elements import vector as vector_type
+from numbridge.kernels.element_types.numba_elements import numba_element
 
 __all__ = [
     "COMPONENT",

@@ -32,9 +32,9 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
-from numbridge.kernels.block_source import CREW, THREAD
-from numbridge.kernels.elements import scalar_in_memory
-from numbridge.kernels.rewriting import CUDA_FUNCTION, CUDA_MODULE
+from numbridge.kernels.cpu_backend.block_source import CREW, THREAD
+from numbridge.kernels.element_types.elements import scalar_in_memory
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
 
 __all__ = [
     "Lines",

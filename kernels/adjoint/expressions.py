@@ -25,9 +25,9 @@ from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
-from numbridge.kernels.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
-from numbridge.kernels.kernel_syntax import RESERVED
-from numbridge.kernels.rewriting import CUDA_FUNCTION
+from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
+from numbridge.kernels.language.kernel_syntax import RESERVED
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
 __all__ = ["Expressions"]
 

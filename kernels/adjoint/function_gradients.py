@@ -42,7 +42,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.adjoint.region_copy import RegionCopy
 from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
-from numbridge.kernels.elements import ElementType
+from numbridge.kernels.element_types.elements import ElementType
 
 __all__ = ["add_gradients"]
 

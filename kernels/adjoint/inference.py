@@ -17,9 +17,9 @@ from numba.core.registry import cpu_target
 from numba.np.numpy_support import from_dtype
 
 from numbridge.kernels.adjoint.ir import Value
-from numbridge.kernels.elements import ElementType
-from numbridge.kernels.numba_elements import NumbaElement, numba_element
-from numbridge.kernels.numba_records import numba_record
+from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element
+from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import Scalar
 

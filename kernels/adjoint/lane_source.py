@@ -7,14 +7,14 @@ from typing import Any
 
 from numba import types
 
-from numbridge.kernels.active_range import ActiveRange
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.emit import program_text
 from numbridge.kernels.adjoint.ir import Compute, Op, walk
+from numbridge.kernels.cpu_backend.active_range import ActiveRange
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.rewriting import rewrite
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
-from numbridge.kernels.rewriting import rewrite
-from numbridge.kernels.source import FunctionSource
 
 __all__ = ["lane_source"]
 

@@ -15,7 +15,7 @@ from numba import types
 from numbridge.kernels.adjoint.bindings import View
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Compute, Function, Value
-from numbridge.kernels.elements import ElementType, component, vector
+from numbridge.kernels.element_types.elements import ElementType, component, vector
 
 __all__ = ["ComponentRangeError", "MemoryPart", "NeedsComponentsError", "whole_element"]
 

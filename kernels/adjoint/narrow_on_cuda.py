@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from numbridge.kernels import cuda_driver, scalars
-from numbridge.kernels.argument_streams import argument_stream
+from numbridge.kernels import scalars
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.argument_streams import argument_stream
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import forall
 from numbridge.kernels.machine import machine
 from numbridge.kernels.readers import Description

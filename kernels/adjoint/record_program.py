@@ -13,8 +13,8 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Array, Names, Value
-from numbridge.kernels.narrow_floats import NarrowFloat
-from numbridge.kernels.record_fields import is_aligned, leaves, overlap
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat
+from numbridge.kernels.element_types.record_fields import is_aligned, leaves, overlap
 
 __all__ = ["MOST_COPIED", "Fields", "Records", "copied_parts", "inner_places", "same_record", "why_no_derivative"]
 

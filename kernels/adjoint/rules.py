@@ -22,7 +22,7 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Value
-from numbridge.kernels.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
+from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 
 __all__ = ["KEYS", "RULES", "AnyPartial", "Partial", "has_rule", "partials"]
 

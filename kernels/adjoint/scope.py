@@ -20,9 +20,9 @@ from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Para
 from numbridge.kernels.adjoint.record_program import Fields, Records
 from numbridge.kernels.adjoint.windows import Window, mapped, united
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.language.rewriting import Rewritten
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.parameter_types import ParameterType
-from numbridge.kernels.rewriting import Rewritten
-from numbridge.kernels.source import FunctionSource
 
 __all__ = ["COUNTED", "Frame", "Scope"]
 

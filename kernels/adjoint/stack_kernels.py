@@ -14,12 +14,12 @@ import numpy as np
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.measured import MEMORY, NEEDS, PLACES
-from numbridge.kernels.emission import Emitted
 from numbridge.kernels.kernel import Parameter
+from numbridge.kernels.language.emission import Emitted
+from numbridge.kernels.language.rewriting import Target
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.readers import Description
-from numbridge.kernels.rewriting import Target
 from numbridge.kernels.variant import Variants, variants_of
 
 __all__ = ["StackKernel", "compiled_with_memory", "measuring", "with_memory"]

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels import cuda_driver, watching
+from numbridge.kernels import watching
 from numbridge.kernels.adjoint.measured import without_stacks
 from numbridge.kernels.adjoint.stack_kernels import measuring, with_memory
-from numbridge.kernels.argument_streams import launch_streams
-from numbridge.kernels.grid_source import fewer_blocks
+from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.argument_streams import launch_streams
+from numbridge.kernels.cuda_backend.grid_source import fewer_blocks
+from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
+from numbridge.kernels.cuda_backend.stack_layout import GROUP
 from numbridge.kernels.launch import Geometry, launcher
-from numbridge.kernels.launch_memory import LaunchMemory
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.stack_layout import GROUP
 from numbridge.kernels.variant import variants_of
 
 if TYPE_CHECKING:

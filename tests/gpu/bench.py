@@ -29,7 +29,7 @@ import torch
 from numbridge.command_line.comparison import CUDA_PEERS
 from numbridge.command_line.cuda_work import cuda_works
 from numbridge.command_line.sample_kernels import empty_of_three
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 15

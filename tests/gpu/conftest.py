@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import DeviceError
 
 SECONDS = float(os.environ.get("NUMBRIDGE_GPU_TEST_SECONDS", "60"))

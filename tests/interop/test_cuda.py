@@ -18,7 +18,7 @@ import pytest
 import numbridge as nb
 from fake_cuda import CONTEXTS, cuda_array, fake_cuda, parameter_kinds
 from numbridge import cupy_bridge, cupy_memory, jax_bridge
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import describe, reader_of

@@ -16,7 +16,8 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
 from numbridge.jax_ffi.signature import NamedDims
-from numbridge.kernels import cuda_driver, scalars
+from numbridge.kernels import scalars
+from numbridge.kernels.cuda_backend import cuda_driver
 
 
 @pytest.fixture

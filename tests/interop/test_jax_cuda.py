@@ -18,7 +18,8 @@ from numbridge.jax_ffi import callback, targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
 from numbridge.jax_ffi.signature import NamedDims
-from numbridge.kernels import cuda_driver, variant
+from numbridge.kernels import variant
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.parameter_types import ArrayType
 from numbridge.kernels.variant import variants_of
 

@@ -20,7 +20,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.grouping import Group, grouped
 from numbridge.jax_ffi.replay import GraphCache
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 I64 = ctypes.c_int64
 MODE = nb.GraphMode.NUMBRIDGE

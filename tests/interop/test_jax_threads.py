@@ -54,7 +54,7 @@ STRESS = """
         thread.start()
     for thread in threads:
         thread.join()
-    from numbridge.kernels.threads import layer
+    from numbridge.kernels.cpu_backend.threads import layer
     print(layer(), failures)
 """
 

@@ -16,7 +16,7 @@ from fake_cuda import fake_cuda
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as wl
 from numbridge.jax_ffi.plan import Number, by_reference
-from numbridge.kernels import cuda_driver
+from numbridge.kernels.cuda_backend import cuda_driver
 
 N = 5
 PARTICLE = np.dtype([("x", np.float32), ("v", np.float32, 3), ("id", np.int64)], align=True)

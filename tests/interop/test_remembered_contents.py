@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
+from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import describe
-from numbridge.kernels.threads import start_threads
 from numbridge.places import Places
 from numbridge.remembered_contents import RememberedContents, _checksum
 

@@ -17,8 +17,8 @@ from numba import cuda
 import numbridge as nb
 from compiled_calls import jax_kernel
 from numbridge import static
-from numbridge.kernels.dependencies import Dependency
-from numbridge.kernels.static_expressions import StaticExpression
+from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.static_expressions import StaticExpression
 
 WEIGHTS = (1.0, 2.0, 4.0)
 

@@ -10,7 +10,7 @@ import pytest
 import numbridge as nb
 from numbridge import tape_launches
 from numbridge.kernels.adjoint.derive import Derivative
-from numbridge.kernels.dependencies import Dependency
+from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.variant import variants_of
 
 FACTOR = 2.0

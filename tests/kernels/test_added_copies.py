@@ -12,9 +12,9 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
+from numbridge.kernels.cpu_backend.totals import additions_of, only_added, with_either
 from numbridge.kernels.parameter_types import ArrayType
 from numbridge.kernels.scalars import scalar_of
-from numbridge.kernels.totals import additions_of, only_added, with_either
 
 N = 200_003
 random = np.random.default_rng(7)

@@ -8,7 +8,7 @@ import pytest
 
 import numbridge as nb
 from fake_cuda import ExchangeTable, cuda_array, fake_cuda, tensor_class
-from numbridge.kernels.argument_streams import argument_stream, launch_streams
+from numbridge.kernels.cuda_backend.argument_streams import argument_stream, launch_streams
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import capture, describe

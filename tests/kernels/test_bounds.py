@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import numbridge as nb
-from numbridge.kernels import bounds
+from numbridge.kernels.cpu_backend import bounds
 
 
 @nb.func

@@ -7,7 +7,7 @@ import pytest
 from numba.core import event
 
 import numbridge as nb
-from numbridge.kernels.built_calls import Body, built
+from numbridge.kernels.compilation.built_calls import Body, built
 
 VECTOR = nb.vector(5, nb.float32)  # in no other test: what Numba has compiled once it does not compile again
 

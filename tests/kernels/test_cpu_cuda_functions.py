@@ -16,8 +16,8 @@ from numba.cuda.random import (
 
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.errors import BufferAccessError, KernelError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 

@@ -17,8 +17,8 @@ from numba import cfunc, njit, types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from numbridge.kernels import cpu_atomics
-from numbridge.kernels.cpu_atomics import (
+from numbridge.kernels.cpu_backend import cpu_atomics
+from numbridge.kernels.cpu_backend.cpu_atomics import (
     atomic_add,
     atomic_and,
     atomic_cas,
@@ -33,7 +33,7 @@ from numbridge.kernels.cpu_atomics import (
     atomic_sub,
     atomic_xor,
 )
-from numbridge.kernels.cpu_intrinsics import MAX_LOCAL_BYTES, local_array, nonnegative, readonly_violations
+from numbridge.kernels.cpu_backend.cpu_intrinsics import MAX_LOCAL_BYTES, local_array, nonnegative, readonly_violations
 
 SIGNED, UNSIGNED = ("int8", "int16", "int32", "int64"), ("uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float32", "float64")

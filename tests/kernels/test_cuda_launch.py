@@ -16,8 +16,9 @@ from numba import cuda
 
 import numbridge as nb
 from fake_cuda import CONTEXTS, ExchangeTable, cuda_array, fake_cuda, parameter_kinds, tensor_class
-from numbridge.kernels import cuda as compiler
 from numbridge.kernels.block_dims import cuda_shapes
+from numbridge.kernels.cuda_backend import cuda as compiler
+from numbridge.kernels.cuda_backend.grid_source import GRID, block_shape, extents, grid_shape, grid_source
 from numbridge.kernels.errors import (
     BufferAccessError,
     DeviceError,
@@ -25,7 +26,6 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
-from numbridge.kernels.grid_source import GRID, block_shape, extents, grid_shape, grid_source
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import tag_of

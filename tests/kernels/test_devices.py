@@ -13,7 +13,8 @@ import pytest
 
 from fake_cuda import fake_cuda
 from numbridge import Event, ScopedStream, Stream, synchronize
-from numbridge.kernels import cuda_driver, devices
+from numbridge.kernels import devices
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, ScopedDevice, device_count, get_device, get_devices, set_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
 

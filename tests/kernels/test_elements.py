@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from numbridge.kernels.element_operations import OPERATIONS, expand
-from numbridge.kernels.elements import Element, by_number
+from numbridge.kernels.element_types.element_operations import OPERATIONS, expand
+from numbridge.kernels.element_types.elements import Element, by_number
 
 RNG = np.random.default_rng(7)
 

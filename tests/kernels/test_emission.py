@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numba import cuda, njit
 
-import numbridge.kernels.intrinsics as markers
-from numbridge.kernels.emission import emit
+import numbridge.kernels.language.intrinsics as markers
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.emission import emit
+from numbridge.kernels.language.intrinsics import atomic_add, tid
 
 OMEGA = 1.25
 COUNT = 3
@@ -174,7 +174,7 @@ def test_what_no_kernel_can_be_is_refused_with_its_place(tmp_path, body, text):
     path = tmp_path / "refused.py"
     path.write_text(
         "import numbridge as nb\n"
-        f"from numba import cuda\nfrom numbridge.kernels.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n"
+        f"from numba import cuda\nfrom numbridge.kernels.language.intrinsics import tid\n\n\ndef bad(x):\n    {body}\n"
     )
     namespace = {"__name__": "refused"}
     exec(compile(path.read_text(), str(path), "exec"), namespace)

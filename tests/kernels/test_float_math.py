@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from numbridge.kernels import float_math, variant
-from numbridge.kernels.cpu_math import calls_chosen, substituted
+from numbridge.kernels import variant
+from numbridge.kernels.arithmetic import float_math
+from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
 from numbridge.kernels.launch import launch
 
 LARGE = [2.0**45, 2.0**53, 2.0**45 + 2.0**22, 2.0**67, 2.0**89, 2.0**111, 3.4028235e38, np.inf]

@@ -19,7 +19,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
-from numbridge.kernels import source
+from numbridge.kernels.language import source
 from numbridge.kernels.launch import launch
 
 

@@ -11,8 +11,8 @@ from numba import njit, types
 
 import numbridge as nb
 from adjoint_cases import long_one, prefix_products
-from numbridge.kernels import cpu, cpu_atomics, cpu_intrinsics
-from numbridge.kernels.generated_code import typed
+from numbridge.kernels.compilation.generated_code import typed
+from numbridge.kernels.cpu_backend import cpu, cpu_atomics, cpu_intrinsics
 from numbridge.kernels.launch import launch
 
 NAMES = {

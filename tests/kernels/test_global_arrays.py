@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 DENSE = np.arange(6.0).reshape(2, 3)

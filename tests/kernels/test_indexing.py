@@ -7,7 +7,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
-from numbridge.kernels.indexing import indexing_of
+from numbridge.kernels.language.indexing import indexing_of
 
 
 @nb.kernel

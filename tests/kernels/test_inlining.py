@@ -10,7 +10,7 @@ from numba.core import config as numba_config
 
 import numbridge as nb
 from numbridge.kernels import variant
-from numbridge.kernels.inlining import inlined
+from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.launch import launch
 
 

@@ -28,8 +28,16 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
-from numbridge.kernels.intrinsics import atomic_add, atomic_cas, atomic_exch, atomic_max, atomic_min, atomic_sub, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import (
+    atomic_add,
+    atomic_cas,
+    atomic_exch,
+    atomic_max,
+    atomic_min,
+    atomic_sub,
+    tid,
+)
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.variant import MASKED, variants_of
 

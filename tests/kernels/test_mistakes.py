@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
+from numbridge.kernels.cpu_backend.raised import RAISED, raised_by
 from numbridge.kernels.errors import (
     KernelError,
     KernelUnsupportedError,
@@ -14,7 +15,6 @@ from numbridge.kernels.errors import (
 )
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.launch import launch
-from numbridge.kernels.raised import RAISED, raised_by
 
 
 @kernel

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numba import njit
 
+from numbridge.kernels.compilation.native_code import typed_exports
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.machine import MODULES, check_objects, compile_functions
 from numbridge.kernels.native import object_layout
 from numbridge.kernels.native.memory import function_symbol, inlined, load_i64, native, store_i64
 from numbridge.kernels.native.reading import item
-from numbridge.kernels.native_code import typed_exports
 from numbridge.kernels.object_cache import load
 
 

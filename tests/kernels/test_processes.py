@@ -18,15 +18,15 @@ import pytest
 
 from numbridge.kernels import object_cache
 from numbridge.kernels.errors import NumbridgeError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 PRELUDE = """
 import sys, threading
 import numpy as np
 from numbridge.kernels.kernel import kernel, func
-from numbridge.kernels.intrinsics import tid
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 """
 
@@ -220,7 +220,7 @@ def test_other_threading_layers_serve_several_threads(tmp_path, layer):
     printed = run(
         tmp_path / "layers.py",
         """
-        from numbridge.kernels import threads
+        from numbridge.kernels.cpu_backend import threads
 
         @kernel
         def add(x):

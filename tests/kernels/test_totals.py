@@ -10,7 +10,7 @@ import pytest
 from numba import cuda
 
 import numbridge as nb
-from numbridge.kernels.totals import Total, total_array
+from numbridge.kernels.cpu_backend.totals import Total, total_array
 
 N = 10_007
 random = np.random.default_rng(5)

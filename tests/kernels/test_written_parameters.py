@@ -21,9 +21,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numba import cuda, njit
 
-from numbridge.kernels import intrinsics
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language import intrinsics
 
 RANKS = {"a": 1, "b": 1, "d": 2, "e": 2}
 PARAMETERS = (*RANKS, "n")

@@ -11,7 +11,7 @@ from numba import complex128, cuda, njit
 
 import numbridge as nb
 from emulated_cuda import on_both
-from numbridge.kernels.emission import emit
+from numbridge.kernels.language.emission import emit
 from numbridge.kernels.launch import launch
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.5, -1e-30]

@@ -13,8 +13,9 @@ from numba import cuda
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
-from numbridge.kernels import cuda_driver, source
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.language import source
 from numbridge.kernels.launch import launch
 
 N = 100

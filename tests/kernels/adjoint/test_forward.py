@@ -24,8 +24,8 @@ from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
 from numbridge.kernels.adjoint.emit import program_text
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import func, func_grad, kernel
+from numbridge.kernels.language.intrinsics import tid
 
 
 def random_like(names, values, seed=3):

@@ -10,9 +10,9 @@ from numba import cuda
 
 from adjoint_cases import CASES, name_of
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeValueError
-from numbridge.kernels.indexing import indexing_of
-from numbridge.kernels.intrinsics import atomic_add, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.indexing import indexing_of
+from numbridge.kernels.language.intrinsics import atomic_add, tid
 
 # What the memory holds before the launch
 GARBAGE = np.nan

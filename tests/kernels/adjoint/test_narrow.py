@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeTypeError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 HALVES = [np.float16, ml_dtypes.bfloat16]

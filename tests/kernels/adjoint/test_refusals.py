@@ -14,8 +14,8 @@ from numba import cuda
 
 from adjoint_as_python import check, run_adjoint
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
-from numbridge.kernels.intrinsics import atomic_add, atomic_exch, atomic_max, tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import atomic_add, atomic_exch, atomic_max, tid
 from numbridge.kernels.launch import launch
 
 

@@ -27,10 +27,10 @@ from numbridge.kernels.adjoint import activity
 from numbridge.kernels.adjoint.build import build
 from numbridge.kernels.adjoint.renewed import Renewed
 from numbridge.kernels.adjoint.reverse import reverse
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import func, kernel
+from numbridge.kernels.language.intrinsics import tid
+from numbridge.kernels.language.rewriting import rewrite
 from numbridge.kernels.parameter_types import ArrayType, ScalarType
-from numbridge.kernels.rewriting import rewrite
 from numbridge.kernels.scalars import scalar_of
 
 N = 4

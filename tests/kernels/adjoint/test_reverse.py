@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from adjoint_as_python import adjoint_of, check, check_directions, oracle, replay, run_adjoint
 from adjoint_cases import CASES, name_of
 from adjoint_programs import Writer, arguments, declared
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 
 PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "300"))
 

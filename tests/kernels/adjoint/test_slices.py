@@ -18,8 +18,8 @@ from adjoint_programs import declared
 from adjoint_slice_cases import SLICES
 from adjoint_slice_programs import SliceWriter
 from numbridge.kernels.errors import KernelError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
 PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "200"))

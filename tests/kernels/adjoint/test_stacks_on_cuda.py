@@ -22,13 +22,13 @@ from adjoint_programs import Writer, arguments, declared
 from adjoint_slice_cases import stored_in_the_loop, written_slices
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
-from numbridge.kernels import cuda_driver
 from numbridge.kernels.adjoint import stacks_on_cuda
 from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.adjoint.stack_kernels import measuring, with_memory
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import DeviceError, KernelUnsupportedError
-from numbridge.kernels.intrinsics import tid
 from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import configure, geometry_of, launch
 from ptx_emulator.execution import BadAccessError
 

@@ -1,0 +1,290 @@
+"""The mathematical functions that kernels call on the CPU: `float_math` where all arguments are float32, else Numba's own.
+
+Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
+
+__all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
+
+_NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS if name[0] == "a"}
+
+
+def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return the signature of a call, and what generates its code."""
+    if all(types.unliteral(kind) == types.float32 for kind in arguments):
+        return types.float32(*arguments), functools.partial(_generate, name)
+    kind = typing_context.resolve_value_type(plain)
+    found = typing_context.resolve_function_type(kind, arguments, {})
+    if found is None:
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return context.get_function(kind, found)(builder, values)
+
+    return found.return_type(*found.args), generate
+
+
+def _generate(name: str, context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    return evaluate(name, builder, values)
+
+
+def _function(name: str, plain: Any) -> Any:
+    """Return a function for kernels that takes the place of `plain`, an object that Numba knows."""
+    if FUNCTIONS[name].__code__.co_argcount == 1:
+
+        @intrinsic
+        def one(typing_context: Any, x: Any) -> Any:
+            return _typed(typing_context, name, plain, (x,))
+
+        return one
+
+    @intrinsic
+    def two(typing_context: Any, x: Any, y: Any) -> Any:
+        return _typed(typing_context, name, plain, (x, y))
+
+    return two
+
+
+def _fused() -> bool:
+    """Tell whether the CPU multiplies and adds with one rounding; a library would have to do it otherwise."""
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("fma", True)) and ("x86" not in llvm.get_process_triple() or "fma" in features)
+
+
+@functools.cache
+def _replacements() -> dict[Any, Any]:
+    """Return the function that takes the place of each that Numba knows."""
+    found: dict[Any, Any] = {}
+    if _fused():
+        for name in FUNCTIONS:
+            for module, own in ((math, name), (np, _NUMPY_NAMES.get(name, name))):
+                plain = getattr(module, own, None)
+                if plain is not None:
+                    found[plain] = _function(name, plain)
+        found[operator.pow] = _function("pow", operator.pow)
+    return found
+
+
+@functools.cache
+def _module(original: ModuleType) -> ModuleType:
+    """Return a module that has what `original` has, with the replacements in their places."""
+    made = ModuleType(original.__name__)
+    for name, value in vars(original).items():
+        if value.__hash__ is not None and value in _replacements():
+            setattr(made, name, _replacements()[value])
+    made.__dict__["__getattr__"] = functools.partial(getattr, original)
+    return made
+
+
+def substituted(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the globals of a text for `calls_chosen`: with `float_math`, and what it stands for under other names."""
+    found = dict(namespace)
+    for name, value in namespace.items():
+        new = value
+        if value is math or value is np:
+            new = _module(value)
+        elif callable(value) and value.__hash__ is not None:
+            new = _replacements().get(value, value)
+        if new is not value:
+            found |= {name: new, f"{_LIBRARY}{name}": value}
+    found[_POWER] = _replacements().get(operator.pow, operator.pow)
+    return found
+
+
+def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
+    """Tell whether a call of numbers goes to a library, which takes one number at a time."""
+    if isinstance(function, type):
+        return False
+    if function in _replacements().values():
+        return any(types.unliteral(kind) != types.float32 for kind in kinds)
+    return _is_mathematical(function) and not is_few_instructions(function)
+
+
+def is_few_instructions(function: Any) -> bool:
+    """Tell whether a call of numbers takes a few instructions, which LLVM vectorises."""
+    return _is_mathematical(function) and function.__name__ in _INSTRUCTIONS
+
+
+def _is_mathematical(function: Any) -> bool:
+    return getattr(function, "__module__", None) == "math" or isinstance(function, np.ufunc)
+
+
+_INSTRUCTIONS = frozenset(
+    (
+        *("sqrt", "fabs", "absolute", "abs", "floor", "ceil", "trunc", "rint", "copysign"),
+        *("isnan", "isinf", "isfinite", "minimum", "maximum", "fmin", "fmax", "square", "sign"),
+        *("negative", "positive", "reciprocal", "radians", "degrees", "add", "subtract", "multiply"),
+        *("divide", "true_divide", "bitwise_and", "bitwise_or", "bitwise_xor", "invert"),
+        *("logical_and", "logical_or", "logical_not", "equal", "not_equal"),
+        *("greater", "greater_equal", "less", "less_equal"),
+    )
+)
+
+
+_POWER, _LIBRARY = "_nb_power", "_nb_library_"
+_FEW = 4  # loops of so few trips are unrolled
+
+
+def _is_loop(node: ast.AST) -> bool:
+    """Tell whether a statement is a loop that LLVM does not unroll."""
+    match node:
+        case ast.For(iter=ast.Call(ast.Name("range"), [ast.Constant(int() as trips)])):
+            return trips > _FEW
+    return isinstance(node, ast.For | ast.While)
+
+
+def _has_loop(node: ast.AST) -> bool:
+    return any(_is_loop(part) for part in ast.walk(node))
+
+
+def _is_independent(loop: ast.AST, *, fastmath: bool) -> bool:
+    """Tell whether no iteration of a loop waits for the one before, as far as its variables show.
+
+    With `fastmath`, what is only added to does not count: LLVM may sum in any order.
+    """
+    body = getattr(loop, "body", [])
+    if isinstance(loop, ast.While) or any(_has_loop(statement) for statement in body):
+        return False
+    if any(isinstance(part, ast.Break | ast.Continue | ast.Return) for part in ast.walk(loop)):
+        return False
+    names = [part for statement in body for part in ast.walk(statement) if isinstance(part, ast.Name)]
+    assigned = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    summed = _only_summed(body) if fastmath else set()
+    return not (assigned - summed) & _read_first(body)
+
+
+def _only_summed(body: Sequence[ast.stmt]) -> set[str]:
+    parts = [part for statement in body for part in ast.walk(statement)]
+    targets = {
+        part.target.id for part in parts if isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name)
+    }
+    stored = {
+        part.targets[0].id for part in parts if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name)
+    }
+    return targets - stored - set().union(*(_loaded(statement) for statement in body))
+
+
+def _read_first(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that are read where a block has not surely assigned them yet."""
+    found: set[str] = set()
+    known: set[str] = set()
+    for statement in body:
+        match statement:
+            case ast.Assign([ast.Name(name)], value):
+                found |= _loaded(value) - known
+                known.add(name)
+            case ast.AugAssign(ast.Name(name), _, value):
+                found |= (_loaded(value) | {name}) - known
+            case ast.If(test, body, orelse):
+                found |= (_loaded(test) | _read_first(body) | _read_first(orelse)) - known
+            case _:
+                found |= _loaded(statement) - known
+    return found
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+
+
+class _Chooser(ast.NodeTransformer):
+    """Makes the calls of one function those of a library, but where the loop around them is vectorised."""
+
+    def __init__(
+        self, names: Mapping[str, Any], functions: Collection[str], *, vectorised: bool, fastmath: bool, lanes: bool
+    ) -> None:
+        self.names = names
+        self.functions = functions
+        self.vectorised = vectorised
+        self.fastmath = fastmath
+        self.lanes = lanes
+        self.scalar_calls: set[str] = set()
+
+    def visit(self, node: ast.AST) -> Any:
+        if not _is_loop(node):
+            return super().visit(node)
+        outside, self.vectorised = self.vectorised, self.lanes or _is_independent(node, fastmath=self.fastmath)
+        made = self.generic_visit(node)
+        self.vectorised = outside
+        return made
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        root: Any = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and not self.vectorised:
+            self.scalar_calls |= {root.id} & set(self.functions)
+        if isinstance(root, ast.Name) and (not self.vectorised or self._writes(node)):
+            root.id = f"{_LIBRARY}{root.id}" if f"{_LIBRARY}{root.id}" in self.names else root.id
+        return node
+
+    def _writes(self, node: ast.Call) -> bool:
+        """Tell whether one of NumPy's functions is given an array for its results, too."""
+        path: list[str] = []
+        function: Any = node.func
+        while isinstance(function, ast.Attribute):
+            path.insert(0, function.attr)
+            function = function.value
+        plain = self.names.get(f"{_LIBRARY}{function.id}")
+        for attribute in path:
+            plain = getattr(plain, attribute, None)
+        return isinstance(plain, np.ufunc) and len(node.args) > plain.nin
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            # Numba multiplies for these.
+            case ast.BinOp(op=ast.Pow(), right=ast.Constant(int()) | ast.UnaryOp(operand=ast.Constant(int()))):
+                return node
+            case ast.BinOp(left, ast.Pow(), right) if self.vectorised:
+                made = ast.Call(ast.Name(_POWER, ast.Load()), [left, right], [])
+                return ast.fix_missing_locations(ast.copy_location(made, node))
+        return node
+
+
+def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, lanes: bool = False) -> ast.Module:
+    """Return a text in which each call is of the function that is faster there.
+
+    `float_math` is arithmetic, which LLVM vectorises: several times as fast as a library's functions. Where nothing is
+    vectorised, in a loop that waits for each result, a library answers sooner.
+
+    Parameters
+    ----------
+    tree : ast.Module
+        A text of functions, callee before caller, and of those with the loops over thread ids, whose names begin with
+        ``_nb_``; changed in place.
+    names : mapping
+        Its globals, of `substituted`.
+    fastmath : bool
+        Whether LLVM may reassociate floating-point arithmetic.
+    lanes : bool
+        Whether threads run together, which vectorises everything; a thread alone must compute the same.
+    """
+    functions = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
+    bodies = {function.name: function for function in functions if not function.name.startswith("_nb_")}
+    drivers = [function for function in functions if function.name not in bodies]
+    entries = {name for function in drivers for name in _loaded(function)} & set(bodies)
+    looping = any(_has_loop(function) for function in bodies.values())
+    scalar = entries if looping else set()
+    for name, function in reversed(bodies.items()):
+        vectorised = lanes or (name not in scalar and not _has_loop(function))
+        chooser = _Chooser(names, bodies, vectorised=vectorised, fastmath=fastmath, lanes=lanes)
+        chooser.visit(function)
+        scalar |= chooser.scalar_calls
+    return tree

@@ -1,0 +1,133 @@
+"""What to say when Numba cannot compile generated source: what is wrong, where in the user's source, then Numba's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from numbridge.kernels.compilation.operation_errors import in_plain_words
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.parameter_types import ParameterType
+
+__all__ = ["NO_MEMORY", "not_compiled"]
+
+NO_MEMORY = (
+    "it needs memory for an array of its own, which kernels do not have (x[i] + 1 is one too, if x has two dimensions); write a "
+    "loop over the elements"
+)
+
+# What Numba says to slices that are assigned, or added, where it may not allocate.
+_NRT = "NRT required but not enabled"
+# Floats that are stored only
+_NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+# What it says of exceptions with numbers in them on CUDA; on the CPU these need memory
+_DYNAMIC = "return_dynamic_user_exc"
+_RAISED = (
+    "an exception in a kernel is made of constants, and this one of what only the running kernel knows; raise it with a text of "
+    "its own, and print(...) the numbers before"
+)
+_UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([\w.]+)'>")
+_LIST = "The use of a reflected list"
+_OF_KERNELS = frozenset(
+    {"numbridge.kernels.language.inner_gradients.Gradient", "numbridge.kernels.language.intrinsics.Intrinsic"}
+)
+_HERE = str(Path(__file__).parents[1])
+_NOISE = ("Failed in ", "- Resolution failure ")
+
+
+def not_compiled(
+    error: Exception,
+    entry: str,
+    parameters: Sequence[ParameterType],
+    filename: str,
+    origin: Callable[[int], str | None],
+    where: str = "",
+) -> KernelError:
+    """Return the error of a kernel that Numba cannot compile.
+
+    Parameters
+    ----------
+    error : Exception
+        What Numba raised.
+    entry : str
+        The kernel's name.
+    parameters : sequence of ParameterType
+        What it was compiled for.
+    filename : str
+        The generated source.
+    origin : callable
+        Returns where a line of the generated source comes from, as ``file:line:column`` with the line and a caret.
+    where : str
+        For which back end, as in ``" on CUDA"``.
+    """
+    listed = ", ".join(f"{p.name}: {p}" for p in parameters)
+    text = str(error)
+    place = _place(text, filename, origin)
+    excerpt = "" if place is None else f"\n  {place}"
+    raising = _DYNAMIC in text or (
+        _NRT in text and place is not None and place.splitlines()[1].lstrip().startswith("raise ")
+    )
+    problem = _RAISED if raising else _problem(text)
+    return KernelError(
+        f"kernel {entry!r} does not compile for ({listed}){where}: {problem}{excerpt}\nNumba says:\n{text}\n"
+        f"The generated source is {filename}"
+    )
+
+
+def _of_global(name: str, kind: str) -> str:
+    """Return what is wrong with a global of a class that compiled code does not know."""
+    if kind == "numbridge.kernels.kernel.Function":
+        return (
+            f"{name} is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func "
+            "what calls it"
+        )
+    if kind in _OF_KERNELS:
+        return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
+    if kind == "list":
+        return f"{name} is a list, which kernels cannot read; make it a tuple, or pass an array"
+    return (
+        f"{name} is of type {kind}, which kernels cannot read; pass the numbers and arrays that it holds as arguments"
+    )
+
+
+def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str | None:
+    """Return where the innermost line comes from that Numba names, since it goes from inside outward."""
+    name = re.escape(Path(filename).name)
+    for match in re.finditer(rf'{name}(?:", line (\d+)| \((\d+)\))', text):
+        found = origin(int(match[1] or match[2]))
+        if found is not None:
+            return found
+    return None
+
+
+def _problem(text: str) -> str:
+    """Return the first line that says what is wrong, with what an operation was given."""
+    if _NRT in text:
+        return NO_MEMORY
+    own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
+    if own is not None:  # one of numbridge's intrinsics says it better
+        return own[1]
+    called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
+    if called is not None:
+        return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
+    unknown = _UNKNOWN_GLOBAL.search(text)
+    if unknown is not None:
+        return _of_global(unknown[1], unknown[2])
+    if _LIST in text:
+        name = re.search(r"assigned to variable '(\w+)' in globals", text)
+        return _of_global(name[1] if name else "a global", "list")
+    narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
+    if narrow is not None:  # all that Numba says of a call such as np.float16(x)
+        return (
+            f"{narrow.strip()}(...) makes no number in a kernel: floats of 16 and 8 bits are stored in arrays, and computed with "
+            "in float32; leave the conversion out, and store to an array of that dtype to round"
+        )
+    plain = in_plain_words(text)
+    if plain is not None:
+        return plain
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
+    first = lines[0] if lines else text
+    if first.endswith("found for signature:") and len(lines) > 1:
+        return f"{first.removesuffix(' found for signature:')} for {lines[1].removeprefix('>>>').strip()}"
+    return first

@@ -1,0 +1,160 @@
+"""The blocks around a kernel's body on the CPU, as source, for kernels whose threads work with others of their block.
+
+The generated function is ``run(block, geometry, first, last)``, as in `range_source`, but runs whole blocks: those whose
+first thread is in the range, if threads were shared out to blocks evenly. Threads of a block are numbered along x first, and
+32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`). Which indices a thread has is as on CUDA,
+where the first index runs along x. This module compiles nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from numbridge.kernels.cpu_backend.range_source import RUN
+from numbridge.kernels.native import table_layout as nb
+
+__all__ = ["CREW", "THREAD", "as_coroutine", "block_source"]
+
+CREW, THREAD = "_nb_crew", "_nb_thread"
+"""The names of a body's first parameters: the block's threads, and which of them runs."""
+_AXES = 3
+
+
+def as_coroutine(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return a kernel's statements as those of a coroutine, which ends nowhere but where it says so."""
+    end = f"_nb_finish({CREW}, {THREAD})"
+    return [_statement(f"_nb_start({CREW}, {THREAD})"), *_ending(body, end), _statement(end)]
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
+
+
+def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
+    """Yield statements with what ends a thread before each return."""
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            yield _statement(end)
+        for block in ("body", "orelse"):
+            if getattr(statement, block, None):
+                setattr(statement, block, list(_ending(getattr(statement, block), end)))
+        yield statement
+
+
+def block_source(
+    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool, in_grid: bool
+) -> str:
+    """Return the source of the loop around a kernel's blocks.
+
+    Parameters
+    ----------
+    entry : str
+        The body's name.
+    names : sequence of str
+        The kernel's parameters.
+    rank : int
+        How many thread indices the body takes, 1 to 4.
+    hidden : sequence of str
+        What the body takes before its parameters: the crew, the thread, indices, then what it asks of its block and grid.
+    is_dynamic : bool
+        Whether the kernel has dynamic shared memory.
+    in_grid : bool
+        Whether blocks wait for each other: the call for the first range then runs them all.
+    """
+    dims, block, grid, shared = (
+        nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
+    )
+    dynamic = f"_nb_load(_nb_geometry, {shared})" if is_dynamic else "0"
+    axes = range(_AXES)
+    lines = [
+        *(f"{name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)),
+        *(f"_nb_n{k} = _nb_load(_nb_geometry, {dims + 8 * k})" for k in range(rank)),
+        *(f"_nb_b{k} = _nb_load(_nb_geometry, {block + 8 * k})" for k in axes),
+        *(f"_nb_g{k} = _nb_load(_nb_geometry, {grid + 8 * k})" for k in axes),
+        # The last two of four indices share an axis.
+        *(["_nb_g2 = (_nb_n2 * _nb_n3 + _nb_b2 - 1) // _nb_b2"] if rank == nb.MAX_DIMS else []),
+        f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
+        "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
+        *(_together if in_grid else _apart)(_threads(entry, names, rank, hidden), dynamic),
+    ]
+    return "\n".join(
+        [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
+    )
+
+
+def _apart(threads: list[str], dynamic: str) -> list[str]:
+    """Return the lines that run one block of a range after another."""
+    return [
+        "_nb_each = max(_nb_total // _nb_blocks, 1)",
+        "_nb_now = (_nb_first + _nb_each - 1) // _nb_each",
+        "_nb_end = min((_nb_last + _nb_each - 1) // _nb_each, _nb_blocks)",
+        "if _nb_last == _nb_total:",
+        "    _nb_end = _nb_blocks",
+        "if _nb_now >= _nb_end:",
+        "    return 0",
+        f"{CREW} = _nb_crew_begin(_nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
+        f"if {CREW} == 0:",
+        f"    return {nb.CREW_RAISED}",
+        "_nb_failed = 0",
+        "while _nb_now < _nb_end and _nb_failed == 0:",
+        *(f"    {line}" for line in threads),
+        f"    _nb_failed = _nb_crew_run({CREW}, _nb_now)",
+        "    _nb_now += 1",
+        f"_nb_crew_end({CREW})",
+        "return _nb_failed",
+    ]
+
+
+def _together(threads: list[str], dynamic: str) -> list[str]:
+    """Return the lines that run all blocks, which wait for each other."""
+    return [
+        "if _nb_first != 0:",
+        "    return 0",
+        "_nb_crews = _nb_grid_begin(_nb_blocks)",
+        "if _nb_crews == 0:",
+        f"    return {nb.CREW_RAISED}",
+        "_nb_failed, _nb_now = 0, 0",
+        "while _nb_now < _nb_blocks and _nb_failed == 0:",
+        f"    {CREW} = _nb_grid_add(_nb_crews, _nb_now, _nb_b0 * _nb_b1 * _nb_b2, {dynamic})",
+        f"    if {CREW} == 0:",
+        f"        _nb_failed = {nb.CREW_RAISED}",
+        "    else:",
+        *(f"        {line}" for line in threads),
+        "    _nb_now += 1",
+        "if _nb_failed == 0:",
+        "    _nb_failed = _nb_grid_run(_nb_crews, _nb_blocks)",
+        "_nb_grid_end(_nb_crews, _nb_blocks)",
+        "return _nb_failed",
+    ]
+
+
+def _threads(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+    """Return the lines that start the threads of a block, each up to where it first waits."""
+    return [
+        "_nb_k0 = _nb_now % _nb_g0",
+        "_nb_k1 = _nb_now // _nb_g0 % _nb_g1",
+        "_nb_k2 = _nb_now // _nb_g0 // _nb_g1",
+        f"{THREAD} = 0",
+        "for _nb_t2 in range(_nb_b2):",
+        "    for _nb_t1 in range(_nb_b1):",
+        "        for _nb_t0 in range(_nb_b0):",
+        *(f"            {line}" for line in _thread(entry, names, rank, hidden)),
+        f"            {THREAD} += 1",
+    ]
+
+
+def _thread(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
+    """Return the lines that start one thread, if it is inside the launch."""
+    made = [f"_nb_i{k} = _nb_k{k} * _nb_b{k} + _nb_t{k}" for k in range(min(rank, _AXES))]
+    inside = [f"_nb_i{k} < _nb_n{k}" for k in range(min(rank, _AXES))]
+    if rank == nb.MAX_DIMS:
+        made += ["_nb_i3 = _nb_i2 % _nb_n3", "_nb_i2 = _nb_i2 // _nb_n3"]
+    passed = [f"_nb_nonnegative({name})" if name.startswith("_nb_i") else name for name in hidden]
+    return [
+        *made,
+        f"if {' and '.join(inside)}:",
+        f"    {entry}({', '.join([*passed, *names])})",
+        "else:",
+        f"    _nb_skip({CREW}, {THREAD})",
+    ]

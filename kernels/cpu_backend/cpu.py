@@ -1,0 +1,290 @@
+"""The CPU back end: generated source becomes native code, with the arguments read out of the launch's block.
+
+Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import isfunction
+from pathlib import Path
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from numbridge.kernels.arithmetic import complex_division, cpu_cuda_functions
+from numbridge.kernels.arithmetic.cpu_divisions import divided_as_kernels
+from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
+from numbridge.kernels.compilation.compile_errors import not_compiled
+from numbridge.kernels.compilation.generated_code import Typed, typed
+from numbridge.kernels.compilation.inlining import inlined
+from numbridge.kernels.compilation.unfinished_calls import linked_calls
+from numbridge.kernels.cpu_backend import cpu_atomics, cpu_blocks, cpu_copies, cpu_intrinsics, cpu_printing
+from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
+from numbridge.kernels.cpu_backend.cpu_stack import STACK
+from numbridge.kernels.cpu_backend.interior import INSIDE
+from numbridge.kernels.cpu_backend.lane_masks import in_lanes
+from numbridge.kernels.cpu_backend.range_source import LANES, RUN, WORK, LaneSource
+from numbridge.kernels.cpu_backend.totals import total_array
+from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
+from numbridge.kernels.element_types.component_range import check_components
+from numbridge.kernels.element_types.numba_records import numba_record
+from numbridge.kernels.element_types.record_fields import field
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION
+from numbridge.kernels.machine import compile_functions
+from numbridge.kernels.native.memory import load_i64
+from numbridge.kernels.native.memory import text as literal_text
+from numbridge.kernels.native.printing import show
+from numbridge.kernels.object_cache import Compiled
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
+
+__all__ = ["compile_run", "numba_type"]
+
+
+def numba_type(parameter: ParameterType) -> Any:
+    """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
+    if parameter.element is not None and parameter.element.fields is not None:
+        written = isinstance(parameter, ArrayType) and parameter.written
+        dtype = numba_record(parameter.element, written=written)
+    elif parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
+        raise KernelError(
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
+        )
+    if isinstance(parameter, ArrayType):
+        layout = "C" if parameter.contiguous else "A"
+        return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
+    return dtype
+
+
+def _argument(kind: Any, offset: int) -> Any:
+    """Return a compiled function that loads one argument out of a block."""
+
+    @intrinsic
+    def load(typing_context: Any, block: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            address = builder.add(arguments[0], ir.Constant(ir.IntType(64), offset))
+            if isinstance(kind, types.Array):
+                return builder.load(builder.inttoptr(address, context.get_value_type(kind).as_pointer()))
+            pointer = builder.inttoptr(address, context.get_data_type(kind).as_pointer())
+            return context.unpack_value(builder, kind, pointer)
+
+        return kind(types.int64), generate
+
+    return load
+
+
+@divided_as_kernels()
+def compile_run(
+    symbol: str,
+    text: str,
+    filename: str,
+    namespace: Mapping[str, Any],
+    parameters: Sequence[ParameterType],
+    *,
+    entry: str,
+    origin: Callable[[int], str | None],
+    fastmath: bool,
+    generated: bool = False,
+    lanes: LaneSource | None = None,
+) -> Compiled:
+    """Compile the generated source of a variant to object code.
+
+    Parameters
+    ----------
+    symbol : str
+        What the native function is called in the process.
+    text, filename : str
+        The generated source, and the file in which it lies, for a person to read.
+    namespace : mapping
+        What the source refers to.
+    parameters : sequence of ParameterType
+        The types to compile for.
+    entry : str
+        The name of the kernel's body, which is looked through for float64 arithmetic.
+    origin : callable
+        Returns where a line of the generated source comes from, for messages, or None.
+    fastmath : bool
+        Whether LLVM may reassociate floating-point arithmetic.
+    generated : bool
+        Whether every name in the text has one type. It is compiled without Numba's analysis then, which is slow where
+        functions are long.
+    lanes : LaneSource, optional
+        What to make bodies of that run several threads at once, if that is possible and worth it.
+
+    Raises
+    ------
+    KernelError
+        If Numba cannot compile the source: what is wrong, where, and Numba's own message.
+    """
+    names = _names({**lanes.namespace, **namespace} if lanes else namespace, parameters, fastmath=fastmath)
+    cpu_target.typing_context.refresh()
+    together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
+    if lanes and together:
+        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
+        widths = {name: width for name, (_, width) in together.items()}
+        heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
+        text = lanes.around(f"{''.join(heads)}{shown}", widths)
+        Path(filename).write_text(text)
+    tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
+    exec(compile(tree, filename, "exec"), names)
+    names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
+    found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
+    large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
+    try:
+        with (
+            _vectors_within_threads() if large and not together else nullcontext(),
+            linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
+        ):
+            if not generated:
+                _put_loop(tree, names)
+            compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
+    # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
+    except (NumbaError, AttributeError, NotImplementedError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin) from error
+    if called & {*compiled.externals}:
+        raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
+    _check_writes(names, entry)
+    check_components(_overloads(names), entry, origin)
+    at_once = max((width for _, width in together.values()), default=1)
+    wide = _wide_lines(names, text, {line for function in found for line in function.wide})
+    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "together": at_once})
+
+
+@contextmanager
+def _vectors_within_threads() -> Iterator[None]:
+    """Let LLVM make vectors of what one thread computes, which pays for the rows of matrices.
+
+    Numba has it switched off. Where LLVM could make vectors of neighbouring threads instead, it would find less to do.
+    """
+    with global_compiler_lock:
+        before, config.SLP_VECTORIZE = config.SLP_VECTORIZE, 1
+        try:
+            yield
+        finally:
+            config.SLP_VECTORIZE = before
+
+
+def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *, fastmath: bool) -> dict[str, Any]:
+    """Return the globals of a text, with all that generated text may refer to."""
+    names = substituted(namespace)
+    options = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    names["_nb_device"] = njit(fastmath=fastmath, **options)
+    names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)
+    names |= cpu_intrinsics.NAMES | cpu_atomics.NAMES | numba_element_memory.component_atomics(cpu_atomics)
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
+    numba_elements.declare()
+    names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
+    names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}
+    names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
+    names |= STACK | cpu_blocks.NAMES | cpu_copies.NAMES
+    for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
+        names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
+    return names
+
+
+def _together(
+    lanes: LaneSource, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
+) -> dict[str, tuple[Typed, int]]:
+    """Return what runs several threads at once in the place of each body, and how many; nothing unless all bodies can."""
+    tree = calls_chosen(ast.parse(lanes.text), names, fastmath=fastmath, lanes=True)
+    found = {}
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            kinds = _kinds(function, parameters)
+            made = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always)
+            if made is None:
+                return {}
+            found[function.name] = made
+    return found
+
+
+def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> list[Any]:
+    """Return the Numba types of a generated function's parameters."""
+    kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
+    found = []
+    for argument in function.args.args:
+        array = total_array(argument.arg)
+        found.append(cpu_atomics.total_type(kinds[array]) if array else kinds.get(argument.arg, types.int64))
+    return found
+
+
+def _typed(
+    module: ast.Module, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
+) -> list[Typed]:
+    """Put functions that need no analysis in the place of those that Numba would compile, and return them."""
+    found = []
+    for tree in module.body:
+        if isinstance(tree, ast.FunctionDef):
+            function = typed(tree, _kinds(tree, parameters), names, fastmath=fastmath and tree.name not in (RUN, WORK))
+            if function is not None:
+                found.append(function)
+                names[tree.name] = function.call
+    return found
+
+
+def _put_loop(module: ast.Module, names: dict[str, Any]) -> None:
+    """Put a loop around the body that needs no analysis in the place of the one that Numba would compile."""
+    work = next((tree for tree in module.body if isinstance(tree, ast.FunctionDef) and tree.name == WORK), None)
+    if work is None:
+        return
+    function = typed(work, _kinds(work, ()), names, fastmath=False)
+    if function is not None:
+        names[RUN] = function.ended
+    else:
+        # By itself, or what is wrong with it would be told as what is wrong with the call.
+        names[WORK].compile((types.int64,) * 4)
+
+
+def _run_function(run: Any) -> Any:
+    """Return a function for Numba to compile, whether or not `run` is one."""
+    if hasattr(run, "py_func") or isfunction(run):
+        return run
+
+    def call(block: Any, geometry: Any, first: Any, last: Any) -> Any:
+        return run(block, geometry, first, last)
+
+    return call
+
+
+def _overloads(names: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield what Numba compiled of the generated functions."""
+    for value in names.values():
+        if getattr(value, "py_func", None) is not None:
+            yield from value.overloads.values()
+
+
+def _check_writes(names: Mapping[str, Any], entry: str) -> None:
+    """Refuse a kernel that writes to an array in a way that neither its source nor Numba's read-only types showed."""
+    found = [violation for overload in _overloads(names) for violation in cpu_intrinsics.readonly_violations(overload)]
+    if found:
+        raise KernelError(
+            f"kernel {entry!r} writes to an array that it seemed only to read: {'; '.join(found)}. Store to the array "
+            "parameter itself, as in x[i] = value"
+        )
+
+
+def _wide_lines(names: Mapping[str, Any], text: str, known: set[int]) -> tuple[str, ...]:
+    """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
+    found = set(known)
+    # Another body for some threads has the same lines.
+    for overload in _overloads({name: value for name, value in names.items() if not name.startswith(INSIDE)}):
+        for expression, signature in overload.type_annotation.calltypes.items():
+            if signature is not None and signature.return_type in (types.float64, types.complex128):
+                found.add(expression.loc.line)
+    lines = text.splitlines()
+    return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

@@ -1,0 +1,85 @@
+"""``print`` in kernels on the CPU: numbers are written to the stack, from where `native.printing` hands them to Python.
+
+Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
+
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat
+from numbridge.kernels.cpu_backend.printing import FIRST_ELEMENT, KINDS, WORDS
+from numbridge.kernels.element_types.numba_elements import NumbaElement
+
+__all__ = ["numbers"]
+
+
+def _kind(kind: Any) -> str:
+    """Return the name of a number's kind."""
+    match kind:
+        case types.Boolean():
+            return "bool"
+        case types.Integer():
+            return "int" if kind.signed else "uint"
+        case types.Float():
+            return "float64" if kind == types.float64 else "float32"
+        case types.Complex():
+            return str(kind.name)
+    raise TypingError(f"print takes numbers, vectors, matrices and plain strings, and this is {kind}")
+
+
+def _parts(context: Any, builder: Any, kind: Any, value: Any) -> list[tuple[int, list[Any]]]:
+    """Return the kind and the words of a number, or of an element and of each of its components."""
+    if isinstance(kind, NumbaElement):
+        whole: list[tuple[int, list[Any]]] = [(FIRST_ELEMENT + kind.element.number, [])]
+        for k in range(kind.element.count):
+            whole += _parts(context, builder, kind.dtype, builder.extract_value(value, k))
+        return whole
+    if isinstance(kind, NarrowFloat):
+        kind, value = types.float32, context.cast(builder, value, kind, types.float32)
+    name = _kind(kind)
+    if name in ("bool", "int", "uint"):
+        wide = types.int64 if name == "int" else types.uint64
+        words = [context.cast(builder, value, kind, wide)]
+    elif isinstance(kind, types.Complex):
+        made = context.make_complex(builder, kind, value)
+        words = [context.cast(builder, part, kind.underlying_float, types.float64) for part in (made.real, made.imag)]
+    else:
+        words = [context.cast(builder, value, kind, types.float64)]
+    return [(KINDS[name], words)]
+
+
+def _count(kind: Any) -> int:
+    if isinstance(kind, NumbaElement):
+        return 1 + int(kind.element.count)
+    return 1 if _kind(kind) else 0
+
+
+@intrinsic
+def numbers(typing_context: Any, values: Any) -> Any:
+    """Write a tuple of numbers to the stack; return their address and how many there are."""
+    if not isinstance(values, types.BaseTuple):
+        return None
+    total = sum(_count(types.unliteral(kind)) for kind in values)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(64)
+        block = cgutils.alloca_once(builder, word, size=max(WORDS * total, 1))
+        place = 0
+        for k, kind in enumerate(values):
+            value = builder.extract_value(arguments[0], k)
+            for number, words in _parts(context, builder, types.unliteral(kind), value):
+                for offset, part in enumerate((ir.Constant(word, number), *words)):
+                    target = builder.gep(block, [ir.Constant(word, place + offset)])
+                    builder.store(part, builder.bitcast(target, part.type.as_pointer()))
+                place += WORDS
+        result = [builder.ptrtoint(block, word), ir.Constant(word, total)]
+        return context.make_tuple(builder, signature.return_type, result)
+
+    return types.UniTuple(types.int64, 2)(values), generate

@@ -1,0 +1,199 @@
+"""Stacks of a thread that grow on the heap, for what adjoints must remember of loops that change arrays.
+
+A stack is the address of four words: memory, capacity and height, in bytes, and the crew of the thread's block, if it has one.
+Every entry takes eight bytes. What a thread pushes it pops, and `free` gives the memory back; a crew gives back what those of its
+threads still have that another one has ended. Everything runs without the GIL and without Numba's runtime; a push for which there
+is no memory raises. Importing this module imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from numbridge.kernels.cpu_backend.cpu_atomics import element_address
+from numbridge.kernels.native.memory import external, load_i64, store_i64
+
+__all__ = ["STACK"]
+
+_ENTRY = 8
+_FIRST = 1 << 12
+_MEMORY, _CAPACITY, _HEIGHT, _CREW = 0, 8, 16, 24
+_WORDS = 4
+
+_reallocate = external("realloc", types.int64, types.int64, types.int64)
+_release = external("free", types.void, types.int64)
+_lend_more = external("numbridge_crew_lend", types.int64, types.int64, types.int64, types.int64)
+_take_back = external("numbridge_crew_take_back", types.void, types.int64, types.int64)
+# Nothing calls these from Python, which knows no floats of 16 bits.
+_inside = {"_nrt": False, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_function = njit(**_inside)
+_inlined = njit(**_inside, forceinline=True)
+
+
+def _empty_stack(builder: Any, crew: Any) -> Any:
+    """Build an empty stack, which ends with the function in which it is built."""
+    word = ir.IntType(64)
+    with builder.goto_entry_block():
+        block = builder.alloca(ir.ArrayType(word, _WORDS))
+    builder.store(ir.Constant(ir.ArrayType(word, _WORDS), [0] * _WORDS), block)
+    address = builder.ptrtoint(block, word)
+    if crew is not None:
+        builder.store(crew, builder.inttoptr(builder.add(address, word(_CREW)), word.as_pointer()))
+    return address
+
+
+@intrinsic
+def new(typing_context: Any) -> Any:
+    """Return an empty stack, which ends with the function that calls this."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _empty_stack(builder, None)
+
+    return types.int64(), generate
+
+
+@intrinsic
+def _new_in_crew(typing_context: Any, crew: Any) -> Any:
+    """Return an empty stack of a thread of a crew."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _empty_stack(builder, arguments[0])
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _put(typing_context: Any, address: Any, value: Any) -> Any:
+    """Store a number of any type at an address."""
+    kind = types.unliteral(value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], context.get_data_type(kind).as_pointer())
+        context.pack_value(builder, kind, arguments[1], pointer)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, kind), generate
+
+
+def _taker(kind_of: Any) -> Any:
+    @intrinsic
+    def take(typing_context: Any, address: Any, like: Any) -> Any:
+        kind = kind_of(like)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], context.get_data_type(kind).as_pointer())
+            return context.unpack_value(builder, kind, pointer)
+
+        return kind(types.int64, like), generate
+
+    return take
+
+
+_take = _taker(types.unliteral)
+_take_element = _taker(lambda array: array.dtype)
+
+
+@_function
+def _grow(stack: int) -> None:
+    """Double a stack's memory."""
+    capacity = max(2 * load_i64(stack, _CAPACITY), _FIRST)
+    memory = _reallocate(load_i64(stack, _MEMORY), capacity)
+    if memory == 0:
+        raise MemoryError
+    store_i64(stack, _MEMORY, memory)
+    store_i64(stack, _CAPACITY, capacity)
+
+
+@_function
+def _grow_in_crew(stack: int) -> None:
+    """Double a stack's memory, which its crew knows of."""
+    capacity = max(2 * load_i64(stack, _CAPACITY), _FIRST)
+    memory = _lend_more(load_i64(stack, _CREW), load_i64(stack, _MEMORY), capacity)
+    if memory == 0:
+        raise MemoryError
+    store_i64(stack, _MEMORY, memory)
+    store_i64(stack, _CAPACITY, capacity)
+
+
+def _pushing(grow: Any) -> Any:
+    @_inlined
+    def push(stack: Any, value: Any) -> None:
+        """Put a number on a stack."""
+        height = load_i64(stack, _HEIGHT)
+        if height == load_i64(stack, _CAPACITY):
+            grow(stack)
+        _put(load_i64(stack, _MEMORY) + height, value)
+        store_i64(stack, _HEIGHT, height + _ENTRY)
+
+    return push
+
+
+push, _push_in_crew = _pushing(_grow), _pushing(_grow_in_crew)
+
+
+@_inlined
+def pop(stack: Any, like: Any) -> Any:
+    """Take a number of the type of `like` from a stack."""
+    height = load_i64(stack, _HEIGHT) - _ENTRY
+    store_i64(stack, _HEIGHT, height)
+    return _take(load_i64(stack, _MEMORY) + height, like)
+
+
+@_inlined
+def height(stack: Any) -> Any:
+    """Return how high a stack is."""
+    return load_i64(stack, _HEIGHT)
+
+
+def _remembering(push: Any) -> Any:
+    @_inlined
+    def remember(log: Any, array: Any, index: Any) -> None:
+        """Put an element's address and contents on a stack, before something else is stored there."""
+        push(log, element_address(array, index))
+        push(log, array[index])
+
+    return remember
+
+
+@_inlined
+def undo(log: Any, array: Any, mark: Any) -> None:
+    """Bring back everything that was remembered since a stack was as high as `mark`."""
+    while load_i64(log, _HEIGHT) > mark:
+        height = load_i64(log, _HEIGHT) - 2 * _ENTRY
+        entry = load_i64(log, _MEMORY) + height
+        _put(load_i64(entry, 0), _take_element(entry + _ENTRY, array))
+        store_i64(log, _HEIGHT, height)
+
+
+@_inlined
+def _empty(stack: Any) -> None:
+    store_i64(stack, _MEMORY, 0)
+    store_i64(stack, _CAPACITY, 0)
+    store_i64(stack, _HEIGHT, 0)
+
+
+@_inlined
+def free(stack: Any) -> None:
+    """Give a stack's memory back."""
+    _release(load_i64(stack, _MEMORY))
+    _empty(stack)
+
+
+@_inlined
+def _free_in_crew(stack: Any) -> None:
+    _take_back(load_i64(stack, _CREW), load_i64(stack, _MEMORY))
+    _empty(stack)
+
+
+_SAME = {"pop": pop, "height": height, "undo": undo}
+_OWN = {"new": new, "push": push, "remember": _remembering(push), "free": free}
+_IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": _remembering(_push_in_crew), "free": _free_in_crew}
+STACK = {
+    **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN).items()},
+    **{f"_nb_crew_stack_{name}": function for name, function in (_SAME | _IN_CREW).items()},
+}
+"""What generated text calls these functions, those of a thread of a crew by names of their own."""

@@ -1,0 +1,348 @@
+"""The CUDA back end: generated source becomes a cubin through numba.cuda and nvJitLink, with or without a GPU.
+
+Importing this module imports numba.cuda, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+from numba.core.errors import NumbaError
+from numba.cuda import dispatcher
+from numba.cuda.compiler import compile_all
+from numba.cuda.core.errors import NumbaError as CudaNumbaError
+from numba.cuda.cudadrv import nvrtc, nvvm
+from numba.cuda.cudadrv.error import CCSupportError
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.extending import lower_cast
+
+from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
+from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register_casts
+from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
+from numbridge.kernels.compilation.unfinished_calls import linked_calls
+from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
+from numbridge.kernels.cuda_backend.grid_source import GRID
+from numbridge.kernels.cuda_backend.linked_code import objects_of
+from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
+from numbridge.kernels.element_types.component_range import check_components
+from numbridge.kernels.element_types.numba_records import numba_record, register_copies
+from numbridge.kernels.element_types.record_fields import field
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.rewriting import CUDA_MODULE
+from numbridge.kernels.object_cache import Compiled
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+
+__all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type"]
+
+# What a cooperative launch is recognised by: the runtime function behind `cuda.cg.this_grid()`.
+_COOPERATIVE = "cudaCGGetIntrinsicHandle"
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
+# nvJitLink's refusal of PTX that is newer than it
+_SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+) max\)")
+_VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
+# Of what numba.cuda allocates arrays with, which needs a runtime on the device
+_ALLOCATES = "Undefined reference to 'NRT_"
+_compiling = threading.RLock()
+
+
+def _load_arrays() -> None:
+    """Import numba.cuda's arrays, which it does by itself when it first compiles.
+
+    Until 0.30 they name ``numpy.row_stack``, which NumPy 2.5 does not have any more; it was a name of ``vstack``.
+    """
+    lacks = not hasattr(np, "row_stack")
+    if lacks:
+        np.row_stack = np.vstack
+    try:
+        importlib.import_module("numba.cuda.np.arrayobj")
+    finally:
+        if lacks:
+            del np.row_stack
+
+
+_load_arrays()
+register_casts(lower_cast)
+register_copies(lower_cast)
+cuda_ufuncs.register()
+
+
+def numba_type(parameter: ParameterType) -> Any:
+    """Return the Numba type of a parameter; arrays that the kernel does not write are read-only to Numba too."""
+    if parameter.element is not None and parameter.element.fields is not None:
+        written = isinstance(parameter, ArrayType) and parameter.written
+        dtype = numba_record(parameter.element, written=written)
+    elif parameter.element is not None:
+        dtype = numba_elements.numba_element(parameter.element)
+    else:
+        dtype = narrow_float(parameter.scalar) or getattr(types, parameter.scalar.numba or "", None)
+    if dtype is None or (isinstance(parameter, ScalarType) and isinstance(dtype, NarrowFloat)):
+        raise KernelError(
+            f"parameter {parameter.name!r} is a scalar of {parameter.scalar.name}, which kernels take in arrays only; annotate "
+            "float and convert it to float32"
+        )
+    if isinstance(parameter, ArrayType):
+        layout = "C" if parameter.contiguous or parameter.ndim == 0 else "A"
+        return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
+    return dtype
+
+
+@contextlib.contextmanager
+def _for_capability(capability: tuple[int, int]) -> Iterator[None]:
+    """Answer numba.cuda's question for the current device, which it asks when it compiles a device function."""
+    with _compiling:
+        original = dispatcher.get_current_device
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = original
+
+
+@contextlib.contextmanager
+def _as_nvvm_wants(*, fused: bool) -> Iterator[None]:
+    """Hand NVVM each module once, and let it fuse products and sums or not: numba.cuda has no option for either.
+
+    It hands over the module of a device function once for each way by which the kernel comes to call it. NVVM lets code be there
+    several times, but no shared memory. `_for_capability` is around this.
+    """
+    original = nvvm.compile_ir
+
+    def compile_ir(modules: Any, **options: Any) -> Any:
+        once = modules if isinstance(modules, str) else [*dict.fromkeys(modules)]
+        return original(once, **options) if fused else original(once, fma=False, **options)
+
+    nvvm.compile_ir = compile_ir
+    try:
+        yield
+    finally:
+        nvvm.compile_ir = original
+
+
+def _nvrtc_errors() -> tuple[type[BaseException], ...]:
+    """Return what NVRTC's refusals raise, which cuda.core has no public name for."""
+    with contextlib.suppress(ImportError):
+        from cuda.core._utils.cuda_utils import NVRTCError
+
+        return (NVRTCError,)
+    return ()
+
+
+@contextlib.contextmanager
+def _without_driver() -> Iterator[None]:
+    """Let NVRTC make code for the linker of CUDA C++: for PTX it asks the driver. `_for_capability` is around this."""
+    original = nvrtc.compile
+    nvrtc.compile = lambda *given, **options: original(*given, **{**options, "ltoir": True})
+    try:
+        yield
+    finally:
+        nvrtc.compile = original
+
+
+def compile_ptx(
+    text: str,
+    filename: str,
+    namespace: Mapping[str, Any],
+    parameters: Sequence[ParameterType],
+    capability: tuple[int, int],
+    *,
+    entry: str,
+    origin: Callable[[int], str | None],
+    dims: int,
+    fastmath: bool = False,
+    fused: bool = True,
+) -> tuple[str, str, tuple[str, ...], list[Any]]:
+    """Compile the generated source of a variant to PTX.
+
+    Parameters
+    ----------
+    text, filename : str
+        The generated source, and the file in which it lies.
+    namespace : mapping
+        What the source refers to.
+    parameters : sequence of ParameterType
+        The types to compile for.
+    capability : (int, int)
+        The compute capability to compile for.
+    entry : str
+        The name of the kernel's body, which is looked through for float64 arithmetic.
+    origin : callable
+        Returns where a line of the generated source comes from, for messages, or None.
+    dims : int
+        How many dimensions (int64) follow the parameters.
+    fastmath : bool
+        Whether the compiler may reassociate floating-point arithmetic.
+    fused : bool
+        Whether it may make one operation of a product and a sum, which then is rounded once.
+
+    Returns
+    -------
+    ptx : str
+    symbol : str
+        The kernel's name in it.
+    wide : tuple of str
+        Source lines on which float64 arithmetic happens.
+    linked : list of cuda.core.ObjectCode
+        What it calls that is not in the source.
+
+    Raises
+    ------
+    KernelError
+        If numba.cuda cannot compile the source: what is wrong, where, and its own message.
+    """
+    names: dict[str, Any] = dict(namespace)
+    names[CUDA_MODULE] = cuda
+    names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
+    names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
+    numba_elements.declare()
+    for operation in cuda_intrinsics.ATOMICS:
+        names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
+    names["_nb_add"] = cuda_intrinsics.atomic_add
+    names["_nb_differs"] = cuda_intrinsics.differs
+    names["_nb_field"] = field
+    names["_nb_decided"] = cuda_intrinsics.decided
+    names["_nb_row"] = cuda_intrinsics.row
+    names["_nb_moved"] = cuda_intrinsics.moved
+    names |= numba_element_memory.component_atomics(cuda_intrinsics)
+    names |= cuda_stack.STACK
+    exec(compile(text, filename, "exec"), names)
+    signature = (*(numba_type(p) for p in parameters), *[types.int64] * dims)
+    try:
+        calls = linked_calls(cuda_target.target_context, lambda: _overloads(names), in_process=False)
+        capable = _for_capability(capability)
+        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls:
+            codes, _ = compile_all(
+                names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
+            )
+    except CCSupportError as error:
+        raise KernelError(
+            f"kernel {entry!r} does not compile for the compute capability {capability}: {error}"
+        ) from error
+    except _nvrtc_errors() as error:
+        raise KernelError(f"kernel {entry!r} calls CUDA C++ that does not compile: {error}") from error
+    # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
+    except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
+    check_components(_overloads(names), entry, origin)
+    ptx, *others = codes
+    symbol = _ENTRY.search(ptx)
+    if symbol is None:
+        raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
+    return ptx, symbol[1], _wide_lines(names, text), objects_of(others)
+
+
+def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[Any] = ()) -> bytes:
+    """Return the cubin of a PTX text and of what is `linked` with it, by nvJitLink.
+
+    Raises
+    ------
+    KernelError
+        If the PTX uses more than the architecture has, or names something that does not exist.
+    """
+    from cuda.bindings.nvjitlink import nvJitLinkError
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    arch = f"sm_{capability[0]}{capability[1]}"
+    objects = [ObjectCode.from_ptx(ptx.encode()), *linked]
+    late = any(code.code_type == "ltoir" for code in linked)
+    if is_cooperative(ptx):
+        from cuda.pathfinder import find_static_lib
+
+        objects.append(ObjectCode.from_library(find_static_lib("cudadevrt")))
+    try:
+        options = LinkerOptions(arch=arch, link_time_optimization=late or None)
+        code: bytes = Linker(*objects, options=options).link("cubin").code
+    except (nvJitLinkError, RuntimeError) as error:
+        if _ALLOCATES in str(error):
+            raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error
+        too_large = _SHARED.search(str(error))
+        if too_large:
+            size, most = (int(number, 16) for number in too_large.groups())
+            raise KernelError(
+                f"kernel {kernel!r}: its arrays in shared memory take {size} bytes, and those of constant shape may take {most} "
+                "on CUDA; use smaller ones. An adjoint or tangent has a second array for each that carries a gradient"
+            ) from error
+        raise KernelError(f"kernel {kernel!r} does not link for {arch}: {error}{_older_linker(str(error))}") from error
+    return code
+
+
+def _older_linker(message: str) -> str:
+    """Return what to do where nvJitLink is older than the NVVM that wrote the PTX, or nothing."""
+    found = _VERSIONS.search(message)
+    if found is None:
+        return ""
+    major, minor = found[2].split(".")
+    # PTX ISA, "Release History": PTX 9.0 came with CUDA 13.0, and 9.1 with 13.1
+    wanted = (
+        f"`pip install 'nvidia-nvvm=={int(major) + 4}.{minor}.*'`"
+        if int(major) >= 9
+        else "an NVVM of nvJitLink's release"
+    )
+    return (
+        f". The installed NVVM writes PTX {found[1]}, and nvJitLink reads up to {found[2]}: they come from two releases of CUDA, "
+        f"as happens when another package brings its own nvJitLink; {wanted} makes them one"
+    )
+
+
+def is_cooperative(ptx: str) -> bool:
+    """Tell whether a kernel synchronises its whole grid, and so needs a cooperative launch."""
+    return _COOPERATIVE in ptx
+
+
+def compile_cubin(
+    text: str,
+    filename: str,
+    namespace: Mapping[str, Any],
+    parameters: Sequence[ParameterType],
+    capability: tuple[int, int],
+    *,
+    entry: str,
+    origin: Callable[[int], str | None],
+    dims: int,
+    fastmath: bool = False,
+    fused: bool = True,
+) -> Compiled:
+    """Compile the generated source of a variant to a cubin; parameters and errors as in `compile_ptx` and `link`.
+
+    The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX among the facts.
+    """
+    ptx, symbol, wide, linked = compile_ptx(
+        text,
+        filename,
+        namespace,
+        parameters,
+        capability,
+        entry=entry,
+        origin=origin,
+        dims=dims,
+        fastmath=fastmath,
+        fused=fused,
+    )
+    facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx)}
+    return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
+
+
+def _overloads(names: Mapping[str, Any]) -> list[Any]:
+    """Return what numba.cuda compiled of the generated functions."""
+    return [overload for value in names.values() for overload in getattr(value, "overloads", {}).values()]
+
+
+def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:
+    """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
+    found: set[int] = set()
+    for overload in _overloads(names):
+        annotation = getattr(overload, "type_annotation", None)
+        for expression, signature in annotation.calltypes.items() if annotation is not None else ():
+            if signature is not None and signature.return_type in (types.float64, types.complex128):
+                found.add(expression.loc.line)
+    lines = text.splitlines()
+    return tuple(lines[number - 1].strip() for number in sorted(found) if 0 < number <= len(lines))

@@ -1,0 +1,203 @@
+"""What kernel bodies call on CUDA beyond numba.cuda itself: atomics by numbridge's names, promises to the optimiser.
+
+The meaning is that of `cpu_atomics`. Adding, subtracting, minimum and maximum are numba.cuda's own; exchanging and
+comparing also take floats. Importing this module imports numba.cuda, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda import cgutils
+from numba.cuda.core.errors import TypingError
+from numba.cuda.extending import intrinsic, overload
+
+from numbridge.kernels.arithmetic import changed_bits
+
+__all__ = ["ATOMICS", "decided", "differs", "element_pointer", "moved", "nonnegative", "row"]
+
+ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
+_EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
+
+
+differs = intrinsic(changed_bits.differs)
+
+
+@intrinsic
+def nonnegative(typing_context: Any, index: Any) -> Any:
+    """Return an index and promise the optimiser that it is not negative: indexing with it then needs no wrap-around."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (value,) = arguments
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(1)])
+        assume = cgutils.get_or_insert_function(builder.module, kind, "llvm.assume")
+        builder.call(assume, [builder.icmp_signed(">=", value, value.type(0))])
+        return value
+
+    return types.int64(types.int64), generate
+
+
+@cuda.jit(device=True)
+def decided(condition: Any) -> Any:
+    """Return a condition, whose value Numba does not look for here."""
+    return condition
+
+
+@intrinsic
+def row(typing_context: Any, array: Any) -> Any:
+    """Return an array of rank 0 as one of rank 1 on the same memory."""
+    made = types.Array(array.dtype, 1, "C", readonly=not array.mutable)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.make_array(array)(context, builder, arguments[0])
+        view = context.make_array(made)(context, builder)
+        for field in ("meminfo", "parent", "nitems", "itemsize", "data"):
+            setattr(view, field, getattr(given, field))
+        view.shape = cgutils.pack_array(builder, [given.nitems])
+        view.strides = cgutils.pack_array(builder, [given.itemsize])
+        return view._getvalue()
+
+    return made(array), generate
+
+
+@intrinsic
+def moved(typing_context: Any, array: Any, distance: Any) -> Any:
+    """Return an array of the same shape and strides that lies a number of bytes behind another."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(array)(context, builder, arguments[0])
+        place = builder.ptrtoint(view.data, ir.IntType(64))
+        view.data = builder.inttoptr(builder.add(place, arguments[1]), view.data.type)
+        return view._getvalue()
+
+    return array(array, types.int64), generate
+
+
+def _placed(array: Any, index: Any) -> Any:
+    """Return what numba.cuda's atomics take, which have no index for arrays of rank 0."""
+    raise NotImplementedError("for kernels only")
+
+
+@overload(_placed)
+def _placed_in(array: Any, index: Any) -> Any:
+    def first(array: Any, index: Any) -> Any:
+        return row(array), 0
+
+    def given(array: Any, index: Any) -> Any:
+        return array, index
+
+    return given if array.ndim else first
+
+
+@cuda.jit(device=True)
+def atomic_add(array: Any, index: Any, value: Any) -> Any:
+    """Add to an element."""
+    memory, place = _placed(array, index)
+    return cuda.atomic.add(memory, place, value)
+
+
+@cuda.jit(device=True)
+def atomic_sub(array: Any, index: Any, value: Any) -> Any:
+    """Subtract from an element."""
+    memory, place = _placed(array, index)
+    return cuda.atomic.sub(memory, place, value)
+
+
+@cuda.jit(device=True)
+def atomic_min(array: Any, index: Any, value: Any) -> Any:
+    """Lower an element to a value."""
+    memory, place = _placed(array, index)
+    return cuda.atomic.min(memory, place, value)
+
+
+@cuda.jit(device=True)
+def atomic_max(array: Any, index: Any, value: Any) -> Any:
+    """Raise an element to a value."""
+    memory, place = _placed(array, index)
+    return cuda.atomic.max(memory, place, value)
+
+
+@intrinsic
+def atomic_exch(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Store a value into an element."""
+    _check("exch", typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature.args, arguments)
+        return _as_bits(builder, pointer, lambda place, bits: builder.atomic_rmw("xchg", place, bits, "monotonic"))(
+            arguments[2]
+        )
+
+    return array.dtype(array, index, array.dtype), generate
+
+
+@intrinsic
+def atomic_cas(typing_context: Any, array: Any, index: Any, compare: Any, value: Any) -> Any:
+    """Store a value into an element if that equals `compare`; floats are compared as numbers, not as bits."""
+    _check("cas", typing_context, array, index, compare, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature.args, arguments)
+        expected, new = arguments[2:]
+        if isinstance(array.dtype, types.Float):
+            return _store_while_equal(builder, pointer, expected, new)
+        return builder.extract_value(builder.cmpxchg(pointer, expected, new, "monotonic", "monotonic"), 0)
+
+    return array.dtype(array, index, array.dtype, array.dtype), generate
+
+
+def _check(name: str, typing_context: Any, array: Any, index: Any, *values: Any) -> None:
+    if not isinstance(array, types.Array) or array.dtype not in _EXCHANGED:
+        raise TypingError(f"atomic_{name} works on arrays of 32- and 64-bit numbers on CUDA, not on {array}")
+    if not array.mutable:
+        raise TypingError(f"atomic_{name} writes to {array}, which is read-only; pass a writable array for it")
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(parts) != array.ndim or not all(isinstance(part, types.Integer) for part in parts):
+        raise TypingError(f"atomic_{name} needs {array.ndim} integer(s) to index {array}, got {index}")
+    for value in values:
+        if typing_context.can_convert(value, array.dtype) is None:
+            raise TypingError(f"atomic_{name} cannot store {value} into elements of {array.dtype}; convert it first")
+
+
+def element_pointer(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    """Return the address of an element, given an array and an index, and their types."""
+    array_type, index_type = kinds[:2]
+    view = context.make_array(array_type)(context, builder, arguments[0])
+    if not array_type.ndim:
+        return view.data
+    parts, kinds = [arguments[1]], [index_type]
+    if isinstance(index_type, types.BaseTuple):
+        parts, kinds = cgutils.unpack_tuple(builder, arguments[1], len(index_type)), list(index_type)
+    wide = [context.cast(builder, part, kind, types.intp) for kind, part in zip(kinds, parts, strict=True)]
+    return cgutils.get_item_pointer(context, builder, array_type, view, wide, wraparound=True)
+
+
+def _as_bits(builder: Any, pointer: Any, operation: Any) -> Any:
+    """Return a function of a value that applies `operation` to the element's bits, and gives a value back."""
+    kind = pointer.type.pointee
+    bits = kind if isinstance(kind, ir.IntType) else ir.IntType(32 if isinstance(kind, ir.FloatType) else 64)
+    place = builder.bitcast(pointer, bits.as_pointer())
+    return lambda value: builder.bitcast(operation(place, builder.bitcast(value, bits)), kind)
+
+
+def _store_while_equal(builder: Any, pointer: Any, expected: Any, new: Any) -> Any:
+    """Store a float over an equal one; -0.0 equals 0.0, and NaN equals nothing. Return what was held."""
+    kind = pointer.type.pointee
+    bits = ir.IntType(32 if isinstance(kind, ir.FloatType) else 64)
+    place = builder.bitcast(pointer, bits.as_pointer())
+    held = cgutils.alloca_once(builder, bits)
+    builder.store(builder.load(place), held)
+    test, swap, done = (builder.append_basic_block(name) for name in ("cas.test", "cas.swap", "cas.done"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    equal = builder.fcmp_ordered("==", builder.bitcast(builder.load(held), kind), expected)
+    builder.cbranch(equal, swap, done)
+    builder.position_at_end(swap)
+    seen = builder.load(held)
+    found = builder.cmpxchg(place, seen, builder.bitcast(new, bits), "monotonic", "monotonic")
+    builder.store(builder.extract_value(found, 0), held)
+    builder.cbranch(builder.extract_value(found, 1), done, test)
+    builder.position_at_end(done)
+    return builder.bitcast(builder.load(held), kind)

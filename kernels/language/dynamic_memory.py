@@ -1,0 +1,71 @@
+"""Dynamic shared memory, ``cuda.shared.array(0, dtype)``: who uses it, and which launches bring none. Compiles nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from numbridge.kernels.errors import KernelError
+from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.intrinsics import intrinsic_of
+from numbridge.kernels.language.source import FunctionSource, Program
+
+__all__ = ["check_dynamic_memory", "is_dynamic", "memory_arguments"]
+
+
+def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
+    """Return what a call that makes local or shared memory is given, by name."""
+    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+
+
+def is_dynamic(name: str, shape: Any) -> bool:
+    """Tell whether a function of numba.cuda with such a shape stands for the memory that the launch brings."""
+    extents = shape if isinstance(shape, tuple) else (shape,)
+    return name == "cuda.shared.array" and len(extents) == 1 and type(extents[0]) is int and extents[0] == 0
+
+
+def check_dynamic_memory(kernel: Kernel, shared: int, way: str = "this launch") -> None:
+    """Refuse a launch without dynamic shared memory of a kernel that uses some: it would read and write other memory.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What is launched.
+    shared : int
+        How many bytes each block gets.
+    way : str
+        What brings them.
+
+    Raises
+    ------
+    KernelError
+        If that is none, and the kernel or a device function that it calls uses some.
+    """
+    if shared:
+        return
+    uses = kernel.source.found("dynamic memory", lambda: tuple(_uses(kernel)), Dependency.is_unchanged)
+    if uses:
+        source, node = uses[0]
+        raise source.error(
+            node,
+            f"kernel {kernel.name!r} uses dynamic shared memory, cuda.shared.array(0, dtype), and {way} brings none; launch it "
+            f"by {kernel.name}[blocks, threads, stream, shared_bytes](...), or give the array a constant shape",
+            KernelError,
+        )
+
+
+def _uses(kernel: Kernel) -> Iterator[tuple[FunctionSource, ast.Call]]:
+    """Yield where a kernel and its device functions use dynamic shared memory."""
+    for source in Program(kernel.source).sources:
+        for node in source.nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            static = source.resolve(node.func)
+            intrinsic = None if static is None else intrinsic_of(static.value)
+            if intrinsic is None or intrinsic.name != "cuda.shared.array":
+                continue
+            shape = memory_arguments(node).get("shape")
+            if shape is not None and is_dynamic(intrinsic.name, source.fold(shape)):
+                yield source, node

@@ -1,0 +1,866 @@
+"""A kernel's syntax trees and those of its device functions, rewritten for one floating type and one back end.
+
+Thread indices become parameters, float literals take the kernel's floating type, atomics and local arrays become calls that the
+back end supplies, and every other global lands in a namespace. For CUDA, what numba.cuda offers stays what it is. Nothing is
+compiled here, and no types are inferred.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from numbridge.kernels import scalars
+from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, read_indices
+from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, as_coroutine
+from numbridge.kernels.cpu_backend.bounds import first_site
+from numbridge.kernels.cpu_backend.interior import Interior, with_interior
+from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
+from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.language.complex_values import may_have_complex
+from numbridge.kernels.language.dependencies import MISSING
+from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
+from numbridge.kernels.language.element_stores import StoreRewriter
+from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
+from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.language.kernel_syntax import may_raise
+from numbridge.kernels.language.source import FunctionSource, Program, index_uses
+from numbridge.kernels.language.static_names import Static
+from numbridge.kernels.native.table_layout import WARP_SIZE
+from numbridge.kernels.parameter_types import ParameterType
+
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "Rewritten", "Site", "Target", "rewrite"]
+
+Target = Literal["cpu", "cuda"]
+# The name of the module numba.cuda in text for CUDA; the back end supplies it.
+CUDA_MODULE = "_nb_cuda"
+# How the names of its functions of numbers begin in text for the CPU; the back end supplies them too.
+CUDA_FUNCTION = "_nb_cuda_"
+_ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
+_ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
+_AXES = 3
+_SHORT = {"blockDim": "b", "gridDim": "g"}
+GIVEN = "_nb_given"
+"""The name of what a device function that makes shared memory has been given, which tells what it is compiled for."""
+GRADIENT = "_nb_grad"
+"""What a call of a gradient becomes: its order, the function, and the arguments. No back end has it, only `adjoint.build`."""
+_SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
+# What a thread needs no other for, although it is about its block.
+_WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
+
+_OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
+
+# Where an index is checked, and of which array.
+Site = tuple[FunctionSource, ast.AST, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A kernel and its device functions as syntax trees, rewritten for one floating type.
+
+    What is compiled is the text of these trees; whoever needs the program itself, such as the derivatives, reads the
+    same trees, whose nodes have the positions of the original source.
+
+    Attributes
+    ----------
+    program : Program
+        Where the functions come from.
+    trees : dict of int to ast.FunctionDef
+        The functions, by the identity of their `FunctionSource`, callee before caller.
+    names : dict of int to str
+        What each is called in the text, by the same identity.
+    hidden : tuple of str
+        The kernel's leading parameters: thread indices, then the block and grid dimensions that are used.
+    namespace : dict
+        The globals of the text, without what the back end adds.
+    sites : tuple of (FunctionSource, ast.AST, str)
+        Where indices are checked, and of which array.
+    in_blocks : bool
+        For the CPU: whether the threads of a block work together.
+    active : ActiveRange
+        For the CPU: for which indices there is anything to do, if parameters were given and the kernel says so; else all.
+    inside : (ast.FunctionDef, Interior) or None
+        A simpler body for threads inside of a row, if parameters were given and `elements` are rewritten.
+    may_raise : bool
+        Whether something in the program may end its launch.
+    """
+
+    program: Program
+    trees: dict[int, ast.FunctionDef]
+    names: dict[int, str]
+    hidden: tuple[str, ...]
+    namespace: dict[str, Any]
+    sites: tuple[Site, ...] = ()
+    in_blocks: bool = False
+    active: ActiveRange = EVERYWHERE
+    inside: tuple[ast.FunctionDef, Interior] | None = None
+    may_raise: bool = False
+
+    def printing(self) -> str | None:
+        """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
+        for part in self.program.sources:
+            for node in ast.walk(self.trees[id(part)]):
+                if isinstance(node, ast.Name) and node.id == "_nb_print":
+                    return part.name
+        return None
+
+
+def rewrite(
+    source: FunctionSource,
+    weak_float: str,
+    target: Target = "cpu",
+    *,
+    gradients: bool = False,
+    elements: bool = False,
+    check_bounds: bool = False,
+    blocks: bool = False,
+    has_complex: bool = False,
+    parameters: Sequence[ParameterType] | None = None,
+) -> Rewritten:
+    """Return a kernel's syntax trees for one floating type.
+
+    Parameters
+    ----------
+    source : FunctionSource
+        The kernel.
+    weak_float : {'float32', 'float64'}
+        What float literals, Python floats in globals, and ``float(x)`` become.
+    target : {'cpu', 'cuda'}
+        For which back end. Trees for CUDA name the module numba.cuda as `CUDA_MODULE`.
+    gradients : bool
+        Whether the derivatives by hand of device functions are rewritten too.
+    elements : bool
+        Whether stores into what may be a vector or a matrix replace it; else they stay as they are written.
+    check_bounds : bool
+        Whether an index that an array has not ends the kernel.
+    blocks : bool
+        Whether the body of a kernel whose threads work together becomes a coroutine, for the CPU to compile. Derivatives are
+        made of the body as it is.
+    has_complex : bool
+        Whether an argument has complex numbers. There, and where the program makes complex numbers itself, division becomes
+        one that takes them; not for derivatives, which have none.
+    parameters : sequence of ParameterType, optional
+        For the CPU: the types of the kernel's parameters, if whoever runs it goes by which indices are active. Loops over the
+        grid are taken out of its body then.
+
+    Raises
+    ------
+    KernelError
+        If something cannot be rewritten; what has no counterpart is named, with its place.
+    """
+    program = Program(source, gradients=gradients)
+    in_blocks = target == "cpu" and source.works_in_blocks
+    how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
+    how["has_complex"] = elements and (has_complex or may_have_complex(program))
+    writer = _Writer(program, weak_float, target, **how)
+    trees = {id(part): writer.tree(part) for part in program.sources}
+    raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
+    active, inside = EVERYWHERE, None
+    if parameters is not None and target == "cpu" and not in_blocks:
+        taken = {*writer.namespace, *writer.names.values()}
+        tree = trees[id(source)]
+        reading = read_indices(tree, source.index_rank, parameters, taken, may_raise=raises)
+        active = reading.active()
+        if elements and reading.index and not any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
+            inside = with_interior(tree, reading)
+    facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
+    return Rewritten(program, trees, *facts, active, inside, raises)
+
+
+class _Writer:
+    """What the functions of one program share: names, namespace, hidden parameters."""
+
+    def __init__(
+        self,
+        program: Program,
+        weak_float: str,
+        target: Target,
+        *,
+        elements: bool,
+        check_bounds: bool,
+        in_blocks: bool,
+        in_crew: bool,
+        has_complex: bool,
+    ) -> None:
+        self.program = program
+        self.has_complex = has_complex
+        self.check_bounds = check_bounds
+        self.in_blocks = in_blocks
+        # Whether the body is a coroutine, which is told its crew, and its place in the block and the grid.
+        self.in_crew = in_crew
+        uses = [found.operation for part in program.sources for _, found in part.block_uses()] if in_blocks else []
+        self.in_grid = "cg" in uses
+        # How many places of the source have static shared memory.
+        self.places = 0
+        self.sites: list[Site] = []
+        self.elements = elements
+        self.weak_float = weak_float
+        self.target = target
+        self.namespace: dict[str, Any] = {}
+        self._taken = {name for part in program.sources for name in part.locals}
+        self.names: dict[int, str] = {}
+        for part in program.sources:
+            self.names[id(part)] = self._free(re.sub(r"\W", "_", part.name))
+        self.hidden = self._hidden()
+        self._uses_hidden = self._find_users()
+        self.waiting = self._find_waiting() if in_crew else set()
+
+    def _free(self, preferred: str) -> str:
+        name, number = preferred, 1
+        while name in self._taken:
+            number += 1
+            name = f"{preferred}_{number}"
+        self._taken.add(name)
+        return name
+
+    def _hidden(self) -> tuple[str, ...]:
+        rank = self.program.root.index_rank
+        needed: set[str] = set()
+        for part in self.program.sources if self.target == "cpu" else ():
+            for node, kind, count in index_uses(part):
+                if kind == "gridsize":
+                    needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
+                elif kind == "axis":
+                    static = part.resolve(node)
+                    found = intrinsic_of(static.value) if static is not None else None
+                    letters = _SHORT_IN_BLOCKS if self.in_crew else _SHORT
+                    letter = letters.get(found.operation, "b") if found is not None else "b"
+                    needed.add(f"_nb_{letter}{count - 1}")
+        if self.in_blocks and not self.in_crew:
+            needed |= {f"_nb_b{k}" for k in range(_AXES)}  # how many threads there are to share work
+        crew = (CREW, THREAD) if self.in_crew else ()
+        return (*crew, *(f"_nb_i{k}" for k in range(rank)), *sorted(needed))
+
+    def _find_users(self) -> set[int]:
+        users: set[int] = set()
+        for part in self.program.sources:  # callee before caller
+            calls = any(id(callee) in users for _, callee in self.program.calls(part))
+            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
+            if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
+                users.add(id(part))
+        return users
+
+    def _syncs_grid(self, part: FunctionSource) -> bool:
+        return self.in_grid and any(part.is_grid_sync(node) for node in part.nodes)
+
+    def _find_waiting(self) -> set[int]:
+        """Return the functions, by identity, in which a thread may wait for others."""
+        waiting: set[int] = set()
+        seen: set[int] = set()
+        backwards = []
+        for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
+            calls = list(self.program.calls(part))
+            waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
+            if waits or self._syncs_grid(part) or any(id(callee) in waiting for _, callee in calls):
+                waiting.add(id(part))
+            backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
+            seen.add(id(part))
+        for part, node, callee in backwards:
+            if {id(part), id(callee)} & waiting:
+                text = f"{callee.name} comes back to itself, which what waits for other threads cannot on the CPU; write a loop"
+                raise part.error(node, text, KernelUnsupportedError)
+        return waiting
+
+    def hidden_of(self, source: FunctionSource) -> tuple[str, ...]:
+        """Return the hidden parameters that a function takes: all or none."""
+        return self.hidden if id(source) in self._uses_hidden else ()
+
+    def claim(self, preferred: str, value: Any) -> str:
+        """Return the name under which a value stands in the namespace."""
+        if isinstance(value, np.ndarray):
+            value = self.program.root.frozen(value)
+        for name, known in self.namespace.items():
+            if known is value:
+                return name
+        name = preferred if preferred.startswith("_nb_") else self._free(preferred)
+        self.namespace[name] = value
+        return name
+
+    def literal(self, value: Any) -> ast.expr | None:
+        """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
+        if type(value) in (bool, int, str) or value is None:
+            return ast.Constant(value)
+        if type(value) is float or type(value) is complex:
+            return self.weak(value)
+        if type(value) is tuple:
+            parts = [self.literal(part) for part in value]
+            if all(part is not None for part in parts):
+                return ast.Tuple([part for part in parts if part is not None], ast.Load())
+        if isinstance(value, Element):
+            return self._element(value)
+        return None
+
+    def _element(self, value: Element) -> ast.expr:
+        """Return an element as a call of its type."""
+        kind = type(value)
+        parts = [self.literal(part) for part in value.numpy().reshape(-1).tolist()]
+        name = ast.Name(self.claim(kind.__name__, kind), ast.Load())
+        return ast.Call(name, [part for part in parts if part is not None], [])
+
+    def weak(self, value: float | complex) -> ast.expr:
+        """Return a number of the kernel's floating type as an expression."""
+        if self.weak_float == "float64" and np.isfinite(value):
+            return ast.Constant(value)
+        kind = self.weak_type(type(value))
+        # repr of inf and nan is no literal, so these are spelled as strings of a global.
+        if not np.isfinite(value):
+            return ast.Name(self.claim(f"constant_{'inf' if np.isinf(value) else 'nan'}", kind(value)), ast.Load())
+        return ast.Call(ast.Name(self.claim(f"_nb_{kind.__name__}", kind), ast.Load()), [ast.Constant(value)], [])
+
+    def weak_type(self, kind: type) -> Any:
+        """Return the NumPy type that Python's `float` or `complex` stands for."""
+        wide = self.weak_float == "float64"
+        if kind is complex:
+            return np.complex128 if wide else np.complex64
+        return np.float64 if wide else np.float32
+
+    def tree(self, source: FunctionSource) -> ast.FunctionDef:
+        """Return one function's syntax tree."""
+        tree = copy.deepcopy(source.tree)
+        weak = self.weak_float
+        if source.kept is not None:
+            self.weak_float = "float64"  # as in Numba, which compiles it by itself elsewhere
+        body = _Rewriter(self, source).rewrite(tree)
+        self.weak_float = weak
+        body.name = self.names[id(source)]
+        body.args.args = [*(ast.arg(name) for name in self.hidden_of(source)), *body.args.posonlyargs, *body.args.args]
+        body.args.posonlyargs = []
+        # Who waits must be part of the coroutine.
+        inner = id(source) in self.waiting and source is not self.program.root
+        body.decorator_list = [ast.Name("_nb_in_place" if inner else "_nb_device", ast.Load())]
+        if self.in_crew and source is self.program.root:
+            body.body = as_coroutine(body.body)
+        return ast.fix_missing_locations(body)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Rewrites one function."""
+
+    def __init__(self, writer: _Writer, source: FunctionSource) -> None:
+        self.writer = writer
+        self.source = source
+        self._stores = StoreRewriter(self._is_array) if writer.elements else None
+        # Whether shared memory is made that is another for arguments of other types
+        self._gives = False
+
+    def _is_array(self, name: str) -> bool:
+        """Tell whether a name is one that is only ever indexed to write to an array."""
+        if name not in self.source.locals:
+            return True
+        if name in self.source.parameters:
+            return self.source.role == "kernel"
+        return name in self.source.memory
+
+    def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
+        """Return the function with its body, and the defaults of its parameters, rewritten."""
+        tree.body = list(self._visited(tree.body))
+        if self._gives:
+            arguments = (*tree.args.posonlyargs, *tree.args.args)
+            given = ast.Tuple([ast.Name(argument.arg, ast.Load()) for argument in arguments], ast.Load())
+            tree.body.insert(0, ast.Assign([ast.Name(GIVEN, ast.Store())], given))
+        # Of a kernel, whose launches pass every argument, the source has none.
+        values = (self.source.function.__defaults__ or ()) if tree.args.defaults else ()
+        pairs = zip(tree.args.defaults, values, strict=True)
+        tree.args.defaults = [ast.copy_location(self._default(*pair), pair[0]) for pair in pairs]
+        return tree
+
+    def _default(self, node: ast.expr, value: Any) -> ast.expr:
+        """Return the value that a parameter has by default, which is that of the time when Python made the function."""
+        callee = self.writer.program.callee(value)
+        if callee is not None:
+            return self._function(node, callee)
+        # But nb.static, which stands here as a name that is none, is evaluated when the kernel is launched.
+        if any(isinstance(part, ast.Name) and not part.id.isidentifier() for part in ast.walk(node)):
+            literal: ast.expr | None = None
+        elif isinstance(value, np.generic):
+            literal = ast.Name(self.writer.claim("default", value), ast.Load())
+        else:
+            literal = self.writer.literal(value)
+        made: ast.expr = self.visit(node) if literal is None else literal
+        return made
+
+    def visit(self, node: ast.AST) -> Any:
+        """Rewrite a node; what takes its place is at the same position of the source."""
+        made = super().visit(node)
+        for part in made if isinstance(made, list) else [made]:
+            if part is not node and isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
+                ast.copy_location(part, node)
+        return made
+
+    def _visited(self, body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in body:
+            found = self.visit(statement)
+            yield from found if isinstance(found, list) else [found]
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Drop a statement that only gives a function a local name; let stores into elements replace them."""
+        if self.source.is_alias(node):
+            return ast.Pass()
+        self.generic_visit(node)
+        return node if self._stores is None else self._stores.assign(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        """Let stores into elements replace them, and divisions take complex numbers."""
+        self.generic_visit(node)
+        if self._stores is None:
+            return node
+        divides = self.writer.has_complex and isinstance(node.op, ast.Div)
+        return self._stores.augment(node, "_nb_divide_in_place" if divides else None)
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        """Let divisions take complex numbers, and write a thread's index as what it is."""
+        own = self._own_index(node)
+        if own is not None:
+            return own
+        self.generic_visit(node)
+        if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
+            return node
+        return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
+
+    def _own_index(self, node: ast.BinOp) -> ast.expr | None:
+        """Return the thread's index for ``blockIdx.x * blockDim.x + threadIdx.x`` on the CPU, which need not divide for it."""
+        if self.writer.target != "cpu" or self.writer.in_crew or not isinstance(node.op, ast.Add):
+            return None
+        sides = self.source.value_of(node.left), self.source.value_of(node.right)
+        for product, thread in (sides, sides[::-1]):
+            place = self._place(thread)
+            if place is None or place.operation != "threadIdx":
+                continue
+            match product:
+                case ast.BinOp(left, ast.Mult(), right):
+                    factors = [self._place(left), self._place(right)]
+                    if {f and (f.operation, f.axis) for f in factors} == {
+                        ("blockIdx", place.axis),
+                        ("blockDim", place.axis),
+                    }:
+                        self._check_axis(node, place.axis, place.name)
+                        return ast.Name(f"_nb_i{place.axis}", ast.Load())
+        return None
+
+    def _place(self, node: ast.expr) -> Intrinsic | None:
+        """Return what of a thread's place in its block and grid an expression is, or None."""
+        static = self.source.resolve(self.source.value_of(node))
+        found = None if static is None else intrinsic_of(static.value)
+        return found if found is not None and found.kind == "axis" else None
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        """Drop the annotation of a local variable."""
+        if node.value is None:
+            return ast.Pass()
+        return ast.Assign([self.visit(node.target)], self.visit(node.value))
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        """Say what an assertion does, for CUDA: numba-cuda 0.30 does not know how Python 3.14 compiles the statement."""
+        self.generic_visit(node)
+        if self.writer.target == "cpu" or sys.flags.optimize:
+            return node
+        error = ast.Call(ast.Name("AssertionError", ast.Load()), [] if node.msg is None else [node.msg], [])
+        return ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error)], [])
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """Let the index be checked."""
+        written = copy.deepcopy(node)
+        self.generic_visit(node)
+        node.slice = self._checked(node, written.value, node.value, node.slice)
+        return node
+
+    def _checked(self, node: ast.AST, written: ast.expr, array: ast.expr, index: ast.expr) -> ast.expr:
+        """Return an index that is checked, where that is wanted; `written` is the array as it is in the source."""
+        pure = not any(isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(written))
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        whole = not any(isinstance(part, ast.Constant) and type(part.value) is not int for part in parts)
+        if not (self.writer.check_bounds and pure and whole):
+            return index
+        # A tuple may be indexed by a constant alone, and that must stay one.
+        constant = isinstance(index, ast.Constant) and not self._is_parameter(written)
+        if constant or isinstance(index, ast.Slice):
+            return index
+        site = first_site(self.writer.program.root) + len(self.writer.sites)
+        self.writer.sites.append((self.source, node, ast.unparse(written)))
+        made = [
+            part if isinstance(part, ast.Slice) else _call("_nb_checked", copy.deepcopy(array), part, axis, site)
+            for axis, part in enumerate(parts)
+        ]
+        return ast.Tuple(made, ast.Load()) if isinstance(index, ast.Tuple) else made[0]
+
+    def _is_parameter(self, node: ast.expr) -> bool:
+        return self.source.role == "kernel" and isinstance(node, ast.Name) and node.id in self.source.parameters
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        """Give a float literal the kernel's floating type."""
+        return self.writer.literal(node.value) if type(node.value) in (float, complex) else node
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        """Replace a global by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Replace an attribute chain by what it stands for."""
+        return self._static(node) if isinstance(node.ctx, ast.Load) else self.generic_visit(node)
+
+    def _static(self, node: Any) -> Any:
+        static = self.source.resolve(node)
+        if static is None:
+            return self.generic_visit(node) if isinstance(node, ast.Attribute) else node
+        if static.value is grad or isinstance(static.value, Gradient):
+            raise self.source.error(
+                node,
+                "the gradient of a function is called where it stands, nb.grad(f)(x), or by a name that is given it once",
+            )
+        found = intrinsic_of(static.value)
+        if found is not None:
+            return self._index(node, found)
+        literal = self.writer.literal(static.value)
+        if literal is not None:
+            return literal
+        if static.builtin and static.value in (float, complex):
+            kind = self.writer.weak_type(static.value)
+            return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+        callee = self.writer.program.callee(static.value)
+        if callee is not None:
+            return self._function(node, callee)
+        return node if static.builtin and not static.path else self._chain(static)
+
+    def _function(self, node: Any, callee: FunctionSource) -> ast.expr:
+        """Return a device function as a value; whoever calls it by another name passes it what is written there."""
+        if callee.role == "kernel":
+            message = f"{callee.name} is a kernel, which only a launch can run; decorate it with @nb.func"
+            raise self.source.error(node, message)
+        if self.writer.hidden_of(callee):
+            raise self.source.error(
+                node,
+                f"{callee.name} asks for its thread, and so cannot be passed on; call it here, or let it take the index",
+            )
+        return ast.Name(self.writer.names[id(callee)], ast.Load())
+
+    def _chain(self, static: Static) -> ast.expr:
+        """Return a reference to an object: through its module where that is how it was reached, else by itself."""
+        if static.through_modules and static.path and isinstance(static.root_value, ModuleType):
+            result: ast.expr = ast.Name(self.writer.claim(static.root, static.root_value), ast.Load())
+            for attribute in static.path:
+                result = ast.Attribute(result, attribute, ast.Load())
+            return result
+        return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
+
+    def _index(self, node: Any, found: Intrinsic) -> ast.expr:
+        if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
+            return self._cuda(node, found)
+        if found.kind == "atomic":
+            return self._atomic_function(node, found)
+        if found.kind == "function":
+            return self._number_function(found)
+        if found.kind == "block" and found.operation in ("laneid", "warpsize"):
+            text = f"{THREAD} % {WARP_SIZE}" if found.operation == "laneid" else str(WARP_SIZE)
+            return ast.parse(text, mode="eval").body
+        if found.kind != "axis":
+            if found.kind == "cuda":
+                raise self._unsupported(node, found)
+            if found.name in ("cuda.threadIdx", "cuda.blockIdx", "cuda.blockDim", "cuda.gridDim"):
+                raise self.source.error(node, f"{found.name} is no number; write {found.name}.x, .y or .z")
+            raise self.source.error(node, f"{found.name} must be called here")
+        if found.operation in ("blockIdx", "gridDim"):
+            self._check_axis(node, found.axis, found.name)
+        if self.writer.in_crew:
+            return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
+        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
+        text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
+        return ast.parse(text, mode="eval").body
+
+    def _check_axis(self, node: Any, axis: int, what: str) -> None:
+        """Refuse the place in a grid along an axis that two indices share: a thread of the CPU knows that of the first."""
+        if axis == _AXES - 1 and self.writer.program.root.index_rank > _AXES and not self.writer.in_crew:
+            text = f"{what} of a kernel with four thread indices, whose last two share that axis; use the indices"
+            raise self.source.error(node, text, KernelUnsupportedError)
+
+    def _cuda(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return a reference to an operation of numba.cuda by its full path, which is how numba.cuda recognises it."""
+        path = found.name.split(".")[1:]
+        value: Any = sys.modules["numba.cuda"]
+        for attribute in path:
+            value = getattr(value, attribute, MISSING)
+        if found.kind != "axis" and intrinsic_of(value) != found:
+            # An object whose name is not where it lies: it was reached somehow, and that way serves.
+            static = self.source.resolve(node)
+            assert static is not None
+            return self._chain(static)
+        result: ast.expr = ast.Name(CUDA_MODULE, ast.Load())
+        for attribute in path:
+            result = ast.Attribute(result, attribute, ast.Load())
+        return result
+
+    def _unsupported(self, node: Any, found: Intrinsic) -> Exception:
+        text = f"{found.name} exists only on CUDA; launch this kernel on CUDA arrays, or leave it out"
+        return self.source.error(node, text, KernelUnsupportedError)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
+        static = self.source.resolve(node.func)
+        found = intrinsic_of(static.value) if static is not None else None
+        if found is not None:
+            return self._operation(node, found)
+        if self.writer.in_grid and self.source.is_grid_sync(node):
+            return _of_block("grid_sync", [])
+        if static is not None and static.builtin and static.value is print:
+            return self._print(node)
+        if static is not None and static.builtin and static.value is float and _is_text(node.args):
+            return self._spelled(node)
+        if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
+            # NumPy's types take one number.
+            made = ast.Call(ast.Name("complex", ast.Load()), [self.visit(part) for part in node.args], [])
+            return ast.Call(self._static(node.func), [made], [])
+        if static is not None and static.value is math.log and len(node.args) == 2:
+            return self._logarithm(node)
+        if static is not None and getattr(static.value, "__module__", None) == "math":
+            self._check_count(node, static.value)
+        if static is not None and static.builtin and static.value is enumerate:
+            # Numba takes the first number by its place only.
+            node.args += [keyword.value for keyword in node.keywords if keyword.arg == "start"]
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "start"]
+        if static is not None and isinstance(static.value, Gradient):
+            return self._gradient(node, static.value)
+        callee = self.writer.program.callee(static.value) if static is not None else None
+        if callee is None:
+            return self.generic_visit(node)
+        hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+        node.func = ast.Name(self.writer.names[id(callee)], ast.Load())
+        node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
+        node.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return node
+
+    def _gradient(self, node: ast.Call, gradient: Gradient) -> ast.expr:
+        """Return a call of the gradient of a function."""
+        callee, found = self.writer.program.callee(gradient), intrinsic_of(gradient.innermost)
+        hidden = [] if callee is None else [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
+        if found is not None and found.kind != "function":
+            raise self.source.error(node, f"{found.name} has no gradient; nb.grad takes functions of numbers")
+        if found is not None:
+            function = self._number_function(found)
+        elif callee is not None:
+            function = ast.Name(self.writer.names[id(callee)], ast.Load())
+        elif isinstance(gradient.innermost, Passed):
+            function = ast.Name(gradient.innermost.name, ast.Load())
+        else:
+            named = gradient.innermost
+            function = ast.Name(self.writer.claim(named.__name__, named), ast.Load())
+        arguments = [*hidden, *(self.visit(argument) for argument in node.args)]
+        made = ast.Call(
+            ast.Name(GRADIENT, ast.Load()), [ast.Constant(gradient.order), function, *arguments], node.keywords
+        )
+        made.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return made
+
+    def _check_count(self, node: ast.Call, function: Any) -> None:
+        """Refuse a call of one of Python's functions with fewer or more arguments than it takes."""
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # Python does not say
+            return
+        wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
+        fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if fixed and not starred and not node.keywords and len(node.args) != len(wanted):
+            text = f"math.{function.__name__} takes {len(wanted)} argument(s), and {len(node.args)} are given"
+            raise self.source.error(node, text)
+
+    def _logarithm(self, node: ast.Call) -> ast.expr:
+        """Return a logarithm to a base, which Numba's does not take, as Python computes it."""
+        number, base = node.args
+        constant = self.source.fold(base)
+        if type(constant) in (int, float) and constant > 0:
+            divisor = self.writer.weak(math.log(constant))
+        else:
+            divisor = ast.Call(self.visit(copy.deepcopy(node.func)), [self.visit(base)], [])
+        return ast.BinOp(ast.Call(self.visit(node.func), [self.visit(number)], []), ast.Div(), divisor)
+
+    def _spelled(self, node: ast.Call) -> ast.expr:
+        """Return the number that a string spells, as in ``float("inf")``."""
+        text = ast.literal_eval(node.args[0])
+        try:
+            return self.writer.weak(float(text))
+        except ValueError:
+            message = f"float({text!r}): the string spells no number; write one, or float('inf')"
+            raise self.source.error(node, message) from None
+
+    def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if found.kind == "tid":
+            return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
+        if found.kind in ("grid", "gridsize"):
+            count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
+            if found.kind == "gridsize" and self.writer.target == "cuda":
+                return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
+            if found.kind == "gridsize":
+                self._check_axis(node, count - 1, found.name)
+            form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
+            return _tuple([form.format(k) for k in range(count)])
+        if found.kind == "atomic":
+            return self._atomic(node, found)
+        if found.kind == "local_array":
+            return self._local_array(node, found)
+        if self.writer.target == "cuda":
+            if found.name == "cuda.shared.array" and self._element(node) is not None:
+                return self._local_array(node, found)
+            rewritten: Any = self.generic_visit(node)
+            made: ast.expr = rewritten
+            return made
+        if found.kind == "block":
+            return self._in_block(node, found)
+        if found.name == "cuda.const.array_like" and len(node.args) == 1 and not node.keywords:
+            # Global arrays are constants of the code anyway.
+            array: ast.expr = self.visit(node.args[0])
+            return array
+        if found.kind == "function":
+            if node.keywords:
+                raise self.source.error(node, f"{found.name} takes its arguments by position")
+            arguments = [self.visit(argument) for argument in node.args]
+            return ast.Call(self._number_function(found), arguments, [])
+        raise self._unsupported(node, found)
+
+    def _in_block(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        """Return a call that works with the other threads of the block."""
+        if found.operation == "shared.array":
+            return self._local_array(node, found)
+        if found.operation == "cg":
+            return ast.Constant(0)  # there is one grid, which says nothing
+        if node.keywords:
+            raise self.source.error(node, f"{found.name} takes its arguments by position")
+        return _of_block(found.operation, [self.visit(argument) for argument in node.args])
+
+    def _number_function(self, found: Intrinsic) -> ast.expr:
+        # NumPy's has a derivative.
+        cbrt = found.operation == "cbrt"
+        return ast.Name(self.writer.claim("_nb_cbrt", np.cbrt) if cbrt else CUDA_FUNCTION + found.operation, ast.Load())
+
+    def _atomic_function(self, node: Any, found: Intrinsic) -> ast.expr:
+        """Return an atomic operation as a value: a function of an array, one index or tuple, and a value."""
+        if found.from_cuda and self.writer.target == "cuda":
+            return self._cuda(node, found)
+        operation = _ATOMICS.get(found.operation)
+        if operation is None:
+            raise self._unsupported(node, Intrinsic("cuda", found.name))
+        return ast.Name(f"_nb_atomic_{operation}", ast.Load())
+
+    def _print(self, node: ast.Call) -> ast.expr:
+        """Return a call that prints; on the CPU, strings become a template, and numbers follow it."""
+        if node.keywords:
+            raise self.source.error(node, "print in a kernel takes no keywords; each call prints one line")
+        node.args = [self.visit(argument) for argument in node.args]
+        if self.writer.target == "cuda":
+            return node
+        strings = [isinstance(argument, ast.Constant) and type(argument.value) is str for argument in node.args]
+        pieces = [
+            getattr(argument, "value", None) if string else None
+            for argument, string in zip(node.args, strings, strict=True)
+        ]
+        values = [argument for argument, string in zip(node.args, strings, strict=True) if not string]
+        numbers = ast.Call(ast.Name("_nb_numbers", ast.Load()), [ast.Tuple(values, ast.Load())], [])
+        template = ast.Call(ast.Name("_nb_text", ast.Load()), [ast.Constant(json.dumps(pieces))], [])
+        return ast.Call(ast.Name("_nb_print", ast.Load()), [template, ast.Starred(numbers, ast.Load())], [])
+
+    def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        if node.keywords:
+            raise self.source.error(node, f"{found.name} takes its arguments by position")
+        if found.from_cuda and self.writer.target == "cuda":
+            return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
+        operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
+        if operation is None:
+            raise self._unsupported(node, Intrinsic("cuda", found.name))
+        values = 2 if operation == "cas" else 1
+        arguments = [self.visit(argument) for argument in node.args]
+        if found.operation == "compare_and_swap" and len(arguments) == 3:
+            arguments.insert(1, ast.Constant(0))
+        if len(arguments) < values + 2 or (found.from_cuda and len(arguments) != values + 2):
+            wanted = "array, index, compare, value" if values == 2 else "array, index, value"
+            raise self.source.error(node, f"{found.name}({wanted}) got {len(node.args)} argument(s)")
+        index = arguments[1:-values]
+        place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
+        place = self._checked(node, node.args[0], arguments[0], place)
+        return ast.Call(
+            ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
+        )
+
+    def _element(self, node: ast.Call) -> ElementType | None:
+        """Return the element type that local or shared memory is asked for, if it is one."""
+        given = memory_arguments(node).get("dtype")
+        static = None if given is None else self.source.resolve(given)
+        return static.value if static is not None and isinstance(static.value, ElementType) else None
+
+    def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
+        """Return a call that makes memory; that of elements is made of scalars."""
+        given, element = memory_arguments(node), self._element(node)
+        shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
+        extents = shape if isinstance(shape, tuple) else (shape,)
+        if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
+            raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
+        self._check_memory(node, found, given["dtype"])
+        dtype = self.visit(given["dtype"])
+        # Dynamic shared memory, of extent 0, has one dimension.
+        without_size = is_dynamic(found.name, shape)
+        if element is None:
+            return self._memory(found, shape, dtype, without_size=without_size)
+        scalar = scalar_in_memory(element)
+        self.writer.namespace[f"_nb_{scalar.__name__}"] = scalar
+        numbers = ast.Name(f"_nb_{scalar.__name__}", ast.Load())
+        memory = self._memory(
+            found, 0 if without_size else (*extents, element.count), numbers, without_size=without_size
+        )
+        return ast.Call(ast.Name("_nb_elements", ast.Load()), [memory, dtype], [])
+
+    def _check_memory(self, node: ast.Call, found: Intrinsic, dtype: ast.expr) -> None:
+        """Refuse memory of those dtypes that ml_dtypes has made."""
+        static = self.source.resolve(dtype)
+        if static is not None and any(static.value is kind for kind in _OF_ML_DTYPES):
+            name = static.value.__name__
+            raise self.source.error(
+                node, f"{found.name} of {name}: such numbers lie in arguments only; use float32 here"
+            )
+
+    def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool) -> ast.expr:
+        """Return a call that makes memory of numbers."""
+        size = ast.parse(repr(shape), mode="eval").body
+        if self.writer.target == "cuda":
+            maker = ast.parse(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}", mode="eval").body
+            return ast.Call(maker, [size, dtype], [])
+        if found.kind == "local_array":
+            return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
+        crew = ast.Name(CREW, ast.Load())
+        if without_size:
+            return ast.Call(ast.Name("_nb_dynamic", ast.Load()), [crew, dtype], [])
+        place = ast.Constant(self.writer.places)
+        self.writer.places += 1
+        self._gives = self.source is not self.writer.program.root
+        given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
+        return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
+
+
+def _is_text(arguments: list[ast.expr]) -> bool:
+    """Tell whether a call is given one string."""
+    return len(arguments) == 1 and isinstance(arguments[0], ast.Constant) and type(arguments[0].value) is str
+
+
+def _of_block(operation: str, arguments: list[ast.expr]) -> ast.expr:
+    crew: list[ast.expr] = [ast.Name(CREW, ast.Load()), ast.Name(THREAD, ast.Load())]
+    return ast.Call(ast.Name(f"_nb_block_{operation}", ast.Load()), [*crew, *arguments], [])
+
+
+def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.expr:
+    arguments = [array, index, *(ast.Constant(number) for number in numbers)]
+    for node in ast.walk(array):
+        if hasattr(node, "ctx"):
+            node.ctx = ast.Load()
+    return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+
+
+def _tuple(expressions: list[str]) -> ast.expr:
+    text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
+    return ast.parse(text, mode="eval").body

@@ -1,0 +1,70 @@
+"""What the global names of a kernel stand for: objects that are known before it runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.language.dependencies import Dependency
+
+__all__ = [
+    "Static",
+    "has_static_members",
+    "instance_of",
+    "is_cuda_dispatcher",
+    "is_dispatcher",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Static:
+    """What a name or an attribute chain stands for before the kernel runs.
+
+    Attributes
+    ----------
+    value : object
+        The object.
+    root, root_value, path
+        The first name of the chain, what it stands for, and the attributes that follow.
+    through_modules : bool
+        Whether every attribute but the last was taken from a module.
+    builtin : bool
+        Whether the root is one of Python's built-in names.
+    reached : tuple of Dependency
+        The values that were read on the way.
+    """
+
+    value: Any
+    root: str
+    root_value: Any
+    path: tuple[str, ...]
+    through_modules: bool
+    builtin: bool
+    reached: tuple[Dependency, ...]
+
+
+def has_static_members(value: Any, attribute: str) -> bool:
+    """Return whether an attribute of a value is known before the kernel runs."""
+    if isinstance(value, ModuleType | type | np.ufunc):
+        return True
+    return isinstance(value, tuple) and attribute in getattr(value, "_fields", ())
+
+
+def instance_of(value: Any, module: str, name: str) -> bool:
+    """Return whether a value is an instance of a class whose module something else has imported."""
+    owner = getattr(sys.modules.get(module), name, None)
+    return isinstance(owner, type) and isinstance(value, owner)
+
+
+def is_cuda_dispatcher(value: Any) -> bool:
+    """Return whether a value is what `@cuda.jit` makes."""
+    return instance_of(value, "numba.cuda.dispatcher", "CUDADispatcher")
+
+
+def is_dispatcher(value: Any) -> bool:
+    """Return whether a value is what `@numba.njit` makes."""
+    return instance_of(value, "numba.core.dispatcher", "Dispatcher") and not is_cuda_dispatcher(value)
