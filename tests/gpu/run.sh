@@ -59,7 +59,7 @@ main() {
     timeout 20 nvidia-smi
     timeout 30 "$python" -m pip list 2>/dev/null | grep -iE "^(.*cuda|numba|llvmlite|nvidia|torch|triton|cupy|jax|numpy|pytest)"
     step info 30 "$python" -m numbridge info
-    if ! step compiler 60 "$python" -c "from numbridge.kernels import cuda, cuda_driver; print(cuda_driver.driver().name(0))"; then
+    if ! step compiler 60 "$python" -c "from numbridge.kernels.cuda_backend import cuda, cuda_driver; print(cuda_driver.driver().name(0))"; then
         echo "$outcomes without numba.cuda and a device there is nothing to test; if numba-cuda is too old, see the head of run.sh"
         return 1
     fi

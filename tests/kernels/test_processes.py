@@ -279,14 +279,21 @@ def test_launches_while_the_interpreter_ends(tmp_path):
     assert printed == "2.0"
 
 
-def test_what_makes_code_is_in_the_keys_of_the_cache():
+def test_what_makes_code_is_in_the_keys_of_the_cache(monkeypatch):
     folder = Path(object_cache.__file__).parent
     compilers = re.compile(r"^\s*(from|import) (numba|llvmlite)\b", re.M)
-    found = {path.stem for path in folder.glob("*.py") if compilers.search(path.read_text())}
     # These call the compilers, and make nothing of their own.
-    found -= {"machine", "object_cache", "threads"}
-    for_cuda = {name for name in found if name.startswith("cuda")} | {"linked_code"}
-    assert for_cuda <= {*object_cache._CUDA_SOURCES} and found - for_cuda <= {*object_cache._CPU_SOURCES}
+    callers = {"machine", "object_cache"}
+    assert {path.stem for path in folder.glob("*.py") if compilers.search(path.read_text())} == callers
+    found: set[str] = set()
+    monkeypatch.setattr(object_cache, "_sources", lambda *folders: found.update(folders) or "")
+    for fingerprint in (
+        object_cache.machine_fingerprint,
+        object_cache.generator_fingerprint,
+        object_cache.cuda_fingerprint,
+    ):
+        fingerprint.__wrapped__()
+    assert found == {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
 def test_no_growth_over_a_hundred_thousand_launches():

@@ -9,7 +9,7 @@ def test_it_starts_what_launches_need_and_no_framework(run_python: Callable[...,
     found = run_python(
         "import sys\n"
         "import numbridge as nb\n"
-        "from numbridge.kernels import machine, threads\n"
+        "from numbridge.kernels import machine\nfrom numbridge.kernels.cpu_backend import threads\n"
         "print(threads.layer(), machine.machine.cache_info().currsize)\n"
         "print(nb.init())\n"
         "print(threads.layer() != 'not started', machine.machine.cache_info().currsize)\n"
