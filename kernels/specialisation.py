@@ -111,6 +111,7 @@ def specialisation(
         nb.SPEC_PLACES: places.ctypes.data,
         nb.SPEC_PLACE_COUNT: len(places),
         nb.SPEC_DIM_COUNT: variant.dims,
+        nb.SPEC_TOGETHER: variant.together,
     }
     for offset, value in head.items():
         spec[offset // 8] = value

@@ -23,9 +23,10 @@ from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, rang
 from numbridge.kernels.cpu_backend.totals import Total, additions_of, only_added, with_either, with_totals
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
+from numbridge.kernels.cuda_backend.ids_together import Together, ids_together
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.element_arguments import outer_rank, record_dtype
-from numbridge.kernels.errors import NumbridgeTypeError
+from numbridge.kernels.errors import KernelError, NumbridgeTypeError
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.emission import Emitted, emit
 from numbridge.kernels.language.indexing import indexing_of
@@ -126,7 +127,7 @@ class Variant:
     levels : int
         On CUDA, how many axes of a batch one launch of it runs.
     together : int
-        On the CPU, how many neighbouring threads it runs at once.
+        How many threads it runs at once: on the CPU neighbouring ones, on CUDA those that one thread of a large grid takes.
     adds : bool
         On the CPU, whether a worker may add to copies of arrays.
     strides : bool
@@ -512,6 +513,11 @@ class CudaCode:
     dims: int
     has_loop: bool
 
+    @property
+    def together(self) -> int:
+        """How many ids a thread takes at once, so that a large grid may have that many times fewer blocks along x."""
+        return int(self.compiled.facts["together"])
+
 
 def _cuda_code(
     kernel: Kernel,
@@ -525,26 +531,35 @@ def _cuda_code(
     """Return a cubin of a kernel's emitted text, from disk or from numba.cuda; needs no GPU."""
     batched = [p.name for p in parameters if isinstance(p, ArrayType)]
     rank = kernel.source.index_rank
-    around = grid_source(
-        emitted.entry,
-        [p.name for p in parameters],
-        rank,
-        emitted.hidden,
-        form,
-        first_along_x=emitted.asks_for_block,
-        sums=emitted.sums,
-        by_reference=by_reference,
-        batched=batched,
-        levels=levels,
-    )
+    masked = form == "masked" and rank > 0 and kernel.options.get("simd") is not False
+    together = ids_together(emitted, parameters) if masked else None
+
+    def source(together: Together | None) -> str:
+        around = grid_source(
+            emitted.entry,
+            [p.name for p in parameters],
+            rank,
+            emitted.hidden,
+            form,
+            first_along_x=emitted.asks_for_block,
+            sums=emitted.sums,
+            by_reference=by_reference,
+            batched=batched,
+            levels=levels,
+            together=together,
+        )
+        return around if together is None else f"{together.text}\n\n\n{around}"
+
     where = f"compute capability {capability}, {form}{', without fused operations' if emitted.repeatable else ''}"
-    text = _generated_source(kernel, parameters, emitted, around, where)
     fastmath = bool(kernel.options.get("fastmath")) and not emitted.repeatable
     dims = max(rank, 1) if form == "masked" else 0
-    key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-    source_file = _source_file(emitted.entry, key, text)
 
-    def compile() -> Compiled:
+    def named(together: Together | None) -> tuple[str, str, str]:
+        text = _generated_source(kernel, parameters, emitted, source(together), where)
+        key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
+        return text, key, _source_file(emitted.entry, key, text)
+
+    def compile(text: str, source_file: str, together: int) -> Compiled:
         from numbridge.kernels.cuda_backend.cuda import compile_cubin
 
         return compile_cubin(
@@ -558,9 +573,23 @@ def _cuda_code(
             dims=dims + (levels * (1 + len(batched))),
             fastmath=fastmath,
             fused=not emitted.repeatable,
+            together=together,
         )
 
-    compiled, from_cache = compiled_or_stored(key, compile)
+    text, key, source_file = named(together)
+
+    def compile_either() -> Compiled:
+        if together is None:
+            return compile(text, source_file, 1)
+        try:
+            return compile(text, source_file, together.count)
+        except KernelError:
+            # The whole body may compile where a step of it does not, as one that hands on what no tuple holds. If it does not
+            # either, its error is about what the user wrote.
+            alone, _, file = named(None)
+            return compile(alone, file, 1)
+
+    compiled, from_cache = compiled_or_stored(key, compile_either)
     return CudaCode(compiled, source_file, from_cache, dims, emitted.has_loop)
 
 
@@ -596,6 +625,7 @@ def _cuda_variant(
         there.launch_function(compiled.facts["cooperative"]),
         code.dims,
         levels,
+        code.together,
     )
 
 

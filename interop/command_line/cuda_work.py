@@ -192,12 +192,21 @@ def _to_torch() -> Contestants:
     return found | {"torch.from_dlpack": functools.partial(torch.from_dlpack, given)}
 
 
+# What several ids of one thread at once are worth: `nb.kernel(simd=)`
+_ALONE = "numbridge, one id after the other"
+
+
+def _alone(kernel: nb.Kernel) -> nb.Kernel:
+    return nb.kernel(simd=False)(kernel.function)
+
+
 def _saxpy(n: int) -> Contestants:
     x, y = (cupy().ones(n, np.float32) for _ in range(2))
     fused = cupy().ElementwiseKernel("float32 x, float32 a", "float32 y", "y = a * x + y", "numbridge_saxpy")
     zero = np.float32(0)
     found: dict[str, Callable[[], object]] = {
         "numbridge": functools.partial(saxpy.forall(n), x, y, 0.0),
+        _ALONE: functools.partial(_alone(saxpy).forall(n), x, y, 0.0),
         "numba.cuda": functools.partial(_numba_saxpy(n), x, y, zero),
         "CuPy": lambda: fused(x, zero, y),
         "a copy, which moves 2/3 of it": lambda: y.data.copy_from_device_async(x.data, x.nbytes),
@@ -226,6 +235,7 @@ def _stencil(side: int) -> Contestants:
     grid = (-(-side // BLOCK), side)
     found: dict[str, Callable[[], object]] = {
         "numbridge": functools.partial(five_points.forall((side, side)), a, out),
+        _ALONE: functools.partial(_alone(five_points).forall((side, side)), a, out),
         "CuPy RawKernel": lambda: raw(grid, (BLOCK,), (a, out, np.int64(side), np.int64(side))),
         "a copy, which moves as much": lambda: out.data.copy_from_device_async(a.data, a.nbytes),
     }

@@ -42,6 +42,7 @@ from numbridge.jax_ffi.compiled import (
     words_of,
 )
 from numbridge.kernels.native import table_layout as core
+from numbridge.kernels.native.cuda_entry import blocks_along_x
 from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64
 
 EXPORTS = {"numbridge_xla_handle_cuda": ("handle", "int64(int64)")}
@@ -259,7 +260,7 @@ def launch(code, grid, stream, places):
     return call_launch(
         load_i64(code, nb.CODE_LAUNCH),
         load_i64(code, nb.CODE_HANDLE),
-        load_i64(grid, 0),
+        blocks_along_x(grid, load_i64(code, nb.CODE_TOGETHER)),
         load_i64(grid, 8),
         load_i64(grid, 16),
         load_i64(grid, 24),

@@ -201,6 +201,7 @@ def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
         nb.CODE_FIRST: int(kernel.source.asks_for_block),
         nb.CODE_LEVELS: variant.levels,
         nb.CODE_ARRAYS: sum(isinstance(parameter, ArrayType) for parameter in variant.parameters),
+        nb.CODE_TOGETHER: variant.together,
     }
     return _filled(nb.CODE_CUDA_SIZE, fields), places
 

@@ -59,9 +59,9 @@ INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
 # One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
 # each of the parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x, how
-# many axes of a batch one launch runs (else it is one for each element), and of how many arrays
+# many axes of a batch one launch runs (else it is one for each element), of how many arrays, and how many ids a thread takes
 CODE_LAUNCH, CODE_HANDLE, CODE_CUDA_BLOCK, CODE_PLACES, CODE_PLACE_COUNT, CODE_DIM_COUNT = 16, 24, 32, 40, 48, 56
-CODE_RANK, CODE_FIRST, CODE_LEVELS, CODE_ARRAYS, CODE_CUDA_SIZE = 64, 72, 80, 88, 96
+CODE_RANK, CODE_FIRST, CODE_LEVELS, CODE_ARRAYS, CODE_TOGETHER, CODE_CUDA_SIZE = 64, 72, 80, 88, 96, 104
 
 # The words of a plan: several calls, one after the other, that XLA sees as one. A step has the words of its call, and says where
 # each of that call's operands and results is among the plan's: an operand k as k, a result k as -1 - k.

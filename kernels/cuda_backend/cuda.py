@@ -31,6 +31,7 @@ from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
 from numbridge.kernels.cuda_backend.grid_source import GRID
+from numbridge.kernels.cuda_backend.ids_together import STEPS
 from numbridge.kernels.cuda_backend.linked_code import objects_of
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
@@ -237,7 +238,9 @@ def compile_ptx(
     symbol = _ENTRY.search(ptx)
     if symbol is None:
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
-    return ptx, symbol[1], _wide_lines(names, text), objects_of(others)
+    # What stands in the steps stands in the whole body, too, as it was written.
+    whole = {name: value for name, value in names.items() if name not in STEPS}
+    return ptx, symbol[1], _wide_lines(whole, text), objects_of(others)
 
 
 def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[Any] = ()) -> bytes:
@@ -310,10 +313,12 @@ def compile_cubin(
     dims: int,
     fastmath: bool = False,
     fused: bool = True,
+    together: int = 1,
 ) -> Compiled:
     """Compile the generated source of a variant to a cubin; parameters and errors as in `compile_ptx` and `link`.
 
-    The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX among the facts.
+    The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX and how many ids a thread takes at once,
+    `together`, among the facts.
     """
     ptx, symbol, wide, linked = compile_ptx(
         text,
@@ -327,7 +332,7 @@ def compile_cubin(
         fastmath=fastmath,
         fused=fused,
     )
-    facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx)}
+    facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx), "together": together}
     return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
 
 

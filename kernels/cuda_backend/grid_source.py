@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Literal
 
+from numbridge.kernels.cuda_backend.ids_together import LOADS, READY, STORES, Together
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 from numbridge.kernels.native import table_layout as nb
 
@@ -99,6 +100,7 @@ def grid_source(
     by_reference: Collection[str] = (),
     batched: Sequence[str] = (),
     levels: int = 0,
+    together: Together | None = None,
 ) -> str:
     """Return the source of the kernel around a body.
 
@@ -126,6 +128,8 @@ def grid_source(
     levels : int
         How many axes the batch has; 0 if there is none. Behind the dimensions follow how many elements it has, the extents of its
         axes but the first, and for each of `batched` the bytes between neighbours along each axis.
+    together : Together or None
+        The body in steps, of a masked kernel: a thread then takes several ids along x at once, as long as there are as many.
     """
     own = list(names)
     moved = {name: f"_nb_at{k}" for k, name in enumerate(batched)} if levels else {}
@@ -155,7 +159,10 @@ def grid_source(
     for axis, indices in reversed(list(zip(_AXES, runs_along(count, first_along_x=first_along_x), strict=False))):
         run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
         bound = " * ".join(f"_nb_n{k}" for k in indices)
-        lines += [f"{indent}{run} = {_first(axis)}", f"{indent}while {run} < {bound}:"]
+        lines.append(f"{indent}{run} = {_first(axis)}")
+        if together is not None and axis == "x":
+            lines += [f"{indent}{line}" for line in _several(together, entry, run, bound, [*hidden], passed)]
+        lines.append(f"{indent}while {run} < {bound}:")
         indent += "    "
         if len(indices) > 1:
             lines += [
@@ -167,6 +174,29 @@ def grid_source(
     deeper = "    " if levels else ""
     text = [f"def {GRID}({', '.join([*own, *trailing])}):", *head, *(f"{deeper}{line}" for line in inside), *last]
     return "\n".join([*text, ""])
+
+
+def _several(
+    together: Together, entry: str, run: str, bound: str, hidden: Sequence[str], passed: Sequence[str]
+) -> list[str]:
+    """Return a loop in which a thread takes several ids at once, each as far from the next as the grid is wide."""
+    count = range(together.count)
+
+    def taken(k: int) -> str:
+        return ", ".join([*(_nonnegative(f"_nb_id{k}" if name == run else name) for name in hidden), *passed])
+
+    lines = [f"_nb_id{k} = {run} + {k} * _nb_wide" for k in count]
+    steps = [f"_nb_kept{k} = {LOADS}({taken(k)})" for k in count]
+    steps += [f"{STORES}({taken(k)}, _nb_kept{k})" for k in count]
+    if together.guarded:
+        ready = " and ".join(f"{READY}({taken(k)})" for k in count)
+        alone = [f"{entry}({taken(k)})" for k in count]
+        steps = [f"if {ready}:", *(f"    {line}" for line in steps), "else:", *(f"    {line}" for line in alone)]
+    return [
+        f"_nb_wide = {CUDA_MODULE}.gridDim.x * {CUDA_MODULE}.blockDim.x",
+        f"while {run} + {together.count - 1} * _nb_wide < {bound}:",
+        *(f"    {line}" for line in [*lines, *steps, f"{run} += {together.count} * _nb_wide"]),
+    ]
 
 
 def _batch_parameters(count: int, levels: int) -> list[str]:

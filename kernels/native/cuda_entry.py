@@ -130,15 +130,25 @@ def fill_places(spec, plan, block, places):
         store_i64(places, 8 * (count + k), plan + nb.PLAN_DIMS + 8 * k)
 
 
+@inlined
+def blocks_along_x(grid, together):
+    """Return how many blocks of a grid are launched along x, where a thread of a large one takes several ids."""
+    x = load_i64(grid, 0)
+    if together > 1 and x * load_i64(grid, 8) * load_i64(grid, 16) >= nb.LARGE_GRID:
+        return (x + together - 1) // together
+    return x
+
+
 @native
 def call_driver(spec, plan, stream, places):
     """Launch, without the GIL; return the CUresult."""
     grid, block = nb.PLAN_CUDA_GRID, nb.PLAN_CUDA_BLOCK
+    blocks = blocks_along_x(plan + grid, load_i64(spec, nb.SPEC_TOGETHER))
     thread = save_thread()
     failed = call_launch(
         load_i64(spec, nb.SPEC_LAUNCH),
         load_i64(spec, nb.SPEC_HANDLE),
-        load_i64(plan, grid),
+        blocks,
         load_i64(plan, grid + 8),
         load_i64(plan, grid + 16),
         load_i64(plan, block),

@@ -125,16 +125,12 @@ SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLO
 )
 SPEC_BRIEF_BELOW = 56
 # For CUDA: the driver function that launches (0 for the CPU), the kernel's handle, the device ordinal, and where in the block
-# of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan.
-SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT, SPEC_PARAMETERS = (
-    64,
-    72,
-    80,
-    88,
-    96,
-    104,
-    112,
-)
+# of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan; and how many ids a thread of
+# a large grid takes at once.
+SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT = 64, 72, 80, 88, 96, 104
+SPEC_TOGETHER, SPEC_PARAMETERS = 112, 120
+# A grid of so many blocks fills every device several times over, also where each thread takes eight ids.
+LARGE_GRID = 16384
 # Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the
 # argument shall have an element's dimensions as its last ones, the address of INNER_RANK, INNER_ITEMSIZE and the extents.
 # PARAM_ASKS: the bit of a word with which the framework is asked first, which is GUARDED where the kernel writes, TRACKED

@@ -66,6 +66,13 @@ def test_a_launch_on_the_stream_and_device_of_the_frame(driver):
     assert made.asked == [("stream", 32, 0xC7), ("ordinal", 32, 0xC7)]
 
 
+def test_a_large_grid_has_fewer_blocks(driver):
+    """Each thread of it takes several ids of a light kernel at once: see `ids_together`."""
+    made = Made(add, [at(1, 1 << 22), at(2, 1 << 22)], [at(3, 1 << 22)])
+    assert run(driver, made, 22) == 0
+    assert (driver.launches[-1].grid, driver.launches[-1].block) == ((1 << 12, 1, 1), (256, 1, 1))
+
+
 def test_a_context_that_is_current_stays(driver):
     made = Made(add, [at(1, 10), at(2, 10)], [at(3, 10)])
     driver.stack.append(CONTEXTS + ORDINAL)

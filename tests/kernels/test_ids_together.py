@@ -1,0 +1,278 @@
+"""Several ids of one thread at once on CUDA: which bodies, how many, in which grids, and that they give what one by one gives."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import cuda
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+from fake_cuda import cuda_array, fake_cuda
+from numbridge.kernels.cuda_backend.ids_together import ids_together
+from numbridge.kernels.launch import launch
+from numbridge.kernels.native.table_layout import LARGE_GRID
+from numbridge.kernels.readers import describe
+from numbridge.kernels.variant import variants_of
+
+
+@nb.func
+def halved(a):
+    b = a
+    if a > 0:
+        b = 0.5 * a
+    return b
+
+
+@nb.func
+def noted(x, a):
+    x[0] = a
+    return a
+
+
+@nb.kernel
+def saxpy(x, y, a):
+    i = nb.tid()
+    y[i] = a * x[i] + y[i]
+
+
+@nb.kernel
+def guarded(x, y, a):
+    i = nb.tid()
+    if i >= a:
+        return
+    t = x[i]
+    if t < 0:
+        return
+    if i > 2:
+        t = halved(t)
+        t += math.sqrt(t)
+    y[i] += t
+    y[i] = y[i] * 2.0
+
+
+@nb.kernel
+def stencil(x, y, a):
+    i, j = nb.tid()
+    if i > 0 and j > 0 and i < x.shape[0] - 1 and j < x.shape[1] - 1:
+        up, down = x[i - 1, j], x[i + 1, j]
+        y[i, j] = a * (up + down + x[i, j - 1] + x[i, j + 1])
+
+
+@nb.kernel
+def scattered(x, y, p):
+    i = nb.tid()
+    y[p[i]] = 3.0 * x[i]
+
+
+@nb.kernel
+def counted(p, y):
+    i = nb.tid()
+    nb.atomic_add(y, p[i] % 7, 1)
+
+
+@nb.kernel
+def one_or_other(x, y, a):
+    i = nb.tid()
+    if x[i] > a:
+        y[i] = x[i]
+    else:
+        y[i] = -x[i]
+
+
+@nb.kernel
+def last_else(x, y, a):
+    i = nb.tid()
+    if x[i] > a:
+        pass
+    else:
+        y[i] = min(x[i], abs(y[i]))
+
+
+@nb.kernel
+def moved(x: nb.array[nb.vec3], v: nb.array[nb.vec3], a: float):
+    i = nb.tid()
+    x[i] = x[i] + a * nb.cross(v[i], x[i])
+
+
+@nb.kernel
+def turned(x: nb.array[nb.vec3], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = nb.length(x[i])
+
+
+@cuda.jit
+def shifted(x, y):
+    i = cuda.grid(1)
+    if i < x.shape[0] - 1:
+        y[i] = np.sqrt(x[i + 1]) - np.float32(1)
+
+
+@nb.kernel
+def looped(x, y):
+    i = nb.tid()
+    for k in range(2):
+        y[i] += x[i] * k
+
+
+@nb.kernel
+def checked(x, y):
+    i = nb.tid()
+    assert x[i] == x[i]
+    y[i] = x[i]
+
+
+@nb.kernel
+def filled(y):
+    i = nb.tid()
+    y[i] = 1.0
+
+
+@nb.kernel
+def in_block(x, y):
+    i = nb.tid()
+    y[i] = x[i] + cuda.threadIdx.x
+
+
+@nb.kernel
+def voted(x, y):
+    i = nb.tid()
+    y[i] = cuda.ballot_sync(0xFFFFFFFF, x[i] > 0)
+
+
+@nb.kernel
+def writes_first(x, y):
+    i = nb.tid()
+    t = noted(y, x[i])
+    y[i] = t
+
+
+@nb.kernel
+def of_many(a, b, c, d, y):
+    i = nb.tid()
+    y[i] = a[i] * b[i] + c[i] * d[i]
+
+
+def together(kernel, *arguments):
+    variants, found = variants_of(kernel), [describe(a) for a in arguments]
+    types, weak = variants.types(arguments, found)
+    return ids_together(variants.emitted(types, weak, "cuda"), types)
+
+
+F, D, H, P = (np.ones(4, dtype) for dtype in (np.float32, np.float64, np.float16, np.int32))
+V = np.ones((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "count"),
+    [
+        (saxpy, (F, F.copy(), 2.0), 4),
+        (saxpy, (D, D.copy(), 2.0), 2),
+        (saxpy, (H, H.copy(), 2.0), 8),
+        (guarded, (F, F.copy(), 2), 4),
+        (stencil, (np.ones((4, 4), np.float32), np.ones((4, 4), np.float32), 0.25), 4),
+        (scattered, (F, F.copy(), P), 4),
+        (counted, (P, P.copy()), 8),
+        (last_else, (F, F.copy(), 0.5), 4),
+        (turned, (V, F.copy()), 2),
+        (nb.kernel(shifted), (F, F.copy()), 8),
+        # Each id loads enough by itself.
+        (moved, (V, V.copy(), 0.5), None),
+        (of_many, (D, D, D, D, D.copy()), None),
+        (of_many, (F, F, F, F, F.copy()), 2),
+        (looped, (F, F.copy()), None),
+        (checked, (F, F.copy()), None),
+        (filled, (F,), None),
+        (in_block, (F, F.copy()), None),
+        (voted, (F, P.copy()), None),
+        (writes_first, (F, F.copy()), None),
+        (one_or_other, (F, F.copy(), 0.5), None),
+    ],
+)
+def test_which_bodies_take_how_many(kernel, arguments, count):
+    found = together(kernel, *arguments)
+    assert (None if found is None else found.count) == count
+
+
+def test_loads_come_before_stores():
+    ptx = saxpy.ptx(F, F.copy(), 2.0, capability=(9, 0))
+    order = re.findall(r"(ld|st)\.global", ptx)
+    assert order[:12] == ["ld"] * 8 + ["st"] * 4
+    alone = nb.kernel(saxpy.function, simd=False).ptx(F, F.copy(), 2.0, capability=(9, 0))
+    assert re.findall(r"(ld|st)\.global", alone) == ["ld", "ld", "st"]
+
+
+def normal(*shape):
+    return np.random.default_rng(7).normal(size=shape).astype(np.float32)
+
+
+N = 533
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dim", "arguments"),
+    [
+        (saxpy, N, (normal(N), normal(N), 2.0)),
+        (saxpy, N, (normal(N).astype(ml_dtypes.bfloat16), normal(N).astype(ml_dtypes.bfloat16), 2.0)),
+        (guarded, N, (normal(N), normal(N), N - 40)),
+        (guarded, N, (np.abs(normal(N)), normal(N), N)),
+        (stencil, (5, N), (normal(5, N), normal(5, N), 0.25)),
+        (scattered, N, (normal(N), normal(N), np.random.default_rng(3).permutation(N).astype(np.int32))),
+        (counted, N, (np.arange(N, dtype=np.int32), np.zeros(7, np.int32))),
+        (last_else, N, (normal(N), normal(N), 0.1)),
+        (turned, N, (normal(N, 3), normal(N))),
+        (nb.kernel(shifted), N, (np.abs(normal(N)), normal(N))),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+@pytest.mark.parametrize("blocks", [1, 3, 0])
+def test_they_give_what_one_by_one_gives(kernel, dim, arguments, blocks):
+    """Grids of one block, of three, and of one id for each thread; the CPU's threads take no steps."""
+    here, emulated = [[np.copy(a) if isinstance(a, np.ndarray) else a for a in arguments] for _ in range(2)]
+    launch(kernel, dim, here)
+    with emulated_cuda() as device:
+        there = [device.on_device(a) if isinstance(a, np.ndarray) else a for a in emulated]
+        launch(kernel, dim, there, block_dim=32, max_blocks=blocks)
+    for one, other in zip(here, emulated, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_allclose(other.astype(float), one.astype(float), rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture
+def driver():
+    with fake_cuda() as fake:
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "x"),
+    [
+        (LARGE_GRID, {}, LARGE_GRID // 4),
+        (LARGE_GRID + 1, {}, LARGE_GRID // 4 + 1),
+        (LARGE_GRID - 1, {}, LARGE_GRID - 1),
+        (10 * LARGE_GRID, {"max_blocks": 264}, 264),
+    ],
+)
+def test_large_grids_have_fewer_blocks(driver, blocks, options, x):
+    size = 256 * blocks
+    launch(saxpy, size, [cuda_array((size,)), cuda_array((size,), address=0x9000_0000), 2.0], **options)
+    assert driver.launches[-1].grid == (x, 1, 1)
+
+
+def test_blocks_along_y_count(driver):
+    shape = (LARGE_GRID // 4, 256 * 6)
+    launch(stencil, shape, [cuda_array(shape), cuda_array(shape, address=0x9000_0000), 2.0])
+    assert driver.launches[-1].grid == (2, LARGE_GRID // 4, 1)
+
+
+def test_who_asks_for_one_by_one_has_all_blocks(driver):
+    alone, size = nb.kernel(saxpy.function, simd=False), 256 * LARGE_GRID
+    launch(alone, size, [cuda_array((size,)), cuda_array((size,), address=0x9000_0000), 2.0])
+    assert driver.launches[-1].grid == (LARGE_GRID, 1, 1)
+    # Nor is anything taken from a grid that was said.
+    saxpy[LARGE_GRID, 256](cuda_array((size,)), cuda_array((size,), address=0x9000_0000), 2.0)
+    assert driver.launches[-1].grid == (LARGE_GRID, 1, 1)
