@@ -160,9 +160,11 @@ def grid_source(
         run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
         bound = " * ".join(f"_nb_n{k}" for k in indices)
         lines.append(f"{indent}{run} = {_first(axis)}")
+        goes_on = f"{run} < {bound}"
         if together is not None and axis == "x":
-            lines += [f"{indent}{line}" for line in _several(together, entry, run, bound, [*hidden], passed)]
-        lines.append(f"{indent}while {run} < {bound}:")
+            lines += [f"{indent}{line}" for line in _several(together, run, bound, hidden, passed)]
+            indent, goes_on = f"{indent}    ", f"{goes_on} and {run} < _nb_next"
+        lines.append(f"{indent}while {goes_on}:")
         indent += "    "
         if len(indices) > 1:
             lines += [
@@ -176,26 +178,28 @@ def grid_source(
     return "\n".join([*text, ""])
 
 
-def _several(
-    together: Together, entry: str, run: str, bound: str, hidden: Sequence[str], passed: Sequence[str]
-) -> list[str]:
-    """Return a loop in which a thread takes several ids at once, each as far from the next as the grid is wide."""
+def _several(together: Together, run: str, bound: str, hidden: Sequence[str], passed: Sequence[str]) -> list[str]:
+    """Return the head of a loop that takes several ids at once, each as far from the next as the grid is wide.
+
+    Those up to `_nb_next` are left to what follows in it, one by one, if there are fewer or one of them is not ready.
+    """
     count = range(together.count)
 
     def taken(k: int) -> str:
         return ", ".join([*(_nonnegative(f"_nb_id{k}" if name == run else name) for name in hidden), *passed])
 
-    lines = [f"_nb_id{k} = {run} + {k} * _nb_wide" for k in count]
+    ids = [f"_nb_id{k} = {run} + {k} * _nb_wide" for k in count]
     steps = [f"_nb_kept{k} = {LOADS}({taken(k)})" for k in count]
-    steps += [f"{STORES}({taken(k)}, _nb_kept{k})" for k in count]
+    steps += [*(f"{STORES}({taken(k)}, _nb_kept{k})" for k in count), f"{run} = _nb_next"]
     if together.guarded:
         ready = " and ".join(f"{READY}({taken(k)})" for k in count)
-        alone = [f"{entry}({taken(k)})" for k in count]
-        steps = [f"if {ready}:", *(f"    {line}" for line in steps), "else:", *(f"    {line}" for line in alone)]
+        steps = [f"if {ready}:", *(f"    {line}" for line in steps)]
     return [
         f"_nb_wide = {CUDA_MODULE}.gridDim.x * {CUDA_MODULE}.blockDim.x",
-        f"while {run} + {together.count - 1} * _nb_wide < {bound}:",
-        *(f"    {line}" for line in [*lines, *steps, f"{run} += {together.count} * _nb_wide"]),
+        f"while {run} < {bound}:",
+        f"    _nb_next = {run} + {together.count} * _nb_wide",
+        f"    if _nb_next - _nb_wide < {bound}:",
+        *(f"        {line}" for line in [*ids, *steps]),
     ]
 
 
