@@ -208,7 +208,7 @@ def test_traced_integers_that_may_not_fit_are_refused():
                 run(a16, a16, jnp.int64(3))
             # Python's own integers and loops' indices are of no particular width.
             assert (run(a16, a16, 3)[2] == 3).all()
-            assert jax.lax.fori_loop(2, 5, lambda k, x: run(x, x, k)[1], a16).shape == a16.shape
+            assert jax.lax.fori_loop(2, 5, lambda k, x, run=run: run(x, x, k)[1], a16).shape == a16.shape
 
 
 def test_a_static_number_is_an_attribute_and_compiles_no_kernel():
