@@ -121,33 +121,40 @@ def differentiate(call: Call, primals: Sequence[Any], tangents: Sequence[Any], r
     direction = _direction(one, call.spread, tangents)
     made = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if direction:
-        _check_records(call)
+        _check_results(call)
         point = Point(one, tuple(primals), call.spread, (direction,), None, (), call.batch)
         for k, tangent in zip(floating_results(call), point.bind(), strict=True):
             made[k] = tangent
     return made
 
 
-def _check_records(call: Call) -> None:
-    """Refuse records with floating fields among the results: to JAX they are bytes, through which no gradient passes."""
+def _check_results(call: Call) -> None:
+    """Refuse results that have floating parts and get no tangent: records, which are bytes to JAX, and complex numbers."""
     for slot, kind in zip(call.slots, call.types, strict=True):
         element = kind.element
-        is_record = element is not None and element.fields is not None and has_gradient(element, kind.scalar)
-        if slot.kind == nb.RESULT and is_record:
+        if slot.kind != nb.RESULT:
+            continue
+        if element is not None and element.fields is not None and has_gradient(element, kind.scalar):
             raise KernelUnsupportedError(
                 f"{call.signature.what} under JAX, result {kind.name!r}: it has records, which are bytes to JAX and carry no "
                 "gradient; give each field an array of its own, or use jax.lax.stop_gradient(x) for the arguments"
             )
+        if kind.scalar.code == COMPLEX:
+            raise _complex_refused(f"{call.signature.what} under JAX, result {kind.name!r}", kind.scalar.name)
+
+
+def _complex_refused(where: str, dtype: str) -> KernelUnsupportedError:
+    return KernelUnsupportedError(
+        f"{where}: it is {dtype}, and complex numbers have no derivative here; pass real and imaginary parts as arrays of their "
+        "own, or use jax.lax.stop_gradient(x) for all arguments"
+    )
 
 
 def _direction(call: Call, spread: Spread, tangents: Sequence[Any]) -> dict[int, Spreading]:
     """Return the tangents that are not zero, by operand."""
     for k, kind in operand_types(call).items():
         if kind.scalar.code == COMPLEX and not _is_zero(tangents[k]):
-            raise KernelUnsupportedError(
-                f"{call.signature.what} under JAX, argument {kind.name!r}: it is {kind.scalar.name}, and complex numbers have no "
-                "derivative here; pass real and imaginary parts as arrays of their own, or jax.lax.stop_gradient(x)"
-            )
+            raise _complex_refused(f"{call.signature.what} under JAX, argument {kind.name!r}", kind.scalar.name)
     found = {}
     for k in floating_operands(call):
         flags = spread[k]
