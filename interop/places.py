@@ -20,6 +20,8 @@ from numbridge.kernels.readers import Description
 
 __all__ = ["Place", "Places", "has_floats"]
 
+_BEYOND = 1 << 64
+
 
 @functools.cache
 def has_floats(tag: int) -> bool:
@@ -56,42 +58,26 @@ class Place:
         The checksums that it remembers for adjoints, and for gradients that are carried through.
     """
 
-    __slots__ = (
-        "carried",
-        "checksum",
-        "found",
-        "holder",
-        "is_empty",
-        "is_float",
-        "is_made",
-        "is_on_cpu",
-        "is_varied",
-        "links",
-        "looked_at",
-        "meets_varied",
-        "read",
-        "reads",
-        "repeats",
-        "span",
-    )
+    # Most places never differ from these.
+    holder: Any = None
+    is_varied = meets_varied = is_made = False
+    checksum, looked_at = 0, -1
+    read: int | None = None
+    carried: int | None = None
 
     def __init__(self, found: Description, links: list[Place]) -> None:
-        low, high = found.extent
         is_contiguous = found.word & nb.CONTIGUOUS
         self.found = found
         self.links = links
-        self.holder: Any = None
+        self.reads: list[tuple[int, int]] = []
         self.is_float = has_floats(found.tag)
         self.is_empty = 0 in found.shape
-        self.span = (low, high - low) if is_contiguous else None
         self.is_on_cpu = found.device_type == dl.CPU
         self.repeats = not is_contiguous and repeats(found)
-        self.is_varied = self.is_made = False
-        self.meets_varied = bool(links) and any(other.is_varied for other in links)
-        self.reads: list[tuple[int, int]] = []
-        self.checksum, self.looked_at = 0, -1
-        self.read: int | None = None
-        self.carried: int | None = None
+        low, high = found.extent
+        self.span = (low, high - low) if is_contiguous else None
+        if links:
+            self.meets_varied = any(other.is_varied for other in links)
 
     def meets(self, other: Place) -> bool:
         """Tell whether two places share memory; both must be kept."""
@@ -114,6 +100,9 @@ class Places:
         self._lock = threading.Lock()
         # Bits of the size -> first addresses, sorted, and the places that begin there
         self._sorted: dict[int, tuple[list[int], list[Place]]] = {}
+        # Those to be sorted once one comes that does not lie beyond them all
+        self._unsorted: list[Place] = []
+        self._low, self._high = _BEYOND, 0
 
     def __del__(self) -> None:
         """Let places go at once, not when somebody looks for objects that hold each other."""
@@ -132,21 +121,6 @@ class Places:
         """Return where an array lies, which is known from now on."""
         return self._known.get(found.place) or self._new(found)
 
-    def _new(self, found: Description) -> Place:
-        low, high = found.extent
-        with self._lock:
-            place = Place(found, self._sharing(found))
-            if high > low:
-                for other in place.links:
-                    other.links.append(place)
-                place.links.append(place)
-                starts, places = self._sorted.setdefault((high - low).bit_length(), ([], []))
-                position = bisect.bisect_left(starts, low)
-                places.insert(position, place)
-                starts.insert(position, low)
-            self._known[found.place] = place
-        return place
-
     def keep_each(self, found: Sequence[Description], positions: Sequence[int]) -> list[Place | None]:
         """Return where those of some arguments lie that are arrays, as `keep` does."""
         at: list[Place | None] = [None] * len(found)
@@ -154,17 +128,45 @@ class Places:
             at[k] = self._known.get(found[k].place) or self._new(found[k])
         return at
 
+    def _new(self, found: Description) -> Place:
+        low, high = found.extent
+        with self._lock:
+            is_beyond = low >= self._high or high <= self._low
+            links = [] if is_beyond else self._sharing(found)
+            place = Place(found, links)
+            if high > low:
+                for other in links:
+                    other.links.append(place)
+                links.append(place)
+                self._unsorted.append(place)
+                if low < self._low:
+                    self._low = low
+                if high > self._high:
+                    self._high = high
+            self._known[found.place] = place
+        return place
+
+    def _sort(self) -> None:
+        for place in self._unsorted:
+            low, high = place.found.extent
+            starts, places = self._sorted.setdefault((high - low).bit_length(), ([], []))
+            position = bisect.bisect_left(starts, low)
+            places.insert(position, place)
+            starts.insert(position, low)
+        self._unsorted.clear()
+
     def __iter__(self) -> Iterator[Place]:
         """Iterate over the places that are known."""
         return iter(self._known.values())
 
     def _sharing(self, found: Description) -> list[Place]:
         """Return the places that are known and share memory with an array."""
+        if self._unsorted:
+            self._sort()
         low, high = found.extent
         sharing = []
         for bits, (starts, places) in self._sorted.items():
             first = bisect.bisect_left(starts, low - (1 << bits))
-            last = bisect.bisect_left(starts, high, first)
-            near = places[first:last]
+            near = places[first : bisect.bisect_left(starts, high, first)]
             sharing += [place for place in near if place.found.extent[1] > low and share_memory(place.found, found)]
         return sharing

@@ -43,15 +43,16 @@ class RememberedContents:
 
     def remember_carried(self, places: Iterable[Place], changed: Iterable[Place]) -> None:
         """Remember what places that carry gradients hold after a step, which has changed some."""
+        if not self._watchful:
+            return
         for place in changed:
             for other in place.links:
                 other.looked_at = -1
                 if other.carried is not None:
                     other.carried = self._now(other)
-        if self._watchful:
-            for place in places:
-                if place.carried is None and place.is_on_cpu:
-                    place.carried = self._now(place)
+        for place in places:
+            if place.carried is None and place.is_on_cpu:
+                place.carried = self._now(place)
 
     def renew_carried(self, changed: Place) -> None:
         """Remember what every place that shares memory with one holds now, if it carries a gradient."""
@@ -61,12 +62,12 @@ class RememberedContents:
 
     def changed(self, places: Iterable[Place]) -> list[Place]:
         """Return what shares memory with places, carries a gradient, and does not hold what was remembered."""
-        found: dict[Place, None] = {}
+        found: list[Place] = []
         for place in places:
             for other in place.links:
-                if other.carried is not None and other.carried != self._now(other):
-                    found[other] = None
-        return list(found)
+                if other.carried is not None and other.carried != self._now(other) and other not in found:
+                    found.append(other)
+        return found
 
     def _now(self, place: Place) -> int:
         if place.looked_at != self._round:
