@@ -40,10 +40,8 @@ class Place:
     links : list of Place
         The places that share memory with this one, itself among them; none if it has no elements. It only grows, so that
         another thread may be going through it.
-    is_float, is_empty, is_on_cpu, repeats : bool
-        Whether arrays here have gradients; have no elements; lie in the CPU's memory; have elements with several indices.
-    span : (int, int) or None
-        Its first address and its bytes, if nothing lies between its elements.
+    is_float, is_on_cpu, repeats : bool
+        Whether arrays here have gradients; lie in the CPU's memory; have elements with several indices.
     is_varied, meets_varied : bool
         Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
     holder : object
@@ -60,24 +58,26 @@ class Place:
 
     # Most places never differ from these.
     holder: Any = None
-    is_varied = meets_varied = is_made = False
+    is_varied = meets_varied = is_made = repeats = False
     checksum, looked_at = 0, -1
     read: int | None = None
     carried: int | None = None
 
     def __init__(self, found: Description, links: list[Place]) -> None:
-        is_contiguous = found.word & nb.CONTIGUOUS
         self.found = found
         self.links = links
         self.reads: list[tuple[int, int]] = []
         self.is_float = has_floats(found.tag)
-        self.is_empty = 0 in found.shape
         self.is_on_cpu = found.device_type == dl.CPU
-        self.repeats = not is_contiguous and repeats(found)
-        low, high = found.extent
-        self.span = (low, high - low) if is_contiguous else None
+        if not found.word & nb.CONTIGUOUS:
+            self.repeats = repeats(found)
         if links:
             self.meets_varied = any(other.is_varied for other in links)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether arrays here have no elements."""
+        return 0 in self.found.shape
 
     def meets(self, other: Place) -> bool:
         """Tell whether two places share memory; both must be kept."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from numbridge.kernels.adjoint.overlap import on_memory
 from numbridge.kernels.machine import machine
+from numbridge.kernels.native import table_layout as nb
 from numbridge.places import Place
 
 __all__ = ["RememberedContents"]
@@ -76,9 +77,10 @@ class RememberedContents:
 
 
 def _checksum(place: Place) -> int:
-    if place.span is not None:
-        return machine().checksum(*place.span)  # type: ignore[no-any-return]
     found = place.found
+    if found.word & nb.CONTIGUOUS:
+        low, high = found.extent
+        return machine().checksum(low, high - low)  # type: ignore[no-any-return]
     # An expanded array may be far larger than its memory.
     once = tuple(
         0 if step == 0 and length else slice(None) for step, length in zip(found.strides, found.shape, strict=True)

@@ -176,7 +176,7 @@ class Tape:
             return None
         at = self._places.keep_each(found, signature.arrays)
         event = self._event(signature, geometry, arguments, at)
-        changed: list[Place] = [*map(at.__getitem__, signature.written)]  # type: ignore[arg-type]
+        changed: list[Place] = [*map(at.__getitem__, signature.written)]  # type: ignore[list-item]
         for place in changed:
             self._keep_before(place)
             place.is_made = True

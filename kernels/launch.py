@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -205,10 +205,12 @@ def _raises(kernel: Kernel, error: BaseException | None) -> str:
     return "".join([one, *(f"\n  {function.excerpt(node)}" for function, node in places)])
 
 
-@functools.cache
-def _taking_over(kind: type) -> Any:
+def _taken_over(kind: type) -> Any:
     """Return what takes over a launch on an argument of a class, or None."""
     return getattr(kind, "__record_launch__", None)
+
+
+_taking_over: Callable[[type], Any] = functools.cache(_taken_over)
 
 
 def _has_array(found: Sequence[Description]) -> bool:
