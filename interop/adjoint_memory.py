@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -154,10 +154,12 @@ class AdjointMemory:
 
     Parameters
     ----------
-    places : iterable of iterable of Place
+    places : iterable of sequence of Place
         Where some of them lie.
     arrays : iterable of Description
         The others.
+    are_apart : bool
+        Whether no two of them lie in each other's reach: then each has a region of its own, which is made when it is asked for.
 
     Raises
     ------
@@ -165,44 +167,58 @@ class AdjointMemory:
         If arrays of different dtypes, or of the CPU and a CUDA device, may share memory.
     """
 
-    def __init__(self, places: Iterable[Iterable[Place]], arrays: Iterable[Description]) -> None:
+    def __init__(
+        self, places: Iterable[Sequence[Place]], arrays: Iterable[Description], *, are_apart: bool = False
+    ) -> None:
         # What has been described once is one object wherever it is met. These are held, so that no other gets the id of one.
-        given: dict[int, Description] = {}
-        for some in places:
-            for place in some:
-                given[id(place.found)] = place.found
-        for found in arrays:
-            given[id(found)] = found
-        self._given = given
-        self._regions: list[Region] = []
-        self._starts: list[int] = []
+        self._places, self._arrays = [*places], [*arrays]
         self._at: dict[int, Region] = {}
+        # All regions, by their first addresses, once somebody has asked for one that only these tell
+        self._sorted: tuple[list[int], list[Region]] | None = None
         self._borrowing: list[Region] = []
         # Whether a region is large, so that launches may ask which
         self.has_large = False
+        if not are_apart:
+            self._sort()
+
+    def _sort(self) -> tuple[list[int], list[Region]]:
+        """Find all regions; those that have been made stay."""
+        given = {id(place.found): place.found for places in self._places for place in places}
+        given.update((id(found), found) for found in self._arrays)
+        starts: list[int] = []
+        regions: list[Region] = []
         last: Region | None = None
         for found in sorted(given.values(), key=_extent):
             low, high = found.extent
             if last is not None and low < last.high:
                 _check_alike(last, found)
                 last.high = max(last.high, high)
+                self.has_large |= last.is_large
             elif last is None or high > low or last.low != low:
-                last = Region(low, high, _dtype_of(found.tag), found.device_id if found.is_on_cuda else _HOST)
-                self._regions.append(last)
-                self._starts.append(low)
+                last = self._at.get(id(found)) or self._made(found)
+                regions.append(last)
+                starts.append(low)
             if high > low:
                 self._at[id(found)] = last
-                if last.high - last.low >= LARGE:
-                    self.has_large = True
+        self._sorted = starts, regions
+        return self._sorted
+
+    def _made(self, found: Description) -> Region:
+        low, high = found.extent
+        region = Region(low, high, _dtype_of(found.tag), found.device_id if found.is_on_cuda else _HOST)
+        if high - low >= LARGE:
+            self.has_large = True
+        return region
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
         known = self._at.get(id(found))
         if known is not None:
             return known
+        starts, regions = self._sorted or self._sort()
         low, high = found.extent
-        place = bisect.bisect_right(self._starts, low) - 1
-        region = self._regions[place] if place >= 0 else None
+        place = bisect.bisect_right(starts, low) - 1
+        region = regions[place] if place >= 0 else None
         if region is None or high > region.high:
             return None
         ordinal = found.device_id if found.is_on_cuda else _HOST
@@ -210,8 +226,14 @@ class AdjointMemory:
 
     def at(self, place: Place) -> Region:
         """Return the region of a place, of an array that this was made for."""
-        region = self._at.get(id(place.found)) or self.region(place.found)
-        assert region is not None
+        found = place.found
+        region = self._at.get(id(found))
+        if region is None:
+            if self._sorted is None:
+                region = self._at[id(found)] = self._made(found)
+            else:
+                region = self.region(found)
+                assert region is not None
         return region
 
     def of_each(self, places: Iterable[Place]) -> list[Region]:
@@ -236,14 +258,13 @@ class AdjointMemory:
         adjoint = region.parts.get(id(found))
         if adjoint is None:
             adjoint = region.adjoint(found)
-            if id(found) in self._given:
+            if id(found) in self._at:
                 region.parts[id(found)] = adjoint
         return adjoint
 
-    def start(self, found: Description, values: Adjoint) -> None:
+    def start(self, place: Place, values: Adjoint) -> None:
         """Add to the adjoint of an array what a gradient starts from, which must not change before it is owned."""
-        region = self.region(found)
-        assert region is not None
+        found, region = place.found, self.at(place)
         region.reached = True
         if self.has_large and isinstance(values, np.ndarray) and region.borrow(found, values):
             self._borrowing.append(region)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from numbridge.kernels.adjoint.overlap import repeats, share_memory
@@ -103,6 +103,8 @@ class Places:
         # Those to be sorted once one comes that does not lie beyond them all
         self._unsorted: list[Place] = []
         self._low, self._high = _BEYOND, 0
+        # Whether none lies in another's reach, and each has elements
+        self._are_apart = True
 
     def __del__(self) -> None:
         """Let places go at once, not when somebody looks for objects that hold each other."""
@@ -128,6 +130,14 @@ class Places:
             at[k] = self._known.get(found[k].place) or self._new(found[k])
         return at
 
+    def are_apart(self, arrays: Iterable[Description]) -> bool:
+        """Tell whether some arrays are among those that lie here, and of all of these none lies in another's reach."""
+        for found in arrays if self._are_apart else ():
+            place = self._known.get(found.place)
+            if place is None or place.found is not found:
+                return False
+        return self._are_apart
+
     def _new(self, found: Description) -> Place:
         low, high = found.extent
         with self._lock:
@@ -143,6 +153,8 @@ class Places:
                     self._low = low
                 if high > self._high:
                     self._high = high
+            else:
+                self._are_apart = False
             self._known[found.place] = place
         return place
 
@@ -168,5 +180,8 @@ class Places:
         for bits, (starts, places) in self._sorted.items():
             first = bisect.bisect_left(starts, low - (1 << bits))
             near = places[first : bisect.bisect_left(starts, high, first)]
-            sharing += [place for place in near if place.found.extent[1] > low and share_memory(place.found, found)]
+            near = [place for place in near if place.found.extent[1] > low]
+            if near:
+                self._are_apart = False
+                sharing += [place for place in near if share_memory(place.found, found)]
         return sharing

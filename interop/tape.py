@@ -8,7 +8,6 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import os
 import threading
@@ -68,6 +67,7 @@ class _Recording(threading.local):
 _recording = _Recording()
 # What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
 _UNREPEATABLE = (OpaqueEvent, FunctionEvent)
+_places_of = operator.attrgetter("places")
 
 
 class Tape:
@@ -536,10 +536,13 @@ class Tape:
                 "retain_graph=True before"
             )
         seeds = self._seeds(loss, grads)
-        given = itertools.chain(map(operator.itemgetter(0), seeds), map(describe, self._arrays.values()))
-        memory = self._memory = AdjointMemory(map(operator.attrgetter("places"), self._events), given)
-        for found, cotangent in seeds:
-            memory.start(found, cotangent)
+        given = [place.found for place, _ in seeds]
+        given += map(describe, self._arrays.values())
+        memory = self._memory = AdjointMemory(
+            map(_places_of, self._events), given, are_apart=self._places.are_apart(given)
+        )
+        for place, cotangent in seeds:
+            memory.start(place, cotangent)
         self._repeatable = False
         if not retain_graph:
             self._done = True
@@ -585,7 +588,7 @@ class Tape:
                         return False
         return True
 
-    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
+    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Place, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
         seeds += _pairs(grads)
         if loss is None and grads is None:
@@ -597,8 +600,9 @@ class Tape:
         found = []
         for array, value in seeds:
             description = _floating(array)
-            found.append((description, _cotangent(description, value)))
+            cotangent = _cotangent(description, value)
             place, requires_grad = self._places.find(description), _requires_grad(array)
+            found.append((place, cotangent))
             if not (requires_grad or place.meets_varied or (self._has_empty and place.is_empty)):
                 raise NumbridgeError(
                     "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
@@ -615,7 +619,8 @@ class Tape:
                 )
             if requires_grad:
                 self._remember_array(array)
-        self._objects += map(operator.itemgetter(0), seeds)
+        for array, _ in seeds:
+            self._objects.append(array)
         return found
 
     def _taken_gradients(self) -> list[tuple[Any, Any]]:
