@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -116,7 +116,8 @@ class Region:
         if self._lent is not None:
             self.own()
         if self._block is None:
-            self._block = self._zeros(-(-(self.high - self.low) // self.dtype.itemsize))
+            size = -(-(self.high - self.low) // self.dtype.itemsize)
+            self._block = np.zeros(size, self.dtype) if self.ordinal == _HOST else self._device_zeros(size)
         if self.ordinal != _HOST:
             return device_adjoints.like(self._block, found.data - self.low, found)
         if (
@@ -144,14 +145,21 @@ class Region:
             made._block = self._block.copy() if self.ordinal == _HOST else self._block.clone()
         return made
 
-    def _zeros(self, size: int) -> Adjoint:
-        if self.ordinal == _HOST:
-            return np.zeros(size, self.dtype)
+    def _device_zeros(self, size: int) -> Adjoint:
         return device_adjoints.zeros(size, scalars.scalar_of(self.dtype), self.ordinal)
 
 
 class AdjointMemory:
     """The regions of some arrays of floating-point numbers.
+
+    Parameters
+    ----------
+    places : iterable of sequence of Place
+        Where some of them lie.
+    arrays : iterable of Description
+        The others.
+    are_apart : bool
+        Whether no two of them lie in each other's reach: then each has a region of its own, which is made when it is asked for.
 
     Raises
     ------
@@ -159,51 +167,87 @@ class AdjointMemory:
         If arrays of different dtypes, or of the CPU and a CUDA device, may share memory.
     """
 
-    def __init__(self, arrays: Iterable[Description]) -> None:
+    def __init__(
+        self, places: Iterable[Sequence[Place]], arrays: Iterable[Description], *, are_apart: bool = False
+    ) -> None:
         # What has been described once is one object wherever it is met. These are held, so that no other gets the id of one.
-        self._given = {id(found): found for found in arrays}
-        self._regions: list[Region] = []
+        self._places, self._arrays = [*places], [*arrays]
         self._at: dict[int, Region] = {}
+        # All regions, by their first addresses, once somebody has asked for one that only these tell
+        self._sorted: tuple[list[int], list[Region]] | None = None
         self._borrowing: list[Region] = []
+        # Whether a region is large, so that launches may ask which
+        self.has_large = False
+        if not are_apart:
+            self._sort()
+
+    def _sort(self) -> tuple[list[int], list[Region]]:
+        """Find all regions; those that have been made stay."""
+        given = {id(place.found): place.found for places in self._places for place in places}
+        given.update((id(found), found) for found in self._arrays)
+        starts: list[int] = []
+        regions: list[Region] = []
         last: Region | None = None
-        for found in sorted(self._given.values(), key=_extent):
-            (low, high), dtype, ordinal = found.extent, _dtype(found), _ordinal(found)
+        for found in sorted(given.values(), key=_extent):
+            low, high = found.extent
             if last is not None and low < last.high:
-                if last.dtype != dtype:
-                    raise BufferAccessError(
-                        f"arrays of {last.dtype} and {dtype} share memory, through which no gradient can be carried; use "
-                        "arrays of one dtype"
-                    )
-                if last.ordinal != ordinal:
-                    raise BufferAccessError(
-                        "arrays on the CPU and on a CUDA device share memory, through which no gradient can be carried; use "
-                        "arrays on one device"
-                    )
+                _check_alike(last, found)
                 last.high = max(last.high, high)
+                self.has_large |= last.is_large
             elif last is None or high > low or last.low != low:
-                last = Region(low, high, dtype, ordinal)
-                self._regions.append(last)
+                last = self._at.get(id(found)) or self._made(found)
+                regions.append(last)
+                starts.append(low)
             if high > low:
                 self._at[id(found)] = last
-        self._starts = [region.low for region in self._regions]
+        self._sorted = starts, regions
+        return self._sorted
+
+    def _made(self, found: Description) -> Region:
+        low, high = found.extent
+        region = Region(low, high, _dtype_of(found.tag), found.device_id if found.is_on_cuda else _HOST)
+        if high - low >= LARGE:
+            self.has_large = True
+        return region
 
     def region(self, found: Description) -> Region | None:
         """Return the region that an array lies in, or None."""
         known = self._at.get(id(found))
         if known is not None:
             return known
+        starts, regions = self._sorted or self._sort()
         low, high = found.extent
-        place = bisect.bisect_right(self._starts, low) - 1
-        region = self._regions[place] if place >= 0 else None
+        place = bisect.bisect_right(starts, low) - 1
+        region = regions[place] if place >= 0 else None
         if region is None or high > region.high:
             return None
-        return region if (region.dtype, region.ordinal) == (_dtype(found), _ordinal(found)) else None
+        ordinal = found.device_id if found.is_on_cuda else _HOST
+        return region if (region.dtype, region.ordinal) == (_dtype_of(found.tag), ordinal) else None
 
     def at(self, place: Place) -> Region:
         """Return the region of a place, of an array that this was made for."""
-        region = self._at.get(id(place.found)) or self.region(place.found)
-        assert region is not None
+        found = place.found
+        region = self._at.get(id(found))
+        if region is None:
+            if self._sorted is None:
+                region = self._at[id(found)] = self._made(found)
+            else:
+                region = self.region(found)
+                assert region is not None
         return region
+
+    def of_each(self, places: Iterable[Place]) -> list[Region]:
+        """Return the region of each of some places."""
+        known = self._at
+        return [known.get(id(place.found)) or self.at(place) for place in places]
+
+    def parts(self, regions: Iterable[Region], places: Iterable[Place]) -> list[Adjoint]:
+        """Return the adjoint of each of some places, which lie in these regions."""
+        parts = []
+        for region, place in zip(regions, places):  # noqa: B905 - for each a region
+            known = region.parts.get(id(place.found))
+            parts.append(self.part(region, place.found) if known is None else known)
+        return parts
 
     def adjoint(self, place: Place) -> Adjoint:
         """Return the adjoint of a place, of an array that this was made for; the same one every time."""
@@ -214,16 +258,15 @@ class AdjointMemory:
         adjoint = region.parts.get(id(found))
         if adjoint is None:
             adjoint = region.adjoint(found)
-            if id(found) in self._given:
+            if id(found) in self._at:
                 region.parts[id(found)] = adjoint
         return adjoint
 
-    def start(self, found: Description, values: Adjoint) -> None:
+    def start(self, place: Place, values: Adjoint) -> None:
         """Add to the adjoint of an array what a gradient starts from, which must not change before it is owned."""
-        region = self.region(found)
-        assert region is not None
+        found, region = place.found, self.at(place)
         region.reached = True
-        if isinstance(values, np.ndarray) and region.borrow(found, values):
+        if self.has_large and isinstance(values, np.ndarray) and region.borrow(found, values):
             self._borrowing.append(region)
         else:
             add(self.part(region, found), values)
@@ -233,6 +276,21 @@ class AdjointMemory:
         for region in self._borrowing:
             region.own()
         self._borrowing.clear()
+
+
+def _check_alike(region: Region, found: Description) -> None:
+    """Refuse arrays that share a region and cannot share adjoints."""
+    dtype = _dtype_of(found.tag)
+    if region.dtype != dtype:
+        raise BufferAccessError(
+            f"arrays of {region.dtype} and {dtype} share memory, through which no gradient can be carried; use arrays of one "
+            "dtype"
+        )
+    if region.ordinal != (found.device_id if found.is_on_cuda else _HOST):
+        raise BufferAccessError(
+            "arrays on the CPU and on a CUDA device share memory, through which no gradient can be carried; use arrays on one "
+            "device"
+        )
 
 
 def _float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -271,14 +329,6 @@ def is_zero(gradient: Adjoint) -> bool:
 
 
 _extent = operator.attrgetter("extent")
-
-
-def _ordinal(found: Description) -> int:
-    return found.device_id if found.is_on_cuda else _HOST
-
-
-def _dtype(found: Description) -> np.dtype[Any]:
-    return _dtype_of(found.tag)
 
 
 @functools.cache

@@ -338,7 +338,7 @@ class Array:
                     f"NumPy cannot read memory on {self.device}; copy it to the host with its own framework"
                 )
             values = cupy_memory.to_host(self)
-        made: NDArray[Any] = as_records(self, values)
+        made: NDArray[Any] = as_records(self, values) if values.dtype.kind == "u" else values
         return made
 
     def list(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from numbridge.kernels.adjoint.overlap import repeats, share_memory
@@ -19,6 +19,8 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description
 
 __all__ = ["Place", "Places", "has_floats"]
+
+_BEYOND = 1 << 64
 
 
 @functools.cache
@@ -38,10 +40,8 @@ class Place:
     links : list of Place
         The places that share memory with this one, itself among them; none if it has no elements. It only grows, so that
         another thread may be going through it.
-    is_float, is_empty, is_on_cpu, repeats : bool
-        Whether arrays here have gradients; have no elements; lie in the CPU's memory; have elements with several indices.
-    span : (int, int) or None
-        Its first address and its bytes, if nothing lies between its elements.
+    is_float, is_on_cpu, repeats : bool
+        Whether arrays here have gradients; lie in the CPU's memory; have elements with several indices.
     is_varied, meets_varied : bool
         Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
     holder : object
@@ -56,42 +56,28 @@ class Place:
         The checksums that it remembers for adjoints, and for gradients that are carried through.
     """
 
-    __slots__ = (
-        "carried",
-        "checksum",
-        "found",
-        "holder",
-        "is_empty",
-        "is_float",
-        "is_made",
-        "is_on_cpu",
-        "is_varied",
-        "links",
-        "looked_at",
-        "meets_varied",
-        "read",
-        "reads",
-        "repeats",
-        "span",
-    )
+    # Most places never differ from these.
+    holder: Any = None
+    is_varied = meets_varied = is_made = repeats = False
+    checksum, looked_at = 0, -1
+    read: int | None = None
+    carried: int | None = None
 
     def __init__(self, found: Description, links: list[Place]) -> None:
-        low, high = found.extent
-        is_contiguous = found.word & nb.CONTIGUOUS
         self.found = found
         self.links = links
-        self.holder: Any = None
-        self.is_float = has_floats(found.tag)
-        self.is_empty = 0 in found.shape
-        self.span = (low, high - low) if is_contiguous else None
-        self.is_on_cpu = found.device_type == dl.CPU
-        self.repeats = not is_contiguous and repeats(found)
-        self.is_varied = self.is_made = False
-        self.meets_varied = bool(links) and any(other.is_varied for other in links)
         self.reads: list[tuple[int, int]] = []
-        self.checksum, self.looked_at = 0, -1
-        self.read: int | None = None
-        self.carried: int | None = None
+        self.is_float = has_floats(found.tag)
+        self.is_on_cpu = found.device_type == dl.CPU
+        if not found.word & nb.CONTIGUOUS:
+            self.repeats = repeats(found)
+        if links:
+            self.meets_varied = any(other.is_varied for other in links)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether arrays here have no elements."""
+        return 0 in self.found.shape
 
     def meets(self, other: Place) -> bool:
         """Tell whether two places share memory; both must be kept."""
@@ -114,6 +100,11 @@ class Places:
         self._lock = threading.Lock()
         # Bits of the size -> first addresses, sorted, and the places that begin there
         self._sorted: dict[int, tuple[list[int], list[Place]]] = {}
+        # Those to be sorted once one comes that does not lie beyond them all
+        self._unsorted: list[Place] = []
+        self._low, self._high = _BEYOND, 0
+        # Whether none lies in another's reach, and each has elements
+        self._are_apart = True
 
     def __del__(self) -> None:
         """Let places go at once, not when somebody looks for objects that hold each other."""
@@ -132,21 +123,6 @@ class Places:
         """Return where an array lies, which is known from now on."""
         return self._known.get(found.place) or self._new(found)
 
-    def _new(self, found: Description) -> Place:
-        low, high = found.extent
-        with self._lock:
-            place = Place(found, self._sharing(found))
-            if high > low:
-                for other in place.links:
-                    other.links.append(place)
-                place.links.append(place)
-                starts, places = self._sorted.setdefault((high - low).bit_length(), ([], []))
-                position = bisect.bisect_left(starts, low)
-                places.insert(position, place)
-                starts.insert(position, low)
-            self._known[found.place] = place
-        return place
-
     def keep_each(self, found: Sequence[Description], positions: Sequence[int]) -> list[Place | None]:
         """Return where those of some arguments lie that are arrays, as `keep` does."""
         at: list[Place | None] = [None] * len(found)
@@ -154,17 +130,58 @@ class Places:
             at[k] = self._known.get(found[k].place) or self._new(found[k])
         return at
 
+    def are_apart(self, arrays: Iterable[Description]) -> bool:
+        """Tell whether some arrays are among those that lie here, and of all of these none lies in another's reach."""
+        for found in arrays if self._are_apart else ():
+            place = self._known.get(found.place)
+            if place is None or place.found is not found:
+                return False
+        return self._are_apart
+
+    def _new(self, found: Description) -> Place:
+        low, high = found.extent
+        with self._lock:
+            is_beyond = low >= self._high or high <= self._low
+            links = [] if is_beyond else self._sharing(found)
+            place = Place(found, links)
+            if high > low:
+                for other in links:
+                    other.links.append(place)
+                links.append(place)
+                self._unsorted.append(place)
+                if low < self._low:
+                    self._low = low
+                if high > self._high:
+                    self._high = high
+            else:
+                self._are_apart = False
+            self._known[found.place] = place
+        return place
+
+    def _sort(self) -> None:
+        for place in self._unsorted:
+            low, high = place.found.extent
+            starts, places = self._sorted.setdefault((high - low).bit_length(), ([], []))
+            position = bisect.bisect_left(starts, low)
+            places.insert(position, place)
+            starts.insert(position, low)
+        self._unsorted.clear()
+
     def __iter__(self) -> Iterator[Place]:
         """Iterate over the places that are known."""
         return iter(self._known.values())
 
     def _sharing(self, found: Description) -> list[Place]:
         """Return the places that are known and share memory with an array."""
+        if self._unsorted:
+            self._sort()
         low, high = found.extent
         sharing = []
         for bits, (starts, places) in self._sorted.items():
             first = bisect.bisect_left(starts, low - (1 << bits))
-            last = bisect.bisect_left(starts, high, first)
-            near = places[first:last]
-            sharing += [place for place in near if place.found.extent[1] > low and share_memory(place.found, found)]
+            near = places[first : bisect.bisect_left(starts, high, first)]
+            near = [place for place in near if place.found.extent[1] > low]
+            if near:
+                self._are_apart = False
+                sharing += [place for place in near if share_memory(place.found, found)]
         return sharing

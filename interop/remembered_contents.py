@@ -12,6 +12,7 @@ import numpy as np
 
 from numbridge.kernels.adjoint.overlap import on_memory
 from numbridge.kernels.machine import machine
+from numbridge.kernels.native import table_layout as nb
 from numbridge.places import Place
 
 __all__ = ["RememberedContents"]
@@ -43,15 +44,16 @@ class RememberedContents:
 
     def remember_carried(self, places: Iterable[Place], changed: Iterable[Place]) -> None:
         """Remember what places that carry gradients hold after a step, which has changed some."""
+        if not self._watchful:
+            return
         for place in changed:
             for other in place.links:
                 other.looked_at = -1
                 if other.carried is not None:
                     other.carried = self._now(other)
-        if self._watchful:
-            for place in places:
-                if place.carried is None and place.is_on_cpu:
-                    place.carried = self._now(place)
+        for place in places:
+            if place.carried is None and place.is_on_cpu:
+                place.carried = self._now(place)
 
     def renew_carried(self, changed: Place) -> None:
         """Remember what every place that shares memory with one holds now, if it carries a gradient."""
@@ -61,12 +63,12 @@ class RememberedContents:
 
     def changed(self, places: Iterable[Place]) -> list[Place]:
         """Return what shares memory with places, carries a gradient, and does not hold what was remembered."""
-        found: dict[Place, None] = {}
+        found: list[Place] = []
         for place in places:
             for other in place.links:
-                if other.carried is not None and other.carried != self._now(other):
-                    found[other] = None
-        return list(found)
+                if other.carried is not None and other.carried != self._now(other) and other not in found:
+                    found.append(other)
+        return found
 
     def _now(self, place: Place) -> int:
         if place.looked_at != self._round:
@@ -75,9 +77,10 @@ class RememberedContents:
 
 
 def _checksum(place: Place) -> int:
-    if place.span is not None:
-        return machine().checksum(*place.span)  # type: ignore[no-any-return]
     found = place.found
+    if found.word & nb.CONTIGUOUS:
+        low, high = found.extent
+        return machine().checksum(low, high - low)  # type: ignore[no-any-return]
     # An expanded array may be far larger than its memory.
     once = tuple(
         0 if step == 0 and length else slice(None) for step, length in zip(found.strides, found.shape, strict=True)

@@ -12,17 +12,22 @@ import numpy as np
 from numbridge import cupy_memory
 from numbridge.adjoint_memory import Adjoint, AdjointMemory, Region, clear
 from numbridge.array import Array
-from numbridge.gradients import retains_gradient
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.readers import Description, describe
 from numbridge.places import Place, Places
 from numbridge.tape_events import CopyEvent, Event, FunctionEvent, LaunchEvent
 
-__all__ = ["RetainedGradients"]
+__all__ = ["RetainedGradients", "retained_gradients"]
+
+
+def retained_gradients(arrays: Iterable[Array], places: Places, memory: AdjointMemory) -> RetainedGradients | None:
+    """Return the gradients of those of some arrays that retain theirs, or None without any; parameters as of the class."""
+    retained = [array for array in arrays if array._extra is not None and array._extra.retained]
+    return RetainedGradients(retained, places, memory) if retained else None
 
 
 class RetainedGradients:
-    """The gradients of those of some arrays that retain theirs.
+    """The gradients of arrays that retain theirs.
 
     Parameters
     ----------
@@ -36,8 +41,7 @@ class RetainedGradients:
 
     def __init__(self, arrays: Iterable[Array], places: Places, memory: AdjointMemory) -> None:
         self._memory = memory
-        retained = [describe(array) for array in arrays if retains_gradient(array)]
-        self._entries = [_Retained(found, places.find(found)) for found in retained]
+        self._entries = [_Retained(found, places.find(found)) for found in map(describe, arrays)]
 
     def keep_before(self, event: Event) -> None:
         """Keep the gradients of what an event wrote, before it is reversed, unless it was written again later."""

@@ -8,6 +8,7 @@ launch is about to overwrite. Gradients of arrays that require one end in their 
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import threading
 import warnings
@@ -24,9 +25,8 @@ from numbridge.bridge import bridge_for_type
 from numbridge.contents import as_values, copied, moved
 from numbridge.convert import asarray
 from numbridge.element_views import packed
-from numbridge.gradients import existing_gradient, is_required, retains_gradient, root_of
+from numbridge.gradients import existing_gradient, gradient_of, is_required, retains_gradient, root_of
 from numbridge.kernels import watching
-from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.devices import Device
 from numbridge.kernels.element_types.element_arguments import full_shape
@@ -38,7 +38,7 @@ from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.memory import element_of, native, row_of
 from numbridge.places import Place, Places, has_floats
 from numbridge.remembered_contents import RememberedContents
-from numbridge.retained_gradients import RetainedGradients
+from numbridge.retained_gradients import RetainedGradients, retained_gradients
 from numbridge.tape_drawing import Scope, drawn
 from numbridge.tape_events import (
     CopyEvent,
@@ -56,9 +56,18 @@ from numbridge.tape_launches import Signature, has_moved, meet, reverse_launch, 
 
 __all__ = ["Gradients", "Tape", "scope"]
 
-_recording = threading.local()
+
+class _Recording(threading.local):
+    """The tapes that a thread has entered, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Tape] = []
+
+
+_recording = _Recording()
 # What is done anew each time, so that a tape with it has no adjoint to be run once more at another point
 _UNREPEATABLE = (OpaqueEvent, FunctionEvent)
+_places_of = operator.attrgetter("places")
 
 
 class Tape:
@@ -91,25 +100,26 @@ class Tape:
     [2.0, 4.0, 6.0]
     """
 
+    # Of the thread that entered it; whether it is the innermost there
+    _thread: int | None = None
+    _is_innermost = False
+    # Whether arrays without elements are varied: then every one counts, since they have no memory to be known by.
+    _has_empty = False
+    # Whether backward has let go of what the tape protected, and whether it may run again all the same
+    _done = _repeatable = False
+    _kept = 0
+    _memory: AdjointMemory | None = None
+    _retained: RetainedGradients | None = None
+
     def __init__(self, check_contents: bool = True) -> None:
         self._events: list[Event] = []
         self._places = Places()
-        # Whether arrays without elements are varied: then every one counts, since they have no memory to be known by.
-        self._has_empty = False
         self._arrays: dict[int, Array] = {}
         self._objects: list[Any] = []
         # Those of them on which a framework's own gradient would have gone on to what they were made of
         self._ends: list[Array] = []
-        self._memory: AdjointMemory | None = None
-        self._retained: RetainedGradients | None = None
         self._check_contents = check_contents
         self._contents = RememberedContents(watchful=check_contents)
-        # Of the thread that entered it; whether it is the innermost there
-        self._thread: int | None = None
-        self._is_innermost = False
-        # Whether backward has let go of what the tape protected, and whether it may run again all the same
-        self._done = self._repeatable = False
-        self._kept = 0
         self._scopes: list[Scope] = []
 
     def __reduce__(self) -> NoReturn:
@@ -125,7 +135,7 @@ class Tape:
         if self._done:
             self._forget()
         native()
-        stack = _stack()
+        stack = _recording.stack
         if self in stack:
             raise NumbridgeError("this tape records already; use another one")
         if stack:
@@ -140,7 +150,7 @@ class Tape:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Record no more; what has been recorded is still protected from being overwritten."""
-        stack = _stack()
+        stack = _recording.stack
         stack.remove(self)
         self._thread, self._is_innermost = None, False
         if stack:
@@ -166,7 +176,7 @@ class Tape:
             return None
         at = self._places.keep_each(found, signature.arrays)
         event = self._event(signature, geometry, arguments, at)
-        changed: list[Place] = [at[k] for k in signature.written]  # type: ignore[misc]
+        changed: list[Place] = [*map(at.__getitem__, signature.written)]  # type: ignore[list-item]
         for place in changed:
             self._keep_before(place)
             place.is_made = True
@@ -184,6 +194,7 @@ class Tape:
         """Record a launch that has run, or has raised and may have written a part."""
         if has_raised:
             event = OpaqueEvent([place for place in changed if place.is_float], f"kernel {kernel.name!r}, which raised")
+        number = len(self._events)
         self._events.append(event)
         self._contents.remember_carried(event.places, changed)
         if isinstance(event, LaunchEvent):
@@ -191,9 +202,9 @@ class Tape:
                 place = event.at[k]
                 assert place is not None
                 self._contents.remember_read(place)
-                place.reads.append((len(self._events) - 1, k))
+                place.reads.append((number, k))
         for place in changed:
-            if place.is_float:
+            if place.is_float and not place.is_varied:
                 self._note_varied(place)
 
     def _refuse_gradients(self, changed: Sequence[Place], before: str) -> None:
@@ -216,13 +227,15 @@ class Tape:
         if not active:
             return None
         kernel, is_recorded = signature.kernel, watching.is_recorded()
-        is_derivative = isinstance(kernel, Derivative)
+        is_derivative = signature.is_derivative
         if is_derivative and not is_recorded:
             return None
         self._objects += arguments
         for k in signature.arrays:
-            _hold(at[k], arguments[k])
-        if is_derivative or not is_recorded or not kernel.options.get("enable_backward", True):
+            place: Place = at[k]  # type: ignore[assignment]
+            if place.holder is None:
+                place.holder = arguments[k] if type(arguments[k]) is Array else native().capture(arguments[k])
+        if not (is_recorded and signature.is_differentiable):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
         if meet(at, signature.pairs):
@@ -239,7 +252,7 @@ class Tape:
         Without anything on which a gradient depends there are none.
         """
         active, required, is_varied = [], [], False
-        for k in signature.arrays:
+        for k, is_written in signature.are_written:
             place = at[k]
             if place.is_float:
                 if _requires_grad(arguments[k]):
@@ -247,7 +260,7 @@ class Tape:
                     is_varied = True
                 elif place.meets_varied or (self._has_empty and place.is_empty):
                     is_varied = True
-                elif k not in signature.written:
+                elif not is_written:
                     continue
                 active.append(k)
         return (tuple(active) if is_varied else ()), required
@@ -334,7 +347,8 @@ class Tape:
 
     def _note_varied(self, place: Place) -> None:
         place.vary()
-        self._has_empty |= place.is_empty
+        if place.is_empty:
+            self._has_empty = True
 
     def _remember_array(self, argument: Any) -> None:
         """Remember an array that requires a gradient, which will be added to its own."""
@@ -522,28 +536,28 @@ class Tape:
                 "retain_graph=True before"
             )
         seeds = self._seeds(loss, grads)
+        given = [place.found for place, _ in seeds]
+        given += map(describe, self._arrays.values())
         memory = self._memory = AdjointMemory(
-            [
-                *[place.found for event in self._events for place in event.places],
-                *[found for found, _ in seeds],
-                *map(describe, self._arrays.values()),
-            ]
+            map(_places_of, self._events), given, are_apart=self._places.are_apart(given)
         )
-        for found, cotangent in seeds:
-            memory.start(found, cotangent)
+        for place, cotangent in seeds:
+            memory.start(place, cotangent)
         self._repeatable = False
         if not retain_graph:
             self._done = True
             watching.unwatch(self)
         self._contents.look_again()
-        retained = self._retained = RetainedGradients(self._arrays.values(), self._places, memory)
+        retained = self._retained = retained_gradients(self._arrays.values(), self._places, memory)
         try:
-            for event in reversed(self._events):
-                retained.keep_before(event)
-                if isinstance(event, LaunchEvent):
-                    reverse_launch(event, memory, self._contents)
-                else:
-                    self._reverse(event, memory)
+            with watching.unrecorded():
+                for event in reversed(self._events):
+                    if retained is not None:
+                        retained.keep_before(event)
+                    if type(event) is LaunchEvent:
+                        reverse_launch(event, memory, self._contents)
+                    else:
+                        self._reverse(event, memory)
         finally:
             memory.own()
         self._repeatable = self._reads_only_given()
@@ -562,11 +576,19 @@ class Tape:
 
     def _reads_only_given(self) -> bool:
         """Tell whether no adjoint reads what was made while recording, so that other contents only mean another point."""
-        if self._kept or [event for event in self._events if isinstance(event, _UNREPEATABLE)]:
+        if self._kept:
             return False
-        return not [other for place in self._places if place.reads for other in place.links if other.is_made]
+        for event in self._events:
+            if type(event) is not LaunchEvent and isinstance(event, _UNREPEATABLE):
+                return False
+        for place in self._places:
+            if place.reads:
+                for other in place.links:
+                    if other.is_made:
+                        return False
+        return True
 
-    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Description, Any]]:
+    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Place, Any]]:
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
         seeds += _pairs(grads)
         if loss is None and grads is None:
@@ -575,10 +597,13 @@ class Tape:
             raise NumbridgeValueError(
                 "backward needs a loss, or grads={array: gradient}, or an array that was written and has a grad other than zero"
             )
-        found = [(description := _floating(array), _cotangent(description, value)) for array, value in seeds]
-        for (array, _), (description, _) in zip(seeds, found, strict=True):
-            place = self._places.find(description)
-            if not self._is_varied(array, place):
+        found = []
+        for array, value in seeds:
+            description = _floating(array)
+            cotangent = _cotangent(description, value)
+            place, requires_grad = self._places.find(description), _requires_grad(array)
+            found.append((place, cotangent))
+            if not (requires_grad or place.meets_varied or (self._has_empty and place.is_empty)):
                 raise NumbridgeError(
                     "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
                     "one, so every gradient would be zero; launch in the with block, on arrays with requires_grad=True, and "
@@ -592,9 +617,10 @@ class Tape:
                     "that it has recorded has read or written it; pass what a launch in its with block wrote, or call backward "
                     "of the tape that recorded that launch"
                 )
-            if _requires_grad(array):
+            if requires_grad:
                 self._remember_array(array)
-        self._objects += [array for array, _ in seeds]
+        for array, _ in seeds:
+            self._objects.append(array)
         return found
 
     def _taken_gradients(self) -> list[tuple[Any, Any]]:
@@ -613,14 +639,15 @@ class Tape:
             check_opaque(event, memory)
         elif isinstance(event, FunctionEvent):
             memory.own()
-            reverse_function(event, memory)
+            with watching.recorded():
+                reverse_function(event, memory)
             self._contents.look_again()
         elif isinstance(event, FillEvent):
             clear(memory.adjoint(event.places[0]))
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
 
-    def _deposit(self, memory: AdjointMemory, retained: RetainedGradients) -> None:
+    def _deposit(self, memory: AdjointMemory, retained: RetainedGradients | None) -> None:
         """Add the adjoints of arrays that require a gradient to their gradients."""
         reached: list[tuple[Array, Description, Region]] = []
         for array in self._arrays.values():
@@ -628,26 +655,30 @@ class Tape:
             region = memory.region(found)
             if region is not None and region.reached:
                 reached.append((array, found, region))
-        for array, _, _ in reached:
-            room = None if array._source is None else bridge_for_type(type(array._source))
-            if room is not None:
-                room.check_deposit(array._source)
+                room = None if array._source is None else bridge_for_type(type(array._source))
+                if room is not None:
+                    room.check_deposit(array._source)
+        if self._ends:
+            self._warn_of_ends(reached)
+        for array, found, region in reached:
+            gradient = gradient_of(array, create=is_required(array))
+            if gradient is not None:
+                kept = None if retained is None else retained.part(found)
+                more = memory.part(region, found) if kept is None else kept
+                add(gradient if found.is_on_cuda else gradient.numpy(), more)
+
+    def _warn_of_ends(self, reached: Sequence[tuple[Array, Description, Region]]) -> None:
+        """Say that a gradient ends at a tensor that is no leaf, unless it is a view of a leaf whose gradient it is."""
         ends = {id(array) for array in self._ends}
-        leaves = [found for array, found, _ in reached if id(array) not in ends] if ends else []
-        if ends and any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
+        leaves = [found for array, found, _ in reached if id(array) not in ends]
+        if any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
             warnings.warn(
                 "backward: the gradient of a tensor that is no leaf stays in tape.gradients[tensor], and does not flow to what "
                 "the tensor was made of; pass it to the tensor's own backward, or make an operator of the kernel (nb.torch_op, "
                 "nb.paddle_op), or pass tensor.detach()",
                 NumbridgeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        for array, found, region in reached:
-            gradient = array.grad
-            if gradient is not None:
-                kept = retained.part(found)
-                more = memory.part(region, found) if kept is None else kept
-                add(gradient if found.is_on_cuda else gradient.numpy(), more)
 
     @property
     def gradients(self) -> Gradients:
@@ -672,16 +703,16 @@ class Tape:
 
     def _forget(self) -> None:
         watching.unwatch(self)
-        thread, is_innermost = self._thread, self._is_innermost
+        self._has_empty = self._done = self._repeatable = False
+        self._kept, self._memory, self._retained = 0, None, None
         self.__init__(self._check_contents)  # type: ignore[misc]
-        self._thread, self._is_innermost = thread, is_innermost
-        if thread is not None:
+        if self._thread is not None:
             watching.watch(self)
 
 
-def _hold(place: Place | None, argument: Any) -> None:
+def _hold(place: Place, argument: Any) -> None:
     """Hold the memory that is recorded: its checksum is looked at also when a tensor has been given other memory."""
-    if place is not None and place.holder is None:
+    if place.holder is None:
         place.holder = argument if type(argument) is Array else native().capture(argument)
 
 
@@ -726,7 +757,7 @@ def _labelled(labels: Any) -> list[tuple[Any, Any]]:
 
 def scope(name: str) -> Callable[[], None]:
     """Begin a scope of the tape that records what this thread does, if there is one; return what ends it."""
-    tape = next(reversed(_stack()), None)
+    tape = next(reversed(_recording.stack), None)
     if tape is None:
         return lambda: None
     tape.record_scope_begin(name)
@@ -739,16 +770,9 @@ def scope(name: str) -> Callable[[], None]:
     return end
 
 
-def _stack() -> list[Tape]:
-    found: list[Tape] | None = getattr(_recording, "stack", None)
-    if found is None:
-        found = _recording.stack = []
-    return found
-
-
 def _requires_grad(argument: Any) -> bool:
-    if isinstance(argument, Array):
-        return is_required(argument)
+    if type(argument) is Array:
+        return (argument._extra is not None or argument._source is not None) and is_required(argument)
     room = bridge_for_type(type(argument))
     return room is not None and room.requires_grad_of(argument)
 
@@ -803,7 +827,7 @@ def _one_element(loss: Any) -> tuple[int, ...]:
 
 
 def _cotangent(found: Description, value: Any) -> Any:
-    wanted = full_shape(found)
+    wanted = found.shape if found.element is None else full_shape(found)
     if found.is_on_cuda:
         values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
     elif type(value) is Array:

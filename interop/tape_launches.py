@@ -12,7 +12,6 @@ from typing import Any
 
 from numbridge.adjoint_memory import AdjointMemory, Region
 from numbridge.array import Array
-from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.errors import BufferAccessError, NumbridgeError
@@ -39,8 +38,12 @@ class Signature:
     ----------
     arrays, written : tuple of int
         The parameters that are arrays, and those of them that the kernel writes.
+    are_written : tuple of (int, bool)
+        The former, and whether they are of the latter.
     pairs : tuple of (int, int)
         The arrays of which one is written, which may not share memory.
+    is_derivative, is_differentiable : bool
+        Whether the kernel is one that carries gradients itself; and whether gradients pass it.
     """
 
     def __init__(self, kernel: Kernel, types: Sequence[ParameterType], weak: str) -> None:
@@ -49,8 +52,11 @@ class Signature:
         self.names = tuple(parameter.name for parameter in kernel.parameters)
         self.arrays = tuple(k for k, kind in enumerate(types) if isinstance(kind, ArrayType))
         self.written = tuple(k for k in self.arrays if getattr(types[k], "written", False))
+        self.are_written = tuple((k, k in self.written) for k in self.arrays)
         pairs = [(a, b) for a in self.arrays for b in self.arrays if a < b]
         self.pairs = tuple((a, b) for a, b in pairs if a in self.written or b in self.written)
+        self.is_derivative = isinstance(kernel, Derivative)
+        self.is_differentiable = not self.is_derivative and kernel.options.get("enable_backward", True)
         self._recipes: dict[tuple[int, ...], Recipe] = {}
 
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
@@ -82,6 +88,8 @@ class Recipe:
         The parameters with an adjoint.
     written : tuple of int
         Which of the active ones the kernel writes, as positions among these.
+    pairs : tuple of (int, int)
+        Those of the others, as such positions, which may share memory.
     reads, snapshot : frozenset of int
         The parameters whose contents the adjoint reads; and those of them that the launch itself changes first.
     dependencies : tuple of Dependency
@@ -92,8 +100,9 @@ class Recipe:
         self.signature, self.active = signature, active
         self.adjoint = signature.kernel.adjoint([signature.names[k] for k in active])
         self.written = tuple(n for n, k in enumerate(active) if k in signature.written)
-        count = len(active)
-        self.pairs = tuple((a, b) for a in range(count) for b in range(a + 1, count))
+        # Recording has refused what is written and shares memory.
+        read = [n for n in range(len(active)) if n not in self.written]
+        self.pairs = tuple((a, b) for a in read for b in read if a < b)
         plan, dependencies = self.adjoint.planned(signature.types, signature.weak)
         self.reads = frozenset(map(signature.names.index, plan.reads))
         self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
@@ -137,7 +146,7 @@ class Recipe:
 
 def signature_of(kernel: Kernel, types: Sequence[ParameterType], weak: str) -> Signature:
     """Return the signature of a launch that is about to run; a variant's types are always the same object."""
-    recorded = variants_of(kernel).recorded
+    recorded = kernel.variants.recorded
     known: Signature | None = recorded.get(id(types))
     if known is None or known.types is not types or known.weak != weak:
         if len(recorded) >= _MAX_SIGNATURES:
@@ -156,33 +165,32 @@ def why_opaque(kernel: Kernel, is_recorded: bool) -> str:
 
 
 def reverse_launch(event: LaunchEvent, memory: AdjointMemory, contents: RememberedContents) -> None:
-    """Carry the gradients of what a launch wrote to what it read."""
+    """Carry the gradients of what a launch wrote to what it read; nobody may record that."""
     recipe = event.recipe
-    regions = [memory.at(place) for place in event.places]
-    if not [n for n in recipe.written if regions[n].reached]:
+    regions = memory.of_each(event.places)
+    for n in recipe.written:
+        if regions[n].reached:
+            break
+    else:
         return
     way = _check_unchanged(event, contents)
-    with watching.unrecorded():
-        try:
-            _launch_adjoint(event, regions, memory, way)
-        except BufferAccessError:
-            _refuse_repeated(event)
-            raise
+    try:
+        sparing = _sparing(event, regions) if way == "apart" and memory.has_large else None
+        if sparing is not None:
+            reverse_sparingly(sparing, recipe.run(event.geometry, "sparing"), event, regions, memory)
+        else:
+            recipe.run(event.geometry, way)(*event.arguments, *memory.parts(regions, event.places))
+    except BufferAccessError:
+        _refuse_repeated(event)
+        raise
     for region in regions:
         region.reached = True
 
 
-def _launch_adjoint(event: LaunchEvent, regions: Sequence[Region], memory: AdjointMemory, way: str) -> None:
-    recipe = event.recipe
-    sparing = recipe.sparing if way == "apart" and [region for region in regions if region.is_large] else None
-    if sparing is not None and sparing.fits(event, regions):
-        reverse_sparingly(sparing, recipe.run(event.geometry, "sparing"), event, regions, memory)
-        return
-    run = recipe.run(event.geometry, way)
-    run(
-        *event.arguments,
-        *[memory.part(region, place.found) for region, place in zip(regions, event.places, strict=True)],
-    )
+def _sparing(event: LaunchEvent, regions: Sequence[Region]) -> SparingAdjoint | None:
+    """Return the sparing adjoint of a launch on large arrays, if it fits."""
+    sparing = event.recipe.sparing if [region for region in regions if region.is_large] else None
+    return sparing if sparing is not None and sparing.fits(event, regions) else None
 
 
 def _refuse_repeated(event: LaunchEvent) -> None:
@@ -203,25 +211,31 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     if event.dependencies:
         check_unchanged(f"backward through kernel {signature.kernel.name!r}", event.dependencies)
     arguments, at, reads = event.arguments, event.at, event.reads
-    moved = [k for k in signature.arrays if has_moved(arguments[k], at[k])]
-    for k in moved:
-        if k in reads:
+    is_checked = False
+    for k in signature.arrays:
+        argument = arguments[k]
+        if (type(argument) is not Array or argument._source is not None) and has_moved(argument, at[k]):
+            if k in reads:
+                raise NumbridgeError(
+                    f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been "
+                    "given other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), "
+                    "or record again"
+                )
+            is_checked = True
+    for k in (*event.lost, *sorted(reads)):
+        if k in event.lost or not contents.holds_read(at[k]):  # type: ignore[arg-type]
             raise NumbridgeError(
-                f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been given "
-                "other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), or record "
-                "again"
+                f"backward: parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been changed since the "
+                "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a "
+                "copy"
             )
-    changed = [*event.lost, *[k for k in sorted(reads) if not contents.holds_read(at[k])]]  # type: ignore[arg-type]
-    if changed:
-        raise NumbridgeError(
-            f"backward: parameter {signature.names[changed[0]]!r} of kernel {signature.kernel.name!r} has been changed since the "
-            "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a copy"
-        )
-    repeated = [place for place in event.places if place.repeats]
-    if moved or repeated:
+    for place in event.places:
+        if place.repeats:
+            is_checked = True
+    if is_checked:
         return "checked"
     # Adjoints lie like their arrays, in memory of their own: nothing else can be wrong with them.
-    return "together" if meet(event.places, event.recipe.pairs) else "apart"
+    return "together" if event.recipe.pairs and meet(event.places, event.recipe.pairs) else "apart"
 
 
 def meet(at: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -101,6 +101,7 @@ class _Road:
     def __init__(self, kernel: Kernel, geometry: Geometry) -> None:
         self.kernel = kernel
         self.geometry, self.place = geometry, geometry.place
+        self._total = math.prod(geometry.dims)
         self.variants = variants_of(kernel)
         self._table, self._threads = self.variants.table(self.place), kernel.source.threads
         self.launcher = self._builtin(0, self.slow)
@@ -118,21 +119,22 @@ class _Road:
 
     def slow(self, *arguments: Any) -> None:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
-        self._check_threads()
+        if self.kernel.source.threads != self._threads:
+            self._refuse_threads()
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
         for argument in arguments:
-            record = getattr(type(argument), "__record_launch__", None)
+            record = _taking_over(type(argument))
             if record is not None:
                 record(self.kernel, self.geometry, arguments)
                 return
-        found = [describe(argument) for argument in arguments]
+        found = [*map(describe, arguments)]
         if self.place.device is None and not _has_array(found):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
             here = replace(self.place, device=get_device())
             launcher(self.kernel, replace(self.geometry, place=here))(*arguments)
             return
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
-        if variant.device.is_cpu and math.prod(self.geometry.dims) >= variant.serial_below:
+        if self._total >= variant.threads_from:
             start_threads()
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
@@ -153,16 +155,15 @@ class _Road:
             self.variants.specialise(arguments, self.place)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
 
-    def _check_threads(self) -> None:
+    def _refuse_threads(self) -> NoReturn:
         """Refuse to launch a kernel that has become one of other thread indices, or that asks for its block now."""
-        if self.kernel.source.threads != self._threads:
-            if self.place.form == "masked":
-                dimensions(self.kernel, self.geometry.dims)
-            raise NumbridgeError(
-                f"kernel {self.kernel.name!r}: something that it reads has changed, and it takes its threads' places in another "
-                "way than when this launch was prepared; prepare it again, with forall, kernel[blocks, threads], a recorded "
-                "launch or an operator"
-            )
+        if self.place.form == "masked":
+            dimensions(self.kernel, self.geometry.dims)
+        raise NumbridgeError(
+            f"kernel {self.kernel.name!r}: something that it reads has changed, and it takes its threads' places in another "
+            "way than when this launch was prepared; prepare it again, with forall, kernel[blocks, threads], a recorded "
+            "launch or an operator"
+        )
 
     def failed(self, *arguments: Any) -> None:
         """Say that a kernel ended with an exception of its own."""
@@ -203,6 +204,14 @@ def _raises(kernel: Kernel, error: BaseException | None) -> str:
     places = raised_at([(f, node) for f in functions for node in f.nodes if may_raise(node)], error)
     one = "; it may do so here" if places else ""
     return "".join([one, *(f"\n  {function.excerpt(node)}" for function, node in places)])
+
+
+def _taken_over(kind: type) -> Any:
+    """Return what takes over a launch on an argument of a class, or None."""
+    return getattr(kind, "__record_launch__", None)
+
+
+_taking_over: Callable[[type], Any] = functools.cache(_taken_over)
 
 
 def _has_array(found: Sequence[Description]) -> bool:
@@ -564,8 +573,11 @@ def launch(
 
 
 def _missed_by_front(kernel: Kernel, extents: Any, block_dim: Any, device: Any, *arguments: Any) -> None:
-    """Launch on arguments that compiled code does not know."""
-    remembered(kernel, extents, block_dim, device=None if device is None else get_device(device))(*arguments)
+    """Launch on arguments that compiled code does not know, or on any while somebody watches; extents and block are plain."""
+    known = _recalled(kernel, block_dim, extents) if device is None else None
+    if known is None:
+        known = remembered(kernel, extents, block_dim, device=None if device is None else get_device(device))
+    known(*arguments)
 
 
 # Compiled code compares the names of arguments by identity: those in calls, as these, are interned.

@@ -269,7 +269,7 @@ class Machine:
 
     def set_watched(self, watched: bool) -> None:
         """Say whether somebody must be told of every launch."""
-        self._set(nb.STATE_WATCHED, int(watched))
+        self.state[nb.STATE_WATCHED // 8] = watched
 
     def set_lender(self, lender: Callable[[Any], None]) -> None:
         """Name the function that is told of each read-only array before compiled code hands it on."""

@@ -50,6 +50,7 @@ _BY_INTERFACE = "array interface"
 _lock = threading.RLock()
 _readers: dict[type, Reader] = {}
 _described: dict[tuple[Any, ...], Description] = {}
+_looks: dict[tuple[Any, ...], object] = {}
 _resolvers: list[Callable[[type], Reader | None]] = []
 
 
@@ -226,9 +227,14 @@ class Description:
         return self.data, self.shape, self.strides, self.tag
 
     @_once
-    def look(self) -> tuple[Any, ...]:
-        """What checks of an argument look at: everything but its address, unless a framework is asked too."""
-        return self.word, self.shape, self.strides, self.device_id
+    def look(self) -> object:
+        """Stands for what checks of an argument look at: everything but its address, unless a framework is asked too.
+
+        One object for all that look alike, which is looked up by in less time than what it stands for.
+        """
+        if len(_looks) >= _MAX_DESCRIBED:
+            _looks.clear()
+        return _looks.setdefault((self.word, self.shape, self.strides, self.device_id), object())
 
     def has(self, bit: int) -> bool:
         """Tell whether a bit of the word is set."""
@@ -259,10 +265,25 @@ def reader_of(obj: Any) -> Reader:
 
 def describe(obj: Any) -> Description:
     """Return what compiled code reads from `obj`, registering its type if it is new."""
+    # What has been said before keeps what has been derived from it. Of a type that is new nothing is read.
+    found = _described.get(_read(obj))
+    return found if found is not None and found.word else _described_anew(obj)
+
+
+def _read_first(obj: Any) -> Any:
+    """Find compiled code, and read an object with it; everything else is read by that alone."""
+    global _read  # noqa: PLW0603 - there is one, once it has been compiled
+    _read = machine().describe
+    return _read(obj)
+
+
+_read: Callable[[Any], Any] = _read_first
+
+
+def _described_anew(obj: Any) -> Description:
     if type(obj) not in _readers:
         reader_of(obj)
-    read = machine().describe(obj)
-    # What has been said before keeps what has been derived from it.
+    read = _read(obj)
     found = _described.get(read)
     if found is None:
         if len(_described) >= _MAX_DESCRIBED:

@@ -9,6 +9,8 @@ specialisation exists, comparing words is all that a launch needs.
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,6 +69,7 @@ _BRIEF_BELOW = 1 << 10
 # How often a thread with a loop is taken to add to elements.
 _ADDITIONS_WITH_LOOP = 16
 _MAX_CHECKED = 256
+_look = operator.attrgetter("look")
 
 _Types = tuple[tuple[ParameterType, ...], str]
 
@@ -159,6 +162,16 @@ class Variant:
         """With fewer threads than this, a launch on the CPU runs on the calling thread."""
         return _SERIAL_BELOW_WITH_LOOP if self.has_loop or self.strides else _SERIAL_BELOW
 
+    @functools.cached_property
+    def types(self) -> _Types:
+        """The parameters' types, with that of floating literals."""
+        return self.parameters, self.weak_float
+
+    @functools.cached_property
+    def threads_from(self) -> float:
+        """From how many threads on a launch wants the threading layer, which serves the CPU alone."""
+        return self.serial_below if self.device.is_cpu else math.inf
+
     @property
     def brief_below(self) -> int:
         """With fewer threads than this, a launch on the CPU keeps the GIL."""
@@ -207,13 +220,12 @@ class Variants:
 
     def checked(self, found: Sequence[Description], place: Place) -> Variant | None:
         """Return the variant that arguments like these were checked for, or None; a number may still not fit."""
-        with self._lock:
-            if self._dependencies != ():
-                self._forget_old_globals()
-            variant = self._checked.get((place.key, *[d.look for d in found]))
-            if variant is not None:
-                self.last = variant.parameters, variant.weak_float
-            return variant
+        if self._dependencies != ():
+            self.refresh()
+        variant = self._checked.get((place.key, *map(_look, found)))
+        if variant is not None:
+            self.last = variant.types
+        return variant
 
     def specialise(self, arguments: Sequence[Any], place: Place = MASKED) -> Variant:
         """Make the compiled entry recognise these arguments, and return the variant that they run.
@@ -238,7 +250,7 @@ class Variants:
             if not any(d.is_element or d.kind == 0 or d.has(nb.GUARDED | nb.UNSURE) for d in found):
                 if len(self._checked) >= _MAX_CHECKED:
                     self._checked.clear()
-                self._checked[place.key, *[d.look for d in found]] = variant
+                self._checked[place.key, *map(_look, found)] = variant
             return variant
 
     def variant_of(self, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

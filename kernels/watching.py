@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.parameter_types import ParameterType
     from numbridge.kernels.readers import Description
 
-__all__ = ["Watcher", "announce", "is_recorded", "is_watched", "unrecorded", "unwatch", "watch", "watchers"]
+__all__ = ["Watcher", "announce", "is_recorded", "is_watched", "recorded", "unrecorded", "unwatch", "watch", "watchers"]
 
 _lock = threading.Lock()
 _watchers: list[weakref.ref[Any]] = []
@@ -46,24 +46,19 @@ class Watcher(Protocol):
 def watch(watcher: Watcher) -> None:
     """Tell a watcher of every launch from now on."""
     with _lock:
-        _keep([*_others(watcher), weakref.ref(watcher)])
+        _watchers[:] = [*_others(watcher), weakref.ref(watcher)]
+        machine().set_watched(True)
 
 
 def unwatch(watcher: Watcher) -> None:
     """Tell a watcher of no more launches."""
     with _lock:
-        _keep(_others(watcher))
+        _watchers[:] = _others(watcher)
+        machine().set_watched(bool(_watchers))
 
 
-def _others(watcher: Watcher) -> list[weakref.ref[Any]]:
-    if not _watchers:
-        return []
-    return [known for known in _watchers if known() not in (None, watcher)]
-
-
-def _keep(known: Sequence[weakref.ref[Any]]) -> None:
-    _watchers[:] = known
-    machine().set_watched(bool(known))
+def _others(watcher: Watcher | None) -> list[weakref.ref[Any]]:
+    return [known for known in _watchers if known() not in (None, watcher)] if _watchers else []
 
 
 def is_watched() -> bool:
@@ -80,7 +75,8 @@ def watchers() -> list[Any]:
             found.append(watcher)
     if not found:
         with _lock:
-            _keep([known for known in _watchers if known() is not None])
+            _watchers[:] = _others(None)
+            machine().set_watched(bool(_watchers))
     return found
 
 
@@ -93,15 +89,23 @@ class unrecorded:  # noqa: N801 - a function in all but speed
     """Launch without being recorded; what is overwritten is still kept."""
 
     __slots__ = ("_before",)
+    _is_said = True
 
     def __enter__(self) -> None:
-        """Record no launches of this thread from here on."""
+        """Record no launches of this thread from here on; or do, for `recorded`."""
         self._before = getattr(_local, "unrecorded", False)
-        _local.unrecorded = True
+        _local.unrecorded = self._is_said
 
     def __exit__(self, *raised: object) -> None:
         """Go on as before."""
         _local.unrecorded = self._before
+
+
+class recorded(unrecorded):  # noqa: N801 - as above
+    """Launch as a user does, in the midst of what is not recorded."""
+
+    __slots__ = ()
+    _is_said = False
 
 
 def announce(
@@ -113,8 +117,8 @@ def announce(
     found: Sequence[Description],
 ) -> list[Callable[..., None]]:
     """Tell everybody of a launch, and what its arguments are; return what to do once it has run: see `Watcher`."""
-    told = []
-    for watcher in watchers():
+    told: list[Callable[..., None]] = []
+    for watcher in watchers() if _watchers else ():
         action = watcher.launching(kernel, geometry, arguments, types, weak, found)
         if action is not None:
             told.append(action)

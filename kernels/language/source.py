@@ -253,6 +253,11 @@ class FunctionSource:
     @property
     def threads(self) -> Threads:
         """What the program asks of threads: the three properties above."""
+        known = self._known.get("threads")
+        # Every launch asks that a compiled one does not answer; most programs read nothing that changes.
+        if known is not None and not known[0]:
+            held: Threads = known[1]
+            return held
         return self.found("threads", lambda: _threads_of(Program(self)), Dependency.names_same)
 
     def found(self, what: Hashable, find: Callable[[], _Found], holds: Callable[[Dependency], bool]) -> _Found:

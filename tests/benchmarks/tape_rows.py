@@ -55,8 +55,8 @@ def _peers_chain(count: int, size: int) -> Callable[[], None]:
 def chains(bench: Any) -> None:
     """Compare chains of launches, of small arrays and of large ones, with and without a look at contents."""
     for count, size, limits in (
-        (1, SIZE, (1.6, 1.6)),
-        (LAUNCHES, SIZE, (1.3, 1.2)),
+        (1, SIZE, (1.2, 1.2)),
+        (LAUNCHES, SIZE, (1.0, 0.9)),
         (10, LARGE, (None, None)),
     ):
         for check_contents, limit in zip((True, False), limits, strict=True):

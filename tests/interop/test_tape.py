@@ -650,6 +650,25 @@ def test_a_tape_that_is_dropped_lets_everything_go_at_once():
         gc.enable()
 
 
+def test_what_a_step_of_ones_own_launches_another_tape_records():
+    x, y, z = leaf(1, 2, 3), fresh(), fresh()
+
+    def back():
+        nb.launch(square, 3, [x], [z])
+
+    with nb.Tape() as inner:
+        nb.launch(square, 3, [x], [y])
+        inner.record_func(back, [y])
+        nb.launch(square, 3, [x], [fresh()])
+    with nb.Tape() as outer:
+        inner.backward(grads={y: np.ones(3)})
+    inner_gradient = x.grad.numpy().copy()
+    outer.backward(grads={z: np.ones(3)})
+    assert np.array_equal(x.grad.numpy() - inner_gradient, 2 * x.numpy())
+    # The adjoints of the launches are no part of it.
+    assert outer.visualize().count("shape=box") == 1
+
+
 def test_record_func():
     x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
 

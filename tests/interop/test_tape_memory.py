@@ -421,3 +421,42 @@ def test_random_tapes_are_spared_something(all_are_large):
     for seed in range(20):
         program(seed)
     assert len(all_are_large) > 10
+
+
+def test_arrays_that_are_apart_have_gradients_and_their_views_too():
+    x, y, z, unread = leaf(4), fresh(4), fresh(4), leaf(4)
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+        nb.launch(square, 4, [unread], [z])
+    tape.backward(grads={y: np.arange(4.0)})
+    assert x.grad.list() == tape.gradients[x].list() == [0, 4, 12, 24]
+    assert tape.gradients[x[1:3]].list() == [4, 12] and tape.gradients[x[::-2]].list() == [24, 4]
+    # To what no gradient has come one may be asked for all the same; on what the tape does not know there is none.
+    assert tape.gradients[unread].list() == tape.gradients[z[:4]].list() == [0, 0, 0, 0]
+    assert tape.gradients[x].list() == [0, 4, 12, 24] and unread.grad.list() == [0, 0, 0, 0]
+    with pytest.raises(KeyError):
+        tape.gradients[fresh(4)]
+
+
+@pytest.mark.parametrize("is_seed", [False, True])
+def test_arrays_in_each_others_reach_have_one_memory_of_gradients(is_seed):
+    base, y = fresh(6), fresh(3)
+    even, odd = base[::2], base[1::2]
+    base.numpy()[:] = np.arange(6)
+    even.requires_grad, odd.requires_grad = True, not is_seed
+    with nb.Tape() as tape:
+        if is_seed:
+            nb.launch(square, 3, [even], [odd])
+        else:
+            nb.launch(product, 3, [even, odd], [y])
+    tape.backward(grads={odd if is_seed else y: np.ones(3)})
+    assert even.grad.list() == ([0, 4, 8] if is_seed else [1, 3, 5])
+    assert tape.gradients[base].list() == ([0, 0, 4, 0, 8, 0] if is_seed else [1, 0, 3, 2, 5, 4])
+
+
+def test_a_part_of_what_was_recorded_may_be_what_a_gradient_starts_from():
+    x, y = leaf(4), fresh(4)
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+    tape.backward(grads={y[1:3]: np.ones(2)})
+    assert x.grad.list() == [0, 4, 6, 0] and tape.gradients[y].list() == [0] * 4

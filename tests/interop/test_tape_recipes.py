@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 
 import numpy as np
 import pytest
@@ -160,6 +161,29 @@ def test_what_a_kernel_reads_is_compared_once_for_a_recorded_launch(monkeypatch)
     recorded(by_global, x)
     # "gradient" is what `func_grad` may have entered, which only the adjoint reads.
     assert found == {"scaled": 1, "FACTOR": 1, "gradient": 1}
+
+
+def test_a_launch_and_the_way_back_are_few_calls():
+    """They are what a tape of small launches costs; counted, since no load of the machine changes that."""
+    x = leaf()
+    y = nb.zeros(SIZE, dtype=nb.float64, device="cpu")
+    seed = nb.ones(SIZE, dtype=nb.float64, device="cpu")
+
+    def calls(launches):
+        counted = []
+        sys.setprofile(lambda frame, event, argument: counted.append(frame.f_code) if event == "call" else None)
+        try:
+            with nb.Tape() as tape:
+                for _ in range(launches):
+                    nb.launch(square, SIZE, [x], [y])
+            tape.backward(grads={y: seed})
+        finally:
+            sys.setprofile(None)
+        return len(counted)
+
+    calls(1)
+    assert calls(1) <= 125
+    assert calls(11) - calls(1) <= 10 * 60
 
 
 def test_what_is_kept_does_not_grow_with_extents(monkeypatch):
