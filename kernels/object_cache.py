@@ -151,6 +151,7 @@ _CPU_SOURCES = (
         "native_code",
         "printing",
         "range_source",
+        "resolved_calls",
         "totals",
         "unfinished_calls",
     ),
