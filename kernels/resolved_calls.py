@@ -1,8 +1,9 @@
-"""Calls of operations whose signatures Numba finds once while a kernel is compiled, and not at each call and in each round.
+"""What Numba finds once while code is compiled, and not at each call and in each round: signatures, and where intrinsics belong.
 
 Numba infers types in rounds, until none changes, and asks in each of them for every ``+`` and every element anew what it gives
-for its operands: it goes through all that was ever entered for the operation, up to each of NumPy's loops. Importing this module
-imports Numba, so only code that is about to compile does.
+for its operands: it goes through all that was ever entered for the operation, up to each of NumPy's loops. And for each intrinsic
+it looks through all that was ever registered for a target. Importing this module imports Numba, so only code that is about to
+compile does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from numba import types
 from numba.core import targetconfig
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.typing.templates import _TemplateTargetHelperMixin
 
 __all__ = ["resolved_once"]
 
@@ -27,6 +29,21 @@ def resolved_once(typing_context: Any) -> Iterator[None]:
     typing_context : numba.core.typing.BaseContext
         Of the target.
     """
+    own = vars(typing_context)
+    before = own.get("resolve_function_type")
+    with global_compiler_lock:
+        own["resolve_function_type"] = _remembering(typing_context)
+        try:
+            with _registries_found_once():
+                yield
+        finally:
+            del own["resolve_function_type"]
+            if before is not None:
+                own["resolve_function_type"] = before
+
+
+def _remembering(typing_context: Any) -> Any:
+    """Return what resolves a call as a context of Numba's does, but looks for operations first among those that it knows."""
     original = typing_context.resolve_function_type
     known: dict[Any, tuple[Any, Any, Any]] = {}
 
@@ -50,9 +67,26 @@ def resolved_once(typing_context: Any) -> Iterator[None]:
         kind._impl_keys[signature.args] = implementation
         return signature
 
-    with global_compiler_lock:
-        typing_context.resolve_function_type = resolve
-        try:
-            yield
-        finally:
-            del typing_context.resolve_function_type
+    return resolve
+
+
+@contextmanager
+def _registries_found_once() -> Iterator[None]:
+    """Let Numba look once where the code of intrinsics is registered; it refreshes all that it knows of a target each time.
+
+    What it does not find when code is built, it refreshes for then.
+    """
+    known: dict[Any, Any] = {}
+    original = _TemplateTargetHelperMixin._get_target_registry
+
+    def find(self: Any, reason: str) -> Any:
+        key = self.context, self.metadata.get("target", "generic"), reason
+        if key not in known:
+            known[key] = original(self, reason)
+        return known[key]
+
+    _TemplateTargetHelperMixin._get_target_registry = find
+    try:
+        yield
+    finally:
+        _TemplateTargetHelperMixin._get_target_registry = original
