@@ -483,7 +483,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")
     fastmath = bool(kernel.options.get("fastmath"))
     key = _key("blocks", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-    return _loaded(kernel, emitted, parameters, weak, key, text)
+    return _loaded(kernel, emitted, parameters, weak, key, text, lambda: {"generated": emitted.generated})
 
 
 def _bodies_for_lanes(

@@ -21,10 +21,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import sigutils
 from numba.core.callconv import create_error_model
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.registry import CPUDispatcher, cpu_target
 
+from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, Text, UnknownError
 
 __all__ = ["Exported", "native_library", "typed_exports"]
@@ -67,13 +69,14 @@ def typed_exports(exports: Mapping[str, tuple[Any, str]]) -> dict[str, Exported]
         Symbol -> (function, Numba signature).
     """
     found = {}
-    cpu_target.typing_context.refresh()
-    for symbol, (function, signature) in exports.items():
-        kinds, result = sigutils.normalize_signature(signature)
-        try:
-            found[symbol] = Exported(_texts(function, kinds), kinds, result)
-        except (UnknownError, NumbaError):
-            return None
+    with resolved_once(cpu_target.typing_context):
+        cpu_target.typing_context.refresh()
+        for symbol, (function, signature) in exports.items():
+            kinds, result = sigutils.normalize_signature(signature)
+            try:
+                found[symbol] = Exported(_texts(function, kinds), kinds, result)
+            except (UnknownError, NumbaError):
+                return None
     return found
 
 
@@ -85,7 +88,7 @@ def native_library(exports: Mapping[str, Exported]) -> Any:
     context = cpu_target.target_context
     # Dividing by zero gives what NumPy gives: nothing in native functions raises.
     context = context.subtarget(error_model=create_error_model("numpy", context), enable_nrt=False)
-    library = context.codegen().create_library("numbridge")
+    library = _NativeLibrary(context.codegen(), "numbridge")
     library.enable_object_caching()
     module = library.create_ir_module("numbridge")
     # Declared first: who asks for an address must find the function and not a name outside.
@@ -96,6 +99,21 @@ def native_library(exports: Mapping[str, Exported]) -> Any:
         library.add_ir_module(module)
         library.finalize()
     return library
+
+
+class _NativeLibrary(JITCodeLibrary):
+    """A library of Numba's for which LLVM's passes run once.
+
+    Numba has them run twice, and before that over each function, to find counts of references that cancel each other. In native
+    functions none are counted.
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes, how = self._codegen._module_pass_manager()
+        passes.run(self._final_module, how)
 
 
 @functools.cache

@@ -27,8 +27,10 @@ from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
+from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_blocks, cpu_copies, cpu_intrinsics, cpu_printing
+from numbridge.kernels.cpu_backend.block_source import CREW
 from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
@@ -89,6 +91,7 @@ def _argument(kind: Any, offset: int) -> Any:
 
 
 @divided_as_kernels()
+@resolved_once(cpu_target.typing_context)
 def compile_run(
     symbol: str,
     text: str,
@@ -215,11 +218,16 @@ def _together(
 
 def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> list[Any]:
     """Return the Numba types of a generated function's parameters."""
+    names = [argument.arg for argument in function.args.args]
+    if names[:1] == [CREW]:
+        # The kernel's come last, and the gradient of a scalar has a name of its own there.
+        hidden = len(names) - len(parameters)
+        return [types.int64] * hidden + [numba_type(p) for p in parameters]
     kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
     found = []
-    for argument in function.args.args:
-        array = total_array(argument.arg)
-        found.append(cpu_atomics.total_type(kinds[array]) if array else kinds.get(argument.arg, types.int64))
+    for name in names:
+        array = total_array(name)
+        found.append(cpu_atomics.total_type(kinds[array]) if array else kinds.get(name, types.int64))
     return found
 
 
@@ -239,13 +247,13 @@ def _typed(
 
 def _put_loop(module: ast.Module, names: dict[str, Any]) -> None:
     """Put a loop around the body that needs no analysis in the place of the one that Numba would compile."""
-    work = next((tree for tree in module.body if isinstance(tree, ast.FunctionDef) and tree.name == WORK), None)
-    if work is None:
-        return
+    loops = {tree.name: tree for tree in module.body if isinstance(tree, ast.FunctionDef) and tree.name in (RUN, WORK)}
+    work = loops.get(WORK, loops[RUN])
     function = typed(work, _kinds(work, ()), names, fastmath=False)
     if function is not None:
-        names[RUN] = function.ended
-    else:
+        # What ends a thread of a block is said to its crew, and no call of a body comes back with it.
+        names[RUN] = function.ended if work.name == WORK else function.call
+    elif work.name == WORK:
         # By itself, or what is wrong with it would be told as what is wrong with the call.
         names[WORK].compile((types.int64,) * 4)
 

@@ -200,7 +200,9 @@ def test_numbers():
 def test_traced_integers_that_may_not_fit_are_refused():
     f = jax_kernel(mixed, num_outputs=3, in_out_argnames=["state"])
     for run in (f, jax.jit(f)):
-        with pytest.raises(nb.NumbridgeTypeError, match=r"'k': wanted int32, got uint32\[\], .* use x.astype\('int32'\)"):
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=r"'k': wanted int32, got uint32\[\], .* use x.astype\('int32'\)"
+        ):
             run(a16, a16, jnp.uint32(3_000_000_000))
         assert (run(a16, a16, jnp.int8(-3))[2] == -3).all()
         with jax.enable_x64(True):
