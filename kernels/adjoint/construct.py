@@ -12,7 +12,9 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Compute, Function, Names, Op, Region, Value
+from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.element_types.elements import Element
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
 __all__ = ["ARITHMETIC", "CAST", "Construct"]
 
@@ -48,6 +50,8 @@ ARITHMETIC: dict[str, Function] = {
             Function("neg", "-{0}", operator.neg),
             Function("not", "not {0}", operator.not_),
             Function("copysign", "_nb_math.copysign({0}, {1})", math.copysign),
+            Function("abs", "_nb_math.fabs({0})", math.fabs),
+            Function("fma", f"{CUDA_FUNCTION}fma({{0}}, {{1}}, {{2}})", CUDA_FUNCTIONS["fma"]),
             Function("hypot", "_nb_math.hypot({0}, {1})", math.hypot),
             Function("rint", "_nb_np.rint({0})", np.rint),
         )

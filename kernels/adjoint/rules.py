@@ -5,8 +5,12 @@ expression, `ONE`, `when(condition)` or `unless(condition)` (one where the condi
 the other side is touched), or None where the derivative is zero.
 
 Where a derivative does not exist, NumPy's and Python's conventions are kept: of equal arguments, `min` and `max` return
-the first, which gets the whole derivative; that of `abs` at 0 is 0, as are those of `length` and `normalize` of zeros;
-steps (`floor`, `//`, `round`) have derivative 0, also on the step; `a % b` has derivative 1 with respect to `a`.
+the first, which gets the whole derivative; that of `abs` at 0 is 0, as are those of `length`, `normalize`, `hypot` and
+`atan2` of zeros; steps (`floor`, `//`, `round`) have derivative 0, also on the step; `a % b` has derivative 1 with respect
+to `a`.
+
+A rule's expressions are differentiated again for second derivatives, so they are chosen such that these keep their digits:
+``(1 - a) * (1 + a)`` is as good as ``1 - a * a`` rounded once, but its derivative is the difference of two numbers near 1.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import numpy as np
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import CAST, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
-from numbridge.kernels.adjoint.ir import Compute, Value
+from numbridge.kernels.adjoint.ir import Compute, Function, Value
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 
 __all__ = ["KEYS", "RULES", "AnyPartial", "Partial", "has_rule", "partials"]
@@ -103,6 +107,16 @@ class Expression:
         """Convert to another's type."""
         return Expression(self.construct, self.construct.cast(self.value, like.value.type))
 
+    def known_as(self, key: str, *arguments: Expression) -> Expression:
+        """Return this value as that of an operation with a rule of its own, whatever it was computed from.
+
+        Its arguments are this value, by which the rule has no derivative, and those that are given.
+        """
+        made = self.construct.value("p" if self.construct.prefix else "value", self.value.type)
+        operands = [self.value, *(argument.value for argument in arguments)]
+        self.construct.add(Compute(made, Function(key, "{0}", None), operands))
+        return Expression(self.construct, made)
+
     @property
     def constant(self) -> Any:
         """The number that this is, or None."""
@@ -165,28 +179,43 @@ def unless(condition: Expression) -> Partial:
 
 E = Expression
 Rule = Callable[..., tuple[Any, ...]]
+_ODD_BELOW = 2**24  # where every floating type has the odd numbers
 
 
 def _pow(a: E, b: E, r: E) -> tuple[Any, ...]:
-    exponent = b.cast(r)
-    if b.constant == 2:
-        by_base: Any = 2 * a.cast(r)
-    elif b.constant is not None:
-        by_base = None if b.constant == 0 else exponent * a.call("pow", b - 1)
-    else:
-        by_base = exponent * a.call("pow", _one_less(a, b)).cast(r)
     by_exponent = r * _of_logarithm(a, b).call("log").cast(r) if b.is_float and b.constant is None else None
-    return by_base, by_exponent
+    match b.constant:
+        case 0:
+            return None, None
+        case 1:
+            return ONE, None
+        case 2:
+            return 2 * a.cast(r), None
+    return b.cast(r) * _one_less(a, b).cast(r), by_exponent
 
 
 def _one_less(a: E, b: E) -> E:
+    """Return the power with an exponent that is one less."""
+    if b.constant is not None and abs(b.constant) < _ODD_BELOW:
+        return a.call("pow", _number(b.constant - 1, b))
+    power = a.call("pow", _exponent_one_less(a, b))
+    if not b.is_float:
+        return power
+    # Exponents so large that one less is the same number are even, and one less is odd.
+    return power * (a < 0).where((b - (b - 1)).equals(1).where(_number(1.0, power), _number(-1.0, power)), 1)
+
+
+def _exponent_one_less(a: E, b: E) -> E:
     """Return the exponent of a power's derivative: 0 * 0 ** -1 is no number, and the derivative of a constant is zero.
 
-    Nothing is chosen afterwards, where a derivative of this one would still meet the infinity. Where the base is not zero, a
+    Nothing is chosen afterwards, where a derivative of this one would still meet the infinity. Where the base has a reciprocal, a
     floating exponent of zero is one less, too: it may be differentiated.
     """
     constant = b.equals(0).where(0, b - 1)
-    return a.equals(0).where(constant, b - 1) if b.is_float else constant
+    if not b.is_float:
+        return constant
+    least = float(np.finfo(str(a.value.type)).smallest_normal) / 4 if a.is_float else 0.0
+    return (a.call("abs") > least).where(b - 1, constant)
 
 
 def _of_logarithm(a: E, b: E) -> E:
@@ -199,7 +228,8 @@ def _abs(a: E, r: E) -> tuple[Any, ...]:
 
 
 def _number(number: float, like: E) -> E:
-    return Expression(like.construct, like.construct.constant(number, like.value.type))
+    """Return a number of another's type, which is a literal where that is one."""
+    return Expression(like.construct, like.construct.constant(number, like.value.type, literal=like.value.literal))
 
 
 def _copysign(a: E, b: E, r: E) -> tuple[Any, ...]:
@@ -208,11 +238,31 @@ def _copysign(a: E, b: E, r: E) -> tuple[Any, ...]:
 
 
 def _atan2(a: E, b: E, r: E) -> tuple[Any, ...]:
+    nowhere = a.equals(0).where(b.equals(0), False)
+    x, y = nowhere.where(0, b), nowhere.where(0, a)
     if r.is_double:
-        square = a * a + b * b
-        return b / square, -a / square
-    length = a.call("hypot", b)
-    return b / length / length, -(a / length / length)
+        square = nowhere.where(1, a * a + b * b)
+        return x / square, -y / square
+    length = nowhere.where(1, a.call("hypot", b))
+    return x / length / length, -(y / length / length)
+
+
+def _hypot(a: E, b: E, r: E) -> tuple[Any, ...]:
+    nowhere = r.equals(0)
+    length = nowhere.where(1, r)
+    return nowhere.where(0, a) / length, nowhere.where(0, b) / length
+
+
+def _tanh(a: E, r: E) -> tuple[Any, ...]:
+    """The square of 1 / cosh: 1 - r * r has few digits where r is nearly 1."""
+    small = (-a.call("abs")).call("exp")
+    root = 2 * small / (1 + small * small)
+    return ((root * root).known_as("tanh_slope", a),)
+
+
+def _less_square(a: E) -> E:
+    """Return 1 - a * a, rounded once."""
+    return (-a).call("fma", a, 1)
 
 
 def _asinh(a: E, r: E) -> tuple[Any, ...]:
@@ -256,29 +306,29 @@ RULES: dict[str, Rule] = {
     "sin": lambda a, r: (a.call("cos"),),
     "cos": lambda a, r: (-a.call("sin"),),
     "tan": lambda a, r: (1 + r * r,),
-    # 1 - a * a would lose digits where a is nearly 1.
-    "asin": lambda a, r: (1 / ((1 - a) * (1 + a)).call("sqrt"),),
-    "acos": lambda a, r: (-1 / ((1 - a) * (1 + a)).call("sqrt"),),
+    "asin": lambda a, r: (1 / _less_square(a).call("sqrt"),),
+    "acos": lambda a, r: (-1 / _less_square(a).call("sqrt"),),
     "atan": lambda a, r: (1 / (1 + a * a),),
     "atan2": _atan2,
     "sinh": lambda a, r: (a.call("cosh"),),
     "cosh": lambda a, r: (a.call("sinh"),),
-    "tanh": lambda a, r: (1 - r * r,),
+    "tanh": _tanh,
+    "tanh_slope": lambda x, a, r: (None, -2 * a.call("tanh") * r),
     "asinh": _asinh,
     "acosh": lambda a, r: (1 / ((a - 1).call("sqrt") * (a + 1).call("sqrt")),),
-    "atanh": lambda a, r: (1 / ((1 - a) * (1 + a)),),
+    "atanh": lambda a, r: (1 / _less_square(a),),
     "exp": lambda a, r: (r,),
     "exp2": lambda a, r: (r * math.log(2),),
     "expm1": lambda a, r: (a.call("exp"),),
     "log": lambda a, r: (1 / a,),
-    "log2": lambda a, r: (1 / (a * math.log(2)),),
-    "log10": lambda a, r: (1 / (a * math.log(10)),),
+    "log2": lambda a, r: (1 / math.log(2) / a,),
+    "log10": lambda a, r: (1 / math.log(10) / a,),
     "log1p": lambda a, r: (1 / (1 + a),),
     "sqrt": lambda a, r: (0.5 / r,),
     "cbrt": lambda a, r: (1 / (3 * r * r),),
     "square": lambda a, r: (2 * a,),
     "reciprocal": lambda a, r: (-(r * r),),
-    "hypot": lambda a, b, r: (a / r, b / r),
+    "hypot": _hypot,
     "copysign": _copysign,
     "erf": lambda a, r: (_TWO_OVER_ROOT_PI * (-(a * a)).call("exp"),),
     "erfc": lambda a, r: (-_TWO_OVER_ROOT_PI * (-(a * a)).call("exp"),),

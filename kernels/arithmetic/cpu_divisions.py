@@ -2,8 +2,9 @@
 
 Of ``x ** -1`` Numba makes a function, and compiles it with Python's errors whatever its caller has: at zero it raised,
 and ended a launch that CUDA and NumPy finish. The remainder of the least integer by -1, of which the code for NumPy's functions
-alone does not take care, ended the process. What else differs there from NumPy and Python is put right, too. Importing this
-module imports Numba, so only code that is about to compile does.
+alone does not take care, ended the process. So did divisors such as ``w * 4`` that overflow to zero: LLVM knows of signed
+integers that they do not overflow, hence that ``w`` is zero if this is. What else differs there from NumPy and Python is put
+right, too. Importing this module imports Numba, so only code that is about to compile does.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def divided_as_kernels() -> Iterator[None]:
         owner._compile_subroutine_no_cache, context.cached_internal_func = compile_subroutine, _compiled
         try:
             with (
-                replaced(context, INTEGER_OPERATIONS | _OPERATIONS),
+                replaced(context, _OPERATIONS),
                 loops_replaced(get_ufunc_info, _LOOPS),
                 # What is asked for outside of a function that Numba compiles has no caller.
                 targetconfig.ConfigStack().enter(_flags(nrt=False)),
@@ -86,6 +87,57 @@ def _may_allocate() -> bool:
     """Tell whether the function that is compiled may allocate."""
     stack = targetconfig.ConfigStack()
     return bool(stack and stack.top().is_set("nrt") and stack.top().nrt)
+
+
+def _settled(generate: Generate) -> Generate:
+    """Return code for divisions that takes the divisor for one number.
+
+    What has overflowed is no number to LLVM, and may be another in each place: not zero where that is asked, and zero where it
+    divides.
+    """
+
+    def settled(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        number, divisor = values
+        return generate(context, builder, signature, (number, _frozen(builder, divisor)))
+
+    return settled
+
+
+def _frozen(builder: Any, value: Any) -> Any:
+    if isinstance(value, ir.Constant):
+        return value
+    instruction = ir.Instruction(builder.block, value.type, "freeze", [value])  # for which llvmlite has no method
+    builder._insert(instruction)
+    return instruction
+
+
+def _counted(generate: Generate) -> Generate:
+    """Return code for ``range(start, stop, step)`` that can count its trips: it divides what lies between by the step."""
+
+    def counted(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        start, stop, step = values
+        if not isinstance(step, ir.Constant):
+            step = _frozen(builder, step)
+            between = builder.sub(_frozen(builder, stop), _frozen(builder, start))
+            least = ir.Constant(between.type, -1 << (between.type.width - 1))
+            downwards = builder.icmp_signed("==", step, step.type(-1))
+            too_many = builder.and_(builder.icmp_signed("==", between, least), downwards)
+            # Of so many trips nobody sees the last one.
+            stop = builder.select(too_many, builder.add(stop, stop.type(1)), stop)
+        return generate(context, builder, signature, [start, stop, step])
+
+    return counted
+
+
+def _with_step(generate: Generate) -> Generate:
+    """Return code for slices whose step is one number, which is not zero if it was not when it was looked at."""
+
+    def sliced(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if len(values) > 2:
+            values = [*values[:2], _frozen(builder, values[2])]
+        return generate(context, builder, signature, values)
+
+    return sliced
 
 
 def _of_neighbours(generate: Generate) -> Generate:
@@ -119,17 +171,34 @@ def _of_neighbours(generate: Generate) -> Generate:
     return remainder
 
 
+def _then_settled(change: Change) -> Change:
+    return lambda generate: _settled(change(generate))
+
+
+def _remainder(generate: Generate) -> Generate:
+    return _of_neighbours(_then_settled(INTEGER_OPERATIONS[operator.mod, *_INTEGERS])(generate))
+
+
 _COMPLEX = (types.Complex, types.Complex)
 _INTEGERS = (types.Integer, types.Integer)
 _OPERATIONS: dict[tuple[Any, ...], Change] = {
     (round, types.Float, types.Integer): in_all_digits,
-    **{(operation, *_INTEGERS): _of_neighbours for operation in (operator.mod, operator.imod)},
+    **{operation: _then_settled(change) for operation, change in INTEGER_OPERATIONS.items()},
+    **dict.fromkeys(((operation, *_INTEGERS) for operation in (operator.mod, operator.imod)), _remainder),
+    **{(range, kind, kind, kind): _counted for kind in (types.int32, types.int64, types.uint64)},
+    (slice, types.VarArg(types.Any)): _with_step,
     **{(operation, *_COMPLEX): zero_powers for operation in (operator.pow, operator.ipow, pow)},
 }
+_QUOTIENTS: dict[Any, dict[str, Change]] = {
+    function: {"BHILQ": _settled}
+    | {letters: _then_settled(change) for letters, change in INTEGER_LOOPS[function].items()}
+    for function in (np.remainder, np.floor_divide, np.divmod, np.fmod)
+}
 _LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {
-    np.remainder: INTEGER_LOOPS[np.remainder] | {"fd": always(of_operation(operator.mod))},
-    np.floor_divide: INTEGER_LOOPS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
-    np.divmod: INTEGER_LOOPS[np.divmod] | {"fd": always(of_operation(divmod))},
+    np.remainder: _QUOTIENTS[np.remainder] | {"fd": always(of_operation(operator.mod))},
+    np.floor_divide: _QUOTIENTS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
+    np.divmod: _QUOTIENTS[np.divmod] | {"fd": always(of_operation(divmod))},
+    np.fmod: _QUOTIENTS[np.fmod],
     np.power: {"FD": always(of_operation(operator.pow))},
     np.spacing: {"fd": always(spacing)},
     np.expm1: {"FD": always(expm1)},

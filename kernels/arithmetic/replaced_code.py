@@ -16,7 +16,15 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-__all__ = ["INTEGER_LOOPS", "INTEGER_OPERATIONS", "Change", "Generate", "always", "loops_replaced", "replaced"]
+__all__ = [
+    "INTEGER_LOOPS",
+    "INTEGER_OPERATIONS",
+    "Change",
+    "Generate",
+    "always",
+    "loops_replaced",
+    "replaced",
+]
 
 Generate = Callable[..., Any]
 # Takes what generates the code of an operation, and returns what does instead.
@@ -84,41 +92,46 @@ def loops_replaced(
             table.update(before)
 
 
-def _in_range(generate: Generate) -> Generate:
-    """Return code that divides the least integer by 1 instead of by -1: the quotient wraps around to it, as in NumPy."""
+def _by_one(generate: Generate) -> Generate:
+    """Return code for remainders that divides by 1 instead of by -1: nothing remains, and no quotient is too large."""
 
-    def in_range(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        number, divisor = values
-        overflows = _overflows(builder, number, divisor)
-        return generate(context, builder, signature, (number, builder.select(overflows, divisor.type(1), divisor)))
+    def remainder(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return generate(context, builder, signature, _never_negated(builder, signature, values)[1])
 
-    return in_range
+    return remainder
 
 
-def _overflows(builder: Any, number: Any, divisor: Any) -> Any:
-    """Tell whether a quotient is the one that there is no integer for; a processor refuses to divide these."""
-    least = ir.Constant(number.type, -1 << (number.type.width - 1))
-    negative = builder.icmp_signed("==", divisor, divisor.type(-1))
-    return builder.and_(negative, builder.icmp_signed("==", number, least))
+def _negated(generate: Generate) -> Generate:
+    """Return code for quotients that changes the sign instead of dividing by -1.
 
-
-def _wrapped_around(generate: Generate) -> Generate:
-    """Return code for quotients that is Numba's, but for the one quotient that it takes for 0: the least integer by -1."""
+    So the least integer wraps around, as in NumPy: a processor refuses to divide it, and Numba takes the quotient for 0.
+    """
 
     def quotient(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        found = generate(context, builder, signature, values)
         result = signature.return_type
         kind = result.dtype if isinstance(result, types.UniTuple) else result
+        negates, safe = _never_negated(builder, signature, values)
+        found = generate(context, builder, signature, safe)
         if not kind.signed:
             return found
-        number, divisor = (
-            context.cast(builder, value, given, kind) for value, given in zip(values, signature.args, strict=True)
-        )
+        number = context.cast(builder, values[0], signature.args[0], kind)
         whole = builder.extract_value(found, 0) if kind is not result else found
-        whole = builder.select(_overflows(builder, number, divisor), number, whole)
+        whole = builder.select(negates, builder.neg(number), whole)
         return builder.insert_value(found, whole, 0) if kind is not result else whole
 
     return quotient
+
+
+def _never_negated(builder: Any, signature: Any, values: Any) -> tuple[Any, tuple[Any, Any]]:
+    """Return whether the divisor is -1, and both operands with a divisor of 1 if it is.
+
+    The dividend is not asked for: where it has overflowed, LLVM may hold it for another number there than where it divides.
+    """
+    number, divisor = values
+    if not signature.args[1].signed:
+        return ir.Constant(ir.IntType(1), 0), (number, divisor)
+    negates = builder.icmp_signed("==", divisor, divisor.type(-1))
+    return negates, (number, builder.select(negates, divisor.type(1), divisor))
 
 
 def _fmod(generate: Generate) -> Generate:
@@ -143,13 +156,15 @@ def _sign(context: Any, builder: Any, signature: Any, values: Any) -> Any:
 
 _INTEGERS = (types.Integer, types.Integer)
 INTEGER_OPERATIONS: dict[tuple[Any, ...], Change] = {
-    (operation, *_INTEGERS): _wrapped_around for operation in (operator.floordiv, operator.ifloordiv, divmod)
+    **{(operation, *_INTEGERS): _negated for operation in (operator.floordiv, operator.ifloordiv, divmod)},
+    **{(operation, *_INTEGERS): _by_one for operation in (operator.mod, operator.imod)},
 }
 """For `replaced`."""
 
 _SIGNED, _UNSIGNED = "bhilq", "BHILQ"
 INTEGER_LOOPS: dict[Any, dict[str, Change]] = {
-    **{function: {_SIGNED: _in_range} for function in (np.remainder, np.floor_divide, np.divmod)},
+    np.remainder: {_SIGNED: _by_one},
+    **{function: {_SIGNED: _negated} for function in (np.floor_divide, np.divmod)},
     np.fmod: {_SIGNED: _fmod},
     np.sign: {_UNSIGNED: always(_sign)},
 }

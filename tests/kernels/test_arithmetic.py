@@ -92,6 +92,63 @@ def test_divisions_of_integers(dtype):
 
 
 @nb.kernel
+def overflowing_divisions(x, w, out):
+    i = nb.tid()
+    a, b = x[i], w[i]
+    out[0, i] = a // (b * 4)
+    out[1, i] = a % (b * 4)
+    out[2, i] = (a * 4) // b
+    out[3, i] = (a * 4) % b
+    out[4, i], out[5, i] = divmod(a * 4, b * 4)
+    out[6, i] = np.floor_divide(a * 4, b)
+    out[7, i] = np.remainder(a, b * 4)
+    out[8, i] = np.fmod(a, b * 4)
+    trips = 0
+    for _ in range(0, a, b):
+        trips += 1
+        break
+    out[9, i] = trips
+
+
+def test_divisors_that_overflow_end_no_process():
+    """To LLVM `b * 4` is not zero where `b` is not, nor is `a * 4` the least integer where `a` is no quarter of it."""
+    least = -(2**63)
+    a, b = pairs([least, -(2**61), -7, 1, 2**61, 2**62, -(2**62), 2**63 - 1, -1], np.int64)
+    out = np.zeros((10, len(a)), np.int64)
+    launch(overflowing_divisions, len(a), [a, b, out])
+    fits = (np.abs(a / 2**61) < 1) & (np.abs(b / 2**61) < 1)
+    a, b, out = a[fits], b[fits], out[:, fits]
+    expected = [
+        a // (b * 4),
+        a % (b * 4),
+        a * 4 // b,
+        a * 4 % b,
+        a // b,
+        a % b * 4,
+        a * 4 // b,
+        a % (b * 4),
+        np.fmod(a, b * 4),
+    ]
+    assert np.array_equal(out[:9], expected), (out, expected)
+    assert np.array_equal(out[9], (a < 0) == (b < 0))
+
+
+@nb.kernel
+def every_step(x, w, out):
+    i = nb.tid()
+    part = x[:: w[0] * 4]
+    out[i] = part.shape[0]
+
+
+def test_a_step_that_overflows_is_zero():
+    x, out = np.zeros(8, np.int64), np.zeros(8, np.int64)
+    launch(every_step, 8, [x, np.array([1]), out])
+    assert (out == 2).all()
+    with pytest.raises(nb.KernelError, match="slice step cannot be zero"):
+        launch(every_step, 8, [x, np.array([2**62]), out])
+
+
+@nb.kernel
 def signs(x, out):
     i = nb.tid()
     out[i] = np.sign(x[i])
