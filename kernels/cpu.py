@@ -164,7 +164,7 @@ def compile_run(
             compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
-        raise not_compiled(error, entry, parameters, filename, origin) from error
+        raise not_compiled(error, entry, parameters, filename, origin) from None
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)

@@ -182,6 +182,19 @@ def loops_over_a_number(x, y):
         x[0] = k
 
 
+def inside_a_function():
+    class Settings:
+        rate = 2.0
+
+    settings = Settings()
+
+    @kernel
+    def reads_an_object(x, y):
+        x[0] = settings.rate
+
+    return reads_an_object
+
+
 @kernel
 def stores_text(x, y):
     x[0] = "a"
@@ -207,6 +220,10 @@ def forgets_an_index(x, y):
     [
         (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
+        (
+            inside_a_function(),
+            r"settings is of type [\w.]*inside_a_function.Settings, which kernels cannot read; .* nb.static\(...\)",
+        ),
         (
             calls_njit,
             "twice is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func",
