@@ -49,7 +49,7 @@ from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
 from numbridge.kernels.native.printing import show
 from numbridge.kernels.numba_records import numba_record
-from numbridge.kernels.object_cache import Compiled
+from numbridge.kernels.object_cache import Compiled, keep_text
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 from numbridge.kernels.range_source import LANES, RUN, WORK, LaneSource
 from numbridge.kernels.record_fields import field
@@ -148,7 +148,7 @@ def compile_run(
         widths = {name: width for name, (_, width) in together.items()}
         heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
-        Path(filename).write_text(text)
+        keep_text(Path(filename).name, text, anew=True)
     tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
     exec(compile(tree, filename, "exec"), names)
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}

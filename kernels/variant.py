@@ -30,11 +30,11 @@ from numbridge.kernels.indexing import indexing_of
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
-    cache_folder,
     compiled_or_stored,
     cuda_fingerprint,
     digest,
     generator_fingerprint,
+    keep_text,
     load,
     machine_fingerprint,
 )
@@ -428,7 +428,7 @@ def _loaded(
     more: Callable[[], dict[str, Any]] = dict,
 ) -> Variant:
     """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
-    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
+    symbol, source_file = f"numbridge_{key}", keep_text(f"{emitted.entry}_{key}.py", text)
 
     def compile() -> Compiled:
         from numbridge.kernels.cpu import compile_run
@@ -542,7 +542,7 @@ def _cuda_code(
     fastmath = bool(kernel.options.get("fastmath")) and not emitted.repeatable
     dims = max(rank, 1) if form == "masked" else 0
     key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-    source_file = _source_file(emitted.entry, key, text)
+    source_file = keep_text(f"{emitted.entry}_{key}.py", text)
 
     def compile() -> Compiled:
         from numbridge.kernels.cuda import compile_cubin
@@ -642,14 +642,6 @@ def _key(
     """Return the name under which a variant's code lies on disk: everything that it depends on."""
     types = (f"{p.name} {p}" for p in parameters)
     return digest(kind, fingerprint, text, emitted.fingerprint, str(fastmath), *types)
-
-
-def _source_file(entry: str, key: str, text: str) -> str:
-    """Keep generated source where a person can read it; return the file."""
-    path = cache_folder() / f"{entry}_{key}.py"
-    if not path.exists():
-        path.write_text(text)
-    return str(path)
 
 
 def _generated_source(
