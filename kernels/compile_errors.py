@@ -28,6 +28,7 @@ _RAISED = (
     "its own, and print(...) the numbers before"
 )
 _UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([^']+)'>")
+_CALLED = re.compile(r"(?i)function|method|\bpartial$")
 _LIST = "The use of a reflected list"
 _OF_KERNELS = frozenset({"numbridge.kernels.inner_gradients.Gradient", "numbridge.kernels.intrinsics.Intrinsic"})
 _HERE = str(Path(__file__).parent)
@@ -85,6 +86,11 @@ def _of_global(name: str, kind: str) -> str:
         return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
     if kind == "list":
         return f"{name} is a list, which kernels cannot read; make it a tuple, or pass an array"
+    if _CALLED.search(kind.rpartition(".")[2]):
+        return (
+            f"{name} is of type {kind}, which kernels cannot call; call functions of numbers of Python's math, NumPy or "
+            "numbridge, or functions of your own that are decorated with @nb.func"
+        )
     return (
         f"{name} is of type {kind.replace('<locals>.', '')}, which kernels cannot read; pass the numbers and arrays that it "
         "holds as arguments, or make a constant of one of its numbers: nb.static(...) around the expression that gives it"

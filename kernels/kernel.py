@@ -312,8 +312,9 @@ def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
     except Exception as error:  # evaluating a user's string runs a user's code
         raise _unreadable(function, name, error) from error
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    where = f"of kernel {name!r}"
     return tuple(
-        Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n} of kernel {name}")) for n in names
+        Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n!r} {where}")) for n in names
     )
 
 
