@@ -430,6 +430,18 @@ def kernel(
     ------
     KernelError
         If the function holds something that no kernel can; the message shows file, line and column.
+
+    Examples
+    --------
+    >>> import numpy as np, numbridge as nb
+    >>> @nb.kernel
+    ... def scale(x: nb.array[float], a: float):
+    ...     i = nb.tid()
+    ...     x[i] = a * x[i]
+    >>> x = np.ones(3, np.float32)
+    >>> nb.launch(scale, 3, [x, 2.0])
+    >>> x.tolist()
+    [2.0, 2.0, 2.0]
     """
     options = {
         "name": name,
@@ -462,6 +474,20 @@ def func(function: Any = None, /, *, name: str | None = None) -> Any:
         Called from Python it runs as Python.
     name : str, optional
         What messages call it.
+
+    Returns
+    -------
+    Function
+        What kernels call; compiled into each of them, with its derivative.
+
+    Examples
+    --------
+    >>> import numbridge as nb
+    >>> @nb.func
+    ... def clamp(x, low, high):
+    ...     return min(max(x, low), high)
+    >>> clamp(2.0, 0.0, 1.0)
+    1.0
     """
     if function is None:
         return lambda decorated: Function(_function_of(decorated, "func"), name)
