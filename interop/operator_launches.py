@@ -44,6 +44,7 @@ class Launches:
         dtypes = (None, plan.first and plan.dtype(plan.first))  # a first tensor of another dtype is refused
         alike = plan.like_first and all(plan.dtype(name) in dtypes for name in plan.outputs)
         self.plain = self.in_order and alike and plan.along_first
+        self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
         self._launchers: dict[Any, Any] = {}
@@ -52,6 +53,16 @@ class Launches:
     def outputs(self, values: Sequence[Any]) -> list[Any]:
         """Return new tensors of zeros for an operator's inputs."""
         raise NotImplementedError
+
+    def refuse_truncation(self, values: Sequence[Any]) -> None:
+        """Refuse to make an output of the first tensor's integers where other tensors hold floating-point numbers."""
+        if not self._may_truncate or not self.is_integral(values[self.first]):
+            return
+        for name, value in zip(self.plan.inputs, values, strict=True):
+            if self.plan.kinds[name] == "array" and not self.is_integral(value):
+                raise self.plan.truncates(
+                    self._may_truncate, self.plan.inputs[self.first], name, values[self.first].dtype
+                )
 
     def zeros(self, tensor: Any) -> Any:
         """Return contiguous zeros like a tensor."""
@@ -73,6 +84,10 @@ class Launches:
         """Tell whether a tensor holds real floating-point numbers."""
         raise NotImplementedError
 
+    def is_integral(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds integers or booleans."""
+        raise NotImplementedError
+
     def arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return the kernel's arguments."""
         given = [*values, *outputs]
@@ -86,8 +101,11 @@ class Launches:
         """Return an operator's outputs for its inputs."""
         dims = self.dims(values)
         launcher = self._launchers.get(dims) or self._launcher(dims)
-        spare = self.plain and self._is_covered
-        outputs = [self.empty(values[self.first]) for _ in self.plan.outputs] if spare else self.outputs(values)
+        if self.plain and self._is_covered:
+            self.refuse_truncation(values)
+            outputs = [self.empty(values[self.first]) for _ in self.plan.outputs]
+        else:
+            outputs = self.outputs(values)
         launcher(*self.arguments(values, outputs))
         return outputs
 

@@ -25,6 +25,7 @@ __all__ = ["Dims", "OperatorPlan"]
 
 Kind = Literal["array", "int", "bool", "float", "number"]
 Dims = int | Sequence[int] | Mapping[str, Any] | Callable[..., Any] | None
+_INTEGERS = frozenset({BOOL, INT, UINT})
 _METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", "nbytes"})
 
 
@@ -203,6 +204,20 @@ class OperatorPlan:
         annotation = next(p.annotation for p in self.kernel.parameters if p.name == name)
         dtype = annotation.dtype if isinstance(annotation, ArrayAnnotation) else None
         return dtype if isinstance(dtype, Scalar) else None if dtype is None else dtype.scalar
+
+    def may_truncate(self) -> tuple[str, ...]:
+        """Return the outputs that have the first tensor's dtype, if that may be an integer while others are floating."""
+        first = None if self.first is None else self.dtype(self.first)
+        alone = len(self.arrays) < 2 or (first is not None and first.code not in _INTEGERS)
+        return () if alone else tuple(name for name in self.outputs if self.dtype(name) is None)
+
+    def truncates(self, outputs: Sequence[str], first: str, floating: str, dtype: Any) -> NumbridgeTypeError:
+        """Return the error of outputs that would be made of integers, as the first tensor is, where others are floating."""
+        return NumbridgeTypeError(
+            f"kernel {self.kernel.name!r} as an operator, output {outputs[0]!r}: its dtype is not annotated, and the first "
+            f"tensor, {first!r}, holds {dtype}, while {floating!r} holds floating-point numbers; annotate it, as in "
+            f"{outputs[0]}: nb.array[float], or let the kernel have a floating-point array first"
+        )
 
     def _is_value(self, name: str) -> bool:
         return isinstance(self._parameters[name].annotation, ElementAnnotation)

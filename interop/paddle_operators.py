@@ -27,6 +27,7 @@ class Launches(operator_launches.Launches):
         """Return new tensors of zeros for an operator's inputs."""
         import paddle
 
+        self.refuse_truncation(values)
         named = zip(self.plan.inputs, values, strict=True)
         arrays = [value for name, value in named if self.plan.kinds[name] == "array"]
         like = values[self.first] if self.first >= 0 else arrays[0] if arrays else None
@@ -61,6 +62,10 @@ class Launches(operator_launches.Launches):
     def is_floating(self, tensor: Any) -> bool:
         """Tell whether a tensor holds real floating-point numbers."""
         return _is_floating(tensor)
+
+    def is_integral(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds integers or booleans."""
+        return not (_is_floating(tensor) or tensor.is_complex())
 
 
 def _is_floating(tensor: Any) -> bool:

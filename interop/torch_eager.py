@@ -32,6 +32,7 @@ class Launches(operator_launches.Launches):
         super().__init__(plan)
         self._dtypes = [None if row is None else dtype_to_torch(row) for row in map(plan.dtype, plan.outputs)]
         self._outputs = plan.outputs
+        self._is_sure = not plan.may_truncate()
         self._likes = (torch.zeros_like, torch.empty_like)
         self._zeros = zeros_maker()
         self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
@@ -40,6 +41,7 @@ class Launches(operator_launches.Launches):
         """Return new tensors of zeros for an operator's inputs."""
         import torch
 
+        self.refuse_truncation(values)
         if self.plan.like_first and self.first >= 0:
             return [self._zeros(values[self.first], dtype=kind) for kind in self._dtypes]
         first = torch.empty(0) if self.first < 0 else values[self.first]
@@ -63,6 +65,10 @@ class Launches(operator_launches.Launches):
         """Tell whether a tensor holds real floating-point numbers."""
         return bool(tensor.is_floating_point())
 
+    def is_integral(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds integers or booleans."""
+        return not (tensor.is_floating_point() or tensor.is_complex())
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         import torch
@@ -75,7 +81,7 @@ class Launches(operator_launches.Launches):
             # The same, without a call that could be spared: a small kernel takes less time than each.
             first = values[self.first]
             launcher = self._launchers.get(first.shape)
-            if launcher is not None and first.is_contiguous():
+            if launcher is not None and first.is_contiguous() and (self._is_sure or first.is_floating_point()):
                 like = self._likes[self._is_covered]
                 made = []
                 for _ in self._outputs:

@@ -124,7 +124,7 @@ def annotation_of(
         whatever framework.
         Strings must have been evaluated by the caller.
     parameter : str, optional
-        The parameter that carries it, for the message.
+        The parameter that carries it, as a message calls it: ``"'x' of kernel 'f'"``.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def _array_class(annotation: Any) -> ArrayAnnotation | None:
 
 
 def _refusal(annotation: Any, parameter: str | None) -> str:
-    where = "" if parameter is None else f"parameter {parameter!r}: "
+    where = "" if parameter is None else f"parameter {parameter}: "
     return (
         f"{where}{annotation!r} is not an annotation for a kernel; "
         "use an array (nb.array2d[float]), float, int, bool, a NumPy scalar type (nb.int64) or an element type (nb.vec3)"

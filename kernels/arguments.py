@@ -61,10 +61,16 @@ def check_count(kernel: Kernel, arguments: Sequence[Any]) -> None:
         If there are more or fewer.
     """
     names = [parameter.name for parameter in kernel.parameters]
-    if len(arguments) != len(names):
-        raise NumbridgeTypeError(
-            f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
-        )
+    if len(arguments) == len(names):
+        return
+    why = ""
+    if names[:1] in (["self"], ["cls"]):
+        why = "; a kernel gets no object that it is a method of: write @staticmethod above @nb.kernel, and pass what it reads"
+    elif getattr(kernel.function, "__defaults__", None):
+        why = "; the defaults of a kernel's parameters are not used, so pass every argument"
+    raise NumbridgeTypeError(
+        f"kernel {kernel.name!r} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}{why}"
+    )
 
 
 def bound_types(
@@ -199,7 +205,8 @@ def check_array(where: str, annotation: Any, argument: Any, found: Description) 
             )
         if annotation.dtype is not None and annotation.dtype != (found.element or found.scalar):
             raise NumbridgeTypeError(
-                f"{where}: wanted elements of {annotation.dtype.name}, got {got}; convert it first"
+                f"{where}: wanted elements of {annotation.dtype.name}, got {got}; pass a copy of that dtype, or leave the dtype "
+                "out of the annotation, as in x: nb.array, so that the kernel is compiled for every dtype that comes"
             )
     if isinstance(annotation, ScalarAnnotation):
         raise NumbridgeTypeError(f"{where}: wanted a number, got {got}")

@@ -6,6 +6,8 @@ expect. This module knows nothing of arrays or kernels; it must not import anyth
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "BufferAccessError",
     "ConversionError",
@@ -18,8 +20,11 @@ __all__ = [
     "NumbridgeTypeError",
     "NumbridgeValueError",
     "NumbridgeWarning",
+    "callers_level",
     "source_excerpt",
 ]
+
+_PACKAGE = __name__.partition(".")[0]
 
 
 class NumbridgeError(Exception):
@@ -82,3 +87,11 @@ def source_excerpt(filename: str, line: int, column: int, text: str) -> str:
     indent = len(shown) - len(shown.lstrip())
     caret = " " * max(column - indent, 0) + "^"
     return f"{filename}:{line}:{column + 1}\n    {shown.strip()}\n    {caret}"
+
+
+def callers_level() -> int:
+    """Return the stack level of a warning, as seen from the caller: that of the first frame outside the package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        level, frame = level + 1, frame.f_back
+    return level

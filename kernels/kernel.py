@@ -312,8 +312,9 @@ def _parameters(function: FunctionType, name: str) -> tuple[Parameter, ...]:
     except Exception as error:  # evaluating a user's string runs a user's code
         raise _unreadable(function, name, error) from error
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    where = f"of kernel {name!r}"
     return tuple(
-        Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n} of kernel {name}")) for n in names
+        Parameter(n, annotation_of(annotations.get(n, inspect.Parameter.empty), f"{n!r} {where}")) for n in names
     )
 
 
@@ -430,6 +431,18 @@ def kernel(
     ------
     KernelError
         If the function holds something that no kernel can; the message shows file, line and column.
+
+    Examples
+    --------
+    >>> import numpy as np, numbridge as nb
+    >>> @nb.kernel
+    ... def scale(x: nb.array[float], a: float):
+    ...     i = nb.tid()
+    ...     x[i] = a * x[i]
+    >>> x = np.ones(3, np.float32)
+    >>> nb.launch(scale, 3, [x, 2.0])
+    >>> x.tolist()
+    [2.0, 2.0, 2.0]
     """
     options = {
         "name": name,
@@ -462,6 +475,20 @@ def func(function: Any = None, /, *, name: str | None = None) -> Any:
         Called from Python it runs as Python.
     name : str, optional
         What messages call it.
+
+    Returns
+    -------
+    Function
+        What kernels call; compiled into each of them, with its derivative.
+
+    Examples
+    --------
+    >>> import numbridge as nb
+    >>> @nb.func
+    ... def clamp(x, low, high):
+    ...     return min(max(x, low), high)
+    >>> clamp(2.0, 0.0, 1.0)
+    1.0
     """
     if function is None:
         return lambda decorated: Function(_function_of(decorated, "func"), name)

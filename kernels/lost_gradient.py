@@ -6,12 +6,11 @@ is the framework's own: this module names none.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels.errors import NumbridgeWarning
+from numbridge.kernels.errors import NumbridgeWarning, callers_level
 from numbridge.kernels.parameter_types import ParameterType, read_for_a_gradient
 from numbridge.kernels.readers import reader_of
 from numbridge.kernels.variant import Variants
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
 __all__ = ["warn_of_lost_gradient"]
-
-_PACKAGE = __name__.partition(".")[0]
 
 
 def warn_of_lost_gradient(
@@ -37,14 +34,6 @@ def warn_of_lost_gradient(
         if why is not None:
             # Where warnings are errors this one comes back until it is heeded.
             message = f"kernel {kernel.name!r}, parameter {parameter.name!r}: {why}"
-            warnings.warn(message, NumbridgeWarning, stacklevel=_callers_level())
+            warnings.warn(message, NumbridgeWarning, stacklevel=callers_level())
             variants.stop_warning()
             return
-
-
-def _callers_level() -> int:
-    """Return the stack level, as seen from the caller, of the first frame outside the package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        level, frame = level + 1, frame.f_back
-    return level

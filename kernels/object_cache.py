@@ -3,13 +3,16 @@
 What Numba compiled is kept as an object file and loaded by LLVM alone, so a second process needs neither Numba's type
 inference nor its code generator. A key covers everything that the code depends on: its source text, the versions of
 numbridge's own native sources, Numba, llvmlite and Python, and the CPU. Entries are written whole, under a temporary name,
-and renamed; a damaged one is compiled anew.
+and renamed; a damaged one is compiled anew. Where the folder takes nothing (it is read-only, the disk is full), what it has is
+found all the same, and what is compiled goes to a folder of the process.
 
-The folder holds code that will be executed: it must belong to the user, and nobody else may write to it.
+The folder holds code that will be executed: it must belong to the user or to root, and nobody else may write to it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,17 +21,19 @@ import importlib.util
 import os
 import pickle
 import platform
+import shutil
 import stat
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numbridge.kernels.config import config
-from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.errors import NumbridgeError, NumbridgeWarning, callers_level
 
 __all__ = [
     "Compiled",
@@ -38,6 +43,7 @@ __all__ = [
     "cuda_fingerprint",
     "digest",
     "generator_fingerprint",
+    "keep_text",
     "load",
     "machine_fingerprint",
     "private_folder",
@@ -152,13 +158,14 @@ def private_folder(chosen: str | None) -> Path:
     Raises
     ------
     NumbridgeError
-        If the folder belongs to somebody else or others may write to it.
+        If there is no such folder, it belongs to another user, or others may write to it.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(chosen).expanduser() if chosen else base / "numbridge"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
+    try:
+        usable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
     except OSError:
         usable = False
     if not usable:
@@ -167,9 +174,11 @@ def private_folder(chosen: str | None) -> Path:
                 f"the cache folder {chosen!r} (NUMBRIDGE_CACHE_DIR or config.kernel_cache_dir) cannot be written to; name another"
             )
         # No home to write to (a container, a service account): code lives as long as the process.
-        folder = Path(tempfile.mkdtemp(prefix="numbridge-"))
+        return _folder_of_process()
     state = folder.stat()
-    if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    if hasattr(os, "getuid") and (
+        state.st_uid not in (os.getuid(), 0) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
         raise NumbridgeError(
             f"the cache folder {folder} must belong to you and be writable by nobody else, because compiled code in it is "
             f"executed; run `chmod go-w {folder}` or choose another (NUMBRIDGE_CACHE_DIR, config.kernel_cache_dir)"
@@ -177,15 +186,76 @@ def private_folder(chosen: str | None) -> Path:
     return folder
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / f"{key}.o"
+@functools.cache
+def _folder_of_process() -> Path:
+    """Return a folder for what the cache does not take, which is removed when the process ends."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="numbridge-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a process that was forked has this folder from its parent
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+@functools.cache
+def _not_kept(folder: Path, reason: str | None) -> None:
+    """Say once that compiled code does not outlive the process."""
+    warnings.warn(
+        f"compiled code is not kept: the cache folder {folder} cannot be written to ({reason}), so every process compiles "
+        "again; name another by NUMBRIDGE_CACHE_DIR or config.kernel_cache_dir",
+        NumbridgeWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def _put(name: str, data: bytes, *, is_code: bool) -> Path:
+    """Write a file into the cache, or, where that takes nothing, into the folder of this process; return where it lies."""
+    folder = cache_folder()
+    try:
+        _put_into(folder, name, data)
+    except OSError as error:
+        if is_code:
+            _not_kept(folder, error.strerror)
+        folder = _folder_of_process()
+        # Where there is no room at all, what is loaded already goes on.
+        with contextlib.suppress(OSError):
+            _put_into(folder, name, data)
+    return folder / name
+
+
+def _put_into(folder: Path, name: str, data: bytes) -> None:
+    """Write a file so that no process ever sees half of it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, folder / name)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _folders() -> list[Path]:
+    """Return where files are: the cache, and the folder of this process if there is one."""
+    return [cache_folder(), *([_folder_of_process()] if _folder_of_process.cache_info().currsize else ())]
+
+
+def _read(name: str) -> bytes | None:
+    """Return what a file holds; None if there is none that can be read."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            return (folder / name).read_bytes()
+    return None
 
 
 def stored(key: str) -> Compiled | None:
     """Return what is stored under a key, or None."""
-    try:
-        data = _path(key).read_bytes()
-    except FileNotFoundError:
+    data = _read(f"{key}.o")
+    if data is None:
         return None
     body = data[len(_MAGIC) + 32 :]
     if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + 32]:
@@ -195,12 +265,18 @@ def stored(key: str) -> Compiled | None:
 
 
 def remember(key: str, compiled: Compiled) -> None:
-    """Store object code under a key, so that no process ever sees half a file."""
+    """Store object code under a key."""
     body = pickle.dumps(compiled)
-    handle, temporary = tempfile.mkstemp(dir=cache_folder(), suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(_MAGIC + hashlib.sha256(body).digest() + body)
-    os.replace(temporary, _path(key))
+    _put(f"{key}.o", _MAGIC + hashlib.sha256(body).digest() + body, is_code=True)
+
+
+def keep_text(name: str, text: str, *, anew: bool = False) -> str:
+    """Keep generated source where a person can read it; return the file. One that is there stays, unless it is made `anew`."""
+    for folder in () if anew else _folders():
+        with contextlib.suppress(OSError):
+            if (folder / name).exists():
+                return str(folder / name)
+    return str(_put(name, text.encode(), is_code=False))
 
 
 def add_symbol(name: str, address: int) -> None:

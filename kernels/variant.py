@@ -36,11 +36,11 @@ from numbridge.kernels.language.rewriting import Target
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
-    cache_folder,
     compiled_or_stored,
     cuda_fingerprint,
     digest,
     generator_fingerprint,
+    keep_text,
     load,
     machine_fingerprint,
 )
@@ -441,7 +441,7 @@ def _loaded(
     more: Callable[[], dict[str, Any]] = dict,
 ) -> Variant:
     """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
-    symbol, source_file = f"numbridge_{key}", _source_file(emitted.entry, key, text)
+    symbol, source_file = f"numbridge_{key}", keep_text(f"{emitted.entry}_{key}.py", text)
 
     def compile() -> Compiled:
         from numbridge.kernels.cpu_backend.cpu import compile_run
@@ -569,7 +569,7 @@ def _cuda_code(
     def named(together: Together | None) -> tuple[str, str, str]:
         text = _generated_source(kernel, parameters, emitted, source(together), where)
         key = _key("cubin", cuda_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-        return text, key, _source_file(emitted.entry, key, text)
+        return text, key, keep_text(f"{emitted.entry}_{key}.py", text)
 
     def compile(text: str, source_file: str, together: int) -> Compiled:
         from numbridge.kernels.cuda_backend.cuda import compile_cubin
@@ -684,14 +684,6 @@ def _key(
     """Return the name under which a variant's code lies on disk: everything that it depends on."""
     types = (f"{p.name} {p}" for p in parameters)
     return digest(kind, fingerprint, text, emitted.fingerprint, str(fastmath), *types)
-
-
-def _source_file(entry: str, key: str, text: str) -> str:
-    """Keep generated source where a person can read it; return the file."""
-    path = cache_folder() / f"{entry}_{key}.py"
-    if not path.exists():
-        path.write_text(text)
-    return str(path)
 
 
 def _generated_source(

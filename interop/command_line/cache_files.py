@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.object_cache import cache_folder
 
 __all__ = ["clear", "contents", "lines"]
@@ -33,7 +35,10 @@ def clear() -> dict[str, Any]:
     """Remove what numbridge has stored; return what there was. Running processes keep the code that they have loaded."""
     found = contents()
     for file in _files(Path(found["folder"])):
-        file.unlink(missing_ok=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise NumbridgeError(f"{file} cannot be removed: {error.strerror}") from error
     return found
 
 
@@ -49,4 +54,12 @@ def _is_ours(file: Path) -> bool:
 
 def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what `contents` returned, for people."""
-    return [("folder", found["folder"]), ("files", f"{found['files']}, {found['bytes'] / 1e6:.1f} MB")]
+    folder = found["folder"]
+    return [
+        ("folder", f"{folder}, which cannot be written to" if _takes_nothing(folder) else folder),
+        ("files", f"{found['files']}, {found['bytes'] / 1e6:.1f} MB"),
+    ]
+
+
+def _takes_nothing(folder: str) -> bool:
+    return os.path.isdir(folder) and not os.access(folder, os.W_OK)

@@ -177,7 +177,9 @@ def _parameters(func: Callable[..., Any], what: str) -> tuple[Parameter, ...]:
             raise NumbridgeTypeError(
                 f"{what}: parameter {name!r} cannot be passed by position; write it without * and **"
             )
-        made.append(Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name} of {what}")))
+        made.append(
+            Parameter(name, annotation_of(annotations.get(name, inspect.Parameter.empty), f"{name!r} of {what}"))
+        )
     return tuple(made)
 
 

@@ -1,4 +1,4 @@
-"""What to say when Numba cannot compile generated source: what is wrong, where in the user's source, then Numba's words."""
+"""What to say when Numba cannot compile generated source: what is wrong and where in the user's source, or else Numba's words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _RAISED = (
     "an exception in a kernel is made of constants, and this one of what only the running kernel knows; raise it with a text of "
     "its own, and print(...) the numbers before"
 )
-_UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([\w.]+)'>")
+_UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([^']+)'>")
+_CALLED = re.compile(r"(?i)function|method|\bpartial$")
 _LIST = "The use of a reflected list"
 _OF_KERNELS = frozenset(
     {"numbridge.kernels.language.inner_gradients.Gradient", "numbridge.kernels.language.intrinsics.Intrinsic"}
@@ -44,7 +45,7 @@ def not_compiled(
     origin: Callable[[int], str | None],
     where: str = "",
 ) -> KernelError:
-    """Return the error of a kernel that Numba cannot compile.
+    """Return the error of a kernel that Numba cannot compile, to be raised ``from None``: it has of Numba's words what it needs.
 
     Parameters
     ----------
@@ -68,10 +69,11 @@ def not_compiled(
     raising = _DYNAMIC in text or (
         _NRT in text and place is not None and place.splitlines()[1].lstrip().startswith("raise ")
     )
-    problem = _RAISED if raising else _problem(text)
+    problem = _RAISED if raising else _own_words(text)
+    known = problem is not None and place is not None
+    more = "" if known else f"\nNumba says:\n{_without_noise(text)}\nThe generated source is {filename}"
     return KernelError(
-        f"kernel {entry!r} does not compile for ({listed}){where}: {problem}{excerpt}\nNumba says:\n{text}\n"
-        f"The generated source is {filename}"
+        f"kernel {entry!r} does not compile for ({listed}){where}: {problem or _first_line(text)}{excerpt}{more}"
     )
 
 
@@ -86,8 +88,14 @@ def _of_global(name: str, kind: str) -> str:
         return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
     if kind == "list":
         return f"{name} is a list, which kernels cannot read; make it a tuple, or pass an array"
+    if _CALLED.search(kind.rpartition(".")[2]):
+        return (
+            f"{name} is of type {kind}, which kernels cannot call; call functions of numbers of Python's math, NumPy or "
+            "numbridge, or functions of your own that are decorated with @nb.func"
+        )
     return (
-        f"{name} is of type {kind}, which kernels cannot read; pass the numbers and arrays that it holds as arguments"
+        f"{name} is of type {kind.replace('<locals>.', '')}, which kernels cannot read; pass the numbers and arrays that it "
+        "holds as arguments, or make a constant of one of its numbers: nb.static(...) around the expression that gives it"
     )
 
 
@@ -101,8 +109,8 @@ def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str
     return None
 
 
-def _problem(text: str) -> str:
-    """Return the first line that says what is wrong, with what an operation was given."""
+def _own_words(text: str) -> str | None:
+    """Return what is wrong in numbridge's words; None for what it has none for."""
     if _NRT in text:
         return NO_MEMORY
     own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
@@ -123,11 +131,19 @@ def _problem(text: str) -> str:
             f"{narrow.strip()}(...) makes no number in a kernel: floats of 16 and 8 bits are stored in arrays, and computed with "
             "in float32; leave the conversion out, and store to an array of that dtype to round"
         )
-    plain = in_plain_words(text)
-    if plain is not None:
-        return plain
+    return in_plain_words(text)
+
+
+def _first_line(text: str) -> str:
+    """Return the first line in which Numba says what is wrong, with what an operation was given."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     first = lines[0] if lines else text
     if first.endswith("found for signature:") and len(lines) > 1:
         return f"{first.removesuffix(' found for signature:')} for {lines[1].removeprefix('>>>').strip()}"
     return first
+
+
+def _without_noise(text: str) -> str:
+    """Return Numba's words without the names of its passes, and without how it came to the kernel from generated code."""
+    words = text.partition("\nDuring: resolving callee type")[0]
+    return "\n".join(line for line in words.splitlines() if not line.startswith(("Failed in ", "During: Pass"))).strip()

@@ -263,6 +263,10 @@ def _of_number(found: re.Match[str]) -> str | None:
     )
 
 
+def _of_array(found: re.Match[str]) -> str:
+    return f"an array has no .{found[1]} in a kernel; write a loop over its elements, or compute it before the launch"
+
+
 def _of_other_module(found: re.Match[str]) -> str:
     if re.fullmatch(r"u?int\d+|float\d+|complex\d+|bool", found[1]):
         return f"kernels do not know {found[2]}.{found[1]}; write numpy.{found[1]}"
@@ -314,6 +318,13 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     ),
     (r"Unknown attribute '(\w+)' of type Module\(<module '(numbridge)'", _of_module),
     (r"Unknown attribute '(\w+)' of type Module\(<module '((?!numpy|math)[\w.]+)'", _of_other_module),
+    (r"Unknown attribute '(\w+)' of type (?:readonly )?(?:unaligned )?array\(", _of_array),
+    (
+        r">>> npy_(max|min)\(readonly array\(",
+        lambda found: (
+            f"the {found[1]} of an array that the kernel only reads cannot be had in one call; write a loop over its elements"
+        ),
+    ),
     (r"Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
     (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
     (

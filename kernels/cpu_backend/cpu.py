@@ -47,7 +47,7 @@ from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
 from numbridge.kernels.native.printing import show
-from numbridge.kernels.object_cache import Compiled
+from numbridge.kernels.object_cache import Compiled, keep_text
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, block_offsets
 
 __all__ = ["compile_run", "numba_type"]
@@ -142,7 +142,7 @@ def compile_run(
         widths = {name: width for name, (_, width) in together.items()}
         heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
-        Path(filename).write_text(text)
+        keep_text(Path(filename).name, text, anew=True)
     tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
     exec(compile(tree, filename, "exec"), names)
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
@@ -158,7 +158,7 @@ def compile_run(
             compiled = compile_functions({symbol: (_run_function(names[RUN]), "int64(int64, int64, int64, int64)")})
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
-        raise not_compiled(error, entry, parameters, filename, origin) from error
+        raise not_compiled(error, entry, parameters, filename, origin) from None
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)

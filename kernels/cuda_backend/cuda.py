@@ -232,7 +232,7 @@ def compile_ptx(
         raise KernelError(f"kernel {entry!r} calls CUDA C++ that does not compile: {error}") from error
     # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:
-        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
+        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from None
     check_components(_overloads(names), entry, origin)
     ptx, *others = codes
     symbol = _ENTRY.search(ptx)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError, NumbridgeTypeError, source_excerpt
+from numbridge.kernels.language import intrinsics
 from numbridge.kernels.language.dependencies import (
     MISSING,
     Dependency,
@@ -458,7 +460,9 @@ class FunctionSource:
             return self._root(name, self.function.__globals__[name], self.function.__globals__, name)
         value = getattr(builtins, name, MISSING)
         if value is MISSING:
-            raise self.error(node, f"the name {name!r} is not defined")
+            code = self.function.__code__
+            names = {*self.function.__globals__, *vars(builtins), *code.co_varnames, *code.co_freevars}
+            raise self.error(node, f"the name {name!r} is not defined{_meant(name, names)}")
         return Static(value, name, value, (), True, True, ())
 
     def _contents(self, cell: CellType, node: ast.Name) -> Any:
@@ -479,7 +483,7 @@ class FunctionSource:
             value = getattr(base.value, node.attr, MISSING)
             if value is MISSING:
                 name = getattr(base.value, "__name__", repr(base.value))
-                raise self.error(node, f"{name} has no attribute {node.attr!r}{_instead(name, node.attr)}")
+                raise self.error(node, f"{name} has no attribute {node.attr!r}{_instead(base.value, name, node.attr)}")
         return Static(
             value,
             base.root,
@@ -587,15 +591,22 @@ _EXPRESSIONS = {
 }
 
 
-def _instead(module: str, name: str) -> str:
+def _meant(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Return which of some names may have been meant, or nothing."""
+    near = difflib.get_close_matches(name, names, 1, cutoff=0.75)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
+
+
+def _instead(found: Any, module: str, name: str) -> str:
     """Return how to write what other kernel languages have in their own module, or nothing."""
     if module != "numbridge":
-        return ""
+        known = name in intrinsics.__all__ and name not in ("Intrinsic", "axis_of", "intrinsic_of")
+        return f"; numbridge has nb.{name}" if known else _meant(name, dir(found), f"{module}.")
     own = [name] * hasattr(builtins, name) + [f"math.{name}"] * hasattr(math, name)
     if own:
         call = "(...)" if callable(getattr(builtins, name, None) or getattr(math, name)) else ""
         return f"; write {own[0]}{call}, which kernels take from Python"
-    return f"; write {_EXPRESSIONS[name]}" if name in _EXPRESSIONS else ""
+    return f"; write {_EXPRESSIONS[name]}" if name in _EXPRESSIONS else _meant(name, dir(found), "nb.")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -196,7 +196,10 @@ def test_what_is_no_dtype_is_no_annotation(annotation):
     def scaled(x): ...
 
     scaled.__annotations__["x"] = annotation
-    with pytest.raises(nb.NumbridgeTypeError, match="is not an annotation for a kernel; use an array"):
+    with pytest.raises(
+        nb.NumbridgeTypeError,
+        match=r"parameter 'x' of kernel 'scaled': .* is not an annotation for a kernel; use an array",
+    ):
         nb.kernel(scaled)
 
 

@@ -667,6 +667,7 @@ def test_what_does_not_compile_is_shown_in_the_kernel_itself(wrong, problem, lin
     with pytest.raises(KernelError, match=f"does not compile for .*{problem}.*\n  {place}") as caught:
         wrong.ptx(x, y, 2.0, capability=capability) if capability else launch(wrong, 8, [x, y, 2.0])
     assert "Numba says:" in str(caught.value) and (y == ones()[1]).all()
+    assert "Failed in nopython" not in str(caught.value) and caught.value.__suppress_context__
 
 
 def undecorated(value):
@@ -681,7 +682,7 @@ def calls_a_python_function(x, y, a):
 
 def test_a_function_that_was_not_decorated_is_named():
     x, y = ones()
-    wanted = "undecorated is a Python function, which kernels cannot call; decorate it with @nb.func"
+    wanted = r"undecorated is a Python function, which kernels cannot call; decorate it with @nb.func\n.*\n.*\n +\^$"
     refused(KernelError, wanted, lambda: launch(calls_a_python_function, 8, [x, y, 2.0]), y)
 
 

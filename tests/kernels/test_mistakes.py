@@ -1,10 +1,15 @@
 """What launches and kernels say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import linecache
+import math
+from types import ModuleType
+
 import numba
 import numpy as np
 import pytest
 from numba import cuda
 
+import numbridge
 from numbridge.kernels.cpu_backend.raised import RAISED, raised_by
 from numbridge.kernels.errors import (
     KernelError,
@@ -183,6 +188,34 @@ def loops_over_a_number(x, y):
 
 
 @kernel
+def calls_a_builtin(x, y):
+    x[0] = input("a")
+
+
+@kernel
+def has_a_norm(x, y):
+    x[0] = x.norm()
+
+
+@kernel
+def has_a_maximum(x, y):
+    y[0] = x.max()
+
+
+def inside_a_function():
+    class Settings:
+        rate = 2.0
+
+    settings = Settings()
+
+    @kernel
+    def reads_an_object(x, y):
+        x[0] = settings.rate
+
+    return reads_an_object
+
+
+@kernel
 def stores_text(x, y):
     x[0] = "a"
 
@@ -207,6 +240,15 @@ def forgets_an_index(x, y):
     [
         (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
+        (calls_a_builtin, r"input is of type builtin_function_or_method, which kernels cannot call; .* with @nb.func"),
+        (
+            has_a_norm,
+            r"an array has no .norm in a kernel; write a loop over its elements, or compute it before the launch",
+        ),
+        (
+            inside_a_function(),
+            r"settings is of type [\w.]*inside_a_function.Settings, which kernels cannot read; .* nb.static\(...\)",
+        ),
         (
             calls_njit,
             "twice is a device function of @nb.func, which functions of numba.njit cannot call; decorate with @nb.func",
@@ -232,6 +274,50 @@ def forgets_an_index(x, y):
 def test_what_does_not_compile(wrong, text):
     with pytest.raises(KernelError, match=rf"'{wrong.name}' does not compile for .*{text}(.|\n)*test_mistakes.py:"):
         launch(wrong, 1, [ones(), 2.0])
+
+
+def test_the_maximum_of_an_array_that_is_read():
+    with pytest.raises(
+        KernelError, match=r"the max of an array that the kernel only reads .*; write a loop over its elem"
+    ):
+        launch(has_a_maximum, 1, [ones(), ones()])
+
+
+def test_what_may_have_been_meant():
+    def wrong(source):
+        namespace = {"kernel": kernel, "nb": numbridge, "math": math, "helper": saxpy, "peer": ModuleType("peer")}
+        text = f"@kernel\ndef wrong(x):\n    x[0] = {source}\n"
+        linecache.cache["<meant>"] = (len(text), None, text.splitlines(keepends=True), "<meant>")
+        exec(compile(text, "<meant>", "exec"), namespace)
+        with pytest.raises(KernelError) as caught:
+            launch(namespace["wrong"], 1, [ones()])
+        return str(caught.value).partition("\n")[0]
+
+    assert wrong("hleper(1.0)") == "the name 'hleper' is not defined; did you mean helper?"
+    assert wrong("nb.atomic_ad(x, 0, 1.0)") == "numbridge has no attribute 'atomic_ad'; did you mean nb.atomic_add?"
+    assert wrong("math.sinn(x[0])") == "math has no attribute 'sinn'; did you mean math.sin?"
+    assert wrong("peer.tid()") == "peer has no attribute 'tid'; numbridge has nb.tid"
+    assert wrong("peer.nothing_like_it()") == "peer has no attribute 'nothing_like_it'"
+
+
+class Holder:
+    @kernel
+    def method(self, x):
+        x[0] = 1.0
+
+
+@kernel
+def has_a_default(x, a=2.0):
+    x[0] = a
+
+
+def test_arguments_that_other_functions_get_by_themselves():
+    with pytest.raises(NumbridgeTypeError, match=r"\(self, x\), got 1; .* write @staticmethod above @nb.kernel"):
+        launch(Holder().method, 1, [ones()])
+    with pytest.raises(
+        NumbridgeTypeError, match=r"\(x, a\), got 1; the defaults of a kernel's parameters are not used"
+    ):
+        launch(has_a_default, 1, [ones()])
 
 
 def test_an_array_with_a_dimension_more_than_the_kernel_has_indices():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -9,6 +10,7 @@ import resource
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -17,7 +19,8 @@ import numpy as np
 import pytest
 
 from numbridge.kernels import object_cache
-from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.config import config
+from numbridge.kernels.errors import NumbridgeError, NumbridgeWarning
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
@@ -119,6 +122,80 @@ def test_the_cache_folder_is_private(tmp_path, monkeypatch):
     finally:
         monkeypatch.undo()
         object_cache.private_folder.cache_clear()
+
+
+@kernel
+def halved(x):
+    i = tid()
+    x[i] = 0.5 * x[i]
+
+
+@kernel
+def thirds(x):
+    i = tid()
+    x[i] = x[i] / 3.0
+
+
+def _refusing(folder, number):
+    """Return a `mkstemp` of a folder that takes nothing."""
+    real = tempfile.mkstemp
+
+    def mkstemp(**options):
+        if Path(options["dir"]) == folder:
+            raise OSError(number, os.strerror(number))
+        return real(**options)
+
+    return mkstemp
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_cache_that_takes_nothing_costs_a_warning_and_no_launch(tmp_path, monkeypatch, number):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(config, "kernel_cache_dir", folder)
+    monkeypatch.setattr(tempfile, "mkstemp", _refusing(folder, number))
+    x = np.ones(3, [np.float32, np.float64][number == errno.EROFS])
+    with pytest.warns(
+        NumbridgeWarning, match=rf"not kept: the cache folder {folder} .*{os.strerror(number)}.*_CACHE_DIR"
+    ):
+        launch(halved, 3, [x])
+    launch(thirds, 3, [x])  # without another warning
+    np.testing.assert_allclose(x, 0.5 / 3)
+    report = thirds.explain(x)
+    assert list(folder.iterdir()) == [] and Path(report.variant.source_file).read_text() == report.source
+    # What could not be kept is found by the process that compiled it
+    again = kernel(thirds.function)
+    assert again.explain(x).variant.from_cache
+
+
+def test_a_cache_that_is_read_only_is_read(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(config, "kernel_cache_dir", folder)
+    x = np.ones(3, np.int32)
+    launch(halved, 3, [x])
+    monkeypatch.setattr(tempfile, "mkstemp", _refusing(folder, errno.EROFS))
+    assert kernel(halved.function).explain(x).variant.from_cache
+
+
+def test_nothing_unfinished_stays_in_a_full_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(config, "kernel_cache_dir", folder)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(NumbridgeWarning, match="No space left"):
+        object_cache.remember("0" * 32, object_cache.Compiled((b"",), {"f": "f"}, (), {}))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_cache_that_somebody_removed_is_made_again(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(config, "kernel_cache_dir", folder)
+    folder.rmdir()
+    key, made = object_cache.digest("removed"), object_cache.Compiled((b"",), {"f": "f"}, (), {})
+    object_cache.remember(key, made)
+    assert object_cache.stored(key) == made and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_the_generated_source_is_on_disk():
