@@ -32,8 +32,10 @@ __all__ = ["LOADS", "READY", "STEPS", "STORES", "Together", "ids_together"]
 
 READY, LOADS, STORES = STEPS = ("_nb_ready", "_nb_loads", "_nb_stores")
 # How many ids a thread may take, how many bytes these should load (2,048 times as many are under way on a multiprocessor), and
-# by how many instructions they may, each of which takes a register.
-_COUNTS, _ENOUGH_BYTES, _MOST_LOADS = (2, 4, 8), 24, 24
+# by how many instructions they may, each of which takes a register; and how many operations there may be, which are compiled for
+# each of them. A thread that computes much has other threads to hide its loads behind.
+_COUNTS, _ENOUGH_BYTES, _MOST_LOADS, _MOST_WORK = (2, 4, 8), 24, 24, 128
+_CALL = 10
 _BUILTINS = frozenset({"abs", "bool", "complex", "float", "int", "len", "max", "min", "pow", "round"})
 _CASTS = ("_nb_float", "_nb_int", "_nb_uint", "_nb_bool", "_nb_decided", "_nb_nonnegative")
 _ATOMICS = ("_nb_atomic_", f"{CUDA_MODULE}.atomic.")
@@ -70,7 +72,8 @@ def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Toget
     steps = reader.steps(functions[emitted.entry])
     if steps is None or _names_block(tree):
         return None
-    count = _how_many([load for part, _ in steps.before for load in reader.loads(part)], parameters)
+    before = [statement for part, _ in steps.before for statement in part]
+    count = _how_many([*reader.loads(before)], _work(before), parameters)
     kept = steps.kept()
     if count is None or not kept:
         return None
@@ -116,14 +119,25 @@ def _function(name: str, taken: str, body: list[ast.stmt]) -> str:
     return "\n".join(["@_nb_device", f"def {name}({taken}):", *lines])
 
 
-def _how_many(loads: Sequence[str], parameters: Sequence[ParameterType]) -> int | None:
+def _how_many(loads: Sequence[str], work: int, parameters: Sequence[ParameterType]) -> int | None:
     """Return how many ids a thread takes that loads from these arrays, or None for one."""
     sizes = {p.name: p.itemsize for p in parameters if isinstance(p, ArrayType)}
     size = sum(sizes.get(name, 0) for name in {*loads})
     if not 0 < size < _ENOUGH_BYTES:
         return None
     wanted = next((count for count in _COUNTS if count * size >= _ENOUGH_BYTES), _COUNTS[-1])
-    return max((count for count in _COUNTS if count <= wanted and count * len(loads) <= _MOST_LOADS), default=None)
+    most = min(wanted, _MOST_LOADS // len(loads), _MOST_WORK // max(work, 1))
+    return max((count for count in _COUNTS if count <= most), default=None)
+
+
+def _work(statements: Sequence[ast.stmt]) -> int:
+    """Return about how many operations statements come to."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    operations = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Subscript)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    # A constant of some type is a call, too.
+    functions = sum(not all(isinstance(argument, ast.Constant) for argument in call.args) for call in calls)
+    return _CALL * functions + sum(isinstance(node, operations) for node in nodes)
 
 
 def _names_block(tree: ast.AST) -> bool:

@@ -152,6 +152,21 @@ def writes_first(x, y):
 
 
 @nb.kernel
+def computed(x, y):
+    i = nb.tid()
+    t = x[i]
+    y[i] = math.sin(t) + math.cos(t) * math.exp(-t) + math.sqrt(t)
+
+
+@nb.kernel
+def computed_much(x, y):
+    i = nb.tid()
+    t = math.sin(x[i]) * math.cos(x[i])
+    u = math.exp(t) + math.log(t) * math.tan(t)
+    y[i] = math.atan(u) + math.erf(t) - math.tanh(u)
+
+
+@nb.kernel
 def of_many(a, b, c, d, y):
     i = nb.tid()
     y[i] = a[i] * b[i] + c[i] * d[i]
@@ -184,6 +199,9 @@ V = np.ones((4, 3), np.float32)
         (moved, (V, V.copy(), 0.5), None),
         (of_many, (D, D, D, D, D.copy()), None),
         (of_many, (F, F, F, F, F.copy()), 2),
+        # So it does where it computes much.
+        (computed, (F, F.copy()), 2),
+        (computed_much, (F, F.copy()), None),
         (looped, (F, F.copy()), None),
         (checked, (F, F.copy()), None),
         (filled, (F,), None),
