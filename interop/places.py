@@ -100,7 +100,7 @@ class Places:
         self._lock = threading.Lock()
         # Bits of the size -> first addresses, sorted, and the places that begin there
         self._sorted: dict[int, tuple[list[int], list[Place]]] = {}
-        # Those to be sorted once one comes that does not lie beyond them all
+        # Those to be sorted once one is looked for that does not lie beyond them all
         self._unsorted: list[Place] = []
         self._low, self._high = _BEYOND, 0
         # Whether none lies in another's reach, and each has elements

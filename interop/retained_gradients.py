@@ -5,13 +5,14 @@ A gradient is kept when the backward pass comes to the launch, or the copy, that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from numbridge import cupy_memory
 from numbridge.adjoint_memory import Adjoint, AdjointMemory, Region, clear
 from numbridge.array import Array
+from numbridge.gradients import retains_gradient
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.readers import Description, describe
 from numbridge.places import Place, Places
@@ -20,10 +21,12 @@ from numbridge.tape_events import CopyEvent, Event, FunctionEvent, LaunchEvent
 __all__ = ["RetainedGradients", "retained_gradients"]
 
 
-def retained_gradients(arrays: Iterable[Array], places: Places, memory: AdjointMemory) -> RetainedGradients | None:
+def retained_gradients(arrays: Collection[Array], places: Places, memory: AdjointMemory) -> RetainedGradients | None:
     """Return the gradients of those of some arrays that retain theirs, or None without any; parameters as of the class."""
-    retained = [array for array in arrays if array._extra is not None and array._extra.retained]
-    return RetainedGradients(retained, places, memory) if retained else None
+    for array in arrays:
+        if array._extra is not None and array._extra.retained:
+            return RetainedGradients([other for other in arrays if retains_gradient(other)], places, memory)
+    return None
 
 
 class RetainedGradients:

@@ -535,13 +535,13 @@ class Tape:
                 "backward: the tape has been used up, and what it kept may have changed; record again, or call backward with "
                 "retain_graph=True before"
             )
-        seeds = self._seeds(loss, grads)
-        given = [place.found for place, _ in seeds]
-        given += map(describe, self._arrays.values())
-        memory = self._memory = AdjointMemory(
-            map(_places_of, self._events), given, are_apart=self._places.are_apart(given)
-        )
-        for place, cotangent in seeds:
+        seeds, cotangents = self._seeds(loss, grads)
+        # A seed is kept, or within reach of what is, unless nothing has been recorded.
+        arrays = [*map(describe, self._arrays.values())]
+        are_apart = bool(self._events) and self._places.are_apart(arrays)
+        memory = AdjointMemory([*map(_places_of, self._events), seeds], arrays, are_apart=are_apart)
+        self._memory = memory
+        for place, cotangent in zip(seeds, cotangents, strict=True):
             memory.start(place, cotangent)
         self._repeatable = False
         if not retain_graph:
@@ -588,7 +588,8 @@ class Tape:
                         return False
         return True
 
-    def _seeds(self, loss: Any, grads: Any) -> list[tuple[Place, Any]]:
+    def _seeds(self, loss: Any, grads: Any) -> tuple[list[Place], list[Any]]:
+        """Return where gradients start, and what they are there."""
         seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
         seeds += _pairs(grads)
         if loss is None and grads is None:
@@ -597,12 +598,12 @@ class Tape:
             raise NumbridgeValueError(
                 "backward needs a loss, or grads={array: gradient}, or an array that was written and has a grad other than zero"
             )
-        found = []
+        places, cotangents = [], []
         for array, value in seeds:
             description = _floating(array)
-            cotangent = _cotangent(description, value)
+            cotangents.append(_cotangent(description, value))
             place, requires_grad = self._places.find(description), _requires_grad(array)
-            found.append((place, cotangent))
+            places.append(place)
             if not (requires_grad or place.meets_varied or (self._has_empty and place.is_empty)):
                 raise NumbridgeError(
                     "backward: no recorded launch has made the loss, or the array of a gradient, of anything that requires "
@@ -619,9 +620,8 @@ class Tape:
                 )
             if requires_grad:
                 self._remember_array(array)
-        for array, _ in seeds:
-            self._objects.append(array)
-        return found
+        self._objects += [array for array, _ in seeds]
+        return places, cotangents
 
     def _taken_gradients(self) -> list[tuple[Any, Any]]:
         """Return the arrays that the tape has written and whose own gradients are not zero, with these, which are zero then."""

@@ -22,7 +22,15 @@ __all__ = ["Watcher", "announce", "is_recorded", "is_watched", "recorded", "unre
 
 _lock = threading.Lock()
 _watchers: list[weakref.ref[Any]] = []
-_local = threading.local()
+
+
+class _Local(threading.local):
+    """Whether a thread launches without being recorded."""
+
+    unrecorded = False
+
+
+_local = _Local()
 
 
 class Watcher(Protocol):
@@ -82,7 +90,7 @@ def watchers() -> list[Any]:
 
 def is_recorded() -> bool:
     """Tell whether launches of this thread may be recorded."""
-    return not getattr(_local, "unrecorded", False)
+    return not _local.unrecorded
 
 
 class unrecorded:  # noqa: N801 - a function in all but speed
@@ -93,7 +101,7 @@ class unrecorded:  # noqa: N801 - a function in all but speed
 
     def __enter__(self) -> None:
         """Record no launches of this thread from here on; or do, for `recorded`."""
-        self._before = getattr(_local, "unrecorded", False)
+        self._before = _local.unrecorded
         _local.unrecorded = self._is_said
 
     def __exit__(self, *raised: object) -> None:
