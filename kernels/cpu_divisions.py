@@ -30,6 +30,7 @@ from numbridge.kernels.replaced_code import (
     Change,
     Generate,
     always,
+    has_both_signs,
     loops_replaced,
     replaced,
 )
@@ -142,7 +143,7 @@ def _of_neighbours(generate: Generate) -> Generate:
             context.cast(builder, value, given, kind) for value, given in zip(values, signature.args, strict=True)
         )
         is_sum = isinstance(number, ir.Instruction) and number.opname in ("add", "sub")
-        if not kind.signed or not is_sum or isinstance(divisor, ir.Constant):
+        if not kind.signed or not is_sum or isinstance(divisor, ir.Constant) or has_both_signs(signature.args):
             return generate(context, builder, signature, values)
         zero = number.type(0)
         is_less = builder.icmp_unsigned("<", number, divisor)
@@ -176,7 +177,11 @@ _COMPLEX = (types.Complex, types.Complex)
 _INTEGERS = (types.Integer, types.Integer)
 _OPERATIONS: dict[tuple[Any, ...], Change] = {
     (round, types.Float, types.Integer): in_all_digits,
-    **{operation: _then_settled(change) for operation, change in INTEGER_OPERATIONS.items()},
+    **INTEGER_OPERATIONS,
+    **{
+        (operation, *_INTEGERS): _then_settled(INTEGER_OPERATIONS[operation, *_INTEGERS])
+        for operation in (operator.floordiv, operator.ifloordiv, divmod)
+    },
     **dict.fromkeys(((operation, *_INTEGERS) for operation in (operator.mod, operator.imod)), _remainder),
     **{(range, kind, kind, kind): _counted for kind in (types.int32, types.int64, types.uint64)},
     (slice, types.VarArg(types.Any)): _with_step,
@@ -192,7 +197,7 @@ _LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {
     np.floor_divide: _QUOTIENTS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
     np.divmod: _QUOTIENTS[np.divmod] | {"fd": always(of_operation(divmod))},
     np.fmod: _QUOTIENTS[np.fmod],
-    np.power: {"FD": always(of_operation(operator.pow))},
+    np.power: INTEGER_LOOPS[np.power] | {"FD": always(of_operation(operator.pow))},
     np.spacing: {"fd": always(spacing)},
     np.expm1: {"FD": always(expm1)},
     np.ldexp: {"fd": any_exponent},
