@@ -288,7 +288,7 @@ def _add_plain_bits(function: Any) -> None:
         return converted
 
 
-for _function in (np.left_shift, np.right_shift):
-    _add_plain_counts(_function)
-for _function in (np.bitwise_and, np.bitwise_or, np.bitwise_xor):
-    _add_plain_bits(_function)
+for _shift in (np.left_shift, np.right_shift):
+    _add_plain_counts(_shift)
+for _of_bits in (np.bitwise_and, np.bitwise_or, np.bitwise_xor):
+    _add_plain_bits(_of_bits)

@@ -108,13 +108,18 @@ def overflowing_divisions(x, w, out):
         trips += 1
         break
     out[9, i] = trips
+    # A branch tells LLVM something, too, and a remainder of a sum begins with one.
+    d = b * 4
+    if d > 10:
+        out[10, i] = a // d
+    out[11, i] = (a * 2 + 1) % (d * -2)
 
 
 def test_divisors_that_overflow_end_no_process():
     """To LLVM `b * 4` is not zero where `b` is not, nor is `a * 4` the least integer where `a` is no quarter of it."""
     least = -(2**63)
     a, b = pairs([least, -(2**61), -7, 1, 2**61, 2**62, -(2**62), 2**63 - 1, -1], np.int64)
-    out = np.zeros((10, len(a)), np.int64)
+    out = np.zeros((12, len(a)), np.int64)
     launch(overflowing_divisions, len(a), [a, b, out])
     fits = (np.abs(a / 2**61) < 1) & (np.abs(b / 2**61) < 1)
     a, b, out = a[fits], b[fits], out[:, fits]
@@ -131,6 +136,8 @@ def test_divisors_that_overflow_end_no_process():
     ]
     assert np.array_equal(out[:9], expected), (out, expected)
     assert np.array_equal(out[9], (a < 0) == (b < 0))
+    assert np.array_equal(out[10], np.where(b * 4 > 10, a // (b * 4), 0))
+    assert np.array_equal(out[11], (a * 2 + 1) % (b * -8))
 
 
 @nb.kernel
