@@ -76,6 +76,7 @@ RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
     "_nb_replaced": _replaced,
     "_nb_local_array": lambda shape, dtype: np.full(shape, 77, str(dtype) if isinstance(dtype, types.Type) else dtype),
+    "_nb_cuda_fma": lambda a, b, c: np.float64(np.longdouble(a) * b + c),
     "_nb_atomic_add": _atomic_add,
     "_nb_atomic_sub": _atomic_sub,
     "_nb_atomic_exch": _atomic_exch,

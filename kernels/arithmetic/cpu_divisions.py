@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.ir import instructions
 from numba import types
 from numba.core import targetconfig
 from numba.core.compiler import Flags
@@ -37,6 +38,7 @@ from numbridge.kernels.arithmetic.replaced_code import (
     Change,
     Generate,
     always,
+    has_both_signs,
     loops_replaced,
     replaced,
 )
@@ -104,11 +106,48 @@ def _settled(generate: Generate) -> Generate:
 
 
 def _frozen(builder: Any, value: Any) -> Any:
+    """Return a number that is the same wherever it is used.
+
+    Nor may a branch on it tell LLVM that nothing has overflowed, so the products that it is made of wrap around. Of sums it need
+    not be said: whether one is zero is seen from its summands, also where it wraps around.
+    """
     if isinstance(value, ir.Constant):
         return value
+    _let_wrap(builder.function, value)
     instruction = ir.Instruction(builder.block, value.type, "freeze", [value])  # for which llvmlite has no method
     builder._insert(instruction)
     return instruction
+
+
+def _let_wrap(function: Any, value: Any) -> None:
+    """Let the products wrap around that a value of a function is made of, as far as its code is there."""
+    stored: dict[int, list[Any]] | None = None
+    known, ahead = {id(value)}, [value]
+    while ahead:
+        part = ahead.pop()
+        if not isinstance(part, ir.Instruction):
+            continue
+        if part.opname in ("mul", "shl"):
+            part.flags = []
+        found = part.operands
+        if isinstance(part, instructions.LoadInstr):
+            stored = _stored(function) if stored is None else stored
+            found = stored.get(id(part.operands[0]), [])
+        for operand in found:
+            if id(operand) not in known:
+                known.add(id(operand))
+                ahead.append(operand)
+
+
+def _stored(function: Any) -> dict[int, list[Any]]:
+    """Return what is stored at each place, by the identity of the pointer."""
+    found: dict[int, list[Any]] = {}
+    for block in function.blocks:
+        for instruction in block.instructions:
+            if isinstance(instruction, instructions.StoreInstr):
+                value, place = instruction.operands
+                found.setdefault(id(place), []).append(value)
+    return found
 
 
 def _counted(generate: Generate) -> Generate:
@@ -149,8 +188,9 @@ def _of_neighbours(generate: Generate) -> Generate:
             context.cast(builder, value, given, kind) for value, given in zip(values, signature.args, strict=True)
         )
         is_sum = isinstance(number, ir.Instruction) and number.opname in ("add", "sub")
-        if not kind.signed or not is_sum or isinstance(divisor, ir.Constant):
+        if not kind.signed or not is_sum or isinstance(divisor, ir.Constant) or has_both_signs(signature.args):
             return generate(context, builder, signature, values)
+        number, divisor = _frozen(builder, number), _frozen(builder, divisor)
         zero = number.type(0)
         is_less = builder.icmp_unsigned("<", number, divisor)
         moved = builder.select(
@@ -162,7 +202,7 @@ def _of_neighbours(generate: Generate) -> Generate:
             with near:
                 found, after_near = builder.select(is_less, number, moved), builder.block
             with far:
-                divided, after_far = generate(context, builder, signature, values), builder.block
+                divided, after_far = generate(context, builder, kind(kind, kind), (number, divisor)), builder.block
         result = builder.phi(found.type)
         result.add_incoming(found, after_near)
         result.add_incoming(divided, after_far)
@@ -183,7 +223,11 @@ _COMPLEX = (types.Complex, types.Complex)
 _INTEGERS = (types.Integer, types.Integer)
 _OPERATIONS: dict[tuple[Any, ...], Change] = {
     (round, types.Float, types.Integer): in_all_digits,
-    **{operation: _then_settled(change) for operation, change in INTEGER_OPERATIONS.items()},
+    **INTEGER_OPERATIONS,
+    **{
+        (operation, *_INTEGERS): _then_settled(INTEGER_OPERATIONS[operation, *_INTEGERS])
+        for operation in (operator.floordiv, operator.ifloordiv, divmod)
+    },
     **dict.fromkeys(((operation, *_INTEGERS) for operation in (operator.mod, operator.imod)), _remainder),
     **{(range, kind, kind, kind): _counted for kind in (types.int32, types.int64, types.uint64)},
     (slice, types.VarArg(types.Any)): _with_step,
@@ -199,7 +243,7 @@ _LOOPS: dict[Any, dict[str, Change]] = INTEGER_LOOPS | {
     np.floor_divide: _QUOTIENTS[np.floor_divide] | {"fd": always(of_operation(operator.floordiv))},
     np.divmod: _QUOTIENTS[np.divmod] | {"fd": always(of_operation(divmod))},
     np.fmod: _QUOTIENTS[np.fmod],
-    np.power: {"FD": always(of_operation(operator.pow))},
+    np.power: INTEGER_LOOPS[np.power] | {"FD": always(of_operation(operator.pow))},
     np.spacing: {"fd": always(spacing)},
     np.expm1: {"FD": always(expm1)},
     np.ldexp: {"fd": any_exponent},

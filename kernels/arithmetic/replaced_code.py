@@ -1,8 +1,9 @@
 """Other code than Numba's for operations on numbers, while a kernel is compiled; what others compile keeps Numba's.
 
 Numba looks up the code of an operation by the operation and the types of its operands, in its context for a target. Here an entry
-is replaced for a while. What is the same on the CPU and on CUDA about integers is here, too. Importing this module imports Numba,
-so only code that is about to compile does.
+is replaced for a while. What is the same on the CPU and on CUDA about integers is here, too. What Numba has no code for at all,
+shifts and bits of uint64 by a plain integer, everybody gets. Importing this module imports Numba, so only code that is about to
+compile does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.extending import overload
 
 __all__ = [
     "INTEGER_LOOPS",
@@ -134,6 +136,52 @@ def _never_negated(builder: Any, signature: Any, values: Any) -> tuple[Any, tupl
     return negates, (number, builder.select(negates, divisor.type(1), divisor))
 
 
+def _of_both_signs(part: int, change: Change) -> Change:
+    """Return a change to quotients (0) or remainders (1) that takes a uint64 for itself beside a signed integer.
+
+    Numba takes both for signed ones, and large ones for negative. Of the result, it keeps 64 bits as an int64.
+    """
+
+    def changed(generate: Generate) -> Generate:
+        plain = change(generate)
+
+        def division(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            if not has_both_signs(signature.args):
+                return plain(context, builder, signature, values)
+            wide = [
+                context.cast(builder, value, kind, types.int64 if kind.signed else types.uint64)
+                for value, kind in zip(values, signature.args, strict=True)
+            ]
+            return _divided(builder, *wide, by_signed=signature.args[1].signed)[part]
+
+        return division
+
+    return changed
+
+
+def has_both_signs(kinds: Any) -> bool:
+    """Tell whether one of two types is uint64, and the other one of signed integers."""
+    return any(kind.signed for kind in kinds) and any(kind.bitwidth == 64 and not kind.signed for kind in kinds)
+
+
+def _divided(builder: Any, number: Any, divisor: Any, *, by_signed: bool) -> tuple[Any, Any]:
+    """Return the quotient, rounded down, and the remainder of 64 bits each, of which one is signed; zeros by zero."""
+    zero, one = number.type(0), number.type(1)
+    signed = divisor if by_signed else number
+    negative = builder.icmp_signed("<", signed, zero)
+    size = builder.select(negative, builder.neg(signed), signed)
+    number, divisor = (number, size) if by_signed else (size, divisor)
+    by_zero = builder.icmp_unsigned("==", divisor, zero)
+    safe = builder.select(by_zero, one, divisor)
+    whole, rest = builder.udiv(number, safe), builder.urem(number, safe)
+    left = builder.icmp_unsigned("!=", rest, zero)
+    below = builder.select(left, builder.not_(whole), builder.neg(whole))
+    whole = builder.select(negative, below, whole)
+    other = builder.sub(rest, divisor) if by_signed else builder.sub(divisor, rest)
+    rest = builder.select(builder.and_(negative, left), other, rest)
+    return builder.select(by_zero, zero, whole), builder.select(by_zero, zero, rest)
+
+
 def _fmod(generate: Generate) -> Generate:
     """Return code for `numpy.fmod` of signed integers, for which Numba has that of unsigned ones."""
 
@@ -154,10 +202,47 @@ def _sign(context: Any, builder: Any, signature: Any, values: Any) -> Any:
     return builder.zext(builder.icmp_unsigned("!=", number, number.type(0)), number.type)
 
 
+def _power(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """Generate the power of an integer by an integer, modulo its type's range.
+
+    Numba's goes by way of a floating-point number, which has 53 bits, and raises where the exponent is the least one.
+    """
+    kind = signature.return_type
+    least = -1 << (kind.bitwidth - 1)  # of zero by a negative exponent, as Numba has it
+
+    def power(a: Any, b: Any) -> Any:
+        if b < 0:
+            if a == 0:
+                return kind(least)
+            odd = kind(b & 1)
+            return kind(a == 1) + kind(a == -1) * (kind(1) - odd - odd)
+        factor, rest, result = np.uint64(a), np.uint64(b), np.uint64(1)
+        while rest != 0:
+            if rest & np.uint64(1):
+                result *= factor
+            rest >>= np.uint64(1)
+            factor *= factor
+        return kind(result)
+
+    found = context.compile_internal(builder, power, types.int64(*signature.args), values)
+    return context.cast(builder, found, types.int64, kind)
+
+
+def _least_multiple(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    """Generate `numpy.lcm` of unsigned integers; Numba's goes by way of a floating-point number."""
+
+    def multiple(a: Any, b: Any) -> Any:
+        return a if a == 0 else a * (b // np.gcd(a, b))
+
+    return context.compile_internal(builder, multiple, signature, values)
+
+
 _INTEGERS = (types.Integer, types.Integer)
 INTEGER_OPERATIONS: dict[tuple[Any, ...], Change] = {
-    **{(operation, *_INTEGERS): _negated for operation in (operator.floordiv, operator.ifloordiv, divmod)},
-    **{(operation, *_INTEGERS): _by_one for operation in (operator.mod, operator.imod)},
+    (divmod, *_INTEGERS): _negated,
+    **{(operation, *_INTEGERS): _of_both_signs(0, _negated) for operation in (operator.floordiv, operator.ifloordiv)},
+    **{(operation, *_INTEGERS): _of_both_signs(1, _by_one) for operation in (operator.mod, operator.imod)},
+    **{(operation, *_INTEGERS): always(_power) for operation in (operator.pow, operator.ipow, pow)},
 }
 """For `replaced`."""
 
@@ -167,5 +252,43 @@ INTEGER_LOOPS: dict[Any, dict[str, Change]] = {
     **{function: {_SIGNED: _negated} for function in (np.floor_divide, np.divmod)},
     np.fmod: {_SIGNED: _fmod},
     np.sign: {_UNSIGNED: always(_sign)},
+    np.lcm: {_UNSIGNED: always(_least_multiple)},
+    np.power: {_SIGNED + _UNSIGNED: always(_power)},
 }
 """For `loops_replaced`."""
+
+
+def _add_plain_counts(function: Any) -> None:
+    """Let one of NumPy's shifts take a uint64 and a count of another type: there is no signed type that holds both."""
+
+    @overload(function)
+    def shifted(a: Any, b: Any) -> Any:
+        if a != types.uint64 or not (isinstance(b, types.Integer) and b.signed):
+            return None
+
+        def counted(a: Any, b: Any) -> Any:
+            return function(a, np.uint64(b))
+
+        return counted
+
+
+def _add_plain_bits(function: Any) -> None:
+    """Let one of NumPy's functions of bits take a uint64 and a number that stands in the source, as NumPy does."""
+
+    @overload(function)
+    def masked(a: Any, b: Any) -> Any:
+        kinds = (a, b)
+        plain = [kind for kind in kinds if isinstance(kind, types.IntegerLiteral) and kind.literal_value >= 0]
+        if len(plain) != 1 or types.uint64 not in kinds:
+            return None
+
+        def converted(a: Any, b: Any) -> Any:
+            return function(np.uint64(a), np.uint64(b))
+
+        return converted
+
+
+for _shift in (np.left_shift, np.right_shift):
+    _add_plain_counts(_shift)
+for _of_bits in (np.bitwise_and, np.bitwise_or, np.bitwise_xor):
+    _add_plain_bits(_of_bits)

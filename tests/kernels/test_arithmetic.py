@@ -108,13 +108,18 @@ def overflowing_divisions(x, w, out):
         trips += 1
         break
     out[9, i] = trips
+    # A branch tells LLVM something, too, and a remainder of a sum begins with one.
+    d = b * 4
+    if d > 10:
+        out[10, i] = a // d
+    out[11, i] = (a * 2 + 1) % (d * -2)
 
 
 def test_divisors_that_overflow_end_no_process():
     """To LLVM `b * 4` is not zero where `b` is not, nor is `a * 4` the least integer where `a` is no quarter of it."""
     least = -(2**63)
     a, b = pairs([least, -(2**61), -7, 1, 2**61, 2**62, -(2**62), 2**63 - 1, -1], np.int64)
-    out = np.zeros((10, len(a)), np.int64)
+    out = np.zeros((12, len(a)), np.int64)
     launch(overflowing_divisions, len(a), [a, b, out])
     fits = (np.abs(a / 2**61) < 1) & (np.abs(b / 2**61) < 1)
     a, b, out = a[fits], b[fits], out[:, fits]
@@ -131,6 +136,76 @@ def test_divisors_that_overflow_end_no_process():
     ]
     assert np.array_equal(out[:9], expected), (out, expected)
     assert np.array_equal(out[9], (a < 0) == (b < 0))
+    assert np.array_equal(out[10], np.where(b * 4 > 10, a // (b * 4), 0))
+    assert np.array_equal(out[11], (a * 2 + 1) % (b * -8))
+
+
+@nb.kernel
+def unsigned_with_signed(x, n, out):
+    i = nb.tid()
+    a, b = x[i], n[i]
+    out[0, i] = a // b
+    out[1, i] = a % b
+    out[2, i] = a % 10
+    out[3, i] = b // a
+    out[4, i] = b % a
+    out[5, i] = (a - b) % 7
+    out[6, i] = np.left_shift(a, 1)
+    out[7, i] = np.right_shift(a, i)
+    out[8, i] = np.bitwise_and(a, 255)
+    out[9, i] = np.bitwise_xor(3, a)
+
+
+def test_unsigned_integers_of_64_bits_beside_signed_ones():
+    """Of which Numba takes large ones for negative where it divides, and refuses to shift by a plain number."""
+    x, n = pairs([0, 1, 7, 2**63 - 1, 2**63, 2**63 + 5, 2**64 - 1], object)
+    n[::2] -= 2**63 + 3
+    keep = np.array([-(2**63) <= b < 2**63 for b in n])
+    x, n = x[keep], n[keep]
+    expected = [
+        [
+            *(a // b if b else 0, a % b if b else 0, a % 10, b // a if a else 0, b % a if a else 0, wrapped(a - b) % 7),
+            *(a << 1, a >> min(i, 63), a & 255, a ^ 3),
+        ]
+        for i, (a, b) in enumerate(zip(x, n, strict=True))
+    ]
+    expected = np.array([[wrapped(number) for number in row] for row in expected]).T
+    for got in on_both(
+        unsigned_with_signed, len(x), [x.astype(np.uint64), n.astype(np.int64), np.zeros_like(expected)]
+    ):
+        assert np.array_equal(got, expected), np.argwhere(got != expected)
+
+
+def wrapped(number):
+    """Return the int64 with the lowest bits of an integer."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+@nb.kernel
+def whole_powers(x, n, out):
+    i = nb.tid()
+    out[0, i] = x[i] ** n[i]
+    out[1, i] = np.power(x[i], n[i])
+    power = x[i]
+    power **= n[i]
+    out[2, i] = power
+    out[3, i] = np.lcm(x[i], n[i])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_powers_and_multiples_of_integers_are_exact(dtype):
+    """Beyond 53 bits, too, which are those of the floating-point numbers that Numba's go through."""
+    x, n = pairs([0, 1, 2, 3, 5, 39, 2**61 + 1], dtype)
+    if dtype is np.int64:
+        x = np.concatenate([x, -x, [-1, -1, 1, 5]])
+        n = np.concatenate([n, n, [-3, -(2**63), -1, -2]])
+    both = list(zip(x.tolist(), n.tolist(), strict=True))
+    power = [a**b if abs(a) < 2 and b < 0 else pow(a, b, 2**64) if b >= 0 else 0 for a, b in both]
+    expected = np.array([[int(a) % 2**64 for a in power]] * 3 + [[math.lcm(a, b) % 2**64 for a, b in both]], np.uint64)
+    for got in on_both(whole_powers, len(x), [x, n, np.zeros((4, len(x)), dtype)]):
+        fits = expected[3] < 2**63
+        assert np.array_equal(got[:3].view(np.uint64), expected[:3])
+        assert np.array_equal(got[3, fits].view(np.uint64), expected[3, fits])
 
 
 @nb.kernel
