@@ -219,6 +219,15 @@ class OperatorPlan:
             f"{outputs[0]}: nb.array[float], or let the kernel have a floating-point array first"
         )
 
+    def short(self, place: int, shape: Sequence[int], dims: Sequence[int]) -> NumbridgeValueError:
+        """Return the error of an argument that is too short for the launch."""
+        name = (*self.inputs, *self.outputs)[place]
+        way = "pass output_dims" if name in self.outputs else "expand it, or pass launch_dims"
+        return NumbridgeValueError(
+            f"kernel {self.kernel.name!r} as an operator, parameter {name!r}: its shape is {tuple(shape)}, and each thread of a "
+            f"launch over {tuple(dims)} takes an element of its own; kernels do not broadcast: {way}"
+        )
+
     def _is_value(self, name: str) -> bool:
         return isinstance(self._parameters[name].annotation, ElementAnnotation)
 

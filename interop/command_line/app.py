@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from typer.exceptions import TyperException
 
 from numbridge.command_line import cache_files
@@ -136,7 +136,7 @@ def check(as_json: Json = False) -> None:
 
 def _show_outcomes(outcomes: Sequence[Any], failed: int) -> None:
     colours = {"passed": "green", "failed": "bold red", "skipped": "dim"}
-    table = Table("check", "", "seconds", "what was seen")
+    table = Table("check", "", "seconds", Column("what was seen", overflow="fold"))
     for outcome in outcomes:
         state = f"[{colours[outcome.state]}]{outcome.state}[/]"
         detail = escape(outcome.detail.partition("\n")[0])

@@ -217,6 +217,7 @@ class _Planner:
         outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
         types = targets.types_of(self.kernel, [*rows, *outputs], self.weak)
         self._check_written(types)
+        self._check_extents(dims, shapes)
         slots, operands, results = self._slots(types, dims, shapes)
         key = targets.enter(self.kernel, types, self.weak, by_reference(types, slots))
         return Call(
@@ -262,6 +263,23 @@ class _Planner:
                     f"{self.signature.what} under JAX, output {kind.name!r}: the kernel never writes to it; outputs come last "
                     f"(num_outputs={len(outputs)})"
                 )
+
+    def _check_extents(self, dims: Dims, shapes: Sequence[Dims]) -> None:
+        """Refuse arrays that are too short for the launch, where every thread reads or writes its own element."""
+        given = ((p, a.shape) for p, a in self.given if not isinstance(a, Number) and is_array(p, a))
+        reached = {} if 0 in dims else indexing_of(self.kernel).reached
+        for parameter, shape in (*given, *zip(self.signature.pure, shapes, strict=True)):
+            for axis, index in sorted(reached.get(parameter.name, ())):
+                extents = (shape[axis], dims[index]) if axis < len(shape) and index < len(dims) else (0, 0)
+                if not any(map(is_symbolic, extents)) and extents[0] < extents[1]:
+                    kind, way = (
+                        ("output", "output_dims") if parameter in self.signature.pure else ("argument", "launch_dims")
+                    )
+                    raise NumbridgeValueError(
+                        f"{self.signature.what} under JAX, {kind} {parameter.name!r}: its shape is {tuple(shape)}, and each of "
+                        f"{extents[1]} threads takes an element of its own along axis {axis}; kernels do not broadcast: make "
+                        f"it longer, as jnp.broadcast_to does, or pass {way}"
+                    )
 
     # Dimensions
 

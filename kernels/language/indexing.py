@@ -34,19 +34,23 @@ class Indexing:
         Parameters whose every element is stored, and none is loaded, when their shape is that of the launch.
     loaded : frozenset of str
         Parameters whose every element is loaded by its own thread, and by no other, when their shape is that of the launch.
+    reached : mapping of str to frozenset
+        For each parameter the axes along which every thread selects by one of its indices, each as ``(axis, index)``: an axis
+        that is shorter than the launch is overrun.
     """
 
     bound: Mapping[str, tuple[int | None, ...]]
     free: frozenset[int]
     covered: frozenset[str]
     loaded: frozenset[str]
+    reached: Mapping[str, frozenset[tuple[int, int]]]
 
 
 # On CUDA a thread that raises ends, and the launch goes on.
 _ENDS = ast.Return | ast.Raise | ast.Assert
 _CONDITIONAL = ast.If | ast.IfExp | ast.For | ast.While | ast.BoolOp | ast.Lambda | ast.comprehension
 
-NOTHING = Indexing({}, frozenset(), frozenset(), frozenset())
+NOTHING = Indexing({}, frozenset(), frozenset(), frozenset(), {})
 
 
 def indexing_of(kernel: Kernel) -> Indexing:
@@ -112,6 +116,7 @@ class _Reading:
             frozenset(free) - blocked,
             frozenset(self._stored(self.source.tree.body) - self.loaded),
             frozenset(self._loaded(bound)),
+            self._reached(),
         )
 
     # Parameters
@@ -267,6 +272,19 @@ class _Reading:
             uses = [node for node in self.source.nodes if isinstance(node, ast.Name) and node.id == name]
             if axes == own and not ends and name not in self.source.written() and not any(map(self._is_optional, uses)):
                 yield name
+
+    def _reached(self) -> dict[str, frozenset[tuple[int, int]]]:
+        if any(isinstance(node, _ENDS) for node in self.source.nodes):
+            return {}
+        found: dict[str, set[tuple[int, int]]] = {}
+        for node in self.source.nodes:
+            if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or self._is_optional(node):
+                continue
+            name = node.value.id
+            if name in self.accesses and name not in self.escaped:
+                numbers = [self._number(index) for index in _elements(node.slice)]
+                found.setdefault(name, set()).update((a, n) for a, n in enumerate(numbers) if n is not None)
+        return {name: frozenset(places) for name, places in found.items()}
 
     def _is_optional(self, node: ast.AST) -> bool:
         """Tell whether some threads may pass an expression by, or come to it more than once."""

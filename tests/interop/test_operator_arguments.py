@@ -1,4 +1,4 @@
-"""Which dtype an operator's output has that is not annotated, and where there is none that would be right."""
+"""Operators whose outputs have no dtype that would be right, or whose arguments are too short: both are refused."""
 
 from __future__ import annotations
 
@@ -70,3 +70,59 @@ def test_tensors_without_data():
     op = nb.torch_op(picked, outputs="y", name="meta_picked")
     with pytest.raises(nb.NumbridgeTypeError, match="its dtype is not annotated"):
         op(torch.ones(3, dtype=torch.int64, device="meta"), torch.ones(3, device="meta"))
+
+
+@nb.kernel
+def biased(x, b, y):
+    i, j = nb.tid()
+    y[i, j] = x[i, j] + b[j]
+
+
+@nb.kernel
+def guarded(x, w, y):
+    i = nb.tid()
+    y[i] = x[i]
+    if i < w.shape[0]:
+        y[i] = x[i] * w[i]
+
+
+def test_an_argument_that_every_thread_overruns(framework):
+    op = MAKERS[framework](biased, outputs="y", name=f"{framework}_biased")
+    x, b = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
+    for _ in range(2):  # after a launch the quick ways are taken
+        for short in (b[:2], b[:0]):
+            wanted = rf"'b': its shape is \({len(short)},\), and each thread of a launch over \(2, 3\) .*: expand it"
+            with pytest.raises(nb.NumbridgeValueError, match=wanted):
+                op(*given(framework, x, short))
+        assert op(*given(framework, x, b)).numpy().tolist() == [[1, 2, 3]] * 2
+        assert op(*given(framework, x, np.arange(5, dtype=np.float32))).numpy().tolist() == [[1, 2, 3]] * 2
+        assert op(*given(framework, x[:, :0], b[:0])).numpy().shape == (2, 0)
+
+
+def test_an_argument_that_only_some_threads_read(framework):
+    op = MAKERS[framework](guarded, outputs="y", name=f"{framework}_guarded")
+    for _ in range(2):
+        assert op(*given(framework, X, 2 * X[:1])).numpy().tolist() == [4.5, 2.5, 3.5]
+
+
+def test_an_output_that_every_thread_overruns(framework):
+    op = MAKERS[framework](weighed, outputs="y", output_dims=2, name=f"{framework}_short_weighed")
+    for _ in range(2):
+        with pytest.raises(
+            nb.NumbridgeValueError, match=r"'y': its shape is \(2,\), .* over \(3,\) .*: pass output_dims"
+        ):
+            op(*given(framework, X, X))
+
+
+def test_within_jax_too():
+    jnp = pytest.importorskip("jax.numpy")
+    x, b = jnp.ones((2, 3)), jnp.arange(3.0)
+    f = nb.jax_kernel(biased)
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"argument 'b': its shape is \(2,\), and each of 3 threads .*axis 0"
+    ):
+        f(x, b[:2])
+    assert f(x, b)[0].tolist() == [[1, 2, 3]] * 2 and f(x[:, :0], b[:0])[0].shape == (2, 0)
+    with pytest.raises(nb.NumbridgeValueError, match=r"output 'y': its shape is \(2, 2\), .*or pass output_dims"):
+        nb.jax_kernel(biased, output_dims=(2, 2))(x, b)
+    assert nb.jax_kernel(guarded)(b, b[:1] + 2.0)[0].tolist() == [0, 1, 2]
