@@ -105,7 +105,9 @@ def jax_kernel(
     and matrices by value likewise, such as ``nb.vec3(1, 2, 3)``, or JAX values of their shape. Records are bytes to JAX: an array
     of a structured dtype is a uint8 array with one more dimension, of `itemsize`, such as
     ``records.view(np.uint8).reshape(*records.shape, -1)``; there is no derivative by it. Arrays
-    arrive in C order; they are neither copied nor converted. The kernel's globals are those of the time when JAX traces it.
+    arrive in C order; they are neither copied nor converted. Of integers without dimensions, those of a dtype whose values may
+    not fit are refused; a Python integer that JAX traces wraps around where it does not fit, as in JAX's own operations. The
+    kernel's globals are those of the time when JAX traces it.
 
     Over several devices a call is cut up, without moving data, along batch axes and along thread indices that the kernel uses
     only to select elements, as elementwise kernels do. What else the kernel reads is gathered first.

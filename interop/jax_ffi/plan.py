@@ -463,6 +463,12 @@ def _traced_row(where: str, wanted: Scalar, operand: Operand, element: ElementTy
         raise NumbridgeTypeError(
             f"{where}: wanted {wanted.name}, got {operand}, which would lose part of its value; convert it explicitly"
         )
+    # JAX gives a Python integer that it traces the default type, and converts it to any other.
+    if _class_of(wanted) == 1 and not operand.weak and not np.can_cast(found.numpy, wanted.numpy):
+        raise NumbridgeTypeError(
+            f"{where}: wanted {wanted.name}, got {operand}, of which what does not fit would wrap around; if all values fit, "
+            f"{_as_wanted(element, wanted)}"
+        )
     return wanted
 
 

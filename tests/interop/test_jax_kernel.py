@@ -197,6 +197,22 @@ def test_numbers():
     assert jax.jit(lambda x: f(x, 2.5))(a16)[0].tolist() == want
 
 
+def test_traced_integers_that_may_not_fit_are_refused():
+    f = jax_kernel(mixed, num_outputs=3, in_out_argnames=["state"])
+    for run in (f, jax.jit(f)):
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=r"'k': wanted int32, got uint32\[\], .* use x.astype\('int32'\)"
+        ):
+            run(a16, a16, jnp.uint32(3_000_000_000))
+        assert (run(a16, a16, jnp.int8(-3))[2] == -3).all()
+        with jax.enable_x64(True):
+            with pytest.raises(nb.NumbridgeTypeError, match="'k': wanted int32, got int64"):
+                run(a16, a16, jnp.int64(3))
+            # Python's own integers and loops' indices are of no particular width.
+            assert (run(a16, a16, 3)[2] == 3).all()
+            assert jax.lax.fori_loop(2, 5, lambda k, x, run=run: run(x, x, k)[1], a16).shape == a16.shape
+
+
 def test_a_static_number_is_an_attribute_and_compiles_no_kernel():
     f = jax_kernel(scale)
     programs = [jax.jit(lambda x, s=s: f(x, s)).lower(a16) for s in (2.0, 3.0)]
