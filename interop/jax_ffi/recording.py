@@ -15,19 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from numbridge import strided
 from numbridge.array import Array
+from numbridge.contents import is_literal
 from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
-from numbridge.jax_ffi.signature import signature
+from numbridge.jax_ffi.signature import is_symbolic, signature
 from numbridge.jax_ffi.values import described
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.elements import ElementType, dtype_of
-from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import Geometry
@@ -37,6 +39,7 @@ from numbridge.memory import adopt
 
 __all__ = ["TracedArray", "watching"]
 
+_MAX_EXTENT = 2**31 - 1
 _watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
 
 
@@ -146,9 +149,16 @@ class TracedArray:
         for part in parts:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise NumbridgeTypeError(f"{self!r} is indexed with {part!r}; a view takes ints, slices, ... and None")
+        # JAX takes the last element for one beyond it, and drops what is written there.
+        known = [_MAX_EXTENT if is_symbolic(extent) else extent for extent in self.shape]
+        strided.indexed(key, known, strided.contiguous(known))
         # Elements stay whole: an ellipsis stands for axes before theirs.
         place = (*parts, *(slice(None) for _ in self._inner)) if any(part is Ellipsis for part in parts) else key
         return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new))
+
+    def __iter__(self) -> Iterator[TracedArray]:
+        """Iterate over views along the first axis."""
+        return (self[place] for place in range(len(self)))
 
     def reshape(self, *shape: Any) -> TracedArray:
         """Return a view with another shape."""
@@ -187,15 +197,20 @@ class TracedArray:
 
     def fill_(self, value: Any) -> TracedArray:
         """Set every element to a value."""
+        import jax
         import jax.numpy as jnp
 
-        return self._change(jnp.full(self.value.shape, np.asarray(value), self.value.dtype))
+        given = value if isinstance(value, jax.Array) else np.asarray(value)
+        return self._change(jnp.full(self.value.shape, given, self.value.dtype))
 
     def assign(self, values: Any) -> TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
         import jax.numpy as jnp
 
-        return self._change(jnp.broadcast_to(_constant(values), self.value.shape).astype(self.value.dtype))
+        given = _constant(np.asarray(values) if is_literal(values) else values)
+        if jnp.shape(given) != self.value.shape:
+            raise NumbridgeValueError(f"assign got values of shape {jnp.shape(given)} for {self!r}")
+        return self._change(jnp.asarray(given).astype(self.value.dtype))
 
     def clone(self) -> TracedArray:
         """Return a copy that may be written."""

@@ -116,6 +116,18 @@ def test_views_fills_and_copies(mode, wrap):
 
 
 @modes
+def test_rows_in_turn_and_numbers_that_are_traced(mode):
+    def function(x: nb.array2d[float], s: float, out: nb.array2d[float]):
+        for row, result in zip(x, out, strict=True):
+            nb.launch(scale, 5, [row, 2.0], [result])
+        out[1, 1:3].fill_(s)
+        out[0, :2].assign([5.0, 6.0])
+
+    (out,) = jax.jit(jax_callable(function, graph_mode=mode))(a10.reshape(2, 5), 0.5)
+    np.testing.assert_array_equal(out, np.array([[5, 6, 4, 6, 8], [10, 0.5, 0.5, 16, 18]], np.float32))
+
+
+@modes
 @jitted
 def test_what_is_not_written_is_zero(mode, wrap):
     def function(x: nb.array[float], out: nb.array[float], spare: nb.array2d[int]):
@@ -254,6 +266,10 @@ WRONG = {
         r"'out': wanted array1d\[float32\], got int32",
     ),
     "index": (lambda x, out: x[np.array([1])], r"is indexed with array\(\[1\]\); a view takes ints"),
+    "beyond": (lambda x, out: nb.launch(scale, 1, [x, 1.0], [out[10]]), r"index 10 is out of range for axis 0"),
+    "before": (lambda x, out: x[-11], r"index -11 is out of range for axis 0 with extent 10"),
+    "truth": (lambda x, out: x[True], r"an index of type bool would copy"),
+    "shape": (lambda x, out: out.assign(x[:1]), r"assign got values of shape \(1,\) for <traced array 'out'"),
     "nothing": (lambda x, out: nb.launch(reads, 10, [x]), r"kernel 'reads' writes to none of its arguments"),
 }
 
