@@ -32,7 +32,7 @@ class ExchangeTable:
 @functools.cache
 def _capsule() -> Any:
     native().set_lender(lend)
-    addresses = native().addresses
+    addresses = native().exchange
     fields = {
         dl.EXCHANGE_MAJOR: dl.MAJOR_VERSION | dl.MINOR_VERSION << 32,
         dl.EXCHANGE_ALLOCATE: addresses["numbridge_exchange_allocate"],

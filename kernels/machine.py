@@ -1,6 +1,7 @@
 """The compiled functions as Python sees them: built-in functions, addresses, and the process-wide native state.
 
-`machine()` loads them once, from the object cache or by compiling `numbridge.kernels.native`. What they do is said there.
+`machine()` loads them once, from the object cache or by compiling `numbridge.kernels.native`. What they do is said there. What
+exchanges memory with others is loaded when it is first asked for: the first launch of a process does not wait for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 
 __all__ = [
+    "EXCHANGE_MODULES",
     "MODULES",
     "Machine",
     "builtin",
@@ -38,7 +40,8 @@ __all__ = [
     "open_fronts",
 ]
 
-MODULES = ("entry", "front", "records", "dlpack", "exchange_table", "lent", "checksum")
+MODULES = ("entry", "front", "records", "lent")
+EXCHANGE_MODULES = ("dlpack", "exchange_table", "checksum")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _keep: list[Any] = []
 # What stands before Python functions, by the symbol of its native code, in the order of `table_layout.STATE_FRONT`; and what else
@@ -183,18 +186,39 @@ def _externals(library: Any) -> tuple[str, ...]:
     return tuple(sorted(name for name in declared if not name.startswith("llvm.")))
 
 
-def _compile_machine() -> Compiled:
+def _compile_modules(names: Sequence[str]) -> Compiled:
     exports: dict[str, tuple[Any, str]] = {}
-    for name in MODULES:
+    for name in names:
         module = importlib.import_module(f"numbridge.kernels.native.{name}")
         exports |= {symbol: (getattr(module, function), kind) for symbol, (function, kind) in module.EXPORTS.items()}
     return compile_functions(exports)
+
+
+class _Exchanging:
+    """A built-in function of a `Machine` that is made when it is first asked for."""
+
+    def __init__(self, *, one: bool = False) -> None:
+        self._one = one
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Machine, owner: type) -> Any:
+        made = builtin(self._name, instance.exchange[f"numbridge_{self._name}"], one=self._one)
+        # From now on it is found there first.
+        return vars(instance).setdefault(self._name, made)
 
 
 class Machine:
     """The native state of the process and the functions that work on it."""
 
     TABLE_SLOTS = 2048
+    consume = _Exchanging(one=True)
+    export_legacy = _Exchanging(one=True)
+    export_versioned = _Exchanging(one=True)
+    export_to = _Exchanging()
+    checksum = _Exchanging()
 
     def __init__(self) -> None:
         self.state = np.zeros(nb.STATE_SIZE // 8, np.int64)
@@ -212,16 +236,11 @@ class Machine:
         self.word = builtin("word", at["numbridge_word"], one=True)
         self.owner = builtin("owner", at["numbridge_owner"], one=True)
         self.written = builtin("written", at["numbridge_written"], one=True)
-        self.consume = builtin("consume", at["numbridge_consume"], one=True)
-        self.export_legacy = builtin("export_legacy", at["numbridge_export_legacy"], one=True)
-        self.export_versioned = builtin("export_versioned", at["numbridge_export_versioned"], one=True)
         self.new_record = builtin("new_record", at["numbridge_new_record"])
         self.allocate = builtin("allocate", at["numbridge_allocate"])
-        self.export_to = builtin("export_to", at["numbridge_export_to"])
         self.lend = builtin("lend", at["numbridge_lend"])
         self.end_lease = builtin("end_lease", at["numbridge_end_lease"])
         self.lent_at = builtin("lent_at", at["numbridge_lent_at"], one=True)
-        self.checksum = builtin("checksum", at["numbridge_checksum"])
         self.to_numpy = builtin("to_numpy", at["numbridge_to_numpy"], _numpy_api(), one=True)
 
     def _set(self, offset: int, value: int) -> None:
@@ -234,8 +253,14 @@ class Machine:
         add_symbol("numbridge_raised", RAISED.ctypes.data)
         add_symbol("numbridge_BufferError", id(BufferError))
         add_symbol("numbridge_TypeError", id(TypeError))
-        compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), _compile_machine)
+        compiled, _ = compiled_or_stored(digest("machine", machine_fingerprint()), lambda: _compile_modules(MODULES))
         return load(compiled)
+
+    @property
+    def exchange(self) -> dict[str, int]:
+        """The addresses of what exchanges memory with others, by their symbols."""
+        with _starting:
+            return _load_exchange()
 
     def take_fronts(self) -> None:
         """Put compiled code in the place of Python functions, once what it must know has been said."""
@@ -248,11 +273,11 @@ class Machine:
 
     def exporter(self, address: int) -> Any:
         """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync`` at `address`."""
-        return builtin("export_plain", self.addresses["numbridge_export_plain"], (address,), one=True)
+        return builtin("export_plain", self.exchange["numbridge_export_plain"], (address,), one=True)
 
     def aligned_exporter(self, tags: dict[int, bool]) -> Any:
         """Return ``export_aligned(array)``: a legacy capsule of an array whose dtype's tag is in `tags`, or None."""
-        return builtin("export_aligned", self.addresses["numbridge_export_aligned"], (tags,), one=True)
+        return builtin("export_aligned", self.exchange["numbridge_export_aligned"], (tags,), one=True)
 
     def set_array_type(self, array_type: type, record: int, source: int, extra: int) -> None:
         """Tell the compiled code which class its arrays are of, and where in an instance its slots lie (bytes)."""
@@ -281,6 +306,13 @@ class Machine:
         self._set(nb.STATE_THREAD_COUNT, thread_count)
         self._set(nb.STATE_LOCK, lock)
         self._set(nb.STATE_PARALLEL_FOR, parallel_for)
+
+
+@functools.cache
+def _load_exchange() -> dict[str, int]:
+    key = digest("exchange", machine_fingerprint())
+    compiled, _ = compiled_or_stored(key, lambda: _compile_modules(EXCHANGE_MODULES))
+    return load(compiled)
 
 
 def _numpy_tags() -> np.ndarray[Any, np.dtype[np.int64]]:

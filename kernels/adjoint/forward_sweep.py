@@ -47,12 +47,12 @@ from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.uniform import check_lanes, is_guarded
 from numbridge.kernels.cpu_backend.block_source import THREAD
 
-__all__ = ["FIRST", "INTERVALS", "SHARE", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
+__all__ = ["FIRST", "INTERVALS", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
 
 STACK = "_nb_stack"
 INTERVALS = "_nb_intervals"
 """The name of the stack of how high others were at each barrier."""
-FIRST, STEP, SHARE = "_nb_first", "_nb_step", "_nb_share"
+FIRST, STEP, SHARE, TURN = "_nb_first", "_nb_step", "_nb_share", "_nb_turn"
 """The names of the first number of shared memory that is a thread's to handle, how far it is to the next, and such a number."""
 
 
@@ -183,22 +183,28 @@ class ForwardSweep:
         """Return how many numbers an array of the thread's or the block's has."""
         return math.prod(array.extents) * len(scalar_places(array, "", ()))
 
-    def _each_share(self, array: Array, name: str = "", *, backwards: bool = False) -> tuple[str, str]:
-        """Return a range of the numbers of shared memory that are this thread's to handle, and the text of such a number."""
+    @contextmanager
+    def _each_share(self, lines: Lines, array: Array, *, backwards: bool = False) -> Iterator[None]:
+        """Write a loop through the numbers of shared memory that are this thread's to handle; see `_share_of`."""
+        # By whole steps: how a loop counts by a number that only the running kernel knows, is asked in each trip.
+        last = f"({self._numbers(array)} - 1 - {FIRST}) // {STEP}"
+        with lines.block(f"for {TURN} in range({f'{last}, -1, -1' if backwards else f'{last} + 1'}):"):
+            lines.add(f"{SHARE} = {FIRST} + {TURN} * {STEP}")
+            yield
+
+    def _share_of(self, array: Array, name: str = "") -> str:
+        """Return the text of the number of shared memory, or of what is like it, that is handled in a turn of `_each_share`."""
         count = len(scalar_places(array, "", ()))
         extents = (*array.extents, count) if count > 1 else array.extents
         memory = name or array.name
         memory = f"_nb_components({memory})" if count > 1 else memory
         index = []
-        end = rest = self._numbers(array)
+        rest = self._numbers(array)
         for axis, extent in enumerate(extents):
             rest //= extent
             at = f"{SHARE} // {rest}" if rest > 1 else SHARE
             index.append(f"{at} % {extent}" if axis else at)
-        numbers = f"range({FIRST}, {end}, {STEP})"
-        if backwards:
-            numbers = f"range({FIRST} + ({end} - 1 - {FIRST}) // {STEP} * {STEP}, -1, -{STEP})"
-        return numbers, f"{memory}[{', '.join(index)}]"
+        return f"{memory}[{', '.join(index)}]"
 
     @property
     def _stacks(self) -> list[str]:
@@ -216,12 +222,15 @@ class ForwardSweep:
     def _share_out(self, lines: Lines) -> None:
         """Write which numbers of shared memory are this thread's to handle: every one, where its block may not be all there."""
         if is_guarded(self.program):
-            lines.add(f"{FIRST}, {STEP} = 0, 1")
+            lines.add(f"{FIRST} = 0")
+            lines.add(f"{STEP} = 1")
             return
         lines.add(f"if {meeting('syncthreads_count', '1')} == _nb_b0 * _nb_b1 * _nb_b2:")
-        lines.add(f"    {FIRST}, {STEP} = {THREAD}, _nb_b0 * _nb_b1 * _nb_b2")
+        lines.add(f"    {FIRST} = {THREAD}")
+        lines.add(f"    {STEP} = _nb_b0 * _nb_b1 * _nb_b2")
         lines.add("else:")
-        lines.add(f"    {FIRST}, {STEP} = 0, 1")
+        lines.add(f"    {FIRST} = 0")
+        lines.add(f"    {STEP} = 1")
 
     def _release(self) -> None:
         """Write what ends the stacks, wherever the function ends."""
@@ -403,9 +412,8 @@ class ForwardSweep:
         if whole:
             self.lines.add(meeting("syncthreads"))
         for array in whole:
-            head, held = self._each_share(array)
-            with self.lines.block(f"for {SHARE} in {head}:"):
-                self.lines.add(f"_nb_stack_push({STACK}, {held})")
+            with self._each_share(self.lines, array):
+                self.lines.add(f"_nb_stack_push({STACK}, {self._share_of(array)})")
         if whole:
             self.lines.add(meeting("syncthreads"))
 

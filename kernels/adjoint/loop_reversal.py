@@ -14,7 +14,7 @@ from numbridge.kernels.adjoint.activity import refused
 from numbridge.kernels.adjoint.checkpoint import Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Values, meeting, moves
-from numbridge.kernels.adjoint.forward_sweep import INTERVALS, SHARE, STACK, log_name
+from numbridge.kernels.adjoint.forward_sweep import INTERVALS, STACK, log_name
 from numbridge.kernels.adjoint.ir import Array, Carried, If, Loop, Meet, Op, Region, walk
 from numbridge.kernels.adjoint.prefixes import ADJOINT
 
@@ -166,10 +166,9 @@ class LoopReversal(Accumulation, ABC):
     def _restore_whole(self, op: Loop) -> None:
         """Bring back the shared memory that threads keep together."""
         for array in reversed(self._kept_whole(op)):
-            head, held = self._each_share(array, backwards=True)
             zero = self.construct.zero(getattr(array.dtype, "dtype", array.dtype)).name
-            with self.lines.block(f"for {SHARE} in {head}:"):
-                self.lines.add(f"{held} = _nb_stack_pop({STACK}, {zero})")
+            with self._each_share(self.lines, array, backwards=True):
+                self.lines.add(f"{self._share_of(array)} = _nb_stack_pop({STACK}, {zero})")
 
     def _restore_segment(self, plan: Checkpoints, counter: str) -> None:
         lines, saved = self.lines, plan.needs.saved

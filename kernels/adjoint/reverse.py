@@ -15,7 +15,6 @@ import numpy as np
 from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines, Primal, element, field_views, meeting, operation, own_array
-from numbridge.kernels.adjoint.forward_sweep import SHARE
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -258,10 +257,9 @@ class _Reverse(LoopReversal):
         """
         for array in arrays:
             kind = getattr(array.dtype, "dtype", array.dtype)
-            head, held = self._each_share(array, ADJOINT + array.name)
-            with lines.block(f"for {SHARE} in {head}:"):
-                lines.add(f"{held} = {self.construct.zero(kind).name}")
-                lines.add(f"{self._each_share(array)[1]} = {self.construct.constant(0.5, kind).name}")
+            with self._each_share(lines, array):
+                lines.add(f"{self._share_of(array, ADJOINT + array.name)} = {self.construct.zero(kind).name}")
+                lines.add(f"{self._share_of(array)} = {self.construct.constant(0.5, kind).name}")
         if arrays:
             lines.add(meeting("syncthreads"))
 

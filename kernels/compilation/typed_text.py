@@ -500,6 +500,9 @@ class Text:
             case ast.Call(ast.Name("_nb_local_array"), [ast.Tuple(extents), dtype]):
                 shape = self._tuple([self._expression(extent) for extent in extents], literal=True)
                 return self._resolved(function, [shape, self._expression(dtype)])
+            case ast.Call(ast.Name("_nb_shared"), [*place, ast.Tuple(extents), dtype]):
+                shape = self._tuple([self._expression(extent) for extent in extents], literal=True)
+                return self._resolved(function, [*map(self._expression, place), shape, self._expression(dtype)])
             case ast.Call(ast.Name("_nb_add" | "_nb_add_private"), [array, index, added]):
                 parts = [self._expression(array), self._index(index), self._expression(added)]
                 return self._resolved(function, parts)

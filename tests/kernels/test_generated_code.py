@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
-from numba import njit, types
+from numba import cuda, njit, types
+from numba.core.typeinfer import TypeInferer
 
 import numbridge as nb
 from adjoint_cases import long_one, prefix_products
 from numbridge.kernels.compilation.generated_code import typed
 from numbridge.kernels.cpu_backend import cpu, cpu_atomics, cpu_intrinsics
-from numbridge.kernels.launch import launch
+from numbridge.kernels.launch import geometry_of, launch
 
 NAMES = {
     "math": math,
@@ -162,3 +163,38 @@ def test_adjoints_are_not_analysed(kernel, monkeypatch, tmp_path):
         launch(kernel, 1, [x, y], adj_inputs=[np.zeros(6), np.ones(6)], adjoint=True)
         # What a loop overwrites is kept on a stack, for which there may be no memory: Numba catches that.
         assert not found.pop("_nb_run") and found and all(found.values())
+
+
+@nb.func
+def half(value):
+    return 0.5 * value
+
+
+@nb.kernel
+def with_neighbours(x, y):
+    tile = cuda.shared.array(8, np.float64)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    tile[t] = half(x[i])
+    cuda.syncthreads()
+    y[i] = tile[t] * tile[(t + 1) % 8]
+
+
+def test_of_threads_that_work_together_numba_analyses_the_body_once_and_the_adjoint_not_at_all(monkeypatch):
+    analysed = []
+    original = TypeInferer.propagate
+
+    def watched(self, *arguments, **named):
+        analysed.append(self.func_ir.func_id.func_name)
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(TypeInferer, "propagate", watched)
+    monkeypatch.setattr("numbridge.kernels.object_cache.stored", lambda key: None)
+    x, y, by_x = np.arange(1.0, 17.0), np.zeros(16), np.zeros(16)
+    with_neighbours[2, 8](x, y)
+    following = np.roll(x.reshape(2, 8), -1, 1).reshape(-1)
+    assert y.tolist() == (x * following / 4).tolist()
+    assert analysed.count("with_neighbours") == analysed.count("half") == 1 and "_nb_run" not in analysed
+    analysed.clear()
+    with_neighbours.adjoint(["x", "y"]).over(geometry_of(with_neighbours, 16, 8))(x, y, by_x, np.ones(16))
+    assert by_x.tolist() == ((following + np.roll(x.reshape(2, 8), 1, 1).reshape(-1)) / 4).tolist()
+    assert not {"with_neighbours_adjoint", "_nb_run"} & {*analysed}

@@ -12,7 +12,7 @@ from numba import njit
 
 from numbridge.kernels.compilation.native_code import typed_exports
 from numbridge.kernels.errors import NumbridgeError
-from numbridge.kernels.machine import MODULES, check_objects, compile_functions
+from numbridge.kernels.machine import EXCHANGE_MODULES, MODULES, check_objects, compile_functions
 from numbridge.kernels.native import object_layout
 from numbridge.kernels.native.memory import function_symbol, inlined, load_i64, native, store_i64
 from numbridge.kernels.native.reading import item
@@ -174,7 +174,7 @@ def test_one_function_that_only_numba_knows_leaves_all_to_it():
     assert found(40, 3) == reassigned.py_func(40, 3)
 
 
-KERNELS = [f"numbridge.kernels.native.{name}" for name in MODULES]
+KERNELS = [f"numbridge.kernels.native.{name}" for name in (*MODULES, *EXCHANGE_MODULES)]
 HANDLERS = [f"numbridge.jax_ffi.{name}" for name in ("compiled", "cuda_compiled", "compiled_plan", "cuda_graphs")]
 
 
