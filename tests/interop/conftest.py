@@ -47,12 +47,17 @@ def growth() -> Callable[..., int]:
             time.sleep(0.02)
         return min(found)
 
-    def measure(work: Callable[[], Any], times: int = 100_000) -> int:
-        for _ in range(1000):
-            work()
+    def added(work: Callable[[], Any], times: int) -> int:
         before = resident()
         for _ in range(times):
             work()
         return resident() - before
+
+    def measure(work: Callable[[], Any], times: int = 100_000) -> int:
+        for _ in range(1000):
+            work()
+        first = added(work, times)
+        # The arena of a thread grows once. What leaks grows again.
+        return first if first < 1 << 20 else min(first, added(work, times))
 
     return measure

@@ -234,7 +234,7 @@ def _expression(name, names):
     if name in ("neg", "pos"):
         return f"{'-' if name == 'neg' else '+'}{names[0]}"
     if name == "inner":  # no public name: derivatives use it
-        return f"nb.kernels.element_functions.inner({', '.join(names)})"
+        return f"nb.kernels.element_types.element_functions.inner({', '.join(names)})"
     return f"{name if name in ('min', 'max', 'abs') else f'nb.{name}'}({', '.join(names)})"
 
 

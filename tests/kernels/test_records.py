@@ -222,7 +222,7 @@ def test_numbers_of_fields_are_no_memory():
 
 
 def test_records_of_other_dtypes_are_not_copied():
-    with pytest.raises(nb.KernelError, match=r"setitem(.|\n)*a\[i\] = b\[i\]"):
+    with pytest.raises(nb.KernelError, match=r"holds nothing but record(.|\n)*a\[i\] = b\[i\]"):
         nb.launch(copy, N, [particles(), np.zeros(N, NESTED)])
 
 

@@ -325,7 +325,7 @@ CASES = [
 
 
 def is_float(value):
-    return isinstance(value, float | nb.kernels.elements.Element) or np.asarray(value).dtype.kind == "f"
+    return isinstance(value, float | nb.kernels.element_types.elements.Element) or np.asarray(value).dtype.kind == "f"
 
 
 def split(case):
