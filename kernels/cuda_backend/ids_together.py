@@ -39,6 +39,10 @@ _CALL = 10
 _BUILTINS = frozenset({"abs", "bool", "complex", "float", "int", "len", "max", "min", "pow", "round"})
 _CASTS = ("_nb_float", "_nb_int", "_nb_uint", "_nb_bool", "_nb_decided", "_nb_nonnegative")
 _ATOMICS = ("_nb_atomic_", f"{CUDA_MODULE}.atomic.")
+_PURE = (
+    *(ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Attribute),
+    *(ast.Tuple, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
 _VALUE, _AT = "_nb_value", "_nb_index"
 
 
@@ -72,8 +76,7 @@ def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Toget
     steps = reader.steps(functions[emitted.entry])
     if steps is None or _names_block(tree):
         return None
-    before = [statement for part, _ in steps.before for statement in part]
-    count = _how_many([*reader.loads(before)], _work(before), parameters)
+    count = _how_many([*reader.loads(steps.loading)], _work(steps.loading), parameters)
     kept = steps.kept()
     if count is None or not kept:
         return None
@@ -92,9 +95,14 @@ class _Steps:
     def guarded(self) -> bool:
         return any(condition is not None for _, condition in self.before)
 
+    @property
+    def loading(self) -> list[ast.stmt]:
+        """The statements before the first store, without the conditions."""
+        return [statement for part, _ in self.before for statement in part]
+
     def kept(self) -> list[str]:
         """Return the variables of the statements before that the rest reads."""
-        made = _assigned([statement for part, _ in self.before for statement in part])
+        made = _assigned(self.loading)
         read = {node.id for statement in self.rest for node in ast.walk(statement) if isinstance(node, ast.Name)}
         return [name for name in made if name in read]
 
@@ -107,8 +115,7 @@ def _functions(steps: _Steps, kept: Sequence[str], taken: str) -> Iterator[str]:
             if condition is not None:
                 lines += [*part, ast.If(_negated(condition), ast.parse("return False").body, [])]
         yield _function(READY, taken, [*lines, *ast.parse("return True").body])
-    loads = [statement for part, _ in steps.before for statement in part]
-    yield _function(LOADS, taken, [*loads, *ast.parse(f"return {listed}").body])
+    yield _function(LOADS, taken, [*steps.loading, *ast.parse(f"return {listed}").body])
     yield _function(STORES, f"{taken}, _nb_kept", [*ast.parse(f"{listed} = _nb_kept").body, *steps.rest])
 
 
@@ -170,7 +177,7 @@ class _Reader:
         found, part, left = _Steps(), list[ast.stmt](), [*function.body]
         while left:
             statement = left.pop(0)
-            assigned = _assigned([s for p, _ in found.before for s in p] + part)
+            assigned = _assigned([*found.loading, *part])
             if isinstance(statement, ast.Pass) or self._computes(statement, assigned):
                 part.append(statement)
                 continue
@@ -258,37 +265,14 @@ class _Reader:
         return False
 
     def _is_pure(self, expression: ast.expr) -> bool:
-        """Tell whether an expression has no effect, and no view of an array for its value."""
+        """Tell whether an expression has no effect."""
         for node in ast.walk(expression):
-            match node:
-                case ast.Call(called, arguments, keywords):
-                    if keywords or any(isinstance(a, ast.Starred) for a in arguments):
-                        return False
-                    if not self._is_pure_function(called, len(arguments)):
-                        return False
-                case (
-                    ast.Name()
-                    | ast.Constant()
-                    | ast.BinOp()
-                    | ast.UnaryOp()
-                    | ast.BoolOp()
-                    | ast.Compare()
-                    | ast.IfExp()
-                ):
-                    continue
-                case (
-                    ast.Subscript()
-                    | ast.Attribute()
-                    | ast.Tuple()
-                    | ast.expr_context()
-                    | ast.operator()
-                    | ast.unaryop()
-                ):
-                    continue
-                case ast.boolop() | ast.cmpop():
-                    continue
-                case _:
+            if isinstance(node, ast.Call):
+                named = node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args)
+                if named or not self._is_pure_function(node.func, len(node.args)):
                     return False
+            elif not isinstance(node, _PURE):
+                return False
         return True
 
     def _is_pure_function(self, called: ast.expr, count: int) -> bool:
@@ -311,7 +295,7 @@ class _Reader:
             self._known[name] = False
             inner = _Reader(self._functions, self._namespace)
             inner._known, inner._own = self._known, _names_of(self._functions[name])
-            self._known[name] = inner._only_computes(self._functions[name].body, set(inner._own))
+            self._known[name] = inner._only_computes(self._functions[name].body, inner._own)
         return self._known[name]
 
     def _only_computes(self, body: Sequence[ast.stmt], assigned: Set[str]) -> bool:
