@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.operators import OperatorPlan
 
-__all__ = ["WAYS", "Adjoint", "Launches", "is_short"]
+__all__ = ["WAYS", "Adjoint", "Launches"]
 
 _MOST = 256
 # How an adjoint gets outputs, their gradients and those of the inputs, the cheapest first: whether anything may stand for the
@@ -45,8 +47,6 @@ class Launches:
         alike = plan.like_first and all(plan.dtype(name) in dtypes for name in plan.outputs)
         self.plain = self.in_order and alike and plan.along_first
         self._may_truncate = plan.may_truncate()
-        # Of arguments: (place, axes along which each thread has an element of its own, and the indices that select it)
-        self._reached: list[tuple[int, list[tuple[int, int]]]] = []
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
         self._launchers: dict[Any, Any] = {}
@@ -57,14 +57,20 @@ class Launches:
         raise NotImplementedError
 
     def refuse_truncation(self, values: Sequence[Any]) -> None:
-        """Refuse to make an output of the first tensor's integers where other tensors hold floating-point numbers."""
+        """Refuse to make an output of the first tensor's integers where others are floating-point numbers, or hold such."""
         if not self._may_truncate or not self.is_integral(values[self.first]):
             return
         for name, value in zip(self.plan.inputs, values, strict=True):
-            if self.plan.kinds[name] == "array" and not self.is_integral(value):
+            if self._is_inexact(name, value):
                 raise self.plan.truncates(
                     self._may_truncate, self.plan.inputs[self.first], name, values[self.first].dtype
                 )
+
+    def _is_inexact(self, name: str, value: Any) -> bool:
+        kind = self.plan.kinds[name]
+        if kind == "array":
+            return not self.is_integral(value)
+        return kind == "float" or isinstance(value, float | complex | np.inexact)
 
     def zeros(self, tensor: Any) -> Any:
         """Return contiguous zeros like a tensor."""
@@ -103,29 +109,16 @@ class Launches:
         """Return an operator's outputs for its inputs."""
         dims = self.dims(values)
         launcher = self._launchers.get(dims) or self._launcher(dims)
-        self.refuse_short(values, dims)
         if self.plain and self._is_covered:
             self.refuse_truncation(values)
             outputs = [self.empty(values[self.first]) for _ in self.plan.outputs]
         else:
             outputs = self.outputs(values)
-            self.refuse_short([*values, *outputs], dims)
         launcher(*self.arguments(values, outputs))
         return outputs
 
-    def refuse_short(self, values: Sequence[Any], dims: Sequence[int]) -> None:
-        """Refuse arrays that are too short for the launch, where every thread reads or writes its own element."""
-        for place, axes in self._reached:
-            if place < len(values) and is_short(values[place].shape, dims, axes):
-                raise self.plan.short(place, values[place].shape, dims)
-
     def _launcher(self, dims: tuple[int, ...]) -> Any:
-        indexing, given = indexing_of(self.kernel), (*self.plan.inputs, *self.plan.outputs)
-        self._is_covered = indexing.covered.issuperset(self.plan.outputs)
-        places = ((place, sorted(indexing.reached.get(name, ()))) for place, name in enumerate(given))
-        self._reached = [(place, axes) for place, axes in places if axes and place != self.first]
-        if not self.plan.along_first and given[self.first] in indexing.reached and self.first >= 0:
-            self._reached.append((self.first, sorted(indexing.reached[given[self.first]])))
+        self._is_covered = indexing_of(self.kernel).covered.issuperset(self.plan.outputs)
         geometry = replace(geometry_of(self.kernel, dims, self.plan.block_dim), is_followed=True)
         return _kept(self._launchers, dims, launcher(self.kernel, geometry))
 
@@ -144,13 +137,6 @@ class Launches:
     def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> Adjoint:
         """Return the same, which has not been asked for."""
         return Adjoint(self, wanted, coming)
-
-
-def is_short(extents: Sequence[int], dims: Sequence[int], axes: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether an array is shorter than the launch along an axis of which each thread has an element."""
-    if 0 in dims:
-        return False
-    return any(axis < len(extents) and index < len(dims) and extents[axis] < dims[index] for axis, index in axes)
 
 
 class Adjoint:

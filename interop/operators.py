@@ -208,24 +208,18 @@ class OperatorPlan:
     def may_truncate(self) -> tuple[str, ...]:
         """Return the outputs that have the first tensor's dtype, if that may be an integer while others are floating."""
         first = None if self.first is None else self.dtype(self.first)
-        alone = len(self.arrays) < 2 or (first is not None and first.code not in _INTEGERS)
-        return () if alone else tuple(name for name in self.outputs if self.dtype(name) is None)
+        others = (self.kinds[name] for name in self.inputs if name != self.first)
+        sure = all(kind in ("int", "bool") for kind in others) or (first is not None and first.code not in _INTEGERS)
+        return () if sure else tuple(name for name in self.outputs if self.dtype(name) is None)
 
     def truncates(self, outputs: Sequence[str], first: str, floating: str, dtype: Any) -> NumbridgeTypeError:
         """Return the error of outputs that would be made of integers, as the first tensor is, where others are floating."""
+        is_one = self.kinds[floating] != "array"
         return NumbridgeTypeError(
             f"kernel {self.kernel.name!r} as an operator, output {outputs[0]!r}: its dtype is not annotated, and the first "
-            f"tensor, {first!r}, holds {dtype}, while {floating!r} holds floating-point numbers; annotate it, as in "
-            f"{outputs[0]}: nb.array[float], or let the kernel have a floating-point array first"
-        )
-
-    def short(self, place: int, shape: Sequence[int], dims: Sequence[int]) -> NumbridgeValueError:
-        """Return the error of an argument that is too short for the launch."""
-        name = (*self.inputs, *self.outputs)[place]
-        way = "pass output_dims" if name in self.outputs else "expand it, or pass launch_dims"
-        return NumbridgeValueError(
-            f"kernel {self.kernel.name!r} as an operator, parameter {name!r}: its shape is {tuple(shape)}, and each thread of a "
-            f"launch over {tuple(dims)} takes an element of its own; kernels do not broadcast: {way}"
+            f"tensor, {first!r}, holds {dtype}, while {floating!r} {'is a' if is_one else 'holds'} floating-point "
+            f"number{'' if is_one else 's'}; annotate it, as in {outputs[0]}: nb.array[float], or let the kernel have a "
+            "floating-point array first"
         )
 
     def _is_value(self, name: str) -> bool:

@@ -33,7 +33,7 @@ def paddle_op(
         What runs. Arrays that it writes and that are no outputs are changed in place; they have no gradient then.
     outputs : str or sequence of str
         The array parameters that the operator returns: new tensors, zero before the kernel runs, of the annotated dtype or
-        that of the first tensor, which is refused where that holds integers and another one floating-point numbers.
+        that of the first tensor, which is refused where that holds integers and others are floating-point numbers.
     launch_dims, output_dims : int, tuple of int, callable or None
         None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others.
         `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of tensors; dims may

@@ -33,9 +33,6 @@ class Launches(operator_launches.Launches):
         self._dtypes = [None if row is None else dtype_to_torch(row) for row in map(plan.dtype, plan.outputs)]
         self._outputs = plan.outputs
         self._is_sure = not plan.may_truncate()
-        # What `_reached` says of inputs: those that are reached as the first is; and (place, axis, index) of the others
-        self._alike: list[int] = []
-        self._apart: list[tuple[int, int, int]] = []
         self._likes = (torch.zeros_like, torch.empty_like)
         self._zeros = zeros_maker()
         self._empty = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
@@ -85,14 +82,6 @@ class Launches(operator_launches.Launches):
             first = values[self.first]
             launcher = self._launchers.get(first.shape)
             if launcher is not None and first.is_contiguous() and (self._is_sure or first.is_floating_point()):
-                shape = first.shape
-                for place in self._alike:
-                    if values[place].shape != shape:
-                        return super().run(values)
-                for place, axis, index in self._apart:
-                    extents = values[place].shape
-                    if len(extents) <= axis or extents[axis] < shape[index]:
-                        return super().run(values)
                 like = self._likes[self._is_covered]
                 made = []
                 for _ in self._outputs:
@@ -100,14 +89,6 @@ class Launches(operator_launches.Launches):
                 launcher(*values, *made)
                 return made
         return super().run(values)
-
-    def _launcher(self, dims: tuple[int, ...]) -> Any:
-        made = super()._launcher(dims)
-        inputs = [(place, axes) for place, axes in self._reached if place < len(self.plan.inputs)]
-        own = [(axis, axis) for axis in range(len(dims))]
-        self._alike = [place for place, axes in inputs if axes == own]
-        self._apart = [(place, *pair) for place, axes in inputs if axes != own for pair in axes]
-        return made
 
     def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> _Adjoint:
         """Return what runs the adjoint by some inputs, from the gradients by some outputs."""

@@ -75,6 +75,11 @@ class Kernel(Sourced):
 
         return Variants(self)
 
+    @property
+    def checks_bounds(self) -> bool:
+        """Whether its compiled code checks indices, and says which is wrong."""
+        return bool(self.options.get("check_bounds"))
+
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that the compiled code depends on."""
         return self.source.dependencies()

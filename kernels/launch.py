@@ -136,6 +136,7 @@ class _Road:
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
         if self._total >= variant.threads_from:
             start_threads()
+        self.variants.check_extents(self.geometry.dims, variant, found, is_followed=self.geometry.is_followed)
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
         if not (afterwards or self.geometry.is_followed):

@@ -88,6 +88,11 @@ class Scalar:
         """Whether this is a real floating type of any width."""
         return self.code in (FLOAT, BFLOAT, FLOAT8_E4M3FN, FLOAT8_E5M2)
 
+    @property
+    def is_inexact(self) -> bool:
+        """Whether this is a floating type, real or complex."""
+        return self.is_float or self.code == COMPLEX
+
 
 def _row(scalar_type: Any, code: int, numba: str | None) -> Scalar:
     dtype = np.dtype(scalar_type)

@@ -14,6 +14,7 @@ import numpy as np
 
 from numbridge.kernels.element_types.element_arguments import inner_dimensions
 from numbridge.kernels.global_guards import guards
+from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import (
     ArrayType,
@@ -28,7 +29,7 @@ from numbridge.kernels.readers import Description
 if TYPE_CHECKING:
     from numbridge.kernels.variant import Variant
 
-__all__ = ["Specialisation", "mask", "specialisation"]
+__all__ = ["Specialisation", "mask", "reach_rows", "specialisation"]
 
 _ARRAY_MASK = (
     0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
@@ -75,7 +76,7 @@ def mask(parameter: ParameterType, found: Description) -> int:
 
 
 def specialisation(
-    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], warns: bool
+    variant: Variant, found: Sequence[Description], dependencies: Sequence[Any], reaches: Sequence[Reach], warns: bool
 ) -> Specialisation:
     """Return how the compiled entry recognises arguments like these as a variant's.
 
@@ -87,6 +88,8 @@ def specialisation(
         The arguments, checked.
     dependencies : sequence
         The global values that the variant was compiled with.
+    reaches : sequence of Reach
+        How far each thread of the kernel goes along axes of its arrays.
     warns : bool
         Whether it is asked if a framework's gradient is lost where an array is read.
     """
@@ -95,6 +98,8 @@ def specialisation(
     offsets = block_offsets(variant.parameters)
     seen = guards(dependencies)
     places = np.array(kernel_places(variant.parameters), np.int64)
+    rows = reach_rows(variant.parameters, reaches)
+    far = np.array([row[:-1] for row in rows], np.int64)
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
         nb.SPEC_COUNT: count,
@@ -112,6 +117,8 @@ def specialisation(
         nb.SPEC_PLACE_COUNT: len(places),
         nb.SPEC_DIM_COUNT: variant.dims,
         nb.SPEC_TOGETHER: variant.together,
+        nb.SPEC_REACHES: far.ctypes.data,
+        nb.SPEC_REACH_COUNT: len(rows),
     }
     for offset, value in head.items():
         spec[offset // 8] = value
@@ -120,7 +127,17 @@ def specialisation(
         start, shape = nb.SPEC_PARAMETERS // 8 + k * words, inner[k]
         row = _row(parameter, description, offsets[k], is_read=parameter.name in reads)
         spec[start : start + words] = [*row, 0 if shape is None else shape.ctypes.data]
-    return Specialisation(spec, (seen, places, inner, tuple(dependencies)))
+    return Specialisation(spec, (seen, places, far, inner, tuple(dependencies)))
+
+
+def reach_rows(parameters: Sequence[ParameterType], reaches: Sequence[Reach]) -> list[tuple[int, int, int, int, Reach]]:
+    """Return what `SPEC_REACHES` holds of parameters that are arrays of so many dimensions, each with what it is of."""
+    arrays = {p.name: (place, p.ndim) for place, p in enumerate(parameters) if isinstance(p, ArrayType)}
+    return [
+        (arrays[reach.parameter][0], reach.axis, -1 if reach.index is None else reach.index, reach.more, reach)
+        for reach in reaches
+        if reach.axis < arrays.get(reach.parameter, (0, 0))[1]
+    ]
 
 
 def _row(parameter: ParameterType, found: Description, offset: int, *, is_read: bool) -> list[int]:

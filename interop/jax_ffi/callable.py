@@ -23,7 +23,16 @@ from numbridge.creation import making
 from numbridge.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
 from numbridge.element_views import packed
 from numbridge.jax_ffi.callback import CallContext, register_function
-from numbridge.jax_ffi.plan import Number, Operand, Options, argument_row, is_array, number_of, output_row
+from numbridge.jax_ffi.plan import (
+    Number,
+    Operand,
+    Options,
+    argument_row,
+    deciding_rows,
+    is_array,
+    number_of,
+    output_row,
+)
 from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
@@ -288,9 +297,9 @@ class JaxCallable(Remade):
             None,
         )
         shapes = self._signature.output_dims(options.output_dims, first)
-        arrays = {row for (p, a), row in zip(given, rows, strict=True) if row is not None and is_array(p, a)}
+        deciding = deciding_rows(given, rows)
         pure = zip(self._signature.pure, shapes, strict=True)
-        return [((*shape, *inner_dims(p)), output_row(self._signature, p, shape, arrays).numpy) for p, shape in pure]
+        return [((*shape, *inner_dims(p)), output_row(self._signature, p, shape, deciding).numpy) for p, shape in pure]
 
     def _run(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
         """Trace the function: run it on arrays that stand for the arguments, and return what its outputs stand for then."""

@@ -17,7 +17,7 @@ from numbridge.element_dims import component_of, element_of, inner_dims, inner_e
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key
-from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_symbolic
+from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_shorter, is_symbolic
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
@@ -26,6 +26,7 @@ from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, Numbri
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.indexing import indexing_of
+from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.launch import dimensions
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar
@@ -212,9 +213,9 @@ class _Planner:
             block_dim_of(self.kernel, self.options.block_dim, len(dims))
         rows = self._input_rows()
         shapes = self.signature.output_dims(self.options.output_dims, dims)
-        arrays = {row for (p, a), row in zip(self.given, self.rows, strict=True) if row is not None and is_array(p, a)}
+        deciding = deciding_rows(self.given, self.rows)
         pure = zip(self.signature.pure, shapes, strict=True)
-        outputs = [(output_row(self.signature, p, shape, arrays), len(shape)) for p, shape in pure]
+        outputs = [(output_row(self.signature, p, shape, deciding), len(shape)) for p, shape in pure]
         types = targets.types_of(self.kernel, [*rows, *outputs], self.weak)
         self._check_written(types)
         self._check_extents(dims, shapes)
@@ -265,21 +266,20 @@ class _Planner:
                 )
 
     def _check_extents(self, dims: Dims, shapes: Sequence[Dims]) -> None:
-        """Refuse arrays that are too short for the launch, where every thread reads or writes its own element."""
-        given = ((p, a.shape) for p, a in self.given if not isinstance(a, Number) and is_array(p, a))
-        reached = {} if 0 in dims else indexing_of(self.kernel).reached
-        for parameter, shape in (*given, *zip(self.signature.pure, shapes, strict=True)):
-            for axis, index in sorted(reached.get(parameter.name, ())):
-                extents = (shape[axis], dims[index]) if axis < len(shape) and index < len(dims) else (0, 0)
-                if not any(map(is_symbolic, extents)) and extents[0] < extents[1]:
-                    kind, way = (
-                        ("output", "output_dims") if parameter in self.signature.pure else ("argument", "launch_dims")
-                    )
-                    raise NumbridgeValueError(
-                        f"{self.signature.what} under JAX, {kind} {parameter.name!r}: its shape is {tuple(shape)}, and each of "
-                        f"{extents[1]} threads takes an element of its own along axis {axis}; kernels do not broadcast: make "
-                        f"it longer, as jnp.broadcast_to does, or pass {way}"
-                    )
+        """Refuse arrays that every thread of the launch would overrun."""
+        given = {p.name: a.shape for p, a in self.given if not isinstance(a, Number) and is_array(p, a)}
+        pure = {p.name: shape for p, shape in zip(self.signature.pure, shapes, strict=True)}
+        for reach in () if 0 in dims else reaches_of(self.kernel):
+            shape = pure.get(reach.parameter, given.get(reach.parameter, ()))
+            is_short = is_shorter(shape[reach.axis], reach.least(dims)) if reach.axis < len(shape) else False
+            if is_short is not False:
+                kind, option = ("output", "output_dims") if reach.parameter in pure else ("argument", "launch_dims")
+                way = f"make it longer, as jnp.broadcast_to does, or pass {option}"
+                unknown = "JAX cannot tell whether it has: use the same symbol for both, or name a constraint"
+                raise NumbridgeValueError(
+                    f"{self.signature.what} under JAX, {kind} {reach.parameter!r}: "
+                    f"{reach.refusal(shape, dims, way if is_short else unknown)}"
+                )
 
     # Dimensions
 
@@ -385,7 +385,22 @@ def argument_row(signature: Signature, parameter: Parameter, argument: Operand |
     return None if argument.weak and _class_of(found) > 1 else found
 
 
-def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: AbstractSet[Scalar]) -> Scalar:
+def deciding_rows(
+    given: Sequence[tuple[Parameter, Operand | Number]], rows: Sequence[Scalar | None]
+) -> AbstractSet[Scalar]:
+    """Return the element types that an output without annotation might have: those of the arrays.
+
+    Where these hold integers, those of floating numbers, too; `rows` has None for weak ones.
+    """
+    pairs = [(is_array(*argument), row) for argument, row in zip(given, rows, strict=True)]
+    arrays = {row for is_one, row in pairs if is_one and row is not None}
+    if any(row.is_inexact for row in arrays):
+        return arrays
+    numbers = {row or scalars.by_name("float32") for is_one, row in pairs if not is_one}
+    return arrays | {row for row in numbers if row.is_inexact}
+
+
+def output_row(signature: Signature, parameter: Parameter, shape: Dims, rows: AbstractSet[Scalar]) -> Scalar:
     """Return the element type of an output that is no input.
 
     Parameters
@@ -396,8 +411,8 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
         The output.
     shape : tuple
         Its shape, without the dimensions of its elements.
-    arrays : set of Scalar
-        The element types of the array arguments; if there is only one, an output without annotation has it too.
+    rows : set of Scalar
+        What `deciding_rows` returns; if there is only one, an output without annotation has it too.
     """
     where, annotation = f"{signature.what} under JAX, output {parameter.name!r}", parameter.annotation
     if isinstance(annotation, ScalarAnnotation | ElementAnnotation):
@@ -410,12 +425,13 @@ def output_row(signature: Signature, parameter: Parameter, shape: Dims, arrays: 
     if isinstance(annotation, ArrayAnnotation) and annotation.dtype is not None:
         element = element_of(parameter)
         return _checked_result(where, scalars.scalar_of(annotation.dtype) if element is None else component_of(element))
-    if len(arrays) != 1:
+    if len(rows) != 1:
+        listed = f" ({', '.join(sorted(row.name for row in rows))})" if rows else ""
         raise NumbridgeTypeError(
-            f"{where}: its dtype cannot be inferred, because the array arguments have {len(arrays)} different dtypes; annotate "
+            f"{where}: its dtype cannot be inferred, because the arguments have {len(rows)} different dtypes{listed}; annotate "
             f"it, as in {parameter.name}: nb.array[float]"
         )
-    return next(iter(arrays))
+    return next(iter(rows))
 
 
 def nb_max_dims() -> int:
@@ -540,11 +556,7 @@ def _weak_row(argument: Operand | Number, weak: str) -> Scalar:
 
 def _weak_float(rows: Sequence[Scalar]) -> str:
     """Return the kernel's floating type: the widest among its arguments, float32 if there is none."""
-    widths = [
-        row.itemsize * (4 if row.code == scalars.COMPLEX else 8)
-        for row in rows
-        if row.is_float or row.code == scalars.COMPLEX
-    ]
+    widths = [row.itemsize * (4 if row.code == scalars.COMPLEX else 8) for row in rows if row.is_inexact]
     return "float64" if max(widths, default=32) > 32 else "float32"
 
 

@@ -294,6 +294,18 @@ def is_symbolic(extent: Any) -> bool:
     return bool(jax.export.is_symbolic_dim(extent))
 
 
+def is_shorter(extent: Any, least: Any) -> bool | None:
+    """Tell whether an extent is less than another; None where symbolic dimensions do not tell."""
+    if not (is_symbolic(extent) or is_symbolic(least)):
+        return bool(extent < least)
+    import jax.errors
+
+    try:
+        return bool(extent < least)
+    except jax.errors.InconclusiveDimensionOperation:
+        return None
+
+
 def frozen_dims(dims: Any, what: str, *, named: bool = False) -> Any:
     """Return dimensions as given by a user, checked, in a form that can be hashed.
 

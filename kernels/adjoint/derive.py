@@ -198,7 +198,7 @@ class Derivative(Kernel):
 
     def _stored_plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target) -> Plan:
         emitted = emit(self.source, weak, gradients=True)
-        checks = self._checks_bounds(target)
+        checks = target == "cpu" and self.checks_bounds
         key = digest(
             "derivative",
             machine_fingerprint(),
@@ -248,9 +248,10 @@ class Derivative(Kernel):
         program, rewritten = self._base_program(parameters, weak, target, check_bounds=check_bounds)
         return forward(program, self.wanted, self.prefix), rewritten
 
-    def _checks_bounds(self, target: Target) -> bool:
-        """Whether indices are checked: where this is the kernel itself, on the CPU."""
-        return not self.wanted and target == "cpu" and bool(self.options.get("check_bounds"))
+    @property
+    def checks_bounds(self) -> bool:
+        """Whether indices are checked: where this is the kernel itself."""
+        return not self.wanted and super().checks_bounds
 
     def _base_program(
         self, parameters: Sequence[ParameterType], weak: str, target: Target | None, *, check_bounds: bool = False
@@ -354,7 +355,7 @@ class Derivative(Kernel):
         from numbridge.kernels.adjoint.emit import program_text
         from numbridge.kernels.adjoint.forward import facts
 
-        program, rewritten = self.program(parameters, weak, target, check_bounds=self._checks_bounds(target))
+        program, rewritten = self.program(parameters, weak, target, check_bounds=target == "cpu" and self.checks_bounds)
         name = f"{program.name}_tangent"
         found = facts(program)
         plan = Plan(

@@ -13,10 +13,10 @@ from typing import Any
 
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency
-from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
+from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses
 
-__all__ = ["Indexing", "indexing_of"]
+__all__ = ["Indexing", "atomic_index", "elements_of", "index_names", "indexing_of", "moves_axes"]
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,19 @@ class Indexing:
         Parameters whose every element is stored, and none is loaded, when their shape is that of the launch.
     loaded : frozenset of str
         Parameters whose every element is loaded by its own thread, and by no other, when their shape is that of the launch.
-    reached : mapping of str to frozenset
-        For each parameter the axes along which every thread selects by one of its indices, each as ``(axis, index)``: an axis
-        that is shorter than the launch is overrun.
     """
 
     bound: Mapping[str, tuple[int | None, ...]]
     free: frozenset[int]
     covered: frozenset[str]
     loaded: frozenset[str]
-    reached: Mapping[str, frozenset[tuple[int, int]]]
 
 
 # On CUDA a thread that raises ends, and the launch goes on.
 _ENDS = ast.Return | ast.Raise | ast.Assert
 _CONDITIONAL = ast.If | ast.IfExp | ast.For | ast.While | ast.BoolOp | ast.Lambda | ast.comprehension
 
-NOTHING = Indexing({}, frozenset(), frozenset(), frozenset(), {})
+NOTHING = Indexing({}, frozenset(), frozenset(), frozenset())
 
 
 def indexing_of(kernel: Kernel) -> Indexing:
@@ -60,11 +56,11 @@ def indexing_of(kernel: Kernel) -> Indexing:
 
 
 def _indexing_in(source: FunctionSource) -> Indexing:
-    names = _index_names(source)
+    names = index_names(source)
     return NOTHING if names is None else _Reading(source, names).result()
 
 
-def _index_names(source: FunctionSource) -> list[str] | None:
+def index_names(source: FunctionSource) -> list[str] | None:
     """Return the names of the thread indices if they are assigned once, at the top, and used nowhere else."""
     uses = [(part, node, kind) for part in Program(source).sources for node, kind, _ in index_uses(part)]
     if len(uses) != 1 or uses[0][0] is not source or uses[0][2] not in ("tid", "grid"):
@@ -116,39 +112,28 @@ class _Reading:
             frozenset(free) - blocked,
             frozenset(self._stored(self.source.tree.body) - self.loaded),
             frozenset(self._loaded(bound)),
-            self._reached(),
         )
 
     # Parameters
 
     def _parameter(self, node: ast.Name) -> None:
         name, parent = node.id, self.parents[id(node)]
-        call = self._intrinsic_call(parent)
+        atomic = atomic_index(self.source, parent)
         if isinstance(parent, ast.Subscript) and parent.value is node:
-            self.accesses[name].append(_elements(parent.slice))
-            if any(map(self._moves_axes, _elements(parent.slice))):
+            self.accesses[name].append(elements_of(parent.slice))
+            if any(moves_axes(self.source, index) for index in elements_of(parent.slice)):
                 self.escaped.add(name)
             above = self.parents[id(parent)]
             if isinstance(parent.ctx, ast.Load) or isinstance(above, ast.AugAssign):
                 self.loaded.add(name)
         elif isinstance(parent, ast.Attribute) and parent.attr == "shape":
             self._shape(parent, name)
-        elif isinstance(parent, ast.Call) and call is not None and call.kind == "atomic" and parent.args[0] is node:
-            values = 2 if call.operation in ("cas", "compare_and_swap") else 1
-            self.accesses[name].append([part for index in parent.args[1:-values] for part in _elements(index)])
+        elif atomic is not None and isinstance(parent, ast.Call) and parent.args[0] is node:
+            self.accesses[name].append(atomic)
             self.loaded.add(name)
         else:
             self.escaped.add(name)
             self.loaded.add(name)
-
-    def _moves_axes(self, index: ast.expr) -> bool:
-        """Tell whether an index is ``...`` or None, behind which places are no axes."""
-        is_plain = isinstance(index, ast.Constant | ast.Name | ast.Attribute)
-        return is_plain and any(self.source.fold(index) is shift for shift in (..., None))
-
-    def _intrinsic_call(self, node: ast.AST) -> Intrinsic | None:
-        static = self.source.resolve(node.func) if isinstance(node, ast.Call) else None
-        return None if static is None else intrinsic_of(static.value)
 
     def _shape(self, shape: ast.Attribute, name: str) -> None:
         """Note what a use of ``name.shape`` stands for."""
@@ -262,7 +247,7 @@ class _Reading:
         """Return the parameter whose element at the thread's indices an expression is."""
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return None
-        indices = [part.id if isinstance(part, ast.Name) else None for part in _elements(target.slice)]
+        indices = [part.id if isinstance(part, ast.Name) else None for part in elements_of(target.slice)]
         return target.value.id if indices == list(self.numbers) and target.value.id in self.accesses else None
 
     def _loaded(self, bound: Mapping[str, tuple[int | None, ...]]) -> Iterator[str]:
@@ -273,24 +258,28 @@ class _Reading:
             if axes == own and not ends and name not in self.source.written() and not any(map(self._is_optional, uses)):
                 yield name
 
-    def _reached(self) -> dict[str, frozenset[tuple[int, int]]]:
-        if any(isinstance(node, _ENDS) for node in self.source.nodes):
-            return {}
-        found: dict[str, set[tuple[int, int]]] = {}
-        for node in self.source.nodes:
-            if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or self._is_optional(node):
-                continue
-            name = node.value.id
-            if name in self.accesses and name not in self.escaped:
-                numbers = [self._number(index) for index in _elements(node.slice)]
-                found.setdefault(name, set()).update((a, n) for a, n in enumerate(numbers) if n is not None)
-        return {name: frozenset(places) for name, places in found.items()}
-
     def _is_optional(self, node: ast.AST) -> bool:
         """Tell whether some threads may pass an expression by, or come to it more than once."""
         above = self.parents.get(id(node))
         return above is not None and (isinstance(above, _CONDITIONAL) or self._is_optional(above))
 
 
-def _elements(index: ast.expr) -> list[ast.expr]:
+def elements_of(index: ast.expr) -> list[ast.expr]:
+    """Return the parts of an index, one for each axis."""
     return list(index.elts) if isinstance(index, ast.Tuple) else [index]
+
+
+def moves_axes(source: FunctionSource, index: ast.expr) -> bool:
+    """Tell whether an index is ``...`` or None, behind which places are no axes."""
+    is_plain = isinstance(index, ast.Constant | ast.Name | ast.Attribute)
+    return is_plain and any(source.fold(index) is shift for shift in (..., None))
+
+
+def atomic_index(source: FunctionSource, node: ast.AST) -> list[ast.expr] | None:
+    """Return the index of the element that an atomic operation is on, or None for anything else."""
+    static = source.resolve(node.func) if isinstance(node, ast.Call) else None
+    intrinsic = None if static is None else intrinsic_of(static.value)
+    if not isinstance(node, ast.Call) or intrinsic is None or intrinsic.kind != "atomic":
+        return None
+    values = 2 if intrinsic.operation in ("cas", "compare_and_swap") else 1
+    return [part for index in node.args[1:-values] for part in elements_of(index)]

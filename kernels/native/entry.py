@@ -143,6 +143,22 @@ def find_variant(plan, readings, count):
     return 0
 
 
+@inlined
+def long_enough(spec, plan, readings):
+    """Tell whether no thread of the launch is sure to go beyond the end of an array: see `language.reaches`."""
+    count, base = load_i64(spec, nb.SPEC_REACH_COUNT), load_i64(spec, nb.SPEC_REACHES)
+    if load_i64(plan, nb.PLAN_TOTAL) <= 0:
+        return True
+    for k in range(count):
+        reach = base + k * nb.REACH_SIZE
+        index, least = load_i64(reach, nb.REACH_INDEX), load_i64(reach, nb.REACH_MORE)
+        least += load_i64(plan, nb.PLAN_DIMS + 8 * index) if index >= 0 else 1
+        shape = load_i64(readings + load_i64(reach, nb.REACH_PLACE) * nb.READ_SIZE, nb.READ_SHAPE)
+        if load_i64(shape, 8 * load_i64(reach, nb.REACH_AXIS)) < least:
+            return False
+    return True
+
+
 @native
 def permitted(parameter, reading, argument):
     """Ask the framework whether an argument may be written to, or read without a warning; clear what it raises."""
@@ -371,7 +387,7 @@ def launch_readings(plan, arguments, readings, count):
     spec = find_variant(plan, readings, count)
     if spec == 0 or threads_missing(spec, plan):
         return nb.MISSED
-    if not autograd_agrees(spec, plan, readings, count, arguments):
+    if not long_enough(spec, plan, readings) or not autograd_agrees(spec, plan, readings, count, arguments):
         return nb.MISSED
     block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
     if not lay_out(spec, readings, count, block):

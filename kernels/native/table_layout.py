@@ -128,7 +128,11 @@ SPEC_BRIEF_BELOW = 56
 # of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan; and how many ids a thread of
 # a large grid takes at once.
 SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT = 64, 72, 80, 88, 96, 104
-SPEC_TOGETHER, SPEC_PARAMETERS = 112, 120
+SPEC_TOGETHER = 112
+# How long arrays must be for a launch: so many rows, each of an argument, an axis, and how far every thread goes along it: one of
+# its indices (or -1 for the same place in all threads), and how much further.
+SPEC_REACHES, SPEC_REACH_COUNT, SPEC_PARAMETERS = 120, 128, 136
+REACH_PLACE, REACH_AXIS, REACH_INDEX, REACH_MORE, REACH_SIZE = 0, 8, 16, 24, 32
 # A grid of so many blocks fills every device several times over, also where each thread takes eight ids.
 LARGE_GRID = 16384
 # Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the

@@ -169,6 +169,28 @@ def test_symbolic_dims_of_a_wrong_rank_are_refused():
         exported(lambda x: f(x, launch_dims=x.shape[:1])[0], "n, m")
 
 
+@nb.kernel
+def sums(x: nb.array[float], y: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] + y[i + 1]
+
+
+def test_symbolic_dims_that_a_launch_may_overrun():
+    f = jax_kernel(sums)
+    with pytest.raises(nb.NumbridgeValueError, match=r"'y': its shape is \(n,\), .*axis 0 must have n \+ 1 elements"):
+        exported(lambda x, y: f(x, y)[0], "n", "n")
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"'y': its shape is \(m,\), .*JAX cannot tell whether it has: use the same"
+    ):
+        exported(lambda x, y: f(x, y)[0], "n", "m")
+    made = exported(lambda x, y: f(x, y)[0], "n", "n + 1")
+    assert made.call(jnp.ones(2), jnp.arange(3.0)).tolist() == [2, 3]
+    n, m = jax.export.symbolic_shape("n, m", constraints=["m >= n + 1"])
+    given = [jax.ShapeDtypeStruct((extent,), jnp.float32) for extent in (n, m)]
+    made = jax.export.export(jax.jit(lambda x, y: f(x, y)[0]), disabled_checks=CHECKS)(*given)
+    assert made.call(jnp.ones(2), jnp.arange(7.0)).tolist() == [2, 3]
+
+
 def test_gradients_with_symbolic_dims():
     f = jax_kernel(triple, enable_backward=True)
     made = exported(jax.vmap(jax.grad(lambda x: (f(x)[0] ** 2).sum())), "b, n, m")

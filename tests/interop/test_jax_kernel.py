@@ -492,7 +492,7 @@ CALLS = {
     ),
     "output dtype": (
         lambda x: jax_kernel(untyped)(x, x.astype(int)),
-        r"output 'out': its dtype cannot be inferred, because the array arguments have 2 different dtypes; annotate it",
+        r"output 'out': its dtype cannot be inferred, because the arguments have 2 different dtypes \(float32, int32\)",
     ),
     "written": (
         lambda x: jax_kernel(writes_input)(x + 0),

@@ -57,6 +57,44 @@ def test_an_output_is_not_made_of_the_integers_that_come_before_floats(framework
         op(*given(framework, (INDEX % 2).astype(dtype), X))
 
 
+@nb.kernel
+def times(x, a, y):
+    i = nb.tid()
+    y[i] = a * x[i]
+
+
+@nb.kernel
+def times_annotated(x, a: float, y: nb.array[float]):
+    i = nb.tid()
+    y[i] = a * x[i]
+
+
+def test_a_number_among_integers(framework):
+    op = MAKERS[framework](times, outputs="y", name=f"{framework}_times")
+    integers, floats = given(framework, INDEX, X)
+    for _ in range(2):
+        for number in (0.5, np.float32(0.5), *given(framework, np.array(0.5, np.float32))):
+            wanted = "the first tensor, 'x', holds .*int64, while 'a' (is a floating-point number|holds)"
+            with pytest.raises(nb.NumbridgeTypeError, match=wanted):
+                op(integers, number)
+        assert op(integers, 2).numpy().tolist() == [4, 0, 2]
+        assert op(floats, 2).numpy().tolist() == op(floats, 2.0).numpy().tolist() == [3, 5, 7]
+    op = MAKERS[framework](times_annotated, outputs="y", name=f"{framework}_times_annotated")
+    assert op(integers, 0.5).numpy().tolist() == [1, 0, 0.5]
+
+
+def test_a_number_among_integers_under_jax():
+    jnp, f = pytest.importorskip("jax.numpy"), nb.jax_kernel(times)
+    for number in (0.5, np.float32(0.5), jnp.float32(0.5)):
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=r"'y': .*the arguments have 2 different dtypes \(float32, int32\)"
+        ):
+            f(jnp.arange(3), number)
+    assert f(jnp.arange(3), 2)[0].tolist() == [0, 2, 4]
+    assert f(jnp.arange(3.0), 2)[0].tolist() == f(jnp.arange(3.0), 2.0)[0].tolist() == [0, 2, 4]
+    assert nb.jax_kernel(times_annotated)(jnp.arange(3), 0.5)[0].tolist() == [0, 0.5, 1]
+
+
 def test_annotated_outputs_and_floats_that_come_first(framework):
     op = MAKERS[framework](picked_singles, outputs="y", name=f"{framework}_picked_singles")
     assert op(*given(framework, INDEX, X)).numpy().tolist() == [1.75, 0.75, 1.25]
@@ -109,7 +147,8 @@ def test_an_output_that_every_thread_overruns(framework):
     op = MAKERS[framework](weighed, outputs="y", output_dims=2, name=f"{framework}_short_weighed")
     for _ in range(2):
         with pytest.raises(
-            nb.NumbridgeValueError, match=r"'y': its shape is \(2,\), .* over \(3,\) .*: pass output_dims"
+            nb.NumbridgeValueError,
+            match=r"'y': its shape is \(2,\), .* over \(3,\) takes y\[i\], .*an output gets the extents of output_dims",
         ):
             op(*given(framework, X, X))
 
@@ -119,10 +158,12 @@ def test_within_jax_too():
     x, b = jnp.ones((2, 3)), jnp.arange(3.0)
     f = nb.jax_kernel(biased)
     with pytest.raises(
-        nb.NumbridgeValueError, match=r"argument 'b': its shape is \(2,\), and each of 3 threads .*axis 0"
+        nb.NumbridgeValueError, match=r"argument 'b': its shape is \(2,\), .* over \(2, 3\) takes b\[j\], so axis 0"
     ):
         f(x, b[:2])
     assert f(x, b)[0].tolist() == [[1, 2, 3]] * 2 and f(x[:, :0], b[:0])[0].shape == (2, 0)
-    with pytest.raises(nb.NumbridgeValueError, match=r"output 'y': its shape is \(2, 2\), .*or pass output_dims"):
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"output 'y': its shape is \(2, 2\), .*takes y\[i, j\], .*or pass output_dims"
+    ):
         nb.jax_kernel(biased, output_dims=(2, 2))(x, b)
     assert nb.jax_kernel(guarded)(b, b[:1] + 2.0)[0].tolist() == [0, 1, 2]
