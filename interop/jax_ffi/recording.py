@@ -200,17 +200,26 @@ class TracedArray:
         import jax
         import jax.numpy as jnp
 
-        given = value if isinstance(value, jax.Array) else np.asarray(value)
+        given = value if isinstance(value, jax.Array) else self._numbers("fill_", value)
         return self._change(jnp.full(self.value.shape, given, self.value.dtype))
 
     def assign(self, values: Any) -> TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
         import jax.numpy as jnp
 
-        given = _constant(np.asarray(values) if is_literal(values) else values)
+        given = self._numbers("assign", values) if is_literal(values) else _constant(values)
         if jnp.shape(given) != self.value.shape:
             raise NumbridgeValueError(f"assign got values of shape {jnp.shape(given)} for {self!r}")
         return self._change(jnp.asarray(given).astype(self.value.dtype))
+
+    def _numbers(self, operation: str, values: Any) -> np.ndarray[Any, Any]:
+        """Return Python's numbers in this array's dtype, or refuse those that it does not have: JAX would wrap them around."""
+        made = np.empty(np.shape(values), self.value.dtype)
+        try:
+            made[...] = values
+        except (TypeError, ValueError, OverflowError) as error:
+            raise NumbridgeValueError(f"{operation}: {self!r} does not take these values: {error}") from None
+        return made
 
     def clone(self) -> TracedArray:
         """Return a copy that may be written."""

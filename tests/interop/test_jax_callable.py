@@ -270,6 +270,12 @@ WRONG = {
     "before": (lambda x, out: x[-11], r"index -11 is out of range for axis 0 with extent 10"),
     "truth": (lambda x, out: x[True], r"an index of type bool would copy"),
     "shape": (lambda x, out: out.assign(x[:1]), r"assign got values of shape \(1,\) for <traced array 'out'"),
+    "too large": (
+        lambda x, out: nb.zeros(10, nb.uint8).fill_(300),
+        r"fill_: <traced array .*uint8\[10\]> does not take these values: Python integer 300 out of bounds",
+    ),
+    "not numbers": (lambda x, out: out.assign(["a"] * 10), r"assign: <traced array 'out'.* does not take these values"),
+    "overrun": (lambda x, out: nb.launch(scale, 10, [x[1:], 1.0], [out]), r"'x': its shape is \(9,\), .* takes x\[i\]"),
     "nothing": (lambda x, out: nb.launch(reads, 10, [x]), r"kernel 'reads' writes to none of its arguments"),
 }
 
