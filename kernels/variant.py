@@ -22,7 +22,7 @@ from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.block_source import block_source
 from numbridge.kernels.cpu_backend.crews import load_crews
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
-from numbridge.kernels.cpu_backend.totals import Total, additions_of, only_added, with_either, with_totals
+from numbridge.kernels.cpu_backend.totals import Total, additions_of, greater, only_added, with_either, with_totals
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
 from numbridge.kernels.cuda_backend.ids_together import Together, ids_together
@@ -431,7 +431,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             ahead=ahead,
             totals=totals,
             lanes=lanes,
-            additions=max(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
+            additions=greater(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
             active=emitted.active,
             interior=emitted.interior if is_plain else None,
         )

@@ -18,19 +18,22 @@ from numbridge.kernels.cpu_backend.cpu_atomics import atomic_add
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.element_types.numba_element_memory import numbers_of
 from numbridge.kernels.element_types.numba_elements import NumbaElement
-from numbridge.kernels.native.memory import external
+from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.memory import external, indirect, load_i64, symbol
 
 __all__ = ["NAMES"]
 
 _I64 = ir.IntType(64)
-# Copies must cost less than they save: adding an element to the array takes about as long as an atomic addition. Beyond the
-# caches, and by as many workers as there may be, they would take more memory than time is worth.
-_MOST_BYTES = 1 << 23
+# Copies must cost less than they save: adding an element to the array takes about as long as an atomic addition. Those of all
+# workers together shall not take more memory than is worth the time; small ones each may have. With many workers atomic additions
+# are shared out to as many, too.
+_SMALL_BYTES, _MOST_BYTES = 1 << 23, 1 << 28
 _ADDITIONS_PER_NUMBER = 2
 _ALIGNMENT = 64
 
 _allocate = external("calloc", types.int64, types.int64, types.int64)
 _free = external("free", types.void, types.int64)
+_thread_count = indirect(types.int32, 0)
 
 
 @intrinsic
@@ -66,11 +69,18 @@ def _memory_body(room: Any, extent: Any, additions: Any) -> Body:
     text = """def implementation(room, extent, additions):
         found = 0
         if (extent != 0) & (room <= most) & (extent * additions_per_number <= additions):
-            found = allocate(room, 1)
+            every = room
+            if room > small:
+                counter = load(state(), thread_count_at)
+                if counter != 0:
+                    every = room * thread_count(counter)
+            if every <= most:
+                found = allocate(room, 1)
         return found
     """
-    names = {"most": _MOST_BYTES, "additions_per_number": _ADDITIONS_PER_NUMBER, "allocate": _allocate}
-    return Body(text, names)
+    names = {"small": _SMALL_BYTES, "most": _MOST_BYTES, "additions_per_number": _ADDITIONS_PER_NUMBER}
+    names |= {"state": symbol("numbridge_state"), "load": load_i64, "thread_count_at": nb.STATE_THREAD_COUNT}
+    return Body(text, {**names, "thread_count": _thread_count, "allocate": _allocate})
 
 
 def _release(memory: Any) -> None:

@@ -100,7 +100,7 @@ def range_source(
     ahead: Sequence[str] = (),
     totals: Sequence[Total] = (),
     lanes: Mapping[str, int] | None = None,
-    additions: int = 1,
+    additions: int | str = 1,
     active: ActiveRange = EVERYWHERE,
     interior: Interior | None = None,
 ) -> str:
@@ -132,8 +132,9 @@ def range_source(
         What the body takes after its parameters, and adds to.
     lanes : mapping of str to int, optional
         Bodies of which there is another that runs so many neighbouring threads at once.
-    additions : int
-        How often a thread is taken to add to elements, which tells whether copies are worth their while.
+    additions : int or str
+        How often a thread is taken to add to elements, which tells whether copies are worth their while; or an expression of
+        parameters.
     active : ActiveRange, optional
         Which threads do anything; the others are not run.
     interior : Interior, optional
@@ -206,7 +207,7 @@ def _sizes(threads: _Threads) -> list[str]:
     return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] != "i")]
 
 
-def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads, additions: int) -> list[str]:
+def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads, additions: int | str) -> list[str]:
     """Return the lines that run a range in up to three parts: threads near its ends may meet those of other ranges."""
     extents = [f"_nb_n{k}" for k in range(threads.rank)]
     total, row = " * ".join(extents), " * ".join(extents[1:]) or "1"
@@ -243,13 +244,13 @@ def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads
 
 
 def _on_copies(
-    private: Private, whole: str, additions: int, strides: Sequence[Stride], run: Callable[..., list[str]]
+    private: Private, whole: str, additions: int | str, strides: Sequence[Stride], run: Callable[..., list[str]]
 ) -> list[str]:
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
     trips = "".join(f" * _nb_max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in strides)
-    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * {additions}{trips})"
+    ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * ({additions}){trips})"
     lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
     lines.append("if _nb_copies != 0:")
     for k, name in enumerate(private.added):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.scalars import INT
 
 __all__ = [
     "Total",
     "additions_of",
     "can_add_up",
     "constant_index",
+    "greater",
     "only_added",
     "total_array",
     "with_either",
@@ -36,6 +38,8 @@ _MOST = (1 << 63) - 1  # what an index may be
 _ADDING = frozenset(("_nb_add", *_EITHER.values()))
 # How often a statement in so many loops is taken to run: two are often those over nine cells, and a third over what is there.
 _TRIPS = (1, 16, 16, 64)
+_MOST_TRIPS = 1 << 10
+_Additions = int | str
 _MOST_COMPONENTS = 36  # of an element: larger ones would not stay in registers, and take long to compile
 # What atomics add to
 _ADDED = frozenset(("float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))))
@@ -152,8 +156,11 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
     return tuple(sorted(counts)) if every else ()
 
 
-def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arrays: Sequence[str]) -> int:
-    """Return how many numbers each thread is taken to add to arrays, with a guess at the trips of loops, by all branches.
+def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arrays: Sequence[str]) -> _Additions:
+    """Return how many numbers each thread is taken to add to arrays, by all branches.
+
+    A loop has as many trips as its range says, where that is made of extents and integers that the kernel is given; else a guess
+    stands for them.
 
     Parameters
     ----------
@@ -161,26 +168,102 @@ def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arr
         What `with_either` has made, or a derivative's that `only_added` has read.
     arrays : sequence of str
         Those to which it only adds.
+
+    Returns
+    -------
+    int or str
+        The number, or an expression of the kernel's parameters.
     """
     _, tree = _body(text, entry)
     sizes = {p.name: p.element.count for p in parameters if isinstance(p, ArrayType) and p.element is not None}
+    known = _given(tree, parameters)
 
-    def added(body: Sequence[ast.stmt], depth: int) -> int:
-        found = 0
+    def added(body: Sequence[ast.stmt], depth: int) -> _Additions:
+        found: list[_Additions] = []
         for node in body:
             match node:
                 case ast.Expr(ast.Call(ast.Name(called), [*_, array, _, _])) if (
                     called in _ADDING and _owner(array) in arrays
                 ):
                     trips = _TRIPS[min(depth, len(_TRIPS) - 1)]
-                    found += trips * (sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1)
-                case ast.For() | ast.While():
-                    found += added(node.body, depth + 1)
+                    found.append(trips * (sizes.get(array.id, 1) if isinstance(array, ast.Name) else 1))
+                case ast.For():
+                    trips_known = _trips(node.iter, known)
+                    inner = added(node.body, depth + (trips_known is None))
+                    found.append(inner if trips_known is None else _product(trips_known, inner))
+                case ast.While():
+                    found.append(added(node.body, depth + 1))
                 case ast.If():
-                    found += max(added(node.body, depth), added(node.orelse, depth))
-        return found
+                    found.append(greater(added(node.body, depth), added(node.orelse, depth)))
+        return _sum(found)
 
     return added(tree.body, 0)
+
+
+def _given(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, str]:
+    """Return what is known of a body's names before it runs: integers that it is given, what is made of them, and its arrays."""
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    known = {p.name: p.name for p in parameters if p.name not in stores and (isinstance(p, ArrayType) or _is_int(p))}
+    for node in tree.body:
+        match node:
+            case ast.Assign([ast.Name(name)], value) if stores[name] == 1:
+                text = _expression(value, known)
+                if text is not None:
+                    known[name] = text
+    return known
+
+
+def _is_int(parameter: ParameterType) -> bool:
+    """Tell whether a parameter is a signed integer: Numba takes unsigned ones beside these for floats."""
+    return isinstance(parameter, ScalarType) and parameter.element is None and parameter.scalar.code == INT
+
+
+def _expression(node: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Return an integer expression of what is known, or None."""
+    match node:
+        case ast.Constant(int(value)):
+            return str(value)
+        case ast.Name(name):
+            return known.get(name)
+        case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(axis)) if name in known:
+            return f"{known[name]}.shape[{axis}]"
+        case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as operation, right):
+            parts = _expression(left, known), _expression(right, known)
+            sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}[type(operation)]
+            return None if None in parts else f"({parts[0]} {sign} {parts[1]})"
+    return None
+
+
+def _trips(head: ast.expr, known: Mapping[str, str]) -> _Additions | None:
+    """Return how many trips a loop has, up to a number that cannot overflow, or None if that is not known."""
+    match head:
+        case ast.Call(ast.Name("range"), [_] | [_, _]):
+            ends = [_expression(argument, known) for argument in head.args]
+        case _:
+            return None
+    if None in ends:
+        return None
+    if all(map(str.isdecimal, map(str, ends))):
+        return min(len(range(*map(int, map(str, ends)))), _MOST_TRIPS)
+    count = str(ends[0]) if len(ends) == 1 else f"{ends[1]} - {ends[0]}"
+    return f"_nb_min(_nb_max({count}, 0), {_MOST_TRIPS})"
+
+
+def _sum(parts: Sequence[_Additions]) -> _Additions:
+    number = sum(part for part in parts if isinstance(part, int))
+    texts = [part for part in parts if isinstance(part, str)]
+    return " + ".join([*texts, *([str(number)] if number else [])]) if texts else number
+
+
+def _product(trips: _Additions, additions: _Additions) -> _Additions:
+    if isinstance(trips, int) and isinstance(additions, int):
+        return trips * additions
+    return 0 if additions == 0 else trips if additions == 1 else f"{trips} * ({additions})"
+
+
+def greater(one: int | str, other: int | str) -> int | str:
+    """Return the greater of what `additions_of` returns."""
+    return max(one, other) if isinstance(one, int) and isinstance(other, int) else f"_nb_max({one}, {other})"
 
 
 def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:

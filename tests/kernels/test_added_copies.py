@@ -9,11 +9,13 @@ import threading
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import config, cuda, njit
 
 import numbridge as nb
+from numbridge.kernels.cpu_backend.cpu_copies import NAMES
+from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.cpu_backend.totals import additions_of, only_added, with_either
-from numbridge.kernels.parameter_types import ArrayType
+from numbridge.kernels.parameter_types import ArrayType, ScalarType
 from numbridge.kernels.scalars import scalar_of
 
 N = 200_003
@@ -259,9 +261,87 @@ def test_what_each_thread_adds_is_counted():
     assert additions_of(text, "body", parameters, ["a"]) == 1 + 1
     add = "_nb_add_either(_nb_private, _nb_components(b), (_nb_i0, 0), 1.0)"
     for depth, trips in ((0, 1), (1, 16), (2, 16), (3, 64), (4, 64)):
-        nest = [f"{'    ' * (k + 1)}for _ in range(3):" for k in range(depth)]
+        nest = [f"{'    ' * (k + 1)}for _ in range(int(x[0])):" for k in range(depth)]
         body = "\n".join(["@_nb_device", "def body(_nb_i0, x, a, b):", *nest, f"{'    ' * (depth + 1)}{add}"])
         assert additions_of(body, "body", parameters, ["b"]) == trips
+
+
+def test_trips_that_a_range_tells_are_counted():
+    parameters = [
+        ArrayType("x", scalar_of(np.float32), 2, True, True),
+        ArrayType("a", scalar_of(np.float32), 1, True, True),
+    ]
+    parameters += [ScalarType("n", scalar_of(np.int32)), ScalarType("u", scalar_of(np.uint32))]
+
+    def counted(*lines):
+        text = "\n    ".join(["def body(_nb_i0, x, a, n, u):", *lines])
+        text = f"@_nb_device\n{text}"
+        return additions_of(text, "body", parameters, ["a"])
+
+    add = "_nb_add_either(_nb_private, a, _nb_i0, 1.0)"
+    extent = "_nb_min(_nb_max(x.shape[1], 0), 1024)"
+    assert counted("for k in range(3):", f"    {add}") == 3
+    assert counted("for k in range(1, 5):", "    for j in range(int(x[0, 0])):", f"        {add}") == 4 * 16
+    assert counted("for k in range(10**6):", f"    {add}") == 16  # no constant, but a guess
+    assert counted("for k in range(1000000):", f"    {add}") == 1024
+    assert counted("for k in range(x.shape[1]):", f"    {add}", f"    {add}", add) == f"{extent} * (2) + 1"
+    assert counted("m = x.shape[1]", "for k in range(m):", f"    {add}") == extent
+    assert counted("for k in range(1, n - 2):", f"    {add}") == "_nb_min(_nb_max((n - 2) - 1, 0), 1024)"
+    assert counted("if n > 0:", f"    {add}", "else:", "    for k in range(n):", f"        {add}") == (
+        "_nb_max(1, _nb_min(_nb_max(n, 0), 1024))"
+    )
+    for unknown in ("range(u)", "range(x.shape[0] // 2)", "range(0, n, 2)", "range(m)", "range(j)"):
+        lines = ("m = x.shape[1]", "m = m + 1", "j = int(x[0, 0])", f"for k in {unknown}:", f"    {add}")
+        assert counted(*lines) == 16, unknown
+    assert counted("for k in range(n):", "    x[0, 0] = 1.0") == 0
+
+
+@nb.kernel
+def add_rows(places, x: nb.array2d[float], n: int, found: nb.array2d[float]):
+    i = nb.tid()
+    for k in range(x.shape[1]):
+        nb.atomic_add(found, places[i], k, x[i, k])
+    for k in range(n):
+        nb.atomic_add(found, places[i], k, x[i, k])
+
+
+_memory, _free = NAMES["_nb_memory"], NAMES["_nb_free"]
+
+
+@njit
+def has_memory(room, extent, additions):
+    memory = _memory(room, extent, additions)
+    _free(memory)
+    return memory != 0
+
+
+MIB = 1 << 20
+
+
+def test_how_much_memory_copies_may_take():
+    start_threads()
+    workers = config.NUMBA_NUM_THREADS
+    assert has_memory(8 * MIB, 2 * MIB, 4 * MIB) and not has_memory(8 * MIB, 2 * MIB, 4 * MIB - 1)
+    # All workers together have so much, but each has small ones.
+    each = max(256 // workers, 8) * MIB
+    assert has_memory(each, each // 4, each) and not has_memory(each + 64, each // 4, each)
+    assert not has_memory(0, 0, 1)
+
+
+def test_rows_that_are_added_in_a_loop():
+    rows = (1 << 14) * config.NUMBA_NUM_THREADS
+    places, x, found = (
+        np.zeros(rows, np.int64),
+        np.zeros((rows, 64), np.float32),
+        np.full((1 << 9, 64), -0.0, np.float32),
+    )
+    nb.launch(add_rows, rows, [places, x, 0, found])
+    # Copies that hold nothing leave negative zeros alone; atomic additions of zero would make them positive.
+    assert np.signbit(found).all()
+    x[:], found[:] = 1, 0
+    places[:] = np.arange(rows) % 5
+    nb.launch(add_rows, rows, [places, x, 3, found])
+    assert found[:5, 0].sum() == 2 * rows and found[:5, 3].sum() == rows and found[:5].sum() == 67 * rows
 
 
 def test_it_is_the_same_on_one_thread_and_on_several():
