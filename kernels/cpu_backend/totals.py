@@ -225,7 +225,7 @@ def _expression(node: ast.expr, known: Mapping[str, str]) -> str | None:
             return str(value)
         case ast.Name(name):
             return known.get(name)
-        case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(axis)) if name in known:
+        case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int(axis))) if name in known:
             return f"{known[name]}.shape[{axis}]"
         case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as operation, right):
             parts = _expression(left, known), _expression(right, known)
