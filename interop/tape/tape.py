@@ -11,8 +11,7 @@ import functools
 import operator
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -20,25 +19,26 @@ from typing import Any, NoReturn
 import numpy as np
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.contents import as_values, copied, moved
-from numbridge.arrays.gradients import existing_gradient, gradient_of, is_required, retains_gradient, root_of
+from numbridge.arrays.contents import moved
+from numbridge.arrays.gradients import existing_gradient, is_required, retains_gradient, root_of
 from numbridge.bridges.bridge import bridge_for_type
 from numbridge.bridges.convert import asarray
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.overlap import share_memory
-from numbridge.kernels.devices import Device
 from numbridge.kernels.element_types.element_arguments import full_shape
-from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError, NumbridgeWarning
+from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
 from numbridge.storage.element_views import packed
 from numbridge.storage.memory import element_of, native, row_of
-from numbridge.tape.adjoint_memory import AdjointMemory, Region, add, clear
-from numbridge.tape.places import Place, Places, has_floats
+from numbridge.tape.adjoint_memory import AdjointMemory, clear
+from numbridge.tape.deposits import Gradients, deposit
+from numbridge.tape.places import Place, Places
 from numbridge.tape.remembered_contents import RememberedContents
 from numbridge.tape.retained_gradients import RetainedGradients, retained_gradients
+from numbridge.tape.seeds import cotangent_of, floating, one_element, pairs
 from numbridge.tape.tape_drawing import Scope, drawn
 from numbridge.tape.tape_events import (
     CopyEvent,
@@ -48,13 +48,12 @@ from numbridge.tape.tape_events import (
     LaunchEvent,
     OpaqueEvent,
     check_opaque,
-    gradient_like,
     reverse_copy,
     reverse_function,
 )
 from numbridge.tape.tape_launches import Signature, has_moved, meet, reverse_launch, signature_of, why_opaque
 
-__all__ = ["Gradients", "Tape", "scope"]
+__all__ = ["Tape", "scope"]
 
 
 class _Recording(threading.local):
@@ -567,7 +566,7 @@ class Tape:
             self._events.clear()
             for place in self._places:
                 place.reads = []
-        self._deposit(memory, retained)
+        deposit(self._arrays.values(), self._ends, memory, retained)
 
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
@@ -590,8 +589,8 @@ class Tape:
 
     def _seeds(self, loss: Any, grads: Any) -> tuple[list[Place], list[Any]]:
         """Return where gradients start, and what they are there."""
-        seeds = [] if loss is None else [(loss, np.ones(_one_element(loss)))]
-        seeds += _pairs(grads)
+        seeds = [] if loss is None else [(loss, np.ones(one_element(loss)))]
+        seeds += pairs(grads)
         if loss is None and grads is None:
             seeds = self._taken_gradients()
         if not seeds:
@@ -600,8 +599,8 @@ class Tape:
             )
         places, cotangents = [], []
         for array, value in seeds:
-            description = _floating(array)
-            cotangents.append(_cotangent(description, value))
+            description = floating(array)
+            cotangents.append(cotangent_of(description, value))
             place, requires_grad = self._places.find(description), _requires_grad(array)
             places.append(place)
             if not (requires_grad or place.meets_varied or (self._has_empty and place.is_empty)):
@@ -647,39 +646,6 @@ class Tape:
         elif isinstance(event, CopyEvent):
             reverse_copy(event, memory)
 
-    def _deposit(self, memory: AdjointMemory, retained: RetainedGradients | None) -> None:
-        """Add the adjoints of arrays that require a gradient to their gradients."""
-        reached: list[tuple[Array, Description, Region]] = []
-        for array in self._arrays.values():
-            found = describe(array)
-            region = memory.region(found)
-            if region is not None and region.reached:
-                reached.append((array, found, region))
-                room = None if array._source is None else bridge_for_type(type(array._source))
-                if room is not None:
-                    room.check_deposit(array._source)
-        if self._ends:
-            self._warn_of_ends(reached)
-        for array, found, region in reached:
-            gradient = gradient_of(array, create=is_required(array))
-            if gradient is not None:
-                kept = None if retained is None else retained.part(found)
-                more = memory.part(region, found) if kept is None else kept
-                add(gradient if found.is_on_cuda else gradient.numpy(), more)
-
-    def _warn_of_ends(self, reached: Sequence[tuple[Array, Description, Region]]) -> None:
-        """Say that a gradient ends at a tensor that is no leaf, unless it is a view of a leaf whose gradient it is."""
-        ends = {id(array) for array in self._ends}
-        leaves = [found for array, found, _ in reached if id(array) not in ends]
-        if any(id(a) in ends and not any(share_memory(d, leaf) for leaf in leaves) for a, d, _ in reached):
-            warnings.warn(
-                "backward: the gradient of a tensor that is no leaf stays in tape.gradients[tensor], and does not flow to what "
-                "the tensor was made of; pass it to the tensor's own backward, or make an operator of the kernel (nb.torch_op, "
-                "nb.paddle_op), or pass tensor.detach()",
-                NumbridgeWarning,
-                stacklevel=4,
-            )
-
     @property
     def gradients(self) -> Gradients:
         """The gradient of every array that was recorded, after `backward`."""
@@ -716,41 +682,6 @@ def _hold(place: Place, argument: Any) -> None:
         place.holder = argument if type(argument) is Array else native().capture(argument)
 
 
-class Gradients(Mapping[Any, Array]):
-    """Array → its gradient, found by memory: views and tensors over the same memory have their own part of it."""
-
-    def __init__(
-        self, memory: AdjointMemory | None, objects: Iterable[Any], retained: RetainedGradients | None = None
-    ) -> None:
-        self._memory, self._retained = memory, retained
-        self._objects = [obj for obj in {id(obj): obj for obj in objects}.values() if self._adjoint(obj) is not None]
-
-    def _adjoint(self, array: Any) -> Any:
-        found = describe(array)
-        if self._memory is None or not found.is_array or found.scalar is None:
-            return None
-        region = self._memory.region(found)
-        if region is None:
-            return None
-        kept = None if self._retained is None else self._retained.part(found)
-        return region.adjoint(found) if kept is None else kept
-
-    def __getitem__(self, array: Any) -> Array:
-        """Return an array's gradient, on the tape's own memory."""
-        adjoint = self._adjoint(array)
-        if adjoint is None:
-            raise KeyError("the tape has no gradient of this array")
-        return gradient_like(adjoint, describe(array))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the arrays that were recorded."""
-        return iter(self._objects)
-
-    def __len__(self) -> int:
-        """Return how many arrays were recorded."""
-        return len(self._objects)
-
-
 def _labelled(labels: Any) -> list[tuple[Any, Any]]:
     return [] if labels is None else list(labels.items() if isinstance(labels, Mapping) else labels)
 
@@ -775,77 +706,6 @@ def _requires_grad(argument: Any) -> bool:
         return (argument._extra is not None or argument._source is not None) and is_required(argument)
     room = bridge_for_type(type(argument))
     return room is not None and room.requires_grad_of(argument)
-
-
-def _pairs(grads: Any) -> list[tuple[Any, Any]]:
-    """Return arrays with the gradients that were given for them."""
-    if grads is None:
-        return []
-    if type(grads) is dict:
-        return list(grads.items())
-    is_array = isinstance(grads, Array) or bridge_for_type(type(grads)) is not None
-    given = grads.items() if isinstance(grads, Mapping) else grads
-    try:
-        found = [] if is_array else list(given)
-    except TypeError:
-        is_array = True
-    if is_array or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found):
-        raise NumbridgeTypeError(
-            f"backward: grads is of type {type(grads).__name__}; wanted {{array: gradient}}, or pairs [(array, gradient)], which "
-            "arrays that are no keys need, such as NumPy's"
-        )
-    return [(array, gradient) for array, gradient in found]
-
-
-def _floating(array: Any, what: str = "an array in grads") -> Description:
-    found = describe(array)
-    if not (found.is_array and has_floats(found.tag)):
-        kind = type(array).__name__
-        got = (
-            repr(array)
-            if isinstance(array, str | int | float)
-            else f"{kind} of {found.scalar.name}"
-            if found.scalar
-            else kind
-        )
-        raise NumbridgeTypeError(
-            f"backward: gradients come from arrays of floating-point numbers, and {what} is {got}; pass an array that a recorded "
-            "launch has written"
-        )
-    return found
-
-
-def _one_element(loss: Any) -> tuple[int, ...]:
-    found = _floating(loss, "the loss")
-    if found.element is not None and found.element.fields is not None:
-        raise NumbridgeTypeError("backward: the loss is a record, and must be a number; pass grads={array: gradient}")
-    if any(extent != 1 for extent in full_shape(found)):
-        raise NumbridgeValueError(
-            f"backward: the loss has shape {full_shape(found)}, and must have one element; pass grads={{array: gradient}}"
-        )
-    return full_shape(found)
-
-
-def _cotangent(found: Description, value: Any) -> Any:
-    wanted = found.shape if found.element is None else full_shape(found)
-    if found.is_on_cuda:
-        values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
-    elif type(value) is Array:
-        values = value.numpy()
-    else:
-        values = np.asarray(as_values(value))
-    if found.element is not None and found.element.fields is not None:
-        wanted = found.shape
-        if values.dtype != found.element.fields:
-            raise NumbridgeTypeError(
-                f"backward: the gradient has dtype {values.dtype}, and its array has records of {found.element.name}; give "
-                "one of the same dtype"
-            )
-    if values.shape != wanted:
-        raise NumbridgeValueError(
-            f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
-        )
-    return packed(values, found.element) if found.is_on_cuda and found.element is not None else values
 
 
 def _copy(array: Any) -> Any:
