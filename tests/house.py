@@ -33,8 +33,8 @@ ROOMS = {"numpy", *FRAMEWORKS.values()}
 PEERS = {"triton", "tvm_ffi", "warp"}
 # What only the command line may import. It speaks of all frameworks, and nothing of interop imports it.
 COMMAND_LINE = "interop/command_line/"
-# Folder of interop → what of the others it may import when it runs; types may come from anywhere. The first two look up in one
-# place: what a framework says of its tensors is asked through the interface that its bridge fills in.
+# Folder of interop → what of the others it may import when it runs; types may come from anywhere. Storage and arrays look up in
+# one place: what a framework says of its tensors is asked through the interface that its bridge fills in.
 LAYERS = {
     "storage": {"bridges.bridge"},
     "streams": {"storage"},
