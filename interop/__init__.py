@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING
 
 from numpy import bool_ as bool
 
-from numbridge.array import Array
-from numbridge.convert import ArrayExplanation, asarray, convert, explain
-from numbridge.creation import clone, copy, empty, empty_like, full, full_like, ones, ones_like, zeros, zeros_like
-from numbridge.cupy_bridge import (
+from numbridge.arrays.array import Array
+from numbridge.arrays.creation import (
+    clone,
+    copy,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from numbridge.bridges.convert import ArrayExplanation, asarray, convert, explain
+from numbridge.bridges.cupy_bridge import (
     device_from_cupy,
     device_to_cupy,
     dtype_from_cupy,
@@ -22,9 +33,36 @@ from numbridge.cupy_bridge import (
     stream_to_cupy,
     to_cupy,
 )
-from numbridge.dlpack import from_dlpack, to_dlpack
-from numbridge.graphs import Graph, ScopedCapture, capture_begin, capture_end, capture_launch
-from numbridge.jax_bridge import device_from_jax, device_to_jax, dtype_from_jax, dtype_to_jax, from_jax, to_jax
+from numbridge.bridges.dlpack import from_dlpack, to_dlpack
+from numbridge.bridges.jax_bridge import device_from_jax, device_to_jax, dtype_from_jax, dtype_to_jax, from_jax, to_jax
+from numbridge.bridges.numpy_bridge import (
+    device_from_numpy,
+    device_to_numpy,
+    dtype_from_numpy,
+    dtype_to_numpy,
+    from_numpy,
+    to_numpy,
+)
+from numbridge.bridges.paddle_bridge import (
+    device_from_paddle,
+    device_to_paddle,
+    dtype_from_paddle,
+    dtype_to_paddle,
+    from_paddle,
+    stream_from_paddle,
+    stream_to_paddle,
+    to_paddle,
+)
+from numbridge.bridges.torch_bridge import (
+    device_from_torch,
+    device_to_torch,
+    dtype_from_torch,
+    dtype_to_torch,
+    from_torch,
+    stream_from_torch,
+    stream_to_torch,
+    to_torch,
+)
 from numbridge.jax_ffi.callable import GraphMode, jax_callable
 from numbridge.jax_ffi.callback import register_ffi_callback
 from numbridge.jax_ffi.kernel_call import jax_kernel
@@ -169,26 +207,10 @@ from numbridge.kernels.scalars import (
     uint64,
 )
 from numbridge.kernels.startup import init
-from numbridge.numpy_bridge import (
-    device_from_numpy,
-    device_to_numpy,
-    dtype_from_numpy,
-    dtype_to_numpy,
-    from_numpy,
-    to_numpy,
-)
-from numbridge.paddle_bridge import (
-    device_from_paddle,
-    device_to_paddle,
-    dtype_from_paddle,
-    dtype_to_paddle,
-    from_paddle,
-    stream_from_paddle,
-    stream_to_paddle,
-    to_paddle,
-)
-from numbridge.paddle_op import PaddleOp, paddle_op
-from numbridge.streams import (
+from numbridge.operators.paddle_op import PaddleOp, paddle_op
+from numbridge.operators.torch_op import TorchOp, torch_op
+from numbridge.streams.graphs import Graph, ScopedCapture, capture_begin, capture_end, capture_launch
+from numbridge.streams.streams import (
     Event,
     ScopedStream,
     Stream,
@@ -203,22 +225,11 @@ from numbridge.streams import (
     wait_event,
     wait_stream,
 )
-from numbridge.tape import Tape
+from numbridge.tape.tape import Tape
 from numbridge.timer import ScopedTimer
-from numbridge.torch_bridge import (
-    device_from_torch,
-    device_to_torch,
-    dtype_from_torch,
-    dtype_to_torch,
-    from_torch,
-    stream_from_torch,
-    stream_to_torch,
-    to_torch,
-)
-from numbridge.torch_op import TorchOp, torch_op
 
 if TYPE_CHECKING:
-    from numbridge.typed_arrays import array, array1d, array2d, array3d, array4d
+    from numbridge.arrays.typed_arrays import array, array1d, array2d, array3d, array4d
 else:
     from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
 

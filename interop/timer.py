@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from numbridge.cupy_memory import cupy
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeValueError
-from numbridge.streams import synchronize as synchronize_devices
-from numbridge.tape import scope
+from numbridge.storage.cupy_memory import cupy
+from numbridge.streams.streams import synchronize as synchronize_devices
+from numbridge.tape.tape import scope
 
 __all__ = ["ScopedTimer"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from emulated_cuda import Emulation, emulated_cuda
-from numbridge import cupy_memory
 from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.storage import cupy_memory
 
 
 class _Memory:

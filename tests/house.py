@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +33,17 @@ ROOMS = {"numpy", *FRAMEWORKS.values()}
 PEERS = {"triton", "tvm_ffi", "warp"}
 # What only the command line may import. It speaks of all frameworks, and nothing of interop imports it.
 COMMAND_LINE = "interop/command_line/"
+# Folder of interop → what of the others it may import when it runs; types may come from anywhere. Storage and arrays look up in
+# one place: what a framework says of its tensors is asked through the interface that its bridge fills in.
+LAYERS = {
+    "storage": {"bridges.bridge"},
+    "streams": {"storage"},
+    "arrays": {"bridges.bridge", "storage", "streams"},
+    "bridges": {"arrays", "storage", "streams"},
+    "tape": {"arrays", "bridges", "storage"},
+    "operators": {"bridges"},
+    "jax_ffi": {"arrays", "operators", "storage"},
+}
 FOR_THE_COMMAND_LINE = {"rich", "typer", *PEERS}
 # A module of one of these names would be imported in its stead by whatever runs inside the folder.
 TAKEN = {"llvmlite", "ml_dtypes", "numba", "numpy", "tbb", *FRAMEWORKS, *PEERS}
@@ -46,6 +57,7 @@ class Import:
     name: str
     bound: str
     lazy: bool
+    for_types: bool = False
 
     @property
     def root(self) -> str:
@@ -65,7 +77,7 @@ class Module:
 
     @property
     def room(self) -> str | None:
-        """The framework whose room this is: ``interop/torch_bridge.py``, ``interop/jax/primitive.py``."""
+        """The framework whose room this is: ``interop/bridges/torch_bridge.py``, ``interop/jax_ffi/primitive.py``."""
         return room_of(".".join(self.path.with_suffix("").parts[1:])) if self.folder == "interop" else None
 
     @property
@@ -97,15 +109,17 @@ class House:
 
 def room_of(dotted: str) -> str | None:
     """Return the framework to whose room a module of interop belongs, by its name below the package."""
-    first = dotted.partition(".")[0]
-    return next((room for room in sorted(ROOMS) if first == room or first.startswith(f"{room}_")), None)
+    folder, *within = dotted.split(".")[:2]
+    names = [folder] if folder == "kernels" else [folder, *within]
+    return next((room for room in sorted(ROOMS) for name in names if name == room or name.startswith(f"{room}_")), None)
 
 
 def imports_in(node: ast.AST, *, lazy: bool) -> Iterator[Import]:
     """Yield every import below `node`, also those written as calls; lazy ones do not run with the module."""
     yield from _imports_of(node, lazy)
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-        yield from (found for child in node.body for found in imports_in(child, lazy=True))
+        for child in node.body:
+            yield from (replace(found, for_types=True) for found in imports_in(child, lazy=True))
         yield from (found for child in node.orelse for found in imports_in(child, lazy=lazy))
         return
     within = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -159,6 +173,23 @@ def interop_looks_down(house: House) -> Iterator[str]:
             more = FOR_THE_COMMAND_LINE if module.is_command_line else set()
             if found.root not in {*BELOW, *FRAMEWORKS, *more, "numbridge"}:
                 yield module.at(found.line, f"interop may not import {found.name}")
+
+
+def folders_look_down(house: House) -> Iterator[str]:
+    for module in house.within("interop"):
+        folder = module.path.parts[1]
+        if len(module.path.parts) < 3 or module.is_command_line:
+            continue
+        if folder not in LAYERS:
+            yield module.at(1, f"LAYERS in tests/house.py does not say what interop/{folder}/ may import")
+            continue
+        for found in module.imports:
+            _, _, name = found.name.partition("numbridge.")
+            other = name.partition(".")[0]
+            if found.for_types or found.root != "numbridge" or other not in LAYERS or other == folder:
+                continue
+            if not any(is_under(name, allowed) for allowed in LAYERS[folder]):
+                yield module.at(found.line, f"{folder} may not look up to {found.name}")
 
 
 def command_line_is_left_alone(house: House) -> Iterator[str]:
@@ -314,6 +345,7 @@ RULES: tuple[Rule, ...] = (
     imports_are_absolute,
     kernels_look_down,
     interop_looks_down,
+    folders_look_down,
     command_line_is_left_alone,
     interop_uses_public_names,
     frameworks_are_lazy,

@@ -60,7 +60,7 @@ def test_the_wheel_holds_what_it_must(wheels: list[Path]) -> None:
     names = zipfile.ZipFile(wheels[0]).namelist()
     for name in (
         "py.typed",
-        "typed_arrays.pyi",
+        "arrays/typed_arrays.pyi",
         "kernels/py.typed",
         "__main__.py",
         "command_line/app.py",

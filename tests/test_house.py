@@ -18,6 +18,7 @@ from house import (
     command_line_is_left_alone,
     constants_are_said_once,
     every_test_is_run,
+    folders_look_down,
     frameworks_are_lazy,
     imports_are_absolute,
     interop_looks_down,
@@ -50,7 +51,7 @@ def test_house_is_read_whole() -> None:
 GOOD = {
     "pyproject.toml": """
         [tool.setuptools]
-        packages = ["numbridge", "numbridge.command_line", "numbridge.kernels"]
+        packages = ["numbridge", "numbridge.bridges", "numbridge.command_line", "numbridge.kernels", "numbridge.storage"]
         """,
     "kernels/__init__.py": '"""The core."""',
     "kernels/x_layout.py": '''
@@ -74,14 +75,15 @@ GOOD = {
         ''',
     "interop/__init__.py": '''
         """The face."""
-        from numbridge import torch_bridge
+        from numbridge.bridges import torch_bridge
         from numbridge.kernels import launch
         ''',
-    "interop/bridge.py": '"""The interface."""',
-    "interop/torch_bridge.py": '''
+    "interop/bridges/__init__.py": '"""The rooms."""',
+    "interop/bridges/bridge.py": '"""The interface."""',
+    "interop/bridges/torch_bridge.py": '''
         """PyTorch."""
         from typing import TYPE_CHECKING
-        from numbridge import bridge
+        from numbridge.bridges import bridge
         from numbridge.kernels import launch
 
         if TYPE_CHECKING:
@@ -92,6 +94,18 @@ GOOD = {
         def to_torch() -> torch.Tensor:
             import torch
             return torch.empty(0)
+        ''',
+    "interop/storage/__init__.py": '"""Memory."""',
+    "interop/storage/memory.py": '''
+        """Memory, which asks the interface."""
+        from typing import TYPE_CHECKING
+        from numbridge.bridges import bridge
+
+        if TYPE_CHECKING:
+            from numbridge.bridges.torch_bridge import to_torch
+
+        def share(tensor: object) -> to_torch:
+            return bridge.share(tensor)
         ''',
     "interop/command_line/__init__.py": '"""The room."""',
     "interop/command_line/app.py": '''
@@ -122,18 +136,36 @@ BAD: tuple[tuple[Rule, str, str, str], ...] = (
     (kernels_look_down, "kernels/a.py", f"{DOC}def f():\n    import torch\n", "a.py:3: kernels may not import torch"),
     (kernels_look_down, "kernels/a.py", f"{DOC}import scipy.special\n", "kernels may not import scipy.special"),
     (kernels_look_down, "kernels/a.py", f"{DOC}import numbridge\n", "look up to numbridge"),
-    (kernels_look_down, "kernels/a.py", f"{DOC}from numbridge import bridge\n", "look up to numbridge.bridge"),
     (
         kernels_look_down,
         "kernels/a.py",
-        f"{DOC}from numbridge.array import Array\n",
-        "to numbridge.array.Array",
+        f"{DOC}from numbridge.bridges import bridge\n",
+        "look up to numbridge.bridges.bridge",
+    ),
+    (
+        kernels_look_down,
+        "kernels/a.py",
+        f"{DOC}from numbridge.arrays.array import Array\n",
+        "to numbridge.arrays.array.Array",
     ),
     (kernels_look_down, "kernels/a.py", f"{DOC}m = importlib.import_module('jax')\n", "kernels may not import jax"),
     (kernels_look_down, "kernels/sub/a.py", f"{DOC}m = __import__('paddle')\n", "kernels may not import paddle"),
     (interop_looks_down, "interop/a.py", f"{DOC}from tests import frameworks\n", "may not import tests.frameworks"),
     (interop_looks_down, "interop/a.py", f"{DOC}def f():\n    import warp\n", "a.py:3: interop may not import warp"),
     (interop_looks_down, "interop/a.py", f"{DOC}import rich\n", "a.py:2: interop may not import rich"),
+    (
+        folders_look_down,
+        "interop/storage/a.py",
+        f"{DOC}def f():\n    from numbridge.bridges import torch_bridge\n",
+        "interop/storage/a.py:3: storage may not look up to numbridge.bridges.torch_bridge",
+    ),
+    (
+        folders_look_down,
+        "interop/bridges/a.py",
+        f"{DOC}from numbridge.tape.tape import Tape\n",
+        "interop/bridges/a.py:2: bridges may not look up to numbridge.tape.tape.Tape",
+    ),
+    (folders_look_down, "interop/attic/a.py", DOC, "does not say what interop/attic/ may import"),
     (
         command_line_is_left_alone,
         "interop/a.py",
@@ -158,8 +190,18 @@ BAD: tuple[tuple[Rule, str, str, str], ...] = (
         f"{DOC}import numbridge.kernels.launch\nx = numbridge.kernels.launch._private\n",
         "a.py:3: numbridge.kernels.launch._private is private",
     ),
-    (frameworks_are_lazy, "interop/torch_bridge.py", f"{DOC}import torch\n", "torch is imported with the module"),
-    (frameworks_are_lazy, "interop/jax_bridge.py", f"{DOC}from jaxlib import xla\n", "jaxlib.xla is imported with"),
+    (
+        frameworks_are_lazy,
+        "interop/bridges/torch_bridge.py",
+        f"{DOC}import torch\n",
+        "torch is imported with the module",
+    ),
+    (
+        frameworks_are_lazy,
+        "interop/bridges/jax_bridge.py",
+        f"{DOC}from jaxlib import xla\n",
+        "jaxlib.xla is imported with",
+    ),
     (frameworks_are_lazy, "interop/a.py", f"{DOC}class A:\n    import cupy\n", "a.py:3: cupy is imported with"),
     (
         frameworks_are_lazy,
@@ -168,24 +210,34 @@ BAD: tuple[tuple[Rule, str, str, str], ...] = (
         "a.py:3: paddle",
     ),
     (frameworks_are_lazy, "interop/a.py", f"{DOC}if TYPE_CHECKING: ...\nelse:\n    import jax\n", "a.py:4: jax is imp"),
-    (rooms_keep_apart, "interop/torch_bridge.py", f"{DOC}def f():\n    import jax\n", "jax belongs to the room of jax"),
-    (rooms_keep_apart, "interop/array.py", f"{DOC}def f():\n    import torch\n", "torch belongs to the room of torch"),
     (
         rooms_keep_apart,
-        "interop/torch_op.py",
-        f"{DOC}from numbridge.numpy_bridge import from_numpy\n",
-        "the room of torch may not import numbridge.numpy_bridge.from_numpy",
+        "interop/bridges/torch_bridge.py",
+        f"{DOC}def f():\n    import jax\n",
+        "jax belongs to the room of jax",
+    ),
+    (
+        rooms_keep_apart,
+        "interop/arrays/array.py",
+        f"{DOC}def f():\n    import torch\n",
+        "torch belongs to the room of torch",
+    ),
+    (
+        rooms_keep_apart,
+        "interop/operators/torch_op.py",
+        f"{DOC}from numbridge.bridges.numpy_bridge import from_numpy\n",
+        "the room of torch may not import numbridge.bridges.numpy_bridge.from_numpy",
     ),
     (
         rooms_keep_apart,
         "interop/jax/handler.py",
-        f"{DOC}def f():\n    from numbridge import torch_bridge\n",
-        "handler.py:3: the room of jax may not import numbridge.torch_bridge",
+        f"{DOC}def f():\n    from numbridge.bridges import torch_bridge\n",
+        "handler.py:3: the room of jax may not import numbridge.bridges.torch_bridge",
     ),
     (names_shadow_nothing, "interop/torch.py", DOC, "interop/torch.py:1: shadows torch"),
     (names_shadow_nothing, "examples/jax.py", DOC, "examples/jax.py:1: shadows jax"),
     (names_say_something, "kernels/utils.py", DOC, "kernels/utils.py:1: a grab-bag"),
-    (modules_have_docstrings, "interop/bridge.py", "", "interop/bridge.py:1: no docstring"),
+    (modules_have_docstrings, "interop/bridges/bridge.py", "", "interop/bridges/bridge.py:1: no docstring"),
     (modules_have_docstrings, "tests/a.py", "import sys\n'late'\n", "tests/a.py:1: no docstring"),
     (
         every_test_is_run,

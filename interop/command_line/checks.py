@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
-from numbridge.bridge import FRAMEWORKS
+from numbridge.bridges.bridge import FRAMEWORKS
 from numbridge.command_line import cache_files
 from numbridge.command_line.installed import absent
 from numbridge.command_line.sample_kernels import add, saxpy, square

@@ -22,8 +22,8 @@ from numbridge.command_line.launch_work import warp_kernels
 from numbridge.command_line.sample_kernels import empty_of_five, empty_of_three, five_points, saxpy
 from numbridge.command_line.timing import timed
 from numbridge.command_line.work import Contestants, Row, Work
-from numbridge.cupy_memory import cupy
 from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.storage.cupy_memory import cupy
 
 __all__ = ["CudaWork", "cuda_works"]
 

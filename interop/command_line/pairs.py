@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import numbridge as nb
-from numbridge.bridge import FRAMEWORKS
+from numbridge.bridges.bridge import FRAMEWORKS
 from numbridge.command_line.installed import absent
 from numbridge.command_line.timing import median_microseconds
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import inner_extents
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import SCALAR_ROOM, Call, buffer_scalar
 from numbridge.kernels.block_dims import block_axes, cuda_block_of, cuda_shapes
 from numbridge.kernels.parameter_types import ArrayType
+from numbridge.operators.element_dims import inner_extents
 
 __all__ = ["words"]
 

@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.array import Array
-from numbridge.creation import making
-from numbridge.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
-from numbridge.element_views import packed
+from numbridge.arrays.array import Array
+from numbridge.arrays.creation import making
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import (
     Number,
@@ -42,7 +40,9 @@ from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
-from numbridge.remade import Remade
+from numbridge.operators.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
+from numbridge.operators.remade import Remade
+from numbridge.storage.element_views import packed
 
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
 

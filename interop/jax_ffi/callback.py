@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.array import Array
+from numbridge.arrays.array import Array
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
@@ -30,7 +30,7 @@ from numbridge.kernels.errors import (
     NumbridgeValueError,
 )
 from numbridge.kernels.native import dlpack_layout as dl
-from numbridge.memory import native, wrap
+from numbridge.storage.memory import native, wrap
 
 __all__ = ["CallContext", "lent", "register_ffi_callback", "register_function"]
 

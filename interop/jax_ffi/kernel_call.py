@@ -27,7 +27,7 @@ from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
-from numbridge.remade import Remade
+from numbridge.operators.remade import Remade
 
 __all__ = ["JaxKernel", "jax_kernel"]
 

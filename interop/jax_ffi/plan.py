@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, outer_shape
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key
@@ -30,6 +29,7 @@ from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.launch import dimensions
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar
+from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, outer_shape
 
 __all__ = [
     "Call",

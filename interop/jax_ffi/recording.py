@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from numbridge import strided
-from numbridge.array import Array
-from numbridge.contents import is_literal
-from numbridge.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
+from numbridge.arrays.array import Array
+from numbridge.arrays.contents import is_literal
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, number_of, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
@@ -35,7 +33,9 @@ from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
-from numbridge.memory import adopt
+from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
+from numbridge.storage import strided
+from numbridge.storage.memory import adopt
 
 __all__ = ["TracedArray", "watching"]
 

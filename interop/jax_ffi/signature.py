@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.element_dims import outer_dims
 from numbridge.kernels.annotations import ScalarAnnotation
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Parameter
+from numbridge.operators.element_dims import outer_dims
 
 __all__ = [
     "VMAP_METHODS",

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.element_dims import element_of, records_of, value_of
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
@@ -35,7 +34,8 @@ from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 from numbridge.kernels.variant import Variant, variants_of
-from numbridge.memory import native
+from numbridge.operators.element_dims import element_of, records_of, value_of
+from numbridge.storage.memory import native
 
 __all__ = [
     "PLAN_TARGET",

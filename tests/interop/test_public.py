@@ -13,9 +13,12 @@ import pytest
 
 import numbridge as nb
 
-MODULES = sorted(file.stem for file in Path(nb.__file__).parent.glob("[!_]*.py"))
-
-
+HERE = Path(nb.__file__).parent
+FOLDERS = ("arrays", "bridges", "operators", "storage", "streams", "tape")
+MODULES = sorted(
+    ".".join(file.relative_to(HERE).with_suffix("").parts)
+    for file in (*HERE.glob("[!_]*.py"), *(file for name in FOLDERS for file in (HERE / name).glob("[!_]*.py")))
+)
 ROOMS = [f"jax_ffi.{name}" for name in ("kernel_call", "callable", "callback")]
 
 

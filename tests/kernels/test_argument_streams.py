@@ -12,8 +12,8 @@ from numbridge.kernels.cuda_backend.argument_streams import argument_stream, lau
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import capture, describe
-from numbridge.memory import wrap
-from numbridge.stream_order import producer_stream
+from numbridge.storage.memory import wrap
+from numbridge.storage.stream_order import producer_stream
 
 
 @nb.kernel

@@ -1,0 +1,125 @@
+"""A kernel as a Paddle operator, with derivatives of every order: the public face of `paddle_operators`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numbridge.bridges.paddle_bridge import dtype_to_paddle
+from numbridge.kernels.arguments import by_position
+from numbridge.kernels.errors import NumbridgeTypeError
+from numbridge.kernels.kernel import Kernel
+from numbridge.operators.operator_levels import Level, returned
+from numbridge.operators.operators import Dims, OperatorPlan
+from numbridge.operators.paddle_operators import Launches, Operator
+from numbridge.operators.remade import Remade
+
+__all__ = ["PaddleOp", "paddle_op"]
+
+
+def paddle_op(
+    kernel: Kernel,
+    outputs: str | Sequence[str] = (),
+    launch_dims: Dims = None,
+    output_dims: Dims = None,
+    name: str | None = None,
+    block_dim: int | tuple[int, ...] = 256,
+) -> PaddleOp:
+    """Return a Paddle operator that runs a kernel.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        What runs. Arrays that it writes and that are no outputs are changed in place; they have no gradient then.
+    outputs : str or sequence of str
+        The array parameters that the operator returns: new tensors, zero before the kernel runs, of the annotated dtype or
+        that of the first tensor, which is refused where that holds integers and others are floating-point numbers.
+    launch_dims, output_dims : int, tuple of int, callable or None
+        None is the shape of the first tensor. A callable gets the operator's inputs and returns one of the others.
+        `output_dims` may also be a dict by output name. Vectors and matrices are the last dimensions of tensors; dims may
+        include theirs or not.
+    name : str, optional
+        What messages call it; the kernel's name by default.
+    block_dim : int or tuple of int
+        Threads per block, for kernels whose threads work together: along the first axis of the launch, or along each of up to
+        three.
+
+    Returns
+    -------
+    PaddleOp
+        Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
+        floating-point number may be given as a tensor without dimensions, which has a gradient then.
+
+    Raises
+    ------
+    NumbridgeError
+        If `outputs` does not name array parameters that the kernel writes.
+    """
+    if not isinstance(kernel, Kernel):
+        raise NumbridgeTypeError(f"paddle_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
+    if name is not None and not isinstance(name, str):
+        raise NumbridgeTypeError(f"paddle_op: name is {name!r}; it must be a string")
+    return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
+
+
+class PaddleOp(Remade):
+    """A kernel as an operator of Paddle; made by `paddle_op`.
+
+    Attributes
+    ----------
+    plan : OperatorPlan
+        What goes in and comes out.
+    name : str
+        What messages call it.
+    """
+
+    def __init__(self, plan: OperatorPlan, name: str) -> None:
+        import paddle
+
+        self._tensor: type = paddle.Tensor
+        self.plan, self.kernel, self.name = plan, plan.kernel, name
+        self._of_tensors: dict[tuple[int, ...], PaddleOp] = {}
+        self._operator = Operator(Level.first(Launches(plan)), self.name)
+        self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        """Run the kernel on the operator's inputs, and return its outputs."""
+        if named:
+            raise by_position(f"operator {self.name}", self.plan.inputs, named)
+        if len(values) != len(self.plan.inputs):
+            raise self.plan.wrong_count(self.name, len(values))
+        places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
+        if places:
+            return self._boxed(places)(*self._as_numbers(places, values))
+        self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
+        if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
+            raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
+        return returned(self._operator(values))
+
+    def _boxed(self, places: tuple[int, ...]) -> PaddleOp:
+        """Return the operator of the same kernel that takes tensors for the numbers in some places."""
+        found = self._of_tensors.get(places)
+        if found is None:
+            found = self._of_tensors.setdefault(places, PaddleOp(self.plan.boxed(places), self.name))
+        return found
+
+    def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+        """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
+        made, plan = list(values), self.plan
+        place_of = None if plan.first is None else getattr(values[plan.inputs.index(plan.first)], "place", None)
+        for place in places:
+            row = plan.number_type(place)
+            if row is not None and made[place].dtype != dtype_to_paddle(row):
+                made[place] = made[place].astype(dtype_to_paddle(row))
+            if place_of is not None and made[place].place != place_of:
+                made[place] = made[place].to(place_of)
+        return made
+
+    def _is_followed(self, values: Sequence[Any]) -> bool:
+        import paddle
+
+        return paddle.is_grad_enabled() and any(not getattr(value, "stop_gradient", True) for value in values)
+
+    def __repr__(self) -> str:
+        """Return name, inputs and outputs."""
+        return f"<PaddleOp {self.name}({', '.join(self.plan.inputs)}) -> {', '.join(self.plan.outputs)}>"

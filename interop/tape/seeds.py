@@ -1,0 +1,97 @@
+"""Where gradients start: what `Tape.backward` is given, checked, and as values that adjoints begin with.
+
+Knows arrays and no tape: whether one has been recorded is the tape's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numbridge.arrays.array import Array
+from numbridge.arrays.contents import as_values, copied
+from numbridge.bridges.bridge import bridge_for_type
+from numbridge.kernels.devices import Device
+from numbridge.kernels.element_types.element_arguments import full_shape
+from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.readers import Description, describe
+from numbridge.storage.element_views import packed
+from numbridge.tape.places import has_floats
+
+__all__ = ["cotangent_of", "floating", "one_element", "pairs"]
+
+
+def pairs(grads: Any) -> list[tuple[Any, Any]]:
+    """Return arrays with the gradients that were given for them."""
+    if grads is None:
+        return []
+    if type(grads) is dict:
+        return list(grads.items())
+    is_array = isinstance(grads, Array) or bridge_for_type(type(grads)) is not None
+    given = grads.items() if isinstance(grads, Mapping) else grads
+    try:
+        found = [] if is_array else list(given)
+    except TypeError:
+        is_array = True
+    if is_array or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found):
+        raise NumbridgeTypeError(
+            f"backward: grads is of type {type(grads).__name__}; wanted {{array: gradient}}, or pairs [(array, gradient)], which "
+            "arrays that are no keys need, such as NumPy's"
+        )
+    return [(array, gradient) for array, gradient in found]
+
+
+def floating(array: Any, what: str = "an array in grads") -> Description:
+    """Return what describes an array that may have a gradient; anything else is refused."""
+    found = describe(array)
+    if not (found.is_array and has_floats(found.tag)):
+        kind = type(array).__name__
+        got = (
+            repr(array)
+            if isinstance(array, str | int | float)
+            else f"{kind} of {found.scalar.name}"
+            if found.scalar
+            else kind
+        )
+        raise NumbridgeTypeError(
+            f"backward: gradients come from arrays of floating-point numbers, and {what} is {got}; pass an array that a recorded "
+            "launch has written"
+        )
+    return found
+
+
+def one_element(loss: Any) -> tuple[int, ...]:
+    """Return the shape of a loss, which must be one number."""
+    found = floating(loss, "the loss")
+    if found.element is not None and found.element.fields is not None:
+        raise NumbridgeTypeError("backward: the loss is a record, and must be a number; pass grads={array: gradient}")
+    if any(extent != 1 for extent in full_shape(found)):
+        raise NumbridgeValueError(
+            f"backward: the loss has shape {full_shape(found)}, and must have one element; pass grads={{array: gradient}}"
+        )
+    return full_shape(found)
+
+
+def cotangent_of(found: Description, value: Any) -> Any:
+    """Return the gradient that was given for an array where the array lies: on the host, or on its device."""
+    wanted = found.shape if found.element is None else full_shape(found)
+    if found.is_on_cuda:
+        values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
+    elif type(value) is Array:
+        values = value.numpy()
+    else:
+        values = np.asarray(as_values(value))
+    if found.element is not None and found.element.fields is not None:
+        wanted = found.shape
+        if values.dtype != found.element.fields:
+            raise NumbridgeTypeError(
+                f"backward: the gradient has dtype {values.dtype}, and its array has records of {found.element.name}; give "
+                "one of the same dtype"
+            )
+    if values.shape != wanted:
+        raise NumbridgeValueError(
+            f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
+        )
+    return packed(values, found.element) if found.is_on_cuda and found.element is not None else values

@@ -1,0 +1,141 @@
+"""Copies and pickles of what is made from kernels: functions stay themselves, and another process makes them again."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paddle
+import pytest
+import torch
+
+import numbridge as nb
+from numbridge.operators import remade
+
+
+@nb.kernel
+def copied_square(x: nb.array(dtype=nb.float32), y: nb.array(dtype=nb.float32)):
+    i = nb.tid()
+    y[i] = x[i] * x[i]
+
+
+def squared_twice(x: nb.array(dtype=nb.float32), y: nb.array(dtype=nb.float32)):
+    half = nb.zeros(x.shape, dtype=nb.float32)
+    nb.launch(copied_square, x.shape, [x], [half])
+    nb.launch(copied_square, x.shape, [half], [y])
+
+
+def doubled(x):
+    return (2 * x.shape[0],)
+
+
+TORCH_OP = nb.torch_op(copied_square, outputs="y", name="copied_square")
+MADE = {
+    "torch_op": TORCH_OP,
+    "paddle_op": nb.paddle_op(copied_square, outputs="y"),
+    "jax_kernel": nb.jax_kernel(copied_square, vmap_method="sequential", enable_backward=True),
+    "jax_callable": nb.jax_callable(squared_twice, enable_backward=True),
+    "jax_callable, replayed": nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=3),
+    "jax_callable, called": nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NONE),
+}
+
+
+class Squared(torch.nn.Module):
+    """A module that holds an operator and a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op, self.kernel = TORCH_OP, copied_square
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self) -> torch.Tensor:
+        return self.op(self.weight)
+
+
+def made_again(monkeypatch, name: str):
+    """Return what a process unpickles that has not made it yet."""
+    monkeypatch.setattr(remade, "_alive", {})
+    again = pickle.loads(pickle.dumps(MADE[name]))
+    assert again is not MADE[name]
+    return again
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_copy_is_the_function_itself(name: str) -> None:
+    made = MADE[name]
+    assert copy.copy(made) is made and copy.deepcopy({"in a tree": made})["in a tree"] is made
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_pickle_is_the_function_that_there_is(name: str) -> None:
+    assert pickle.loads(pickle.dumps(MADE[name])) is MADE[name]
+
+
+def test_an_operator_with_other_dims_is_another_one() -> None:
+    other = nb.torch_op(copied_square, outputs="y", output_dims=doubled, name="copied_square")
+    again = pickle.loads(pickle.dumps(other))
+    assert again is other and again is not TORCH_OP and again(torch.ones(2)).shape == (4,)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_pickled_function_works_and_keeps_its_options(name: str, monkeypatch) -> None:
+    framework = {"torch_op": torch.tensor, "paddle_op": paddle.to_tensor}.get(name, jnp.asarray)
+    again = made_again(monkeypatch, name)
+    x = framework(np.float32([1, 2, 3]))
+    given, wanted = (f(x) for f in (again, MADE[name]))
+    first, second = (np.asarray(r[0] if isinstance(r, tuple) else r) for r in (given, wanted))
+    assert np.array_equal(first, second) and second[1] in (4, 16)
+
+
+def test_a_pickled_jax_function_has_derivatives_and_its_graph_cache(monkeypatch) -> None:
+    again = made_again(monkeypatch, "jax_kernel")
+    assert jax.grad(lambda x: again(x)[0].sum())(jnp.float32([1, 2])).tolist() == [2, 4]
+    assert made_again(monkeypatch, "jax_callable, replayed").graph_cache_max == 3
+
+
+def test_a_module_with_an_operator_is_copied_and_pickled_with_its_gradient() -> None:
+    for make in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        module = make(Squared())
+        module().sum().backward()
+        assert module.weight.grad.tolist() == [2, 4] and module.op is TORCH_OP
+
+
+def test_another_process_unpickles_a_module(tmp_path: Path) -> None:
+    torch.save(Squared(), tmp_path / "module.pt")
+    program = f"""
+import torch
+module = torch.load({str(tmp_path / "module.pt")!r}, weights_only=False)
+module().sum().backward()
+print(module.weight.grad.tolist(), module.op)
+"""
+    here = str(Path(__file__).parent)
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {here!r})" + program],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout.split("\n")[0] == "[2.0, 4.0] <TorchOp numbridge::copied_square(Tensor x) -> Tensor>"
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_tape_is_not_copied(how) -> None:
+    with pytest.raises(nb.NumbridgeTypeError, match=r"a tape can be neither copied nor pickled.*record them once more"):
+        how(nb.Tape())
+
+
+def test_a_copy_of_a_recorded_launch_has_arguments_of_its_own() -> None:
+    x, y, other = np.float32([1, 2]), np.zeros(2, np.float32), np.zeros(2, np.float32)
+    launch = nb.launch(copied_square, 2, [x], [y], record_cmd=True)
+    again = copy.copy(launch)
+    again.set_param_by_name("y", other)
+    launch.launch()
+    assert y.tolist() == [1, 4] and other.tolist() == [0, 0]
+    again.launch()
+    assert other.tolist() == [1, 4]

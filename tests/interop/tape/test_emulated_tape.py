@@ -1,0 +1,87 @@
+"""Tapes over arrays on CUDA devices, which are emulated: what they give must be what they give on the CPU."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from emulated_cupy import emulated_devices
+from numbridge.kernels.machine import machine
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.scalars import scalar_of
+from numbridge.storage.memory import wrap
+from tape_programs import PROGRAMS, VALUES, empty, given, one_launch, square, without_adjoint
+
+
+@pytest.fixture
+def devices():
+    with emulated_devices() as emulation:
+        yield emulation
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_gradients(devices, program):
+    wanted, found = program("cpu"), program("cuda:0")
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.device == nb.get_device("cuda:0") and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-6)
+        assert np.any(theirs.numpy()) or not theirs.size
+
+
+def test_two_devices_have_their_own_adjoints(devices):
+    x, y = given("cuda:0"), empty("cuda:0")
+    a, b = given("cuda:1"), empty("cuda:1")
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+        nb.launch(square, 4, [a], [b])
+    tape.backward(grads={y: VALUES, b: 2 * VALUES})
+    assert x.grad.device.ordinal == 0 and np.array_equal(x.grad.numpy(), 2 * VALUES**2)
+    assert a.grad.device.ordinal == 1 and np.array_equal(a.grad.numpy(), 4 * VALUES**2)
+    assert tape.gradients[a].device.ordinal == 1
+
+
+def test_what_has_no_adjoint_is_refused(devices):
+    x, y, z = given("cuda:0"), empty("cuda:0"), empty("cuda:0")
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+        nb.launch(without_adjoint, 4, [y], [z])
+    with pytest.raises(
+        nb.NumbridgeError, match="was written by kernel 'without_adjoint', declared with enable_backward=False"
+    ):
+        tape.backward(grads={z: VALUES})
+
+
+def test_a_copy_into_page_locked_memory_is_not_lost(devices):
+    host = np.zeros(4, VALUES.dtype)
+    tag = scalar_of(host.dtype).tag
+    pinned = wrap(machine().new_record(host, host.ctypes.data, tag, dl.CUDA_HOST, 0, (4,), None, 0))
+    x = nb.array(VALUES, device="cuda:0", requires_grad=True)
+    with (
+        nb.Tape(),
+        pytest.raises(nb.NumbridgeError, match="assign of an array that carries a gradient is not recorded"),
+    ):
+        nb.copy(pinned, x)
+    with nb.Tape():
+        nb.copy(pinned, nb.array(VALUES, device="cuda:0"))
+    assert np.array_equal(host, VALUES)
+
+
+def test_gradients_of_the_wrong_shape_are_refused(devices):
+    x, y = given("cuda:0"), empty("cuda:0")
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+    with pytest.raises(nb.NumbridgeValueError, match=r"the gradient has shape \(3,\), and its array \(4,\)"):
+        tape.backward(grads={y: VALUES[:3]})
+    assert not x.grad.numpy().any()
+
+
+def test_no_memory_of_a_device_is_left(devices):
+    one_launch("cuda:0")
+    before = len(devices._memory)
+    for program in PROGRAMS:
+        program("cuda:0")
+    gc.collect()
+    assert len(devices._memory) == before
