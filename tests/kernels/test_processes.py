@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import gc
 import os
@@ -24,6 +25,7 @@ from numbridge.kernels.config import config
 from numbridge.kernels.errors import NumbridgeError, NumbridgeWarning
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
+from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
 from numbridge.kernels.launch import launch
 
 PRELUDE = """
@@ -207,6 +209,94 @@ def test_functions_of_one_name_are_told_apart():
     for factor, product in ((2, 2), (5, 10), (2, 20)):
         launch(multiplying(factor), 1, [x])
         assert x[0] == product
+
+
+EDITED = """
+import numba
+from numbridge.kernels.kernel import func
+
+@numba.njit
+def by_numba(v):
+    return v * {factor}
+
+@func
+def by_us(v):
+    return v * {factor}
+"""
+CALLS_EDITED = """
+import {module} as edited
+if {edits}:
+    with open(edited.__file__) as file:
+        text = file.read()
+    with open(edited.__file__, "w") as file:
+        file.write(text.replace("2.5", "3.5"))
+
+@kernel
+def through(x, y):
+    i = tid()
+    y[0, i] = edited.by_numba(x[i])
+    y[1, i] = edited.by_us(x[i])
+
+y = np.zeros((2, 1))
+launch(through, 1, [np.ones(1), y])
+print(*y[:, 0])
+"""
+
+
+def test_a_file_that_is_edited_while_a_process_runs_changes_the_next_process(tmp_path):
+    module = f"edited_{os.getpid()}"  # no earlier run has compiled this
+    (tmp_path / f"{module}.py").write_text(EDITED.format(factor=2.5))
+    for edits, printed in ((True, "2.5 2.5"), (False, "3.5 3.5")):
+        script = CALLS_EDITED.format(module=module, edits=edits)
+        assert run(tmp_path / "edits.py", script, PYTHONDONTWRITEBYTECODE="1") == printed
+
+
+LOADED = """
+import math
+
+def outer(a, b):
+    c = a + b
+
+    def closure(x, *, y: int = 3) -> "float":
+        'A function of two variables around it.'
+        z: float = x * c
+        return z + a + y
+
+    return closure
+
+closure = outer(1, 2)
+
+def recursive(x):
+    return 1 if x < 1 else x * recursive(x - math.floor(1))
+
+def inner(x):
+    def deeper(y):
+        return x * y + 0.0
+    return [deeper(y) for y in range(3) if y in {1, 2}], lambda y: deeper(-0.0)
+"""
+
+
+def test_a_definition_is_compared_with_the_code_that_was_loaded(tmp_path):
+    """The file is younger than this process, so every definition is compiled."""
+    path = tmp_path / "loaded.py"
+    path.write_text(LOADED)
+    loaded = {}
+    exec(compile(LOADED, str(path), "exec", dont_inherit=True), loaded)
+    for name in ("outer", "closure", "recursive", "inner"):
+        file = file_of(loaded[name])
+        assert _is_loaded(loaded[name], file)
+        for old, new in ((" * ", " + "), ("-0.0", "0.0"), ("(x", "(v"), ("math", "cmath")):
+            edited = "".join(file).replace(old, new).splitlines(keepends=True)
+            one, other = (lines_of(loaded[name].__code__, f).lines for f in (file, edited))
+            touched = one != other
+            assert _is_loaded(loaded[name], edited) is not touched, (name, old)
+
+
+def _is_loaded(function, file):
+    code = function.__code__
+    text = textwrap.dedent("".join(lines_of(code, file).lines))
+    definition = ast.parse(text).body[0] if text.lstrip().startswith("def") else None
+    return isinstance(definition, ast.FunctionDef) and is_of(definition, code, file)
 
 
 def test_a_damaged_entry_is_compiled_anew(tmp_path):
