@@ -738,7 +738,10 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Constant(0)  # there is one grid, which says nothing
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
-        return _of_block(found.operation, [self.visit(argument) for argument in node.args])
+        arguments = [self.visit(argument) for argument in node.args]
+        if found.operation == "syncwarp" and not arguments:
+            arguments = [ast.Constant((1 << WARP_SIZE) - 1)]
+        return _of_block(found.operation, arguments)
 
     def _number_function(self, found: Intrinsic) -> ast.expr:
         # NumPy's has a derivative.
