@@ -24,6 +24,7 @@ from numbridge.kernels.config import config
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.kernel_syntax import check_returns
+from numbridge.kernels.language.loaded_source import file_of
 from numbridge.kernels.language.source import FunctionSource, Role, Sourced
 from numbridge.kernels.language.static_names import is_cuda_dispatcher
 from numbridge.kernels.machine import front
@@ -61,6 +62,7 @@ class Kernel(Sourced):
         self.function = function
         self.name = options.pop("name", None) or function.__name__
         self.options = options
+        self.file = self.file or file_of(function)
         self.parameters = (_hinted if of_cuda_jit else _parameters)(function, self.name)
         self.source.parameters  # noqa: B018 - what cannot be a kernel is refused where it is declared
         self.variants: Any = None
@@ -222,14 +224,14 @@ class Boxed(Kernel):
     """
 
     def __init__(self, kernel: Kernel, names: Sequence[str]) -> None:
-        self._boxed = tuple(names)
+        self._boxed, self.file = tuple(names), kernel.file
         super().__init__(kernel.function, {**kernel.options, "name": kernel.name})
         self.parameters = tuple(_boxed(p) if p.name in names else p for p in kernel.parameters)
 
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
-        return FunctionSource(self.function, self.role, self.name, self._boxed)
+        return FunctionSource(self.function, self.role, self.name, self._boxed, self.file)
 
 
 def _boxed(parameter: Parameter) -> Parameter:
@@ -246,6 +248,8 @@ class Function(Sourced):
         functools.update_wrapper(self, function)
         self.function = function
         self.name = name or function.__name__
+        # It may be edited before a kernel calls the function.
+        self.file = file_of(function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the Python function."""

@@ -50,7 +50,6 @@ from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.element_types.numba_elements import numba_element
 from numbridge.kernels.language.rewriting import GRADIENT
 from numbridge.kernels.language.source import FunctionSource
-from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["Calls"]
 
@@ -73,7 +72,6 @@ _NO_GRADIENT = Missing(
     "would be the gradient by an integer or an array, which there is none of here",
     "convert the argument to a floating-point number, or assign this one to _",
 )
-_ALL_LANES = (1 << WARP_SIZE) - 1
 # What functions are called in the table of what elements can do.
 _NAMED: dict[Any, str] = {
     **{function: name for name, function in FUNCTIONS.items()},
@@ -299,8 +297,6 @@ class Calls(Expressions):
     def _meet(self, node: ast.Call, operation: str) -> Binding:
         """Wait for other threads of the block, and learn something from them."""
         arguments = [self._scalar(argument) for argument in node.args[2:]]  # behind the crew and the thread
-        if operation == "syncwarp" and not arguments:
-            arguments = [self.constant(_ALL_LANES)]
         if operation.startswith("shfl_"):
             kind = types.unliteral(arguments[1].type)
             if kind not in _EXCHANGED:

@@ -167,12 +167,16 @@ class Expressions(Scope):
 
     def _static(self, node: ast.expr) -> Any:
         """Return the object that an expression stands for, or None."""
-        if isinstance(node, ast.Name) and node.id.startswith(RESERVED) and node.id not in self._env:
+        if isinstance(node, ast.Name) and node.id.startswith(RESERVED) and not self._is_known(node.id):
             return None  # what generated text calls, which is no object of the kernel's
         if isinstance(node, ast.Name | ast.Attribute):
             found = self._expression(node)
             return found.value if isinstance(found, Static) else None
         return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+    def _is_known(self, name: str) -> bool:
+        """Tell whether a name stands for something of the kernel's; an object may have the name that numbridge gave it first."""
+        return name in self._env or name in self.namespace
 
     def _attribute(self, node: ast.Attribute) -> Binding:
         found = self._named(node)

@@ -99,12 +99,19 @@ def substituted(namespace: Mapping[str, Any]) -> dict[str, Any]:
         new = value
         if value is math or value is np:
             new = _module(value)
-        elif callable(value) and value.__hash__ is not None:
-            new = _replacements().get(value, value)
+        elif callable(value):
+            new = _replacement(value)
         if new is not value:
             found |= {name: new, f"{_LIBRARY}{name}": value}
     found[_POWER] = _replacements().get(operator.pow, operator.pow)
     return found
+
+
+def _replacement(function: Any) -> Any:
+    try:
+        return _replacements().get(function, function)
+    except TypeError:
+        return function  # it has no hash, as a C function of ctypes, and so is none of these
 
 
 def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:

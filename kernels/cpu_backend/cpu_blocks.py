@@ -365,7 +365,7 @@ def _counting(function: Any) -> Any:
 
 
 @intrinsic
-def _wait_for_lanes(typing_context: Any, crew: Any, thread: Any, mask: Any) -> Any:
+def _syncwarp(typing_context: Any, crew: Any, thread: Any, mask: Any) -> Any:
     lanes = _integer(mask)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -374,11 +374,6 @@ def _wait_for_lanes(typing_context: Any, crew: Any, thread: Any, mask: Any) -> A
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, lanes), generate
-
-
-@njit(inline="always")
-def _syncwarp(crew: Any, thread: Any, mask: Any = (1 << _WARP) - 1) -> Any:
-    _wait_for_lanes(crew, thread, mask)
 
 
 def _shuffling(function: Any) -> Any:

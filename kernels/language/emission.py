@@ -7,6 +7,7 @@ Beside the text stands its namespace, with a fingerprint that is equal in every 
 from __future__ import annotations
 
 import ast
+import enum
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ import numpy as np
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.cpu_backend.interior import Interior
 from numbridge.kernels.cpu_backend.range_source import Private
+from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.language.dependencies import is_from_library, of_library
 from numbridge.kernels.language.kernel_syntax import check_assignments
 from numbridge.kernels.language.njit_functions import declared
 from numbridge.kernels.language.rewriting import Site, Target, rewrite
@@ -220,11 +223,14 @@ def describe_namespace(namespace: dict[str, Any], program: Program) -> bytes:
 
 
 def _describe(value: Any, program: Program) -> str:
-    """Return text that determines what a value compiles to, without addresses."""
+    """Return text that determines what a value compiles to.
+
+    It is the same in every process where the value is made of something that can be read, or is a library's own.
+    """
     if isinstance(value, np.ndarray):
-        return f"array {value.dtype.str} {value.shape} {np.ascontiguousarray(value).tobytes().hex()}"
+        return f"array {value.dtype!r} {value.shape} {np.ascontiguousarray(value).tobytes().hex()}"
     if isinstance(value, np.generic):
-        return f"{value.dtype.str} {value.tobytes().hex()}"
+        return f"{value.dtype!r} {value.tobytes().hex()}"
     if isinstance(value, ModuleType):
         return f"module {value.__name__}"
     if is_dispatcher(value):
@@ -235,16 +241,35 @@ def _describe(value: Any, program: Program) -> str:
         return describe_linked(value)
     if isinstance(value, tuple):
         return f"({', '.join(_describe(part, program) for part in value)})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name} = {_describe(value.value, program)}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     memory = None if name else getattr(value, "__cuda_array_interface__", None)
     if memory is not None:
         # Compiled code holds the address: an array that looks the same, here or in another process, is another one.
         return f"memory {memory['data']} {memory['shape']} {memory.get('strides')} {memory['typestr']}"
-    return f"{getattr(value, '__module__', '')}.{name}" if name else f"{type(value).__qualname__} {value!s}"
+    if isinstance(value, ElementType) or _is_exception(value) or of_library(value):
+        return f"{value.__module__}.{name}"
+    if not name and is_from_library(type(value)):
+        return f"{type(value).__qualname__} {value!s}"
+    return f"{type(value).__qualname__} {_only_here(value)}"
 
 
-# Only here is known which of a variable's values Numba's compiled code has.
-_PROCESS = uuid.uuid4().hex
+def _is_exception(value: Any) -> bool:
+    """Tell whether a value is a class of exceptions, which code knows by its name and looks up when it raises one."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+# Kept, so that nothing else gets the id of one.
+_named_here: dict[int, tuple[Any, str]] = {}
+
+
+def _only_here(value: Any) -> str:
+    """Return a name for an object that only this process can know, such as a function of `numba.vectorize`.
+
+    What code it becomes, its own name does not say: others have that too, here or in another process, or before it was edited.
+    """
+    return _named_here.setdefault(id(value), (value, uuid.uuid4().hex))[1]
 
 
 def _describe_function(value: Any, program: Program, seen: set[int]) -> Iterator[str]:
@@ -259,12 +284,11 @@ def _describe_function(value: Any, program: Program, seen: set[int]) -> Iterator
         *(_describe(default, program) for default in value.py_func.__defaults__ or ()),
     ]
     if source is None:
-        code = value.py_func.__code__
-        yield f"njit {value.py_func.__qualname__} {options} {code.co_code.hex()} {code.co_consts}"
+        yield f"njit {options} {_only_here(value)}"
         return
     yield f"njit {options} {ast.dump(source.tree)}"
     if not all(dependency.is_unchanged() for dependency in source.kept or ()):
-        yield f"with values of its own in {_PROCESS}"
+        yield f"with values of its own {_only_here(value)}"
     for dependency in source.read():
         inner = dependency.value
         if is_dispatcher(inner):

@@ -29,7 +29,7 @@ from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.complex_values import may_have_complex
-from numbridge.kernels.language.dependencies import MISSING
+from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.language.element_stores import StoreRewriter
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
@@ -545,9 +545,13 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(self.writer.names[id(callee)], ast.Load())
 
     def _chain(self, static: Static) -> ast.expr:
-        """Return a reference to an object: through its module where that is how it was reached, else by itself."""
-        if static.through_modules and static.path and isinstance(static.root_value, ModuleType):
-            result: ast.expr = ast.Name(self.writer.claim(static.root, static.root_value), ast.Load())
+        """Return a reference to an object: through its module where that is a library's and how it was reached, else by itself.
+
+        Of what is reached through a user's module the text would not say what it is.
+        """
+        root = static.root_value
+        if static.through_modules and static.path and isinstance(root, ModuleType) and is_from_library(root):
+            result: ast.expr = ast.Name(self.writer.claim(static.root, root), ast.Load())
             for attribute in static.path:
                 result = ast.Attribute(result, attribute, ast.Load())
             return result
@@ -734,7 +738,10 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Constant(0)  # there is one grid, which says nothing
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
-        return _of_block(found.operation, [self.visit(argument) for argument in node.args])
+        arguments = [self.visit(argument) for argument in node.args]
+        if found.operation == "syncwarp" and not arguments:
+            arguments = [ast.Constant((1 << WARP_SIZE) - 1)]
+        return _of_block(found.operation, arguments)
 
     def _number_function(self, found: Intrinsic) -> ast.expr:
         # NumPy's has a derivative.

@@ -12,11 +12,10 @@ import ast
 import builtins
 import difflib
 import functools
-import inspect
 import math
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,6 +34,7 @@ from numbridge.kernels.language.dependencies import (
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import check_syntax
+from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
@@ -57,24 +57,23 @@ MAX_RANK = 4
 # Parsing and static resolution
 
 
-def _parse(function: FunctionType) -> tuple[ast.FunctionDef, int, list[str]]:
+def _parse(function: FunctionType, file: list[str] | None) -> tuple[ast.FunctionDef, int, list[str]]:
     """Return the definition with absolute positions, its first line number and its source lines."""
     code = function.__code__
     where = f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
     if code.co_name == "<lambda>":
         raise KernelError(f"{where} is a lambda; write a def, so that its source can be read")
-    try:
-        # The code object, not the function: a __wrapped__ attribute would lead to another function's source.
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError):
-        message = (
+    file = file_of(function) if file is None else file
+    read = lines_of(code, file)
+    if read is None:
+        raise KernelError(
             f"the source of {where} cannot be read; it must be in a file or a notebook cell, or in linecache.cache"
         )
-        raise KernelError(message) from None
+    lines, first = read
     definition = _definition(lines)
     if isinstance(definition, ast.AsyncFunctionDef):
         raise KernelUnsupportedError(f"{where} is async; write an ordinary function")
-    if definition is None or not _matches(definition, code):
+    if definition is None or not is_of(definition, code, file):
         raise KernelError(f"the source of {where} has changed since it was loaded; import it again")
     indented = lines[0][:1].isspace()
     ast.increment_lineno(definition, first - 1 - indented)
@@ -91,13 +90,6 @@ def _definition(lines: list[str]) -> ast.FunctionDef | ast.AsyncFunctionDef | No
     outer: Any = tree.body[0] if tree.body else None
     inner = outer.body[0] if isinstance(outer, ast.If) else outer
     return inner if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) else None
-
-
-def _matches(definition: ast.FunctionDef, code: CodeType) -> bool:
-    arguments = definition.args
-    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    count = code.co_argcount + code.co_kwonlyargcount
-    return definition.name == code.co_name and tuple(names) == code.co_varnames[:count]
 
 
 _DIM3 = {"threadIdx", "blockIdx", "blockDim", "gridDim"}
@@ -179,6 +171,8 @@ class FunctionSource:
         What to call it in generated code; by default the function's name.
     boxed : sequence of str
         Parameters that come as arrays without dimensions, in place of the numbers that the source takes.
+    file : list of str, optional
+        The lines of its file, if they have been read.
 
     Raises
     ------
@@ -186,7 +180,14 @@ class FunctionSource:
         If the source cannot be read or holds something that no target can run; the message shows where.
     """
 
-    def __init__(self, function: FunctionType, role: Role, name: str | None = None, boxed: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        function: FunctionType,
+        role: Role,
+        name: str | None = None,
+        boxed: Sequence[str] = (),
+        file: list[str] | None = None,
+    ) -> None:
         self.function = function
         self.role: Role = role
         self.name = function.__name__ if name is None else name
@@ -201,7 +202,7 @@ class FunctionSource:
         self._read: tuple[Dependency, ...] | None = None
         self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
-        self.tree, self._first, self._lines = _parse(function)
+        self.tree, self._first, self._lines = _parse(function, file)
         _strip(self.tree)
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
@@ -568,6 +569,8 @@ class Sourced:
     role: ClassVar[Role]
     function: Any  # a FunctionType, which a type checker would take for a method here
     name: str
+    # The lines of its file, where these were read before its source is asked for
+    file: list[str] | None = None
 
     def __reduce__(self) -> str:
         """Pickle and copy by name, as Python does its own functions."""
@@ -577,7 +580,7 @@ class Sourced:
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
-        return FunctionSource(self.function, self.role, self.name)
+        return FunctionSource(self.function, self.role, self.name, file=self.file)
 
 
 # What other kernel languages have functions for and Python has an expression for.

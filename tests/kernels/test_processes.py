@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import gc
 import os
@@ -15,6 +16,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from numbridge.kernels.config import config
 from numbridge.kernels.errors import NumbridgeError, NumbridgeWarning
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
+from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
 from numbridge.kernels.launch import launch
 
 PRELUDE = """
@@ -88,6 +91,212 @@ def test_the_cache_is_valid_across_processes_and_knows_what_changed(tmp_path):
     assert run(script, ADD.format(constant=unique + 1, inner=1, more="")) == f"{unique + 2} False True"
     assert run(script, ADD.format(constant=unique, inner=1, more="+ 1")) == f"{unique + 2} False True"
     assert run(script, ADD.format(constant=unique, inner=1, more="")) == f"{unique + 1} True False"
+
+
+OF_NUMBA = """
+import ctypes
+import enum
+import numba
+from numba.extending import intrinsic, overload, register_jitable
+import {helpers} as helpers
+
+@numba.vectorize
+def of_vectorize(v):
+    return v * {factor}
+
+@register_jitable
+def of_jitable(v):
+    return v * {factor}
+
+def of_overload(v):
+    raise NotImplementedError
+
+@overload(of_overload)
+def _of_overload(v):
+    return lambda v: v * {factor}
+
+@numba.njit
+def of_njit(v):
+    return of_overload(v)
+
+@intrinsic
+def of_intrinsic(context, v):
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(arguments[0], context.get_constant(v, {factor}))
+    return v(v), generate
+
+@numba.cfunc("float64(float64)")
+def of_cfunc(v):
+    return v * {factor}
+
+made = {{"factor": {factor}}}
+exec("def without_source(v): return v * factor", made)
+of_exec = numba.njit(made["without_source"])
+
+of_c = ctypes.CDLL("libm.so.6").fabs
+of_c.argtypes, of_c.restype = [ctypes.c_double], ctypes.c_double
+
+class Kind(enum.Enum):
+    FACTOR = {factor}
+
+@func
+def of_enum(v):
+    return v * Kind.FACTOR.value
+
+@func
+def of_module(v):
+    return helpers.multiplied(v) / helpers.TABLE[0] * helpers.vectorised(v)
+
+@kernel
+def through(x, y):
+    i = tid()
+    y[0, i] = of_vectorize(x[i])
+    y[1, i] = of_jitable(x[i])
+    y[2, i] = of_overload(x[i])
+    y[3, i] = of_njit(x[i])
+    y[4, i] = of_intrinsic(x[i])
+    y[5, i] = of_cfunc(x[i])
+    y[6, i] = of_exec(x[i])
+    y[7, i] = of_enum(x[i])
+    y[8, i] = of_module(x[i])
+    y[9, i] = of_c(-x[i]) * {factor}
+
+y = np.zeros((10, 1))
+launch(through, 1, [np.ones(1), y])
+print(*y[:, 0])
+"""
+HELPERS = """
+import numba
+import numpy as np
+
+@numba.njit
+def multiplied(v):
+    return v * {factor}
+
+@numba.vectorize
+def vectorised(v):
+    return v * {factor}
+
+TABLE = np.array([{factor}.0])
+"""
+
+
+def test_what_numba_alone_knows_is_what_it_is_now(tmp_path):
+    helpers = f"helpers_{os.getpid()}"  # no earlier run has compiled this
+    for factor in (2, 3):
+        (tmp_path / f"{helpers}.py").write_text(HELPERS.format(factor=factor))
+        printed = run(
+            tmp_path / "of_numba.py", OF_NUMBA.format(factor=factor, helpers=helpers), PYTHONDONTWRITEBYTECODE="1"
+        )
+        assert printed.split() == [f"{factor}.0"] * 10
+
+
+def multiplying(factor):
+    made = {"factor": factor}
+    exec("def multiplied(v): return v * factor", made)
+    multiplied = numba.njit(made["multiplied"])
+
+    @kernel
+    def through(x):
+        i = tid()
+        x[i] = multiplied(x[i])
+
+    return through
+
+
+def test_functions_of_one_name_are_told_apart():
+    x = np.ones(1)
+    for factor, product in ((2, 2), (5, 10), (2, 20)):
+        launch(multiplying(factor), 1, [x])
+        assert x[0] == product
+
+
+EDITED = """
+import numba
+from numbridge.kernels.kernel import func
+
+@numba.njit
+def by_numba(v):
+    return v * {factor}
+
+@func
+def by_us(v):
+    return v * {factor}
+"""
+CALLS_EDITED = """
+import {module} as edited
+if {edits}:
+    with open(edited.__file__) as file:
+        text = file.read()
+    with open(edited.__file__, "w") as file:
+        file.write(text.replace("2.5", "3.5"))
+
+@kernel
+def through(x, y):
+    i = tid()
+    y[0, i] = edited.by_numba(x[i])
+    y[1, i] = edited.by_us(x[i])
+
+y = np.zeros((2, 1))
+launch(through, 1, [np.ones(1), y])
+print(*y[:, 0])
+"""
+
+
+def test_a_file_that_is_edited_while_a_process_runs_changes_the_next_process(tmp_path):
+    module = f"edited_{os.getpid()}"  # no earlier run has compiled this
+    (tmp_path / f"{module}.py").write_text(EDITED.format(factor=2.5))
+    for edits, printed in ((True, "2.5 2.5"), (False, "3.5 3.5")):
+        script = CALLS_EDITED.format(module=module, edits=edits)
+        assert run(tmp_path / "edits.py", script, PYTHONDONTWRITEBYTECODE="1") == printed
+
+
+LOADED = """
+import math
+
+def outer(a, b):
+    c = a + b
+
+    def closure(x, *, y: int = 3) -> "float":
+        'A function of two variables around it.'
+        z: float = x * c
+        return z + a + y
+
+    return closure
+
+closure = outer(1, 2)
+
+def recursive(x):
+    return 1 if x < 1 else x * recursive(x - math.floor(1))
+
+def inner(x):
+    def deeper(y):
+        return x * y + 0.0
+    return [deeper(y) for y in range(3) if y in {1, 2}], lambda y: deeper(-0.0)
+"""
+
+
+def test_a_definition_is_compared_with_the_code_that_was_loaded(tmp_path):
+    """The file is younger than this process, so every definition is compiled."""
+    path = tmp_path / "loaded.py"
+    path.write_text(LOADED)
+    loaded = {}
+    exec(compile(LOADED, str(path), "exec", dont_inherit=True), loaded)
+    for name in ("outer", "closure", "recursive", "inner"):
+        file = file_of(loaded[name])
+        assert _is_loaded(loaded[name], file)
+        for old, new in ((" * ", " + "), ("-0.0", "0.0"), ("(x", "(v"), ("math", "cmath")):
+            edited = "".join(file).replace(old, new).splitlines(keepends=True)
+            one, other = (lines_of(loaded[name].__code__, f).lines for f in (file, edited))
+            touched = one != other
+            assert _is_loaded(loaded[name], edited) is not touched, (name, old)
+
+
+def _is_loaded(function, file):
+    code = function.__code__
+    text = textwrap.dedent("".join(lines_of(code, file).lines))
+    definition = ast.parse(text).body[0] if text.lstrip().startswith("def") else None
+    return isinstance(definition, ast.FunctionDef) and is_of(definition, code, file)
 
 
 def test_a_damaged_entry_is_compiled_anew(tmp_path):

@@ -528,3 +528,25 @@ def test_what_nobody_stored_does_not_reach_a_gradient(device):
     nb.launch(weighted_sums, 8, arrays, adj_inputs=adjoints, adjoint=True, block_dim=8)
     assert by_x.tolist() == [28] * 5
     assert by_y.tolist() == [10] * 8
+
+
+@nb.kernel
+def left_out(x, w, y):
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    cuda.shfl_sync(0xFFFFFFFF, x[i], (t + 5) % 32)
+    kind = 2
+    if kind == 1 and w[i] > 0.5:  # noqa: SIM102 - each its own condition
+        if t < 2:
+            y[i] = math.sin(x[i])
+            return
+    if w[i] > 0.3:
+        y[i] = 2.0 * x[i]
+
+
+def test_conditions_that_are_constants_may_leave_branches_out():
+    """Numba, which leaves such branches out, took what they decide for undefined on the way back."""
+    w = np.linspace(0, 1, 32)
+    x, y, by_x, by_y = np.ones(32), np.zeros(32), np.zeros(32), np.ones(32)
+    nb.launch(left_out, 32, [x, w, y], block_dim=32)
+    left_out.adjoint(["x", "y"]).forall(32, block_dim=32)(x, w, y, by_x, by_y)
+    assert by_x.tolist() == y.tolist() == np.where(w > 0.3, 2.0, 0.0).tolist()

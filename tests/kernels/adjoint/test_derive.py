@@ -21,7 +21,7 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
-from numbridge.kernels.kernel import kernel
+from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import Geometry, launch
 
@@ -294,6 +294,29 @@ WEIGHTS = np.array([1.0, 2.0, 3.0])
 def weighted(x, y):
     i = tid()
     y[i] = WEIGHTS[i] * x[i]
+
+
+NUMBER = np.float32
+
+
+@func
+def half(a):
+    return 0.5 * a
+
+
+@kernel
+def through_memory(x, y):
+    i = tid()
+    kept = cuda.local.array(2, NUMBER)
+    kept[1] = half(x[i])
+    y[i] = kept[1] * kept[1]
+
+
+def test_a_dtype_that_literals_have_given_a_name_already_is_that_of_memory():
+    # The literal of the function is written as a call of float32, and so is `NUMBER` then.
+    x, y, by_x, by_y = (np.float32(values) for values in ([3, 4], [0, 0], [0, 0], [1, 2]))
+    through_memory.adjoint(["x", "y"]).forall(2)(x, y, by_x, by_y)
+    assert by_x.tolist() == [1.5, 4.0]
 
 
 def test_elements_of_global_arrays_are_the_same_in_every_variant_and_derivative_of_a_kernel():

@@ -1,0 +1,94 @@
+"""The source of functions as Python has loaded them: a file may be edited while its functions run. Compiles no kernel."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+import time
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+__all__ = ["Lines", "file_of", "is_of", "lines_of"]
+
+_BEGAN = time.time()
+_FACTS = ("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
+
+
+class Lines(NamedTuple):
+    """The lines of a function's source, and the number of the first in its file."""
+
+    lines: list[str]
+    first: int
+
+
+def file_of(function: FunctionType) -> list[str] | None:
+    """Return the lines of a function's file, or notebook cell, as they are now; None where there are none."""
+    filename = function.__code__.co_filename
+    linecache.checkcache(filename)
+    return linecache.getlines(filename, function.__globals__) or None
+
+
+def lines_of(code: CodeType, file: list[str] | None) -> Lines | None:
+    """Return a function's source out of the lines of its file; None where it cannot be read."""
+    try:
+        if file is not None and code.co_firstlineno <= len(file):
+            return Lines(inspect.getblock(file[code.co_firstlineno - 1 :]), code.co_firstlineno)
+        # The code object, not the function: a __wrapped__ attribute would lead to another function's source.
+        return Lines(*inspect.getsourcelines(code))
+    except (OSError, TypeError):
+        return None
+
+
+def is_of(definition: ast.FunctionDef, code: CodeType, file: list[str] | None) -> bool:
+    """Tell whether a definition that was read from the lines of a file is that of a function's code.
+
+    A file that has been written since this process began is compiled, to compare all that the function does.
+    """
+    arguments = definition.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    count = code.co_argcount + code.co_kwonlyargcount
+    if definition.name != code.co_name or tuple(names) != code.co_varnames[:count]:
+        return False
+    if file is None or not _is_young(code.co_filename):
+        return True
+    made = (part for part in _compiled("".join(file), code.co_filename) if part.co_firstlineno == code.co_firstlineno)
+    return any(_is_alike(part, code) for part in made)
+
+
+def _is_young(filename: str) -> bool:
+    try:
+        return os.stat(filename).st_mtime > _BEGAN
+    except OSError:
+        return False  # a cell of a notebook, which stays as it was
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(text: str, filename: str) -> tuple[CodeType, ...]:
+    """Return the code of all functions of a file; what one does may depend on what the file imports elsewhere."""
+    try:
+        return tuple(_functions(compile(text, filename, "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part
+            yield from _functions(part)
+
+
+def _is_alike(made: Any, loaded: Any) -> bool:
+    """Tell whether two constants of code are the same, or do the same."""
+    if not isinstance(made, CodeType):
+        return type(made) is type(loaded) and (
+            made == loaded if isinstance(made, frozenset) else repr(made) == repr(loaded)
+        )
+    if not isinstance(loaded, CodeType) or len(made.co_consts) != len(loaded.co_consts):
+        return False
+    same = all(getattr(made, fact) == getattr(loaded, fact) for fact in _FACTS)
+    return same and all(map(_is_alike, made.co_consts, loaded.co_consts))
