@@ -12,7 +12,7 @@ import ast
 import builtins
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +116,7 @@ class Text:
         *,
         fastmath: bool = False,
         typing_context: Any = None,
+        nonnegative: Collection[str] = (),
     ) -> None:
         self.fastmath = FastMathOptions(fastmath)
         self.tree = tree
@@ -130,8 +131,28 @@ class Text:
         self._constant = assigned_once(tree, self._parameters)
         self._context = cpu_target.typing_context if typing_context is None else typing_context
         self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
+        self._nonnegative |= self._constant & {*nonnegative}
         self._returned: Expression | None = None
         self._steps: list[Step] = []
+
+    @property
+    def kinds_of_names(self) -> Mapping[str, Any]:
+        """The types of all names, once the text is read."""
+        return self._types
+
+    @property
+    def constant(self) -> Set[str]:
+        """Names that are assigned in one place, and used only after it, within the same block."""
+        return self._constant
+
+    @property
+    def nonnegative(self) -> Set[str]:
+        """Integers that are known not to be negative, once the text is read."""
+        return self._nonnegative
+
+    def object_of(self, node: ast.expr) -> Any:
+        """Return the object that a name, or a name of a module, stands for."""
+        return self._object(node)
 
     def read(self) -> None:
         """Type everything."""

@@ -10,7 +10,7 @@ import ast
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from numbridge.kernels.cpu_backend.lanes import (
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 
-__all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
+__all__ = ["LaneText", "lane_place", "lane_value", "only_computes", "set_lane_value"]
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
@@ -51,6 +51,24 @@ _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 
 
+def only_computes(name: str, function: Callable[[], Any]) -> bool:
+    """Tell whether a function, as a text calls it, only computes.
+
+    Raises
+    ------
+    NoLanesError
+        If threads that run together must not call it.
+    """
+    if name.startswith(_REFUSED):
+        raise NoLanesError
+    if name.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
+        return False
+    value = function()
+    value = getattr(value, "_defn", getattr(value, "py_func", value))
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return value is not builtins.print and f"{module}.".startswith(tuple(f"{known}." for known in _MODULES))
+
+
 class LaneText(Text):
     """A function's text while it is read for several lanes."""
 
@@ -63,11 +81,13 @@ class LaneText(Text):
         *,
         fastmath: bool,
         always: bool,
+        nonnegative: Collection[str] = (),
+        in_loop: bool = False,
     ) -> None:
-        super().__init__(tree, kinds, names, fastmath=fastmath)
+        super().__init__(tree, kinds, names, fastmath=fastmath, nonnegative=nonnegative)
         self.symbol += ".lanes"
         self.width = 0
-        self._fast, self._always = fastmath, always
+        self._fast, self._always, self._in_loop = fastmath, always, in_loop
         self._along = index
         self._lanes: Lanes
         self._totals: list[str] = []
@@ -77,25 +97,23 @@ class LaneText(Text):
     def read(self) -> None:
         """Type everything, and choose how many lanes there are."""
         arrays = frozenset(name for name, kind in self._types.items() if isinstance(kind, types.Array))
-        self._lanes = read_lanes(self.tree, self._along, arrays, self._constant, self._computes)
+        self._lanes = read_lanes(
+            self.tree, self._along, arrays, self._constant, self._computes, in_loop=self._in_loop
+        )
         super().read()
-        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
-        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
+        self.width = self._wanted()
         while self.width > 1 and self.width * self._bytes() > _ROOM:
             self.width //= 2
         if self.width < 2:
             raise NoLanesError
 
+    def _wanted(self) -> int:
+        """Return how many threads shall run at once; 0 if each by itself is as fast."""
+        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
+        return self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
+
     def _computes(self, function: ast.expr) -> bool:
-        text = ast.unparse(function)
-        if text.startswith(_REFUSED):
-            raise NoLanesError
-        if text.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
-            return False
-        value = self._object(function)
-        value = getattr(value, "_defn", getattr(value, "py_func", value))
-        module = getattr(value, "__module__", None) or type(value).__module__
-        return value is not builtins.print and f"{module}.".startswith(tuple(f"{known}." for known in _MODULES))
+        return only_computes(ast.unparse(function), lambda: self._object(function))
 
     def _is_float(self, name: str) -> bool:
         kind = self._types.get(name)
