@@ -494,7 +494,9 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
 
     text = source()
     fastmath = bool(kernel.options.get("fastmath"))
-    apart = 0 < rank < nb.MAX_DIMS and not emitted.may_raise and kernel.options.get("simd") is not False
+    # What raises has its place in the user's own text; that an adjoint's stack has no memory has none.
+    raises = emitted.may_raise and not emitted.generated
+    apart = 0 < rank < nb.MAX_DIMS and not raises and kernel.options.get("simd") is not False
     how = f"apart {generator_fingerprint()}" if apart else "in coroutines"
     key = _key("blocks", f"{machine_fingerprint()} {how}", text, emitted, parameters, fastmath=fastmath)
 

@@ -160,7 +160,7 @@ class _Maker:
             self._arrays[kept.array] = kind
             self._kept_names[f"_nb_keep_{k}"] = _keeping(kind, -1 - k, kept.extents)
         for k in range(len(block.rooms)):
-            self._kept_names[f"_nb_stack_room_{k}"] = _stack_room(-1 - len(block.kept) - k)
+            self._kept_names[f"_nb_crew_stack_room_{k}"] = _stack_room(-1 - len(block.kept) - k)
         self._names |= self._kept_names
 
     def _kind_of_kept(self, kept: Kept) -> Any:
@@ -177,7 +177,7 @@ class _Maker:
 
     def _together(self, part: Part, block: Block) -> _PartText | None:
         """Return a part's text for several threads at once, or None where that is impossible, or no gain."""
-        if not part.side_by_side:
+        if not part.side_by_side or not part.does_something:
             return None
         kinds = [self._kind(name) for name in part.parameters]
         tree = copy.deepcopy(part.tree)
@@ -316,6 +316,6 @@ NAMES: dict[str, Any] = {
     "_nb_told_count": told_count,
     "_nb_told_and": told_and,
     "_nb_told_or": told_or,
-    "_nb_stack_at": stack_at,
+    "_nb_crew_stack_at": stack_at,
 }
 """What the text of a whole block calls."""

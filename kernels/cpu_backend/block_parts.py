@@ -28,6 +28,7 @@ from numbridge.kernels.cpu_backend.lanes import (
     touched_arrays,
     without_unread,
 )
+from numbridge.kernels.cpu_backend.name_webs import split_names
 
 __all__ = ["AT", "LIVE", "SIZE", "Block", "Kept", "NoPartsError", "Part", "apart", "without_coroutine"]
 
@@ -39,6 +40,8 @@ _SLOT, _ROW, _FROM = "_nb_slot", "_nb_irow", "_nb_ifrom"
 _NUMBER = "_nb_inumber"
 _MEETING, _STACK, _NEW_STACK, _PART = "_nb_block_", "_nb_crew_stack_", "_nb_crew_stack_new", "_nb_part_"
 _BARRIER, _COUNTS = f"{_MEETING}syncthreads", tuple(f"{_MEETING}syncthreads_{name}" for name in ("count", "and", "or"))
+# What threads say, one after another.
+_REFUSED = ("_nb_check", "_nb_print")
 _MEMORY = ("_nb_shared", "_nb_elements", "_nb_field")
 # What changes memory that threads share one after another; the array is the second argument of those that are told how.
 _ORDERED, _TOLD = ("_nb_add", "_nb_atomic_"), ("_nb_add_either",)
@@ -86,6 +89,8 @@ class Part:
         Whether threads must run in the order of their numbers, one after another.
     side_by_side : bool
         Whether several threads may run at once, and find what they read and write side by side.
+    does_something : bool
+        Whether anybody learns of it.
     """
 
     number: int
@@ -95,6 +100,7 @@ class Part:
     parameters: list[str] = field(init=False)
     in_order: bool = False
     side_by_side: bool = False
+    does_something: bool = True
 
     @property
     def name(self) -> str:
@@ -167,13 +173,13 @@ class Block:
 
         `widths` says which parts have another function, for so many threads at once, whose name begins with `lanes`.
         """
-        parts = [f"@_nb_device\n{ast.unparse(part.tree)}\n\n\n" for part in self.parts]
+        parts = [f"@_nb_device\n{ast.unparse(part.tree)}\n\n\n" for part in self.parts if part.does_something]
         lines = [
             f"{LIVE} = _nb_e0 * _nb_e1 * _nb_e2",
             f"{SIZE} = _nb_b0 * _nb_b1 * _nb_b2",
             *(f"{_FROM}{k} = _nb_k{k} * _nb_b{k}" for k in range(min(self.rank, _AXES))),
             *(f"{kept.array} = _nb_keep_{k}({CREW}, {SIZE})" for k, kept in enumerate(self.kept)),
-            *(f"{room} = _nb_stack_room_{k}({CREW}, {SIZE})" for k, room in enumerate(self.rooms)),
+            *(f"{room} = _nb_crew_stack_room_{k}({CREW}, {SIZE})" for k, room in enumerate(self.rooms)),
             *self._lines(self.nodes, widths, lanes),
             "pass",
         ]
@@ -183,7 +189,7 @@ class Block:
     def _lines(self, nodes: Sequence[_Node], widths: Mapping[str, int], lanes: str) -> Iterator[str]:
         for node in nodes:
             match node:
-                case Part():
+                case Part() if node.does_something:
                     yield from self._calls(node, widths.get(node.name), lanes)
                 case _Once():
                     yield from node.text.splitlines()
@@ -204,14 +210,14 @@ class Block:
         inner = "        "
         if width is None:
             yield f"{inner}for {at[axis]} in range(_nb_e{axis}):"
-            yield f"{inner}    {part.name}({', '.join(self._given(part, at, at[axis]))})"
+            yield f"{inner}    {part.name}({', '.join(self._given(part, at, at[self.axis]))})"
             return
         first, together = f"_nb_whole_{n}", f"_nb_lane_{n}"
         yield f"{inner}{first} = _nb_e{axis} // {width} * {width}"
         yield f"{inner}for {together} in range(0, {first}, {width}):"
         yield f"{inner}    {lanes}{part.name}({', '.join(self._given(part, at, together))})"
         yield f"{inner}for {at[axis]} in range({first}, _nb_e{axis}):"
-        yield f"{inner}    {part.name}({', '.join(self._given(part, at, at[axis]))})"
+        yield f"{inner}    {part.name}({', '.join(self._given(part, at, at[self.axis]))})"
 
     def _given(self, part: Part, at: Mapping[int, str], along: str) -> Iterator[str]:
         """Yield the arguments of a part for the thread at a place; only along the axis is it another in the function."""
@@ -337,6 +343,7 @@ def prepared(tree: ast.FunctionDef) -> ast.FunctionDef:
     without_coroutine(tree)
     _Indices().visit(tree)
     tree.body = _Meetings().block(tree.body)
+    split_names(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -378,6 +385,28 @@ def _extents(node: ast.AST) -> tuple[int, ...]:
     assert isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
     found = ast.literal_eval(node.value.args[0])
     return tuple(found) if isinstance(found, tuple) else (int(found),)
+
+
+def _changed_arrays(node: ast.AST) -> Iterator[str]:
+    """Yield the arrays to which a statement stores elements, or statements in it."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Subscript(ast.Name(name), ctx=ast.Store()):
+                yield name
+
+
+def _used_otherwise(tree: ast.AST) -> set[str]:
+    """Return the names that stand for more than one of an array's elements somewhere."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        inner = list(ast.iter_child_nodes(node))
+        match node:
+            case ast.Subscript(ast.Name(), ast.Name() | ast.BinOp() | ast.Tuple()):
+                inner = [node.slice]
+            case ast.Subscript(ast.Name(), ast.Constant(int())):
+                inner = []
+        found |= {part.id for part in inner if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    return found
 
 
 def _mentions(node: ast.AST) -> set[str]:
@@ -509,7 +538,7 @@ class _Nodes:
     def once(self, node: ast.stmt) -> None:
         """Add a statement that runs once: before those of threads that wait to become a part, where nobody sees that."""
         lanes, waiting = self._reader.lanes, [other for other, _ in self._waiting]
-        changed = set(stored(node))
+        changed = {*stored(node), *_changed_arrays(node)}
         loads = any(isinstance(part, ast.Subscript) for part in ast.walk(node))
         seen = any(changed & _mentions(other) for other in waiting)
         if is_break(node) or seen or (loads and any(map(lanes.changes_memory, waiting))):
@@ -577,11 +606,16 @@ class _Reader:
         computes: Callable[[ast.expr], bool],
     ) -> None:
         every = list(ast.walk(tree))
+        if any(isinstance(node, ast.Name) and node.id.startswith(_REFUSED) for node in every):
+            raise NoPartsError
         own = {name: node for node in every if (name := local_array_name(node)) is not None}
         shared = frozenset(arrays) - own.keys()
         threads = {f"_nb_{letter}{k}" for letter in "it" for k in range(_AXES)} | {THREAD}
         self.tree = tree
-        self.lanes = Lanes(tree, THREAD, shared, frozenset(own), touched_arrays(every, shared), computes, threads)
+        # Arrays of a thread's own in which all threads have the same are one.
+        self.alike = own.keys() - _used_otherwise(tree)
+        private = frozenset(own.keys() - self.alike)
+        self.lanes = Lanes(tree, THREAD, shared, private, touched_arrays(every, shared), computes, threads)
         without_unread(self.lanes, tree.body, read_names(self.lanes, every))
         self.once = set(once)
         self.own = {name: _extents(node) for name, node in own.items()}
@@ -630,7 +664,9 @@ class _Reader:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Name(called))) if called in _COUNTS:
                 return False
             case ast.Assign([ast.Name(name)]) | ast.AugAssign(ast.Name(name)):
-                return name not in lanes.varying and name not in lanes.private and not lanes.varies(node.value)
+                return name not in lanes.varying and name not in self.own and not lanes.varies(node.value)
+            case ast.Assign([ast.Subscript(ast.Name(name), index)], value) if name in self.alike:
+                return not lanes.varies(index) and not lanes.varies(value)
             case ast.Pass() | ast.Break():
                 return True
             case ast.If() | ast.For() | ast.While():
@@ -648,13 +684,15 @@ class _Reader:
     def _mark(self) -> None:
         """Find the names that differ between threads: also what is assigned where only some come by, or within a part."""
         before = -1
-        while len(self.lanes.varying) > before:
-            before = len(self.lanes.varying)
+        while len(self.lanes.varying) + len(self.lanes.private) > before:
+            before = len(self.lanes.varying) + len(self.lanes.private)
             self._mark_block(self.tree.body)
+        for name in self.alike:
+            del self.own[name]
 
     def _mark_block(self, body: Sequence[ast.stmt]) -> None:
         for node in body:
-            if self._is_once(node) or self._makes_memory(node) or _is_count(node):
+            if self._is_once(node) or self._makes_memory(node) or _is_count(node) or local_array_name(node) is not None:
                 continue
             if self._is_frame(node) or (isinstance(node, ast.If) and _waits(node)):
                 for block in _blocks(node):
@@ -666,7 +704,10 @@ class _Reader:
                 self._mark_all([node])
 
     def _mark_all(self, body: Sequence[ast.stmt]) -> None:
-        self.lanes.varying |= {name for node in body for name in stored(node)} - self.lanes.private
+        self.lanes.varying |= {name for node in body for name in stored(node)} - self.own.keys()
+        apart = self.alike & {name for node in body for name in _changed_arrays(node)}
+        self.alike -= apart
+        self.lanes.private |= apart
 
     def _makes_memory(self, node: ast.stmt) -> bool:
         match node:
@@ -698,10 +739,12 @@ class _Reader:
             elif local_array_name(node) is not None:
                 if in_loop:
                     raise NoPartsError
+                if local_array_name(node) in self.alike:
+                    made.nodes.append(_Once(ast.unparse(node)))
             elif (stack := _new_stack(node)) is not None:
                 room = self._fresh("room")
                 self.rooms.append(room)
-                made.add(_statement(f"{stack} = _nb_stack_at({CREW}, {room}, {_SLOT})"), guard)
+                made.add(_statement(f"{stack} = _nb_crew_stack_at({CREW}, {room}, {_SLOT})"), guard)
             elif _is_barrier(node):
                 made.border()
             elif _is_count(node):
@@ -902,7 +945,7 @@ class _Reader:
         for part in self.parts:
             part.in_order = self._must_be_in_order(part, axis)
             beside, lying = self._cost(part.body, axis)
-            stacks = any(_name(call).startswith((_STACK, "_nb_stack_at")) for node in part.body for call in _called(node))
+            stacks = any(_name(call).startswith(_STACK) for node in part.body for call in _called(node))
             part.side_by_side = not part.in_order and not stacks and beside >= lying
         self._place_own_arrays()
         read = {part: self._read_first(part.body) & self.lanes.varying for part in self.parts}
@@ -981,6 +1024,7 @@ class _Reader:
         known: set[str] = set()
         _read_first(part.body, known)
         written = {name for node in part.body for name in stored(node)} & self.kept - self.own.keys()
+        part.does_something = bool(written) or any(map(self.lanes.changes_memory, part.body))
         load = (set(read) | (written - known)) & self.kept - self.own.keys()
         body: list[ast.stmt] = [
             *(_statement(f"{name} = {Kept(name).array}[{_SLOT}]") for name in sorted(load)),
