@@ -353,7 +353,7 @@ class Text:
             builder = frame.builder
             first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
             before = builder.block
-            with looping(frame) as (inside, after):
+            with looping(frame, short=self._is_short(name)) as (inside, after):
                 counter = builder.phi(word)
                 counter.add_incoming(first, before)
                 builder.cbranch(builder.icmp_signed("<" if step > 0 else ">", counter, last), inside, after)
@@ -368,6 +368,10 @@ class Text:
                 counter.add_incoming(following, builder.block)
 
         return build
+
+    def _is_short(self, name: str) -> bool:
+        """Tell whether a loop with a counter makes few trips, for which it is to be left as it is."""
+        return False
 
     # Expressions
 
@@ -592,10 +596,11 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 
 
 @contextmanager
-def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
+def looping(frame: Frame, *, rolled: bool = False, short: bool = False) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks.
 
-    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then.
+    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then; those of one that is
+    `short` neither.
     """
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
@@ -607,16 +612,31 @@ def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
     again = builder.branch(head)
     if rolled:
         again.set_metadata("llvm.loop", _vectors_first(builder.module))
+    elif short:
+        again.set_metadata("llvm.loop", _as_it_is(builder.module))
     builder.position_at_end(after)
 
 
 def _vectors_first(module: Any) -> Any:
     """Return what tells LLVM not to write the trips of a loop out before it has tried to make vectors of them."""
     then = module.add_metadata(["llvm.loop.unroll.full"])
-    asked = (
+    return _asked(
+        module,
         module.add_metadata(["llvm.loop.unroll.disable"]),
         module.add_metadata(["llvm.loop.vectorize.followup_vectorized", then]),
     )
+
+
+def _as_it_is(module: Any) -> Any:
+    """Return what tells LLVM to make no vectors of the trips of a loop, and not to write them out."""
+    return _asked(
+        module,
+        module.add_metadata(["llvm.loop.unroll.disable"]),
+        module.add_metadata(["llvm.loop.vectorize.enable", ir.Constant(ir.IntType(1), 0)]),
+    )
+
+
+def _asked(module: Any, *asked: Any) -> Any:
     # What names a loop names itself first.
     loop = ir.MDValue(module, (), str(len(module.metadata)))
     loop.operands = (loop, *asked)

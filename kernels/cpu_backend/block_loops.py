@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.errors import NumbaError
@@ -21,18 +22,17 @@ from numba.extending import intrinsic
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Step, Text, UnknownError
-from numbridge.kernels.cpu_backend.block_parts import Block, Kept, NoPartsError, Part, apart, prepared
+from numbridge.kernels.cpu_backend.block_parts import REST, Block, Kept, NoPartsError, Part, apart, prepared
 from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, WHOLE, BlockSource
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
+from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import NoLanesError
 from numbridge.kernels.cpu_backend.range_source import LANES
-from numbridge.kernels.native.memory import native, store_i64
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
-_WIDTH = 16
 _WORD = ir.IntType(64)
 
 
@@ -58,11 +58,15 @@ class Loops:
     width: int
 
 
+class _LoopsText(Text):
+    """A text with loops over threads, some of which are to be left as they are."""
+
+    def _is_short(self, name: str) -> bool:
+        return name.startswith(REST)
+
+
 class _PartText(MaskedText):
     """A part's text while it is read for several lanes, whose results are those of threads one after another."""
-
-    def _wanted(self) -> int:
-        return _WIDTH
 
     def _added_up(self, node: ast.stmt) -> list[Step]:
         return []  # a sum depends on the order of its parts
@@ -137,7 +141,7 @@ class _Maker:
         for name, tree in trees.items():
             types_given = [self._kind(argument.arg) for argument in tree.args.args]
             known = block.nonnegative if name != WHOLE else ()
-            made = Text(tree, types_given, names, fastmath=self._fast, nonnegative=known)
+            made = _LoopsText(tree, types_given, names, fastmath=self._fast, nonnegative=known)
             made.read()
             functions[name] = Typed(made)
             names[name] = functions[name].call
@@ -187,9 +191,8 @@ class _Maker:
             part.parameters[0],
             self._names,
             fastmath=self._fast,
-            always=True,
+            always=False,
             nonnegative=block.nonnegative,
-            in_loop=True,
         )
         return None if as_typed_or_none(text) is None else text
 
@@ -256,66 +259,20 @@ def _stack_room(key: int) -> Any:
     return room
 
 
-STACK_BYTES = 32
-
-
-@native
-def stack_at(crew: Any, room: Any, slot: Any) -> Any:
+@intrinsic
+def _stack_at(typing_context: Any, crew: Any, room: Any, slot: Any) -> Any:
     """Return a thread's stack, which is empty."""
-    address = room + slot * STACK_BYTES
-    for k in range(3):
-        store_i64(address, 8 * k, 0)
-    store_i64(address, 24, crew)
-    return address
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        crew, room, slot = arguments
+        address = builder.add(room, builder.mul(slot, _WORD(STACK_BYTES)))
+        words = builder.inttoptr(address, ir.ArrayType(_WORD, STACK_BYTES // 8).as_pointer())
+        empty = ir.Constant(words.type.pointee, [0] * words.type.pointee.count)
+        builder.store(builder.insert_value(empty, crew, words.type.pointee.count - 1), words)
+        return address
+
+    return types.int64(types.int64, types.int64, types.int64), generate
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What threads learn together
-
-
-@native
-def any_of(holds: Any, count: Any) -> Any:
-    """Tell whether something holds for any thread."""
-    found = False
-    for k in range(count):
-        found = found or holds[k]
-    return found
-
-
-@native
-def told_count(told: Any, count: Any) -> Any:
-    """Return for how many threads something holds; each has told 0 if it did not come, or 1, and 2 more if it does."""
-    found = 0
-    for k in range(count):
-        found += told[k] >> 1
-    return types.int32(found)
-
-
-@native
-def told_and(told: Any, count: Any) -> Any:
-    """Tell whether something holds for all threads that came."""
-    found = 1
-    for k in range(count):
-        if told[k] == 1:
-            found = 0
-    return types.int32(found)
-
-
-@native
-def told_or(told: Any, count: Any) -> Any:
-    """Tell whether something holds for any thread that came."""
-    found = 0
-    for k in range(count):
-        if told[k] == 3:
-            found = 1
-    return types.int32(found)
-
-
-NAMES: dict[str, Any] = {
-    "_nb_any_of": any_of,
-    "_nb_told_count": told_count,
-    "_nb_told_and": told_and,
-    "_nb_told_or": told_or,
-    "_nb_crew_stack_at": stack_at,
-}
+NAMES: dict[str, Any] = {"_nb_crew_stack_at": _stack_at, "_nb_told": np.int32}
 """What the text of a whole block calls."""

@@ -30,10 +30,12 @@ from numbridge.kernels.cpu_backend.lanes import (
 )
 from numbridge.kernels.cpu_backend.name_webs import split_names
 
-__all__ = ["AT", "LIVE", "SIZE", "Block", "Kept", "NoPartsError", "Part", "apart", "without_coroutine"]
+__all__ = ["AT", "LIVE", "REST", "SIZE", "Block", "Kept", "NoPartsError", "Part", "apart", "without_coroutine"]
 
 AT = "_nb_iat"
 """A part's parameter that is one more for the next thread: its place along the axis along which parts go through a block."""
+REST = "_nb_rest"
+"""What the counter of a loop over threads is called that is to be left as it is."""
 LIVE, SIZE = "_nb_live", "_nb_size"
 """How many threads of the block run, and how many it may have."""
 _SLOT, _ROW, _FROM = "_nb_slot", "_nb_irow", "_nb_ifrom"
@@ -216,8 +218,9 @@ class Block:
         yield f"{inner}{first} = _nb_e{axis} // {width} * {width}"
         yield f"{inner}for {together} in range(0, {first}, {width}):"
         yield f"{inner}    {lanes}{part.name}({', '.join(self._given(part, at, together))})"
-        yield f"{inner}for {at[axis]} in range({first}, _nb_e{axis}):"
-        yield f"{inner}    {part.name}({', '.join(self._given(part, at, at[self.axis]))})"
+        rest = f"{REST}_{n}"
+        yield f"{inner}for {rest} in range({first}, _nb_e{axis}):"
+        yield f"{inner}    {part.name}({', '.join(self._given(part, at, rest))})"
 
     def _given(self, part: Part, at: Mapping[int, str], along: str) -> Iterator[str]:
         """Yield the arguments of a part for the thread at a place; only along the axis is it another in the function."""
@@ -338,12 +341,58 @@ class _Meetings(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
 
+class _Ranges(ast.NodeTransformer):
+    """Puts numbers in the place of names in ranges, whose lengths are known then."""
+
+    def __init__(self, known: Mapping[str, int]) -> None:
+        self._known = known
+        self._inside = False
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self._inside = True
+        node.iter = self.visit(node.iter)
+        self._inside = False
+        node.body = [self.visit(inner) for inner in node.body]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if self._inside and isinstance(node.ctx, ast.Load) and node.id in self._known:
+            return ast.Constant(self._known[node.id])
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.BinOp(ast.Constant(int() as left), ast.Add() | ast.Sub() as op, ast.Constant(int() as right)):
+                if self._inside and (number := left + right if isinstance(op, ast.Add) else left - right) >= 0:
+                    return ast.Constant(number)
+        return node
+
+
+def _numbers(tree: ast.FunctionDef) -> dict[str, int]:
+    """Return the names that are the same small number wherever they are known."""
+    given: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign([ast.Name(name)], value):
+                given.setdefault(name, []).append(value)
+            case ast.AugAssign(ast.Name(name)) | ast.For(ast.Name(name)):
+                given.setdefault(name, []).append(None)
+    found = {}
+    for name, values in given.items():
+        match values:
+            case [ast.Constant(int() as number)] if type(number) is int and number >= 0:
+                found[name] = number
+    return found
+
+
 def prepared(tree: ast.FunctionDef) -> ast.FunctionDef:
     """Return a thread's text as it is to be typed and taken apart; changed in place."""
     without_coroutine(tree)
     _Indices().visit(tree)
     tree.body = _Meetings().block(tree.body)
     split_names(tree)
+    _Ranges(_numbers(tree)).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -486,6 +535,25 @@ class _OwnElements(ast.NodeTransformer):
 
 def _is_integer(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def _of_all(array: str, *lines: str) -> str:
+    """Return a loop over what all threads have said in an array."""
+    at = f"{REST}{array}"
+    body = [f"    {line.format(f'{array}[{at}]')}" for line in lines]
+    return "\n".join([f"for {at} in range({LIVE}):", *body])
+
+
+def _learned(counted: str, name: str, told: str) -> tuple[str, ...]:
+    """Return lines by which all learn what threads have told: 0 who did not come, else 1, and 2 more if it holds."""
+    found = f"{name}_found"
+    if counted == "and":
+        lines = f"{found} = 1", _of_all(told, "if {} == 1:", f"    {found} = 0")
+    elif counted == "or":
+        lines = f"{found} = 0", _of_all(told, "if {} == 3:", f"    {found} = 1")
+    else:
+        lines = f"{found} = 0", _of_all(told, f"{found} += {{}} >> 1")
+    return *lines, f"{name} = _nb_told({found})"
 
 
 class _Nodes:
@@ -783,7 +851,7 @@ class _Reader:
         self.lanes.varying.add(told)
         made.border()
         counted = _name(node.value).removeprefix(f"{_BARRIER}_")
-        made.nodes.append(_Once(f"{ast.unparse(node.targets[0])} = _nb_told_{counted}({Kept(told).array}, {LIVE})"))
+        made.nodes += map(_Once, _learned(counted, ast.unparse(node.targets[0]), Kept(told).array))
 
     def _guarded(
         self, made: _Nodes, node: ast.If, guard: str | None, following: Sequence[ast.stmt], *, in_loop: bool
@@ -805,7 +873,7 @@ class _Reader:
         self.lanes.varying.add(holds)
         made.flush()
         some = self._fresh("any")
-        made.nodes.append(_Once(f"{some} = _nb_any_of({Kept(holds).array}, {LIVE})"))
+        made.nodes += map(_Once, (f"{some} = False", _of_all(Kept(holds).array, "if {}:", f"    {some} = True")))
         self._after, before = [*following, *self._after], self._after
         made.nodes.append(_Around(f"if {some}:", self._block(inner, holds, in_loop=False)))
         self._after = before

@@ -82,12 +82,11 @@ class LaneText(Text):
         fastmath: bool,
         always: bool,
         nonnegative: Collection[str] = (),
-        in_loop: bool = False,
     ) -> None:
         super().__init__(tree, kinds, names, fastmath=fastmath, nonnegative=nonnegative)
         self.symbol += ".lanes"
         self.width = 0
-        self._fast, self._always, self._in_loop = fastmath, always, in_loop
+        self._fast, self._always = fastmath, always
         self._along = index
         self._lanes: Lanes
         self._totals: list[str] = []
@@ -97,20 +96,14 @@ class LaneText(Text):
     def read(self) -> None:
         """Type everything, and choose how many lanes there are."""
         arrays = frozenset(name for name, kind in self._types.items() if isinstance(kind, types.Array))
-        self._lanes = read_lanes(
-            self.tree, self._along, arrays, self._constant, self._computes, in_loop=self._in_loop
-        )
+        self._lanes = read_lanes(self.tree, self._along, arrays, self._constant, self._computes)
         super().read()
-        self.width = self._wanted()
+        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
+        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
         while self.width > 1 and self.width * self._bytes() > _ROOM:
             self.width //= 2
         if self.width < 2:
             raise NoLanesError
-
-    def _wanted(self) -> int:
-        """Return how many threads shall run at once; 0 if each by itself is as fast."""
-        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
-        return self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
 
     def _computes(self, function: ast.expr) -> bool:
         return only_computes(ast.unparse(function), lambda: self._object(function))

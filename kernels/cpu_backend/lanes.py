@@ -211,8 +211,6 @@ def read_lanes(
     arrays: frozenset[str],
     once: frozenset[str] | set[str],
     computes: Callable[[ast.expr], bool],
-    *,
-    in_loop: bool = False,
 ) -> Lanes:
     """Return what is known of a function's text.
 
@@ -228,8 +226,6 @@ def read_lanes(
         Names that are assigned in one place and used after it, in the same block.
     computes : callable
         Tells of a function, as the text calls it, whether it only computes.
-    in_loop : bool
-        Whether there is a loop around the whole of it, which LLVM may want to make vectors of.
 
     Raises
     ------
@@ -243,7 +239,7 @@ def read_lanes(
     private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
     lanes = Lanes(tree, index, arrays, private, touched_arrays(nodes, arrays), computes, {index})
     without_unread(lanes, tree.body, read_names(lanes, nodes))
-    _Spread(lanes, once, in_loop).run()
+    _Spread(lanes, once).run()
     if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
         raise NoLanesError
     _Kept(lanes, once).run()
@@ -426,7 +422,6 @@ class _Spread:
 
     lanes: Lanes
     once: frozenset[str] | set[str]
-    in_loop: bool = False
     changed: bool = True
     around_loops: list[ast.If] = field(init=False)
     on_memory: list[ast.If] = field(init=False)
@@ -440,9 +435,7 @@ class _Spread:
         # LLVM makes no vectors of what reads or writes memory under a condition.
         in_loops = {id(inner) for loop in loops for inner in ast.walk(loop)}
         self.on_memory = [
-            n
-            for n in branches
-            if (self.in_loop or id(n) in in_loops) and n not in self.around_loops and self._touches_memory(n)
+            n for n in branches if id(n) in in_loops and n not in self.around_loops and self._touches_memory(n)
         ]
 
     def _touches_memory(self, node: ast.If) -> bool:
