@@ -471,7 +471,9 @@ def _loaded(
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
-    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides, in_loops=in_loops)
+    return Variant(
+        parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides, in_loops=in_loops
+    )
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

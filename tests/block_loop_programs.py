@@ -17,7 +17,7 @@ import numpy as np
 
 import block_gradient_programs
 import numbridge as nb
-from block_gradient_programs import SIZE, _indented
+from block_gradient_programs import SIZE
 from numbridge.kernels.launch import Geometry, geometry_of, launcher
 from numbridge.kernels.variant import variants_of
 
@@ -48,7 +48,7 @@ class Program(block_gradient_programs.Program):
         block = "cuda.blockIdx.x" if len(shape) == 1 else f"cuda.blockIdx.x + {grid}"
         if len(shape) == 2:
             block = "cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y"
-        head = f"t, i, lane = cuda.threadIdx.x, cuda.grid(1), t % 32"
+        head = "t, i, lane = cuda.threadIdx.x, cuda.grid(1), t % 32"
         assert head in text
         corner = [f"_ = cuda.grid({len(shape)})"] if len(shape) > 1 else ["_ = cuda.grid(1)"]
         lines = [*corner, f"t = {' + '.join(terms)}", f"i = ({block}) * {SIZE} + t", "lane = t % 32"]
@@ -79,24 +79,42 @@ class Program(block_gradient_programs.Program):
         """Return sums of floats from all threads, in a loop."""
         name, k = self._choose("a", "b", "c"), self._name("k")
         index = self._choose(k, f"({k} + t) % 4", "t % 4", f"{k} if t > 9 else 1", f"3 - {k}")
-        other = self._choose("", f"    cuda.atomic.add(many, 0, 0.03 * {name})", f"    cuda.atomic.max(many, {k}, {name})")
-        loop = [f"for {k} in range({self._choose('4', 'n', '3, -1, -1')}):", f"    cuda.atomic.add(many, {index}, 0.01 * {name})"]
+        others = [f"    cuda.atomic.add(many, 0, 0.03 * {name})", f"    cuda.atomic.max(many, {k}, {name})"]
+        other = self._choose("", *others[: 1 + (not self._derived)])
+        loop = [
+            f"for {k} in range({self._choose('4', 'n', '3, -1, -1')}):",
+            f"    cuda.atomic.add(many, {index}, 0.01 * {name})",
+        ]
         read = f"{self._choose('a', 'b', 'c')} += 0.01 * many[{self._choose('t % 4', '1')}]"
         return [*loop, *([other] if other else []), *self._barrier(), read, *self._barrier()]
 
     def _kept(self, depth: int) -> list[str]:
         """Return what a thread keeps in an array of its own."""
         name, z = self._choose("a", "b", "c"), self._choose("0", "t % 3", "n % 3", "2")
-        return [f"own[{z}, 1] = 0.5 * {name} + 0.3 * own[{z}, 0]", *self._barrier(), f"{name} = 0.5 * {name} + 0.2 * own[1, 1]"]
+        return [
+            f"own[{z}, 1] = 0.5 * {name} + 0.3 * own[{z}, 0]",
+            *self._barrier(),
+            f"{name} = 0.5 * {name} + 0.2 * own[1, 1]",
+        ]
 
     def _flagged(self, depth: int) -> list[str]:
         name = self._choose("a", "b", "c")
-        return [f"flag = {name} > 0.5 or flag and t > 7", *self._barrier(), f"{name} = {name} + (0.25 if flag else 0.5)"]
+        return [
+            f"flag = {name} > 0.5 or flag and t > 7",
+            *self._barrier(),
+            f"{name} = {name} + (0.25 if flag else 0.5)",
+        ]
 
     def _alike(self, depth: int) -> list[str]:
         """Return a branch on what all threads know, without a barrier."""
         name, k = self._choose("a", "b", "c"), self._name("m")
-        return [f"{k} = n * 2", "if n > 1:", f"    {k} = {k} + 1", f"    {name} = {name} * 0.9", f"{name} += 0.01 * {k}"]
+        return [
+            f"{k} = n * 2",
+            "if n > 1:",
+            f"    {k} = {k} + 1",
+            f"    {name} = {name} * 0.9",
+            f"{name} += 0.01 * {k}",
+        ]
 
 
 def load(text: str, name: str, folder: Path) -> ModuleType:
@@ -120,7 +138,15 @@ def arguments(seed: int, real: str, threads: int) -> list[Any]:
     uniform = np.random.default_rng(seed).uniform
     x, y, g1 = (uniform(0.2, 1.1, 2 * SIZE).astype(real) for _ in range(3))
     g0 = uniform(0.2, 1.1, (2, SIZE)).astype(real)
-    return [x[:threads].copy() if threads < SIZE else x, y, 3, g0, g1, np.zeros(2 * SIZE, real), np.zeros(2 * SIZE, real)]
+    return [
+        x[:threads].copy() if threads < SIZE else x,
+        y,
+        3,
+        g0,
+        g1,
+        np.zeros(2 * SIZE, real),
+        np.zeros(2 * SIZE, real),
+    ]
 
 
 def copies(values: Sequence[Any]) -> list[Any]:

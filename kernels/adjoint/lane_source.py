@@ -47,7 +47,8 @@ def _program(
         program = build(rewritten, parameters)
     except KernelError:
         return None
-    if any(isinstance(p, ArrayType) and p.written for p in narrow) and any(map(_narrows, walk(program.body))):
+    stored = any(isinstance(p, ArrayType) and p.written for p in narrow) or any(a.narrow for a in program.locals)
+    if stored and any(map(_narrows, walk(program.body))):
         return None  # a program would round to float32 before it stores fewer bits
     return program
 

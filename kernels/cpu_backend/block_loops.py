@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,9 +72,7 @@ class _PartText(MaskedText):
         return []  # a sum depends on the order of its parts
 
 
-def in_loops(
-    source: BlockSource, kinds: Sequence[Any], names: dict[str, Any], *, fastmath: bool
-) -> Loops | None:
+def in_loops(source: BlockSource, kinds: Sequence[Any], names: dict[str, Any], *, fastmath: bool) -> Loops | None:
     """Return a block's text as functions, or None if its threads must be coroutines.
 
     Parameters
@@ -95,9 +93,7 @@ def in_loops(
 
 
 class _Maker:
-    def __init__(
-        self, source: BlockSource, kinds: Sequence[Any], names: dict[str, Any], *, fastmath: bool
-    ) -> None:
+    def __init__(self, source: BlockSource, kinds: Sequence[Any], names: dict[str, Any], *, fastmath: bool) -> None:
         self._source, self._fast, self._count = source, fastmath, len(kinds)
         self._names = names | NAMES
         chosen = calls_chosen(ast.parse(source.text), self._names, fastmath=fastmath, lanes=True)

@@ -241,7 +241,7 @@ def _around(axis: int) -> tuple[int, int]:
 
 def _is_of_thread(name: str) -> bool:
     """Tell whether a hidden name differs between threads of a block."""
-    return name in (THREAD, _SLOT, AT) or name[:5] in ("_nb_i", "_nb_t") and name[5:].isdigit()
+    return name in (THREAD, _SLOT, AT) or (name[:5] in ("_nb_i", "_nb_t") and name[5:].isdigit())
 
 
 def without_coroutine(tree: ast.FunctionDef) -> ast.FunctionDef:
@@ -276,6 +276,10 @@ def _waits(node: ast.AST) -> bool:
 
 def _statement(text: str) -> ast.stmt:
     return ast.parse(text).body[0]
+
+
+def _value(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _heads(node: ast.stmt) -> list[ast.expr]:
@@ -386,10 +390,59 @@ def _numbers(tree: ast.FunctionDef) -> dict[str, int]:
     return found
 
 
+class _Strides:
+    """Makes ranges whose step is known to be positive, and no number, ranges that count by one."""
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        names = [name for node in made for name in stored(node)]
+        self._definers = {
+            name: node.value
+            for node in made
+            for name in stored(node)
+            if names.count(name) == 1 and _is_product(node.value)
+        }
+        self._count = 0
+        tree.body = self._block(tree.body)
+
+    def _is_positive(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Name(name):
+                if name[:5] in ("_nb_b", "_nb_g") and name[5:].isdigit():
+                    return True
+                return name in self._definers and self._is_positive(self._definers[name])
+            case ast.Constant(int() as number):
+                return number > 0
+            case ast.BinOp(left, ast.Mult(), right):
+                return self._is_positive(left) and self._is_positive(right)
+        return False
+
+    def _block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        for node in body:
+            for inner in _blocks(node):
+                inner[:] = self._block(inner)
+            match node:
+                case ast.For(target, ast.Call(args=[start, stop, ast.Name() as step])) if self._is_positive(step):
+                    self._count += 1
+                    first, turn = (f"_nb_{part}_of_{self._count}" for part in ("begin", "turn"))
+                    found.append(_statement(f"{first} = {ast.unparse(start)}"))
+                    node.iter = _value(f"range(({ast.unparse(stop)} - {first} - 1) // {step.id} + 1)")
+                    node.target = ast.Name(turn, ast.Store())
+                    node.body.insert(0, _statement(f"{ast.unparse(target)} = {first} + {turn} * {step.id}"))
+            found.append(node)
+        return found
+
+
+def _is_product(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
+
+
 def prepared(tree: ast.FunctionDef) -> ast.FunctionDef:
     """Return a thread's text as it is to be typed and taken apart; changed in place."""
     without_coroutine(tree)
     _Indices().visit(tree)
+    _Strides(tree)
     tree.body = _Meetings().block(tree.body)
     split_names(tree)
     _Ranges(_numbers(tree)).visit(tree)
@@ -514,23 +567,66 @@ def _read_first(body: Sequence[ast.stmt], known: set[str]) -> set[str]:
 class _OwnElements(ast.NodeTransformer):
     """Puts elements of an array of all threads in the place of those of a thread's own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, extents: Sequence[int]) -> None:
         self._own = name
+        self._extents = extents
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        match node:
+            case ast.Assign([ast.Subscript(ast.Name(name), ast.Constant(value))]) if name == self._own and value is ...:
+                return self._filled(node.value)
+        self.generic_visit(node)
+        return node
+
+    def _filled(self, value: ast.expr) -> ast.stmt:
+        """Return loops that store a number in all of a thread's elements."""
+        places = [f"_nb_fill{axis}_{self._own}" for axis in range(len(self._extents))]
+        filled = f"{Kept(self._own).array}[{', '.join([*places, _SLOT])}] = {ast.unparse(value)}"
+        heads = [
+            f"{'    ' * axis}for {place} in range({extent}):"
+            for axis, (place, extent) in enumerate(zip(places, self._extents, strict=True))
+        ]
+        return _statement("\n".join([*heads, "    " * len(heads) + filled]))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         if not isinstance(node.value, ast.Name) or node.value.id != self._own:
             self.generic_visit(node)
             return node
-        places = [self.visit(place) for place in indices(node)]
-        if any(isinstance(place, ast.Constant | ast.Slice) and not _is_integer(place) for place in places):
+        return ast.Subscript(self._array(), self._index(indices(node)), node.ctx)
+
+    def _array(self) -> ast.expr:
+        return ast.Name(Kept(self._own).array, ast.Load())
+
+    def _index(self, places: Sequence[ast.expr]) -> ast.expr:
+        made = [self.visit(place) for place in places]
+        if len(made) != len(self._extents) or any(
+            isinstance(place, ast.Constant | ast.Slice) and not _is_integer(place) for place in made
+        ):
             raise NoPartsError
-        index = ast.Tuple([*places, ast.Name(_SLOT, ast.Load())], ast.Load())
-        return ast.Subscript(ast.Name(Kept(self._own).array, ast.Load()), index, node.ctx)
+        return ast.Tuple([*made, ast.Name(_SLOT, ast.Load())], ast.Load())
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(ast.Name("_nb_crew_stack_undo"), [log, ast.Name(name), mark]) if name == self._own:
+                # Of the array nothing counts but its type.
+                return ast.Call(node.func, [self.visit(log), self._array(), self.visit(mark)], [])
+            case ast.Call(ast.Name("_nb_crew_stack_remember"), [log, ast.Name(name), index]) if name == self._own:
+                return ast.Call(node.func, [self.visit(log), self._array(), self._index(_places(index))], [])
+            case ast.Call(ast.Name(called), [ast.Name(name), index, *rest]) if name == self._own:
+                if called.startswith(_ORDERED) and not called.startswith(_TOLD):
+                    return ast.Call(node.func, [self._array(), self._index(_places(index)), *map(self.visit, rest)], [])
+        self.generic_visit(node)
+        return node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id == self._own:
             raise NoPartsError
         return node
+
+
+def _places(index: ast.expr) -> list[ast.expr]:
+    """Return the parts of an index that is handed on."""
+    return index.elts if isinstance(index, ast.Tuple) else [index]
 
 
 def _is_integer(node: ast.expr) -> bool:
@@ -659,8 +755,7 @@ def apart(
     reader.finish(axis, {*hidden, *names})
     kept = [Kept(name, reader.own.get(name, ())) for name in sorted(reader.kept)]
     known = {*nonnegative, AT, _ROW, _NUMBER, *(f"_nb_{letter}{k}" for letter in "ti" for k in range(_AXES))}
-    given = list(hidden)
-    return Block(name, given, list(names), rank, axis, nodes, reader.parts, kept, reader.rooms, known)
+    return Block(name, list(hidden), list(names), rank, axis, nodes, reader.parts, kept, reader.rooms, known)
 
 
 class _Reader:
@@ -920,8 +1015,7 @@ class _Reader:
         for loops, node in _with_loops(part.body, ()):
             for memory, call in self._orders(node):
                 told = _name(call).startswith(_TOLD)
-                index = call.args[1 + told]
-                places = index.elts if isinstance(index, ast.Tuple) else [index]
+                places = _places(call.args[1 + told])
                 if memory in seen or not all(self._is_told(places, loop) for loop in loops):
                     return True
                 seen.add(memory)
@@ -931,7 +1025,11 @@ class _Reader:
 
     def _is_told(self, places: Sequence[ast.expr], loop: ast.For | ast.While) -> bool:
         """Tell whether an element's place tells in which trip of a loop it is changed."""
-        if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not isinstance(loop.iter, ast.Call):
+        if (
+            not isinstance(loop, ast.For)
+            or not isinstance(loop.target, ast.Name)
+            or not isinstance(loop.iter, ast.Call)
+        ):
             return False
         if any(is_break(node) for node in loop.body):
             return False
@@ -993,7 +1091,11 @@ class _Reader:
         for loops, node in _with_loops(body, ()):
             weight = 8 ** len(loops)
             for part in ast.walk(node):
-                if isinstance(part, ast.Subscript) and isinstance(part.value, ast.Name) and part.value.id in self.lanes.arrays:
+                if (
+                    isinstance(part, ast.Subscript)
+                    and isinstance(part.value, ast.Name)
+                    and part.value.id in self.lanes.arrays
+                ):
                     steps = [self.step(place, axis) for place in indices(part)]
                     if all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1)):
                         beside += weight
@@ -1025,7 +1127,9 @@ class _Reader:
             read[part] = needed - made - threads
             self.kept |= read[part]
         self.kept -= threads
-        self._names = {name for node in ast.walk(self.tree) for name in _stores(node)} | self.kept | {*given, *_OWN_NAMES}
+        self._names = (
+            {name for node in ast.walk(self.tree) for name in _stores(node)} | self.kept | {*given, *_OWN_NAMES}
+        )
         self._names |= {Kept(name).array for name in self.kept} | {*self.rooms}
         for part in self.parts:
             self._make(part, read[part], again[part], axis)
@@ -1085,7 +1189,7 @@ class _Reader:
                 users[0].body.insert(0, made)
             elif users:
                 for part in users:
-                    part.body = [_OwnElements(name).visit(copy.deepcopy(node)) for node in part.body]
+                    part.body = [_OwnElements(name, self.own[name]).visit(copy.deepcopy(node)) for node in part.body]
                 self.kept.add(name)
 
     def _make(self, part: Part, read: Collection[str], again: Sequence[ast.stmt], axis: int) -> None:

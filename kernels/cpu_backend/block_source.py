@@ -129,9 +129,7 @@ def block_source(
     )
 
 
-def _runs(
-    whole: Sequence[str] | None, threads: list[str], rank: int, dynamic: str, *, in_grid: bool
-) -> list[str]:
+def _runs(whole: Sequence[str] | None, threads: list[str], rank: int, dynamic: str, *, in_grid: bool) -> list[str]:
     """Return the lines that run the blocks of a range."""
     if whole is not None:
         return _apart(_whole(whole, rank), dynamic)

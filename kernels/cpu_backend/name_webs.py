@@ -28,6 +28,7 @@ class _Webs:
         self._made: dict[int, int] = {}  # the number of an assignment, by its node
         given = {argument.arg: frozenset([self._new(argument.arg)]) for argument in tree.args.args}
         self._count = len(given)
+        self._mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         self._exits: list[list[_Reaching]] = []
         self._block(tree.body, given)
 
@@ -101,7 +102,7 @@ class _Webs:
 
     def rename(self) -> None:
         """Change the text."""
-        taken = {*self._names}
+        taken = {*self._names, *self._mentioned}
         kept: dict[str, int] = {name: self._root(number) for number, name in enumerate(self._names[: self._count])}
         fresh: dict[int, str] = {}
         for node, number in self._places:
