@@ -1,8 +1,8 @@
-"""Random kernels whose threads wait for their block and nothing else, as text, and what tells whether both of the CPU's roads agree.
+"""Random kernels whose threads wait for their block and nothing else, as text; what tells whether both of the CPU's roads agree.
 
 Threads of such a kernel need no coroutines (`kernels/cpu_backend/block_parts.py`), and must compute to the last bit what
-coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `compare` runs a kernel
-both ways, on blocks of several shapes, in launches that end within a block.
+coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `check` runs a kernel
+and its derivatives both ways, in blocks of some shape.
 """
 
 from __future__ import annotations
@@ -161,13 +161,12 @@ def same(one: Sequence[Any], other: Sequence[Any], what: str) -> None:
             assert a.tobytes() == b.tobytes(), f"{what}, argument {k}: {np.nonzero(a != b)}, {a}, {b}"
 
 
-def compare(one: Any, other: Any, where: Sequence[Geometry], values: Sequence[Any], what: str) -> None:
+def compare(one: Any, other: Any, where: Geometry, values: Sequence[Any], what: str) -> None:
     """Check that two kernels give the same bits."""
-    for geometry_one, geometry_other in [(g, g) for g in where]:
-        results = [copies(values) for _ in range(2)]
-        for kernel, given, geometry in zip((one, other), results, (geometry_one, geometry_other), strict=True):
-            launcher(kernel, geometry)(*given)
-        same(*results, what)
+    results = [copies(values) for _ in range(2)]
+    for kernel, given in zip((one, other), results, strict=True):
+        launcher(kernel, where)(*given)
+    same(*results, what)
 
 
 def derivatives(kernel: Any, geometry: Geometry, values: Sequence[Any]) -> tuple[list[list[Any]], list[bool]]:
@@ -194,7 +193,7 @@ def check(seed: int, folder: Path, *, shape: tuple[int, ...], real: str, gradien
     one, other = module.program, module.alone
     where = geometry_of(one, whole, shape if len(shape) > 1 else shape[0])
     try:
-        compare(one, other, [where], values, program.text)
+        compare(one, other, where, values, program.text)
     except nb.KernelError as error:
         raise AssertionError(program.text) from error
     found = [in_loops(one)]

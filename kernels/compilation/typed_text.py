@@ -599,8 +599,8 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 def looping(frame: Frame, *, rolled: bool = False, short: bool = False) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks.
 
-    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then; those of one that is
-    `short` neither.
+    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then; those of one that
+    is `short` neither.
     """
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))

@@ -22,8 +22,11 @@ from numba.extending import intrinsic
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Step, Text, UnknownError
-from numbridge.kernels.cpu_backend.block_parts import REST, Block, Kept, NoPartsError, Part, apart, prepared
+from numbridge.kernels.cpu_backend.block_parts import Block, Kept, Part
+from numbridge.kernels.cpu_backend.block_preparation import prepared
+from numbridge.kernels.cpu_backend.block_reading import apart
 from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, WHOLE, BlockSource
+from numbridge.kernels.cpu_backend.block_syntax import REST, NoPartsError
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
