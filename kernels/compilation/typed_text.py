@@ -395,8 +395,8 @@ class Text:
                 return self._binary(node, node.op, self._expression(node.left), node.right)
             case ast.Compare(left, [op], [right]):
                 return self._binary(node, op, self._expression(left), right)
-            case ast.BoolOp(ast.And(), parts):
-                return self._all([self._condition(part) for part in parts])
+            case ast.BoolOp(op, parts):
+                return self._decided([self._condition(part) for part in parts], isinstance(op, ast.And))
             case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
                 return self._number(-value)
             case ast.UnaryOp():
@@ -471,9 +471,12 @@ class Text:
 
         return Expression(types.int64, build)
 
-    def _all(self, conditions: Sequence[Callable[[Frame], Any]]) -> Expression:
+    def _decided(self, conditions: Sequence[Callable[[Frame], Any]], all_of: bool) -> Expression:
+        """Return whether conditions hold, all or any of them; each is looked at, whatever the others say."""
+
         def build(frame: Frame) -> Any:
-            return functools.reduce(frame.builder.and_, [condition(frame) for condition in conditions])
+            joined = frame.builder.and_ if all_of else frame.builder.or_
+            return functools.reduce(joined, [condition(frame) for condition in conditions])
 
         return Expression(types.boolean, build)
 

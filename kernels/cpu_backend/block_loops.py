@@ -33,6 +33,7 @@ from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import NoLanesError
 from numbridge.kernels.cpu_backend.range_source import LANES
+from numbridge.kernels.element_types.numba_elements import NumbaElement
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
@@ -171,7 +172,7 @@ class _Maker:
         if known is None:
             known = types.boolean if kept.name.startswith("_nb_guard_") else types.int64
         dtype = known.dtype if isinstance(known, types.Array) else known
-        if not isinstance(dtype, types.Number | types.Boolean):
+        if not isinstance(dtype, types.Number | types.Boolean | NumbaElement):
             raise NoPartsError
         return types.Array(dtype, len(kept.extents) + 1, "C")
 

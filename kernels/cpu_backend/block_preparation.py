@@ -181,12 +181,32 @@ def _is_product(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
 
 
+def _joined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return a block in which branches on the same name that follow each other are one, as around the way forth and back."""
+    found: list[ast.stmt] = []
+    for node in body:
+        for inner in blocks_of(node):
+            inner[:] = _joined(inner)
+        before = found[-1] if found and waits(found[-1]) and waits(node) else None
+        match before, node:
+            case ast.If(ast.Name(one)), ast.If(ast.Name(other)) if one == other and one not in stored(before):
+                for side in ("body", "orelse"):
+                    setattr(before, side, _without_pass([*getattr(before, side), *getattr(node, side)]))
+            case _:
+                found.append(node)
+    return found
+
+
+def _without_pass(body: list[ast.stmt]) -> list[ast.stmt]:
+    return [node for node in body if not isinstance(node, ast.Pass)] or body[:1]
+
+
 def prepared(tree: ast.FunctionDef) -> ast.FunctionDef:
     """Return a thread's text as it is to be typed and taken apart; changed in place."""
     without_coroutine(tree)
     _Indices().visit(tree)
     _Strides(tree)
-    tree.body = _Meetings().block(tree.body)
+    tree.body = _joined(_Meetings().block(tree.body))
     split_names(tree)
     _Ranges(_numbers(tree)).visit(tree)
     return ast.fix_missing_locations(tree)

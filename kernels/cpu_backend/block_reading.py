@@ -65,6 +65,8 @@ from numbridge.kernels.cpu_backend.lanes import (
 
 __all__ = ["apart"]
 
+# What shows an array in parts; it does nothing to it.
+_COMPONENTS = "_nb_components"
 # A name is computed again in another part if that takes no more statements.
 _FEW = 6
 
@@ -484,12 +486,14 @@ class _Reader:
             called = called_name(call)
             if called.startswith(ORDERED):
                 array = call.args[called.startswith(TOLD)]
+                if isinstance(array, ast.Call) and ast.unparse(array.func) == _COMPONENTS:
+                    (array,) = array.args
                 if not isinstance(array, ast.Name):
                     raise NoPartsError
                 if array.id not in self.lanes.private:
                     # Arguments may share memory; what a block makes does not.
                     found.append((array.id if array.id in self.of_block else "", call))
-            elif not called.startswith((STACK, MEETING, *MEMORY)) and self.lanes.has_effect(call):
+            elif not called.startswith((STACK, MEETING, _COMPONENTS, *MEMORY)) and self.lanes.has_effect(call):
                 raise NoPartsError
         return found
 
