@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
-from numbridge.kernels.cpu_backend.block_source import block_source
+from numbridge.kernels.cpu_backend.block_source import BlockSource, block_source
 from numbridge.kernels.cpu_backend.crews import load_crews
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import Total, additions_of, greater, only_added, with_either, with_totals
@@ -139,6 +139,9 @@ class Variant:
         On the CPU, whether a worker may add to copies of arrays.
     strides : bool
         On the CPU, whether a loop over the grid is around the body, so that a thread may take long without a loop in it.
+    in_loops : bool
+        On the CPU, whether the threads of a block, which wait for each other, run in loops from barrier to barrier and not as
+        coroutines.
     """
 
     parameters: tuple[ParameterType, ...]
@@ -155,6 +158,7 @@ class Variant:
     together: int = 1
     adds: bool = False
     strides: bool = False
+    in_loops: bool = False
 
     @property
     def block_size(self) -> int:
@@ -497,27 +501,61 @@ def _loaded(
     wide = tuple(compiled.facts.get("wide", ()))
     at_once = int(compiled.facts.get("together", 1))
     private = emitted.private
+    in_loops = bool(compiled.facts.get("in_loops"))
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
-    return Variant(parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides)
+    return Variant(
+        parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides, in_loops=in_loops
+    )
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
     """Return native code on the CPU for a kernel whose threads work with others of their block."""
     load_crews()
-    around = block_source(
-        emitted.entry,
-        [p.name for p in parameters],
-        kernel.source.index_rank,
-        emitted.hidden,
-        is_dynamic="_nb_dynamic(" in emitted.text,
-        in_grid="_nb_block_grid_sync(" in emitted.text,
-    )
-    text = _generated_source(kernel, parameters, emitted, around, "the CPU, in blocks")
+    names, rank = [p.name for p in parameters], kernel.source.index_rank
+
+    def source(functions: str = "", whole: Sequence[str] | None = None) -> str:
+        around = block_source(
+            emitted.entry,
+            names,
+            rank,
+            emitted.hidden,
+            is_dynamic="_nb_dynamic(" in emitted.text,
+            in_grid="_nb_block_grid_sync(" in emitted.text,
+            whole=whole,
+        )
+        body = emitted if whole is None else replace(emitted, text=functions.rstrip())
+        return _generated_source(kernel, parameters, body, around, "the CPU, in blocks")
+
+    text = source()
     fastmath = bool(kernel.options.get("fastmath"))
-    key = _key("blocks", machine_fingerprint(), text, emitted, parameters, fastmath=fastmath)
-    return _loaded(kernel, emitted, parameters, weak, key, text, lambda: {"generated": emitted.generated})
+    # What raises has its place in the user's own text; that an adjoint's stack has no memory has none.
+    raises = emitted.may_raise and not emitted.generated
+    apart = 0 < rank < nb.MAX_DIMS and not raises and kernel.options.get("simd") is not False
+    how = f"apart {generator_fingerprint()}" if apart else "in coroutines"
+    key = _key("blocks", f"{machine_fingerprint()} {how}", text, emitted, parameters, fastmath=fastmath)
+
+    def more() -> dict[str, Any]:
+        found = _body_of_block(kernel, emitted, parameters, weak) if apart else None
+        if found is None:
+            return {"generated": emitted.generated, "in_blocks": True}
+        body, namespace, wide = found
+        block = BlockSource(body, namespace, names, rank, source, wide)
+        return {"generated": emitted.generated, "in_blocks": True, "block": block}
+
+    return _loaded(kernel, emitted, parameters, weak, key, text, more)
+
+
+def _body_of_block(
+    kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str
+) -> tuple[str, Mapping[str, Any], tuple[str, ...] | None] | None:
+    """Return what one thread of a block does, as `BlockSource` wants it, or None if there is no such text."""
+    if emitted.generated:
+        return emitted.text, emitted.namespace, None
+    from numbridge.kernels.adjoint.lane_source import block_text
+
+    return block_text(kernel.source, parameters, weak, emitted.active)
 
 
 def _bodies_for_lanes(

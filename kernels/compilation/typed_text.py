@@ -12,7 +12,7 @@ import ast
 import builtins
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +116,7 @@ class Text:
         *,
         fastmath: bool = False,
         typing_context: Any = None,
+        nonnegative: Collection[str] = (),
     ) -> None:
         self.fastmath = FastMathOptions(fastmath)
         self.tree = tree
@@ -130,8 +131,28 @@ class Text:
         self._constant = assigned_once(tree, self._parameters)
         self._context = cpu_target.typing_context if typing_context is None else typing_context
         self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
+        self._nonnegative |= self._constant & {*nonnegative}
         self._returned: Expression | None = None
         self._steps: list[Step] = []
+
+    @property
+    def kinds_of_names(self) -> Mapping[str, Any]:
+        """The types of all names, once the text is read."""
+        return self._types
+
+    @property
+    def constant(self) -> Set[str]:
+        """Names that are assigned in one place, and used only after it, within the same block."""
+        return self._constant
+
+    @property
+    def nonnegative(self) -> Set[str]:
+        """Integers that are known not to be negative, once the text is read."""
+        return self._nonnegative
+
+    def object_of(self, node: ast.expr) -> Any:
+        """Return the object that a name, or a name of a module, stands for."""
+        return self._object(node)
 
     def read(self) -> None:
         """Type everything."""
@@ -332,7 +353,7 @@ class Text:
             builder = frame.builder
             first, last = (frame.cast(b.build(frame), b.type, types.int64) for b in (start, stop))
             before = builder.block
-            with looping(frame) as (inside, after):
+            with looping(frame, short=self._is_short(name)) as (inside, after):
                 counter = builder.phi(word)
                 counter.add_incoming(first, before)
                 builder.cbranch(builder.icmp_signed("<" if step > 0 else ">", counter, last), inside, after)
@@ -347,6 +368,10 @@ class Text:
                 counter.add_incoming(following, builder.block)
 
         return build
+
+    def _is_short(self, name: str) -> bool:
+        """Tell whether a loop with a counter makes few trips, for which it is to be left as it is."""
+        return False
 
     # Expressions
 
@@ -370,8 +395,8 @@ class Text:
                 return self._binary(node, node.op, self._expression(node.left), node.right)
             case ast.Compare(left, [op], [right]):
                 return self._binary(node, op, self._expression(left), right)
-            case ast.BoolOp(ast.And(), parts):
-                return self._all([self._condition(part) for part in parts])
+            case ast.BoolOp(op, parts):
+                return self._decided([self._condition(part) for part in parts], isinstance(op, ast.And))
             case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
                 return self._number(-value)
             case ast.UnaryOp():
@@ -446,9 +471,12 @@ class Text:
 
         return Expression(types.int64, build)
 
-    def _all(self, conditions: Sequence[Callable[[Frame], Any]]) -> Expression:
+    def _decided(self, conditions: Sequence[Callable[[Frame], Any]], all_of: bool) -> Expression:
+        """Return whether conditions hold, all or any of them; each is looked at, whatever the others say."""
+
         def build(frame: Frame) -> Any:
-            return functools.reduce(frame.builder.and_, [condition(frame) for condition in conditions])
+            joined = frame.builder.and_ if all_of else frame.builder.or_
+            return functools.reduce(joined, [condition(frame) for condition in conditions])
 
         return Expression(types.boolean, build)
 
@@ -571,10 +599,11 @@ def _constant(frame: Frame, kind: Any, value: Any) -> Any:
 
 
 @contextmanager
-def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
+def looping(frame: Frame, *, rolled: bool = False, short: bool = False) -> Iterator[tuple[Any, Any]]:
     """Build a loop: what is built in the context comes first in each trip, and goes to one of the two blocks.
 
-    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then.
+    The trips of a loop that is `rolled` become vectors where that is possible, and are written out only then; those of one that
+    is `short` neither.
     """
     builder = frame.builder
     head, inside, after = (builder.append_basic_block(f"loop.{name}") for name in ("head", "inside", "after"))
@@ -586,16 +615,31 @@ def looping(frame: Frame, *, rolled: bool = False) -> Iterator[tuple[Any, Any]]:
     again = builder.branch(head)
     if rolled:
         again.set_metadata("llvm.loop", _vectors_first(builder.module))
+    elif short:
+        again.set_metadata("llvm.loop", _as_it_is(builder.module))
     builder.position_at_end(after)
 
 
 def _vectors_first(module: Any) -> Any:
     """Return what tells LLVM not to write the trips of a loop out before it has tried to make vectors of them."""
     then = module.add_metadata(["llvm.loop.unroll.full"])
-    asked = (
+    return _asked(
+        module,
         module.add_metadata(["llvm.loop.unroll.disable"]),
         module.add_metadata(["llvm.loop.vectorize.followup_vectorized", then]),
     )
+
+
+def _as_it_is(module: Any) -> Any:
+    """Return what tells LLVM to make no vectors of the trips of a loop, and not to write them out."""
+    return _asked(
+        module,
+        module.add_metadata(["llvm.loop.unroll.disable"]),
+        module.add_metadata(["llvm.loop.vectorize.enable", ir.Constant(ir.IntType(1), 0)]),
+    )
+
+
+def _asked(module: Any, *asked: Any) -> Any:
     # What names a loop names itself first.
     loop = ir.MDValue(module, (), str(len(module.metadata)))
     loop.operands = (loop, *asked)

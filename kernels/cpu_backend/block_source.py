@@ -2,23 +2,60 @@
 
 The generated function is ``run(block, geometry, first, last)``, as in `range_source`, but runs whole blocks: those whose
 first thread is in the range, if threads were shared out to blocks evenly. Threads of a block are numbered along x first, and
-32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`). Which indices a thread has is as on CUDA,
-where the first index runs along x. This module compiles nothing.
+32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`), or the block is taken apart at its barriers
+(see `block_parts`). Which indices a thread has is as on CUDA, where the first index runs along x. This module compiles nothing.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from numbridge.kernels.cpu_backend.range_source import RUN
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["CREW", "THREAD", "as_coroutine", "block_source"]
+__all__ = ["CREW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
 
+WHOLE = "_nb_whole_block"
+"""The name of the function that runs a whole block, where its threads need no coroutines."""
 CREW, THREAD = "_nb_crew", "_nb_thread"
 """The names of a body's first parameters: the block's threads, and which of them runs."""
 _AXES = 3
+_PLACE = (
+    "_nb_k0 = _nb_now % _nb_g0",
+    "_nb_k1 = _nb_now // _nb_g0 % _nb_g1",
+    "_nb_k2 = _nb_now // _nb_g0 // _nb_g1",
+)
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """What to make a function of that runs a whole block, without coroutines.
+
+    Attributes
+    ----------
+    text : str
+        Generated text of the body, for one thread.
+    namespace : mapping
+        Its globals.
+    names : sequence of str
+        The kernel's parameters, which the body takes last; the gradient of a scalar may have a name of its own in its text.
+    rank : int
+        How many thread indices there are.
+    around : callable
+        Takes the text of the function and its parameters; returns all of the variant's source.
+    wide : tuple of str
+        Source lines of the kernel on which float64 arithmetic happens.
+    """
+
+    text: str
+    namespace: Mapping[str, Any]
+    names: Sequence[str]
+    rank: int
+    around: Callable[[str, Sequence[str]], str]
+    wide: tuple[str, ...] | None = None
 
 
 def as_coroutine(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -43,7 +80,14 @@ def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
 
 
 def block_source(
-    entry: str, names: Sequence[str], rank: int, hidden: Sequence[str], *, is_dynamic: bool, in_grid: bool
+    entry: str,
+    names: Sequence[str],
+    rank: int,
+    hidden: Sequence[str],
+    *,
+    is_dynamic: bool,
+    in_grid: bool,
+    whole: Sequence[str] | None = None,
 ) -> str:
     """Return the source of the loop around a kernel's blocks.
 
@@ -61,6 +105,8 @@ def block_source(
         Whether the kernel has dynamic shared memory.
     in_grid : bool
         Whether blocks wait for each other: the call for the first range then runs them all.
+    whole : sequence of str, optional
+        What the function `WHOLE` takes, which then runs each block.
     """
     dims, block, grid, shared = (
         nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
@@ -76,14 +122,34 @@ def block_source(
         *(["_nb_g2 = (_nb_n2 * _nb_n3 + _nb_b2 - 1) // _nb_b2"] if rank == nb.MAX_DIMS else []),
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
-        *(_together if in_grid else _apart)(_threads(entry, names, rank, hidden), dynamic),
+        *_runs(whole, _threads(entry, names, rank, hidden), rank, dynamic, in_grid=in_grid),
     ]
     return "\n".join(
         [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
     )
 
 
-def _apart(threads: list[str], dynamic: str) -> list[str]:
+def _runs(whole: Sequence[str] | None, threads: list[str], rank: int, dynamic: str, *, in_grid: bool) -> list[str]:
+    """Return the lines that run the blocks of a range."""
+    if whole is not None:
+        return _apart(_whole(whole, rank), dynamic)
+    run = f"_nb_failed = _nb_crew_run({CREW}, _nb_now)"
+    return _together(threads, dynamic) if in_grid else _apart([*threads, run], dynamic)
+
+
+def _whole(parameters: Sequence[str], rank: int) -> list[str]:
+    """Return the lines that run a block at once: the threads inside the launch, as far as these go along each axis."""
+    inside = [f"_nb_e{k} = _nb_min(_nb_b{k}, _nb_n{k} - _nb_k{k} * _nb_b{k})" for k in range(rank)]
+    return [
+        *_PLACE,
+        *inside,
+        *(f"_nb_e{k} = _nb_b{k}" for k in range(rank, _AXES)),
+        f"if {' and '.join(f'_nb_e{k} > 0' for k in range(_AXES))}:",
+        f"    _nb_failed = {WHOLE}({', '.join(parameters)})",
+    ]
+
+
+def _apart(block: list[str], dynamic: str) -> list[str]:
     """Return the lines that run one block of a range after another."""
     return [
         "_nb_each = _nb_max(_nb_total // _nb_blocks, 1)",
@@ -98,8 +164,7 @@ def _apart(threads: list[str], dynamic: str) -> list[str]:
         f"        _nb_failed = {nb.CREW_RAISED}",
         "    else:",
         "        while _nb_now < _nb_end and _nb_failed == 0:",
-        *(f"            {line}" for line in threads),
-        f"            _nb_failed = _nb_crew_run({CREW}, _nb_now)",
+        *(f"            {line}" for line in block),
         "            _nb_now += 1",
         f"        _nb_crew_end({CREW})",
         "return _nb_failed",
@@ -133,9 +198,7 @@ def _together(threads: list[str], dynamic: str) -> list[str]:
 def _threads(entry: str, names: Sequence[str], rank: int, hidden: Sequence[str]) -> list[str]:
     """Return the lines that start the threads of a block, each up to where it first waits."""
     return [
-        "_nb_k0 = _nb_now % _nb_g0",
-        "_nb_k1 = _nb_now // _nb_g0 % _nb_g1",
-        "_nb_k2 = _nb_now // _nb_g0 // _nb_g1",
+        *_PLACE,
         f"{THREAD} = 0",
         "for _nb_t2 in range(_nb_b2):",
         "    for _nb_t1 in range(_nb_b1):",

@@ -30,7 +30,8 @@ from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_blocks, cpu_copies, cpu_intrinsics, cpu_printing
-from numbridge.kernels.cpu_backend.block_source import CREW
+from numbridge.kernels.cpu_backend.block_loops import in_loops
+from numbridge.kernels.cpu_backend.block_source import CREW, BlockSource
 from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
@@ -104,6 +105,8 @@ def compile_run(
     fastmath: bool,
     generated: bool = False,
     lanes: LaneSource | None = None,
+    in_blocks: bool = False,
+    block: BlockSource | None = None,
 ) -> Compiled:
     """Compile the generated source of a variant to object code.
 
@@ -128,14 +131,23 @@ def compile_run(
         functions are long.
     lanes : LaneSource, optional
         What to make bodies of that run several threads at once, if that is possible and worth it.
+    in_blocks : bool
+        Whether threads wait for others of their block. They compute the same whether or not they are coroutines.
+    block : BlockSource, optional
+        What to make a function of that runs a whole block without coroutines, if that is possible.
 
     Raises
     ------
     KernelError
         If Numba cannot compile the source: what is wrong, where, and Numba's own message.
     """
-    names = _names({**lanes.namespace, **namespace} if lanes else namespace, parameters, fastmath=fastmath)
+    more = lanes or block
+    names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
     cpu_target.typing_context.refresh()
+    loops = None if block is None else in_loops(block, [numba_type(p) for p in parameters], names, fastmath=fastmath)
+    if loops is not None and block is not None:
+        text, generated = block.around(loops.text, loops.parameters), True
+        keep_text(Path(filename).name, text, anew=True)
     together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
     if lanes and together:
         shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
@@ -143,9 +155,11 @@ def compile_run(
         heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
-    tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together)))
+    tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
     names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
+    if loops is not None:
+        names |= loops.put
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
     large = any(isinstance(p, ArrayType) and p.has_large_elements for p in parameters)
     try:
@@ -165,7 +179,10 @@ def compile_run(
     check_components(_overloads(names), entry, origin)
     at_once = max((width for _, width in together.values()), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
-    return Compiled(compiled.objects, compiled.names, compiled.externals, {"wide": wide, "together": at_once})
+    facts = {"wide": wide, "together": at_once}
+    if loops is not None and block is not None:
+        facts = {"wide": wide if block.wide is None else block.wide, "together": loops.width, "in_loops": True}
+    return Compiled(compiled.objects, compiled.names, compiled.externals, facts)
 
 
 @contextmanager
@@ -237,7 +254,7 @@ def _typed(
     """Put functions that need no analysis in the place of those that Numba would compile, and return them."""
     found = []
     for tree in module.body:
-        if isinstance(tree, ast.FunctionDef):
+        if isinstance(tree, ast.FunctionDef) and isfunction(getattr(names[tree.name], "py_func", names[tree.name])):
             function = typed(tree, _kinds(tree, parameters), names, fastmath=fastmath and tree.name not in (RUN, WORK))
             if function is not None:
                 found.append(function)

@@ -17,12 +17,14 @@ from numba.extending import intrinsic
 from numbridge.kernels.cpu_backend.cpu_atomics import element_address
 from numbridge.kernels.native.memory import external, load_i64, store_i64
 
-__all__ = ["STACK"]
+__all__ = ["STACK", "STACK_BYTES"]
 
 _ENTRY = 8
 _FIRST = 1 << 12
 _MEMORY, _CAPACITY, _HEIGHT, _CREW = 0, 8, 16, 24
 _WORDS = 4
+STACK_BYTES = 8 * _WORDS
+"""How many bytes a stack takes; the last word is that of the crew."""
 
 _reallocate = external("realloc", types.int64, types.int64, types.int64)
 _release = external("free", types.void, types.int64)

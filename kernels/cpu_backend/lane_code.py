@@ -10,7 +10,7 @@ import ast
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from numbridge.kernels.cpu_backend.lanes import (
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 
-__all__ = ["LaneText", "lane_place", "lane_value", "set_lane_value"]
+__all__ = ["LaneText", "lane_place", "lane_value", "only_computes", "set_lane_value"]
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
@@ -51,6 +51,24 @@ _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 
 
+def only_computes(name: str, function: Callable[[], Any]) -> bool:
+    """Tell whether a function, as a text calls it, only computes.
+
+    Raises
+    ------
+    NoLanesError
+        If threads that run together must not call it.
+    """
+    if name.startswith(_REFUSED):
+        raise NoLanesError
+    if name.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
+        return False
+    value = function()
+    value = getattr(value, "_defn", getattr(value, "py_func", value))
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return value is not builtins.print and f"{module}.".startswith(tuple(f"{known}." for known in _MODULES))
+
+
 class LaneText(Text):
     """A function's text while it is read for several lanes."""
 
@@ -63,8 +81,9 @@ class LaneText(Text):
         *,
         fastmath: bool,
         always: bool,
+        nonnegative: Collection[str] = (),
     ) -> None:
-        super().__init__(tree, kinds, names, fastmath=fastmath)
+        super().__init__(tree, kinds, names, fastmath=fastmath, nonnegative=nonnegative)
         self.symbol += ".lanes"
         self.width = 0
         self._fast, self._always = fastmath, always
@@ -87,15 +106,7 @@ class LaneText(Text):
             raise NoLanesError
 
     def _computes(self, function: ast.expr) -> bool:
-        text = ast.unparse(function)
-        if text.startswith(_REFUSED):
-            raise NoLanesError
-        if text.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
-            return False
-        value = self._object(function)
-        value = getattr(value, "_defn", getattr(value, "py_func", value))
-        module = getattr(value, "__module__", None) or type(value).__module__
-        return value is not builtins.print and f"{module}.".startswith(tuple(f"{known}." for known in _MODULES))
+        return only_computes(ast.unparse(function), lambda: self._object(function))
 
     def _is_float(self, name: str) -> bool:
         kind = self._types.get(name)

@@ -26,7 +26,10 @@ __all__ = [
     "needed_for",
     "range_start",
     "read_lanes",
+    "read_names",
     "stored",
+    "touched_arrays",
+    "without_unread",
 ]
 
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
@@ -234,8 +237,8 @@ def read_lanes(
         raise NoLanesError
     arrays |= {name for node in nodes if (name := _assigned_call(node, _FIELD)) is not None}
     private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
-    lanes = Lanes(tree, index, arrays, private, _touched(nodes, arrays), computes, {index})
-    _without_unread(lanes, tree.body, _read(lanes, nodes))
+    lanes = Lanes(tree, index, arrays, private, touched_arrays(nodes, arrays), computes, {index})
+    without_unread(lanes, tree.body, read_names(lanes, nodes))
     _Spread(lanes, once).run()
     if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
         raise NoLanesError
@@ -289,7 +292,7 @@ def _assigned_call(node: ast.AST, function: str) -> str | None:
     return None
 
 
-def _touched(nodes: Sequence[ast.AST], arrays: frozenset[str]) -> frozenset[str]:
+def touched_arrays(nodes: Sequence[ast.AST], arrays: frozenset[str]) -> frozenset[str]:
     """Return the arrays that may be written to: those that are stored to, or handed to somebody else."""
     found: set[str] = set()
     for node in nodes:
@@ -375,7 +378,7 @@ def _reads_what_changes(lanes: Lanes, node: ast.Subscript | ast.Call) -> bool:
     return isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id in lanes.touched
 
 
-def _read(lanes: Lanes, nodes: Sequence[ast.AST]) -> set[str]:
+def read_names(lanes: Lanes, nodes: Sequence[ast.AST]) -> set[str]:
     """Return the names that anything but assignments reads, and those that these are computed from.
 
     A loop carries variables that nobody reads after it, and which only hand on to themselves what they hold.
@@ -398,7 +401,7 @@ def _read(lanes: Lanes, nodes: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> None:
+def without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> None:
     """Take out assignments of what nobody reads, such as loops' variables after them."""
     before = list(body)
     for node in before:
@@ -406,9 +409,9 @@ def _without_unread(lanes: Lanes, body: list[ast.stmt], read: set[str]) -> None:
             case ast.Assign(targets=[ast.Name(name)]) if name not in read and not lanes.changes_memory(node):
                 body.remove(node)
             case ast.For() | ast.While() | ast.If():
-                _without_unread(lanes, node.body, read)
+                without_unread(lanes, node.body, read)
                 if isinstance(node, ast.If):
-                    _without_unread(lanes, node.orelse, read)
+                    without_unread(lanes, node.orelse, read)
     if before and not body:
         body.append(ast.Pass())
 

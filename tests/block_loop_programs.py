@@ -1,0 +1,207 @@
+"""Random kernels whose threads wait for their block and nothing else, as text; what tells whether both of the CPU's roads agree.
+
+Threads of such a kernel need no coroutines (`kernels/cpu_backend/block_parts.py`), and must compute to the last bit what
+coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `check` runs a kernel
+and its derivatives both ways, in blocks of some shape.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import block_gradient_programs
+import numbridge as nb
+from block_gradient_programs import SIZE
+from numbridge.kernels.launch import Geometry, geometry_of, launcher
+from numbridge.kernels.variant import variants_of
+
+SHAPES = ((SIZE,), (8, 5), (2, 20), (20, 2), (2, 4, 5))
+"""Shapes of a block, all of as many threads."""
+_THREAD = ("cuda.threadIdx.x", "cuda.blockDim.x * {}", "cuda.blockDim.x * cuda.blockDim.y * {}")
+
+
+class Program(block_gradient_programs.Program):
+    """A program of one block size, in which no lane of a warp waits for another.
+
+    Attributes
+    ----------
+    text : str
+        A module with the kernel ``program``, and ``alone``, which is the same with a coroutine for each thread.
+    shape : tuple of int
+        The shape of its blocks.
+    """
+
+    def __init__(self, seed: int, shape: tuple[int, ...], real: str, *, derived: bool) -> None:
+        # What an atomic returned cannot be had again on the way back.
+        self._derived = derived
+        super().__init__(seed)
+        self.shape = shape
+        text = self.text.replace("cuda.laneid", "t % 32")
+        terms = [f.format(f"cuda.threadIdx.{axis}") for f, axis in zip(_THREAD, "xyz"[: len(shape)], strict=False)]
+        grid = "cuda.gridDim.x * (cuda.blockIdx.y + cuda.gridDim.y * cuda.blockIdx.z)"
+        block = "cuda.blockIdx.x" if len(shape) == 1 else f"cuda.blockIdx.x + {grid}"
+        if len(shape) == 2:
+            block = "cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y"
+        head = "t, i, lane = cuda.threadIdx.x, cuda.grid(1), t % 32"
+        assert head in text
+        corner = [f"_ = cuda.grid({len(shape)})"] if len(shape) > 1 else ["_ = cuda.grid(1)"]
+        lines = [*corner, f"t = {' + '.join(terms)}", f"i = ({block}) * {SIZE} + t", "lane = t % 32"]
+        lines += ["counter = cuda.shared.array(2, np.int32)", "many = cuda.shared.array(4, np.float64)"]
+        lines += ["own = cuda.local.array((3, 2), np.float64)", "flag = False"]
+        lines += ["for z in range(3):", "    own[z, 0] = 0.1 * z", "    own[z, 1] = x[i]"]
+        lines += ["if t < 4:", "    counter[t % 2] = 0", "    many[t] = 0.0"]
+        begin, _, rest = text.partition(head)
+        text = begin + "\n    ".join(lines) + rest.replace("cuda.blockIdx.x", f"({block})")
+        text = text.replace("float64", real).replace("vec3d", "vec3d" if real == "float64" else "vec3")
+        first, _, kernel = text.partition("@nb.kernel\n")
+        twin = kernel.replace("def program(", "def alone(")
+        self.text = f"{first}@nb.kernel\n{kernel}\n\n@nb.kernel(simd=False)\n{twin}"
+
+    def _shuffled(self, depth: int) -> list[str]:
+        makers = [self._scattered, self._kept, self._flagged, self._alike]
+        return self._random.choice(makers if self._derived else [*makers, self._ordered, self._ordered])(depth)
+
+    def _ordered(self, depth: int) -> list[str]:
+        """Return what depends on the order of threads."""
+        name, slot, value = self._choose("a", "b", "c"), self._name("slot"), self._name("v")
+        place, guard = self._choose("0", "t % 2"), self._choose("", "if t % 3 == 1:", "if a > 0.4:")
+        take = f"{slot} = cuda.atomic.add(counter, {place}, 1)"
+        lines = [f"{slot} = 0", *([guard, f"    {take}"] if guard else [take])]
+        return [*lines, f"{value} = 0.001 * ({slot} % 7)", f"{name} = {name} + {value}", *self._barrier()]
+
+    def _scattered(self, depth: int) -> list[str]:
+        """Return sums of floats from all threads, in a loop."""
+        name, k = self._choose("a", "b", "c"), self._name("k")
+        index = self._choose(k, f"({k} + t) % 4", "t % 4", f"{k} if t > 9 else 1", f"3 - {k}")
+        others = [f"    cuda.atomic.add(many, 0, 0.03 * {name})", f"    cuda.atomic.max(many, {k}, {name})"]
+        other = self._choose("", *others[: 1 + (not self._derived)])
+        loop = [
+            f"for {k} in range({self._choose('4', 'n', '3, -1, -1')}):",
+            f"    cuda.atomic.add(many, {index}, 0.01 * {name})",
+        ]
+        read = f"{self._choose('a', 'b', 'c')} += 0.01 * many[{self._choose('t % 4', '1')}]"
+        return [*loop, *([other] if other else []), *self._barrier(), read, *self._barrier()]
+
+    def _kept(self, depth: int) -> list[str]:
+        """Return what a thread keeps in an array of its own."""
+        name, z = self._choose("a", "b", "c"), self._choose("0", "t % 3", "n % 3", "2")
+        return [
+            f"own[{z}, 1] = 0.5 * {name} + 0.3 * own[{z}, 0]",
+            *self._barrier(),
+            f"{name} = 0.5 * {name} + 0.2 * own[1, 1]",
+        ]
+
+    def _flagged(self, depth: int) -> list[str]:
+        name = self._choose("a", "b", "c")
+        return [
+            f"flag = {name} > 0.5 or flag and t > 7",
+            *self._barrier(),
+            f"{name} = {name} + (0.25 if flag else 0.5)",
+        ]
+
+    def _alike(self, depth: int) -> list[str]:
+        """Return a branch on what all threads know, without a barrier."""
+        name, k = self._choose("a", "b", "c"), self._name("m")
+        return [
+            f"{k} = n * 2",
+            "if n > 1:",
+            f"    {k} = {k} + 1",
+            f"    {name} = {name} * 0.9",
+            f"{name} += 0.01 * {k}",
+        ]
+
+
+def load(text: str, name: str, folder: Path) -> ModuleType:
+    """Return a module of some text."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_loops(kernel: Any) -> bool:
+    """Tell whether all variants of a kernel that were launched run in loops."""
+    return all(variant.in_loops for variant in variants_of(kernel)._variants.values())
+
+
+def arguments(seed: int, real: str, threads: int) -> list[Any]:
+    """Return arguments for a program that runs so many threads of two blocks."""
+    uniform = np.random.default_rng(seed).uniform
+    x, y, g1 = (uniform(0.2, 1.1, 2 * SIZE).astype(real) for _ in range(3))
+    g0 = uniform(0.2, 1.1, (2, SIZE)).astype(real)
+    return [
+        x[:threads].copy() if threads < SIZE else x,
+        y,
+        3,
+        g0,
+        g1,
+        np.zeros(2 * SIZE, real),
+        np.zeros(2 * SIZE, real),
+    ]
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Return arguments with arrays of their own."""
+    return [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+
+
+def same(one: Sequence[Any], other: Sequence[Any], what: str) -> None:
+    """Check that arrays have the same bits."""
+    for k, (a, b) in enumerate(zip(one, other, strict=True)):
+        if isinstance(a, np.ndarray):
+            assert a.tobytes() == b.tobytes(), f"{what}, argument {k}: {np.nonzero(a != b)}, {a}, {b}"
+
+
+def compare(one: Any, other: Any, where: Geometry, values: Sequence[Any], what: str) -> None:
+    """Check that two kernels give the same bits."""
+    results = [copies(values) for _ in range(2)]
+    for kernel, given in zip((one, other), results, strict=True):
+        launcher(kernel, where)(*given)
+    same(*results, what)
+
+
+def derivatives(kernel: Any, geometry: Geometry, values: Sequence[Any]) -> tuple[list[list[Any]], list[bool]]:
+    """Return what a kernel's adjoint and tangent leave in their arguments, and whether they run in loops."""
+    names = [p.name for p, v in zip(kernel.parameters, values, strict=True) if isinstance(v, np.ndarray)]
+    arrays = [v for v in values if isinstance(v, np.ndarray)]
+    found, looping = [], []
+    for derivative in (kernel.adjoint(names), kernel.tangent(names)):
+        random = np.random.default_rng(5)
+        given = [*copies(values), *(random.normal(size=a.shape).astype(a.dtype) for a in arrays)]
+        derivative.over(geometry)(*given)
+        found.append(given)
+        looping.append(in_loops(derivative))
+    return found, looping
+
+
+def check(seed: int, folder: Path, *, shape: tuple[int, ...], real: str, gradients: bool) -> list[bool]:
+    """Compare both roads of a random program; return whether the kernel, and its adjoint and tangent, need no coroutines."""
+    program = Program(seed, shape, real, derived=gradients)
+    module = load(program.text, f"loops_{seed}_{real}_{'_'.join(map(str, shape))}", folder)
+    grid = (2, *[1] * (len(shape) - 1))
+    whole = tuple(g * b for g, b in zip(grid, shape, strict=True))
+    values = arguments(seed, real, 2 * SIZE)
+    one, other = module.program, module.alone
+    where = geometry_of(one, whole, shape if len(shape) > 1 else shape[0])
+    try:
+        compare(one, other, where, values, program.text)
+    except nb.KernelError as error:
+        raise AssertionError(program.text) from error
+    found = [in_loops(one)]
+    assert not in_loops(other)
+    if gradients:
+        (made, looping), (wanted, without) = (derivatives(kernel, where, values) for kernel in (one, other))
+        assert not any(without)
+        found += looping
+        for k, (a, b) in enumerate(zip(made, wanted, strict=True)):
+            same(a, b, f"{('adjoint', 'tangent')[k]} of {program.text}")
+    return found
