@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -428,6 +429,9 @@ KERNELS = (
     "sum of products in a loop over a grid of 65,536 threads, 4M float32",
     "five-point stencil with periodic boundaries, 1024 x 1024 float32",
     "the same by one index, 1M float32",
+    "product of 512 x 512 float32 in tiles of shared memory",
+    "softmax of 20,000 rows of 64 float32, a block for each",
+    "sums of 1M edges by 64 features, atomic_add to 100,000 x 64 float32",
 )
 
 
@@ -473,6 +477,8 @@ def kernels_once(bench: Bench) -> None:
         {"torch": (lambda: torch.add(tc, tb, alpha=0.0, out=tc), 1.3)},
     )
     products(bench)
+    blocks(bench)
+    edges(bench)
     sets(bench)
     losses(bench)
 
@@ -504,6 +510,95 @@ def products(bench: Bench) -> None:
             "Warp": (lambda: wp.launch(warp_kernels.product, (n, n), theirs, device="cpu"), 1 / 8),
             "Numba prange": (lambda: by_numba(a, b, c), 1 / 4),
         },
+    )
+
+
+TILE, WIDTH = 16, 64
+
+
+@nb.kernel
+def product_in_tiles(a: nb.array2d[float], b: nb.array2d[float], c: nb.array2d[float]):
+    left, right = cuda.shared.array((TILE, TILE), np.float32), cuda.shared.array((TILE, TILE), np.float32)
+    i, j = cuda.grid(2)
+    ti, tj = cuda.threadIdx.x, cuda.threadIdx.y
+    s = np.float32(0.0)
+    for first in range(0, a.shape[1], TILE):
+        left[ti, tj] = a[i, first + tj]
+        right[ti, tj] = b[first + ti, j]
+        cuda.syncthreads()
+        for k in range(TILE):
+            s += left[ti, k] * right[k, tj]
+        cuda.syncthreads()
+    c[i, j] = s
+
+
+@nb.kernel
+def softmax_by_block(x: nb.array2d[float], y: nb.array2d[float]):
+    shared = cuda.shared.array(WIDTH, np.float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    shared[t] = x[row, t]
+    cuda.syncthreads()
+    step = WIDTH // 2
+    while step > 0:
+        if t < step:
+            shared[t] = max(shared[t], shared[t + step])
+        cuda.syncthreads()
+        step //= 2
+    e = math.exp(x[row, t] - shared[0])
+    cuda.syncthreads()
+    shared[t] = e
+    cuda.syncthreads()
+    step = WIDTH // 2
+    while step > 0:
+        if t < step:
+            shared[t] += shared[t + step]
+        cuda.syncthreads()
+        step //= 2
+    y[row, t] = e / shared[0]
+
+
+def blocks(bench: Bench) -> None:
+    """Kernels whose threads work together, in this process."""
+    import torch
+
+    n, rows = 512, 20_000
+    factors = np.random.default_rng(0).random((3, n, n), np.float32)
+    others, tiles = factors.copy(), n // TILE
+    bench.compare(
+        "product of 512 x 512 float32 in tiles of shared memory",
+        functools.partial(product_in_tiles[(tiles, tiles), (TILE, TILE)], *factors),
+        {"a sum in each thread": (functools.partial(product.forall((n, n)), *others), 1.0)},
+    )
+    x, out = np.random.default_rng(0).random((rows, WIDTH), np.float32), np.empty((rows, WIDTH), np.float32)
+    given = torch.tensor(x)
+    bench.compare(
+        "softmax of 20,000 rows of 64 float32, a block for each",
+        functools.partial(softmax_by_block[rows, WIDTH], x, out),
+        {"torch": (lambda: torch.softmax(given, 1), 1.0)},
+    )
+
+
+@nb.kernel
+def sum_edges(source: nb.array[int], target: nb.array[int], x: nb.array2d[float], out: nb.array2d[float]):
+    e, f = nb.tid()
+    nb.atomic_add(out, target[e], f, x[source[e], f])
+
+
+def edges(bench: Bench) -> None:
+    """A layer of a graph: what edges add to nodes, in this process."""
+    import warp as wp
+    import warp_kernels
+
+    nodes, count, features = 100_000, 1_000_000, 64
+    random = np.random.default_rng(0)
+    ends = random.integers(0, nodes, (2, count)).astype(np.int32)
+    x, out = random.random((nodes, features), np.float32), np.zeros((nodes, features), np.float32)
+    kinds = (int, int, float, float)
+    theirs = [wp.array(a, dtype=kind, device="cpu") for a, kind in zip((*ends, x, out), kinds, strict=True)]
+    bench.compare(
+        "sums of 1M edges by 64 features, atomic_add to 100,000 x 64 float32",
+        functools.partial(sum_edges.forall((count, features)), *ends, x, out),
+        {"Warp": (lambda: wp.launch(warp_kernels.sum_edges, (count, features), theirs, device="cpu"), 1.0)},
     )
 
 

@@ -148,6 +148,14 @@ def square(x: wp.array(dtype=float), y: wp.array(dtype=float)):
 
 
 @wp.kernel
+def sum_edges(
+    source: wp.array(dtype=int), target: wp.array(dtype=int), x: wp.array2d(dtype=float), out: wp.array2d(dtype=float)
+):
+    e, f = wp.tid()
+    wp.atomic_add(out, target[e], f, x[source[e], f])
+
+
+@wp.kernel
 def square_of_sum(a: wp.array(dtype=float), b: wp.array(dtype=float), s: float, out: wp.array(dtype=float)):
     i = wp.tid()
     out[i] = (a[i] * s + b[i]) ** 2.0
