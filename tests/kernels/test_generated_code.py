@@ -179,7 +179,10 @@ def with_neighbours(x, y):
     y[i] = tile[t] * tile[(t + 1) % 8]
 
 
-def test_of_threads_that_work_together_numba_analyses_the_body_once_and_the_adjoint_not_at_all(monkeypatch):
+@pytest.mark.parametrize("simd", [None, False])  # without, each thread is a coroutine
+def test_of_threads_that_work_together_numba_analyses_the_body_once_at_most_and_the_adjoint_not_at_all(
+    simd, monkeypatch
+):
     analysed = []
     original = TypeInferer.propagate
 
@@ -190,11 +193,12 @@ def test_of_threads_that_work_together_numba_analyses_the_body_once_and_the_adjo
     monkeypatch.setattr(TypeInferer, "propagate", watched)
     monkeypatch.setattr("numbridge.kernels.object_cache.stored", lambda key: None)
     x, y, by_x = np.arange(1.0, 17.0), np.zeros(16), np.zeros(16)
-    with_neighbours[2, 8](x, y)
+    kernel = nb.kernel(simd=simd)(with_neighbours.function)
+    kernel[2, 8](x, y)
     following = np.roll(x.reshape(2, 8), -1, 1).reshape(-1)
     assert y.tolist() == (x * following / 4).tolist()
-    assert analysed.count("with_neighbours") == analysed.count("half") == 1 and "_nb_run" not in analysed
+    assert analysed.count("with_neighbours") == analysed.count("half") == (simd is False) and "_nb_run" not in analysed
     analysed.clear()
-    with_neighbours.adjoint(["x", "y"]).over(geometry_of(with_neighbours, 16, 8))(x, y, by_x, np.ones(16))
+    kernel.adjoint(["x", "y"]).over(geometry_of(kernel, 16, 8))(x, y, by_x, np.ones(16))
     assert by_x.tolist() == ((following + np.roll(x.reshape(2, 8), 1, 1).reshape(-1)) / 4).tolist()
     assert not {"with_neighbours_adjoint", "_nb_run"} & {*analysed}
