@@ -253,7 +253,7 @@ def apart(
     """
     if not 0 < rank <= AXES:
         raise NoPartsError
-    reader = _Reader(tree, arrays, once, computes)
+    reader = _Reader(tree, arrays, once, nonnegative, computes)
     nodes = reader.nodes()
     axis = reader.best_axis(rank)
     reader.finish(axis, {*hidden, *names})
@@ -270,6 +270,7 @@ class _Reader:
         tree: ast.FunctionDef,
         arrays: Collection[str],
         once: Collection[str],
+        nonnegative: Collection[str],
         computes: Callable[[ast.expr], bool],
     ) -> None:
         every = list(ast.walk(tree))
@@ -285,6 +286,7 @@ class _Reader:
         self.lanes = Lanes(tree, THREAD, shared, private, touched_arrays(every, shared), computes, threads)
         without_unread(self.lanes, tree.body, read_names(self.lanes, every))
         self.once = set(once)
+        self._nonnegative = set(nonnegative)
         self.own = {name: own_extents(node) for name, node in own.items()}
         self.of_block = {name for node in every if (name := made_in_block(node)) is not None}
         self.parts: list[Part] = []
@@ -362,6 +364,8 @@ class _Reader:
             if self._is_once(node) or self._makes_memory(node) or is_count(node) or local_array_name(node) is not None:
                 continue
             if self._is_frame(node) or (isinstance(node, ast.If) and waits(node)):
+                if not self._is_frame(node):
+                    self._mark_left(node)
                 for block in blocks_of(node):
                     if self._is_frame(node) or any(map(waits, block)):
                         self._mark_block(block)
@@ -373,6 +377,16 @@ class _Reader:
     def _mark_all(self, body: Sequence[ast.stmt]) -> None:
         self.lanes.varying |= {name for node in body for name in stored(node)} - self.own.keys()
         apart = self.alike & {name for node in body for name in changed_arrays(node)}
+        self.alike -= apart
+        self.lanes.private |= apart
+
+    def _mark_left(self, node: ast.stmt) -> None:
+        """Mark what differs after a branch with barriers, as threads that do not take it have not what it assigns."""
+        inside = {id(part) for part in ast.walk(node)}
+        outside = (part for part in ast.walk(self.tree) if id(part) not in inside)
+        seen = {part.id for part in outside if isinstance(part, ast.Name)}
+        self.lanes.varying |= ({*stored(node)} & seen) - self.own.keys()
+        apart = self.alike & {*changed_arrays(node)} & seen
         self.alike -= apart
         self.lanes.private |= apart
 
@@ -431,6 +445,8 @@ class _Reader:
 
     def _frame(self, made: _Nodes, node: ast.stmt, guard: str | None, *, in_loop: bool) -> None:
         assert isinstance(node, ast.If | ast.For | ast.While)
+        if isinstance(node, ast.For) and self.lanes.varying & {*stored(node.target)}:
+            raise NoPartsError
         made.flush()
         repeats = not isinstance(node, ast.If)
         head = copy.copy(node)
@@ -441,6 +457,8 @@ class _Reader:
     def _counted(self, made: _Nodes, node: ast.stmt, guard: str | None) -> None:
         """Add what counts the threads of which something holds."""
         assert isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if self.lanes.varying & {*stored(node)}:
+            raise NoPartsError  # some threads have learned something else, or nothing
         told, holds = self._fresh("told"), ast.unparse(node.value.args[-1])
         if guard is not None:
             made.add(statement(f"{told} = 0"), None)
@@ -540,7 +558,7 @@ class _Reader:
         if any(is_break(node) for node in loop.body):
             return False
         same = all(self.step(bound, axis) == 0 for bound in loop.iter.args for axis in range(AXES))
-        return same and any(self._alias(place) == loop.target.id for place in places)
+        return same and any(self._alias(place) == loop.target.id and self._counts_up(place) for place in places)
 
     def _alias(self, node: ast.expr) -> str | None:
         while isinstance(node, ast.Name):
@@ -551,7 +569,20 @@ class _Reader:
 
     def _tells_thread(self, place: ast.expr) -> bool:
         """Tell whether an index tells one of a thread's first two coordinates."""
-        return (self.step(place, 0), self.step(place, 1)) in ((0, 1), (1, 0))
+        return (self.step(place, 0), self.step(place, 1)) in ((0, 1), (1, 0)) and self._counts_up(place)
+
+    def _counts_up(self, place: ast.expr) -> bool:
+        """Tell whether an index is never negative; one that counts from the end may be the same place as another."""
+        match place:
+            case ast.Name(name) if name in self._definers:
+                return name in self._nonnegative or self._counts_up(self._definers[name])
+            case ast.Name(name):
+                return name in self._nonnegative or name in OWN_NAMES or is_of_thread(name)
+            case ast.Constant(int() as number):
+                return number >= 0
+            case ast.BinOp(left, ast.Add() | ast.Mult(), right):
+                return self._counts_up(left) and self._counts_up(right)
+        return False
 
     # Steps
 
