@@ -545,17 +545,17 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Name(self.writer.names[id(callee)], ast.Load())
 
     def _chain(self, static: Static) -> ast.expr:
-        """Return a reference to an object: through its module where that is a library's and how it was reached, else by itself.
-
-        Of what is reached through a user's module the text would not say what it is.
-        """
-        root = static.root_value
-        if static.through_modules and static.path and isinstance(root, ModuleType) and is_from_library(root):
-            result: ast.expr = ast.Name(self.writer.claim(static.root, root), ast.Load())
-            for attribute in static.path:
-                result = ast.Attribute(result, attribute, ast.Load())
-            return result
-        return ast.Name(self.writer.claim(static.path[-1] if static.path else static.root, static.value), ast.Load())
+        """Return a reference to an object: through its module where that is how it was reached, else by itself."""
+        root, own = static.root_value, static.path[-1] if static.path else static.root
+        if not (static.through_modules and static.path and isinstance(root, ModuleType)):
+            return ast.Name(self.writer.claim(own, static.value), ast.Load())
+        if not is_from_library(root):
+            # The text does not say what it is, so it stands in the namespace, too.
+            self.writer.claim(own, static.value)
+        result: ast.expr = ast.Name(self.writer.claim(static.root, root), ast.Load())
+        for attribute in static.path:
+            result = ast.Attribute(result, attribute, ast.Load())
+        return result
 
     def _index(self, node: Any, found: Intrinsic) -> ast.expr:
         if self.writer.target == "cuda" and found.kind in ("axis", "function", "block", "cuda"):
