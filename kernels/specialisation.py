@@ -29,7 +29,7 @@ from numbridge.kernels.readers import Description
 if TYPE_CHECKING:
     from numbridge.kernels.variant import Variant
 
-__all__ = ["Specialisation", "mask", "reach_rows", "specialisation"]
+__all__ = ["Specialisation", "mask", "placed", "specialisation"]
 
 _ARRAY_MASK = (
     0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
@@ -98,8 +98,10 @@ def specialisation(
     offsets = block_offsets(variant.parameters)
     seen = guards(dependencies)
     places = np.array(kernel_places(variant.parameters), np.int64)
-    rows = reach_rows(variant.parameters, reaches)
-    far = np.array([row[:-1] for row in rows], np.int64)
+    far = np.array(
+        [(k, r.axis, -1 if r.index is None else r.index, r.more) for k, r in placed(variant.parameters, reaches)],
+        np.int64,
+    )
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
         nb.SPEC_COUNT: count,
@@ -118,7 +120,7 @@ def specialisation(
         nb.SPEC_DIM_COUNT: variant.dims,
         nb.SPEC_TOGETHER: variant.together,
         nb.SPEC_REACHES: far.ctypes.data,
-        nb.SPEC_REACH_COUNT: len(rows),
+        nb.SPEC_REACH_COUNT: len(far),
     }
     for offset, value in head.items():
         spec[offset // 8] = value
@@ -130,13 +132,11 @@ def specialisation(
     return Specialisation(spec, (seen, places, far, inner, tuple(dependencies)))
 
 
-def reach_rows(parameters: Sequence[ParameterType], reaches: Sequence[Reach]) -> list[tuple[int, int, int, int, Reach]]:
-    """Return what `SPEC_REACHES` holds of parameters that are arrays of so many dimensions, each with what it is of."""
+def placed(parameters: Sequence[ParameterType], reaches: Sequence[Reach]) -> list[tuple[int, Reach]]:
+    """Return the places of the parameters that are arrays of so many dimensions, each with how far a thread goes."""
     arrays = {p.name: (place, p.ndim) for place, p in enumerate(parameters) if isinstance(p, ArrayType)}
     return [
-        (arrays[reach.parameter][0], reach.axis, -1 if reach.index is None else reach.index, reach.more, reach)
-        for reach in reaches
-        if reach.axis < arrays.get(reach.parameter, (0, 0))[1]
+        (arrays[reach.parameter][0], reach) for reach in reaches if reach.axis < arrays.get(reach.parameter, (0, 0))[1]
     ]
 
 

@@ -47,7 +47,7 @@ from numbridge.kernels.object_cache import (
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, have_complex
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.specialisation import Specialisation, mask, reach_rows, specialisation
+from numbridge.kernels.specialisation import Specialisation, mask, placed, specialisation
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -215,8 +215,8 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
-        self._reaches: tuple[Reach, ...] | None = None
-        self._reach_rows: dict[int, Any] = {}
+        # By a variant's id, which lives as long as this
+        self._reaches: dict[int, list[tuple[int, Reach]]] = {}
         # What whoever watches launches has found out of them, as long as what the kernel reads holds
         self.recorded: dict[Any, Any] = {}
         # Whether it is still to be said, once, that a framework's gradient is lost: see `lost_gradient`.
@@ -294,7 +294,7 @@ class Variants:
         if known is None or not all(dependency.holds() for dependency in known):
             self._kept.extend((self._specialisations, self._variants, known))
             self._variants, self._specialisations, self._written, self._checked = {}, {}, {}, {}
-            self.recorded, self._reaches, self._reach_rows = {}, None, {}
+            self.recorded, self._reaches = {}, {}
             self.dependencies = self._dependencies = known = self.kernel.dependencies()
         return known
 
@@ -302,14 +302,6 @@ class Variants:
         """Look whether a global value that the kernel read has changed, and start anew if it has."""
         with self._lock:
             self._forget_old_globals()
-
-    @property
-    def reaches(self) -> tuple[Reach, ...]:
-        """How far each thread goes along axes of arrays."""
-        with self._lock:
-            if self._reaches is None:
-                self._reaches = reaches_of(self.kernel)
-            return self._reaches
 
     def check_extents(
         self, dims: Sequence[int], variant: Variant, found: Sequence[Description], *, is_followed: bool
@@ -321,11 +313,11 @@ class Variants:
         NumbridgeValueError
             Naming the array, its shape, how long it must be, and the expression that takes an element beyond its end.
         """
-        rows = self._reach_rows.get(id(variant))
-        if rows is None:
-            rows = self._reach_rows[id(variant)] = reach_rows(variant.parameters, self.reaches)
-        for place, axis, index, more, reach in () if 0 in dims else rows:
-            if found[place].shape[axis] < (1 if index < 0 else dims[index]) + more:
+        reaches = self._reaches.get(id(variant))
+        if reaches is None:
+            reaches = self._reaches[id(variant)] = placed(variant.parameters, reaches_of(self.kernel))
+        for place, reach in () if 0 in dims else reaches:
+            if found[place].shape[reach.axis] < reach.least(dims):
                 refusal = reach.refusal(found[place].shape, dims, _OPERATORS_WAY if is_followed else _LAUNCHES_WAY)
                 raise NumbridgeValueError(
                     f"launch of kernel {self.kernel.name!r}, parameter {reach.parameter!r}: {refusal}"
@@ -383,7 +375,7 @@ class Variants:
         key = (*words, variant.address, variant.device)
         made = self._specialisations.get(key)
         if made is None:
-            made = specialisation(variant, found, dependencies, self.reaches, self.warns)
+            made = specialisation(variant, found, dependencies, reaches_of(self.kernel), self.warns)
             self._specialisations[key] = made
             self._kept.append(made)
         others = [other for other in table[: nb.MAX_VARIANTS].tolist() if other and other != made.address]
