@@ -25,6 +25,7 @@ from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.extent_checks import check_extents
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.source import Program
@@ -136,7 +137,7 @@ class _Road:
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
         if self._total >= variant.threads_from:
             start_threads()
-        self.variants.check_extents(self.geometry.dims, variant, found, is_followed=self.geometry.is_followed)
+        check_extents(self.kernel, variant, self.geometry, arguments, found)
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
         if not (afterwards or self.geometry.is_followed):

@@ -17,6 +17,7 @@ __all__ = [
     "ScalarType",
     "block_offsets",
     "have_complex",
+    "is_signed",
     "kernel_places",
     "read_for_a_gradient",
 ]
@@ -84,6 +85,11 @@ class ScalarType:
 
 
 ParameterType = ArrayType | ScalarType
+
+
+def is_signed(parameter: ParameterType) -> bool:
+    """Tell whether a parameter is a signed integer, passed by value."""
+    return isinstance(parameter, ScalarType) and parameter.element is None and parameter.scalar.name.startswith("int")
 
 
 def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:

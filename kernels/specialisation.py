@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.element_types.element_arguments import inner_dimensions
+from numbridge.kernels.extent_checks import extent_rows
 from numbridge.kernels.global_guards import guards
 from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.native import table_layout as nb
@@ -29,7 +30,7 @@ from numbridge.kernels.readers import Description
 if TYPE_CHECKING:
     from numbridge.kernels.variant import Variant
 
-__all__ = ["Specialisation", "mask", "placed", "specialisation"]
+__all__ = ["Specialisation", "mask", "specialisation"]
 
 _ARRAY_MASK = (
     0xFFFFFFFF | 0xFF << nb.WORD_NDIM | nb.CLASS_MASK << nb.WORD_CLASS | 0xFF << nb.WORD_DEVICE | nb.CONTIGUOUS
@@ -89,7 +90,7 @@ def specialisation(
     dependencies : sequence
         The global values that the variant was compiled with.
     reaches : sequence of Reach
-        How far each thread of the kernel goes along axes of its arrays.
+        How far threads of the kernel are sure to go along axes of its arrays.
     warns : bool
         Whether it is asked if a framework's gradient is lost where an array is read.
     """
@@ -98,10 +99,7 @@ def specialisation(
     offsets = block_offsets(variant.parameters)
     seen = guards(dependencies)
     places = np.array(kernel_places(variant.parameters), np.int64)
-    far = np.array(
-        [(k, r.axis, -1 if r.index is None else r.index, r.more) for k, r in placed(variant.parameters, reaches)],
-        np.int64,
-    )
+    far = extent_rows(reaches, variant.parameters, found)
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
         nb.SPEC_COUNT: count,
@@ -130,14 +128,6 @@ def specialisation(
         row = _row(parameter, description, offsets[k], is_read=parameter.name in reads)
         spec[start : start + words] = [*row, 0 if shape is None else shape.ctypes.data]
     return Specialisation(spec, (seen, places, far, inner, tuple(dependencies)))
-
-
-def placed(parameters: Sequence[ParameterType], reaches: Sequence[Reach]) -> list[tuple[int, Reach]]:
-    """Return the places of the parameters that are arrays of so many dimensions, each with how far a thread goes."""
-    arrays = {p.name: (place, p.ndim) for place, p in enumerate(parameters) if isinstance(p, ArrayType)}
-    return [
-        (arrays[reach.parameter][0], reach) for reach in reaches if reach.axis < arrays.get(reach.parameter, (0, 0))[1]
-    ]
 
 
 def _row(parameter: ParameterType, found: Description, offset: int, *, is_read: bool) -> list[int]:

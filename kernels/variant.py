@@ -28,11 +28,11 @@ from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
 from numbridge.kernels.cuda_backend.ids_together import Together, ids_together
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.element_arguments import outer_rank, record_dtype
-from numbridge.kernels.errors import KernelError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import KernelError, NumbridgeTypeError
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.emission import Emitted, emit
 from numbridge.kernels.language.indexing import indexing_of
-from numbridge.kernels.language.reaches import Reach, reaches_of
+from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.language.rewriting import Target
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
@@ -47,7 +47,7 @@ from numbridge.kernels.object_cache import (
 )
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, have_complex
 from numbridge.kernels.readers import Description, describe
-from numbridge.kernels.specialisation import Specialisation, mask, placed, specialisation
+from numbridge.kernels.specialisation import Specialisation, mask, specialisation
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -71,9 +71,6 @@ _BRIEF_BELOW = 1 << 10
 _ADDITIONS_WITH_LOOP = 16
 _MAX_CHECKED = 256
 _look = operator.attrgetter("look")
-
-_LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
-_OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of output_dims"
 
 _Types = tuple[tuple[ParameterType, ...], str]
 
@@ -215,8 +212,6 @@ class Variants:
         # Code and tables that another thread may be running on are never freed.
         self._kept: list[Any] = []
         self.launchers: dict[Any, Any] = {}
-        # By a variant's id, which lives as long as this
-        self._reaches: dict[int, list[tuple[int, Reach]]] = {}
         # What whoever watches launches has found out of them, as long as what the kernel reads holds
         self.recorded: dict[Any, Any] = {}
         # Whether it is still to be said, once, that a framework's gradient is lost: see `lost_gradient`.
@@ -294,7 +289,7 @@ class Variants:
         if known is None or not all(dependency.holds() for dependency in known):
             self._kept.extend((self._specialisations, self._variants, known))
             self._variants, self._specialisations, self._written, self._checked = {}, {}, {}, {}
-            self.recorded, self._reaches = {}, {}
+            self.recorded = {}
             self.dependencies = self._dependencies = known = self.kernel.dependencies()
         return known
 
@@ -302,26 +297,6 @@ class Variants:
         """Look whether a global value that the kernel read has changed, and start anew if it has."""
         with self._lock:
             self._forget_old_globals()
-
-    def check_extents(
-        self, dims: Sequence[int], variant: Variant, found: Sequence[Description], *, is_followed: bool
-    ) -> None:
-        """Refuse arrays that every thread of a launch, or of an operator if it `is_followed`, would overrun.
-
-        Raises
-        ------
-        NumbridgeValueError
-            Naming the array, its shape, how long it must be, and the expression that takes an element beyond its end.
-        """
-        reaches = self._reaches.get(id(variant))
-        if reaches is None:
-            reaches = self._reaches[id(variant)] = placed(variant.parameters, reaches_of(self.kernel))
-        for place, reach in () if 0 in dims else reaches:
-            if found[place].shape[reach.axis] < reach.least(dims):
-                refusal = reach.refusal(found[place].shape, dims, _OPERATORS_WAY if is_followed else _LAUNCHES_WAY)
-                raise NumbridgeValueError(
-                    f"launch of kernel {self.kernel.name!r}, parameter {reach.parameter!r}: {refusal}"
-                )
 
     def written(self, found: Mapping[str, Description]) -> frozenset[str]:
         """Return the parameters that the kernel may write, given its arrays."""

@@ -6,7 +6,7 @@ values alone, and raises whatever is wrong with them while the program is traced
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.language.reaches import reaches_of
 from numbridge.kernels.launch import dimensions
-from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 from numbridge.kernels.scalars import Scalar
 from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, outer_shape
 
@@ -95,6 +95,34 @@ def _exact(value: Any) -> Any:
         return value.numpy().tobytes()
     # Integers of Python's may be larger than anything that has bytes.
     return np.asarray(value).tobytes() if isinstance(value, float | complex | np.generic) else value
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What a trace knows of a launch, as `launch_sizes.Known` asks for it; extents may be symbolic."""
+
+    dims: Dims
+    shapes: Mapping[str, Dims]
+    numbers: Mapping[str, int]
+
+    def dim(self, axis: int) -> Any:
+        return self.dims[axis] if axis < len(self.dims) else None
+
+    def grid_size(self, axis: int) -> Any:
+        return None
+
+    def shape(self, parameter: str) -> Any:
+        return self.shapes.get(parameter)
+
+    def number(self, parameter: str) -> Any:
+        return self.numbers.get(parameter)
+
+    def choose(self, of: Callable[..., Any], left: Any, right: Any) -> Any:
+        if not (is_symbolic(left) or is_symbolic(right)):
+            return of(left, right)
+        import jax.core
+
+        return jax.core.min_dim(left, right) if of is min else jax.core.max_dim(left, right)
 
 
 @dataclass(frozen=True)
@@ -218,7 +246,7 @@ class _Planner:
         outputs = [(output_row(self.signature, p, shape, deciding), len(shape)) for p, shape in pure]
         types = targets.types_of(self.kernel, [*rows, *outputs], self.weak)
         self._check_written(types)
-        self._check_extents(dims, shapes)
+        self._check_extents(types, dims, shapes)
         slots, operands, results = self._slots(types, dims, shapes)
         key = targets.enter(self.kernel, types, self.weak, by_reference(types, slots))
         return Call(
@@ -265,20 +293,26 @@ class _Planner:
                     f"(num_outputs={len(outputs)})"
                 )
 
-    def _check_extents(self, dims: Dims, shapes: Sequence[Dims]) -> None:
-        """Refuse arrays that every thread of the launch would overrun."""
-        given = {p.name: a.shape for p, a in self.given if not isinstance(a, Number) and is_array(p, a)}
+    def _check_extents(self, types: Sequence[ParameterType], dims: Dims, shapes: Sequence[Dims]) -> None:
+        """Refuse arrays that some thread of the launch is sure to overrun."""
+        ranks = {t.name: t.ndim for t in types if isinstance(t, ArrayType)}
+        given = {p.name: a.shape[: ranks[p.name]] for p, a in self.given if isinstance(a, Operand) and p.name in ranks}
         pure = {p.name: shape for p, shape in zip(self.signature.pure, shapes, strict=True)}
+        numbers = {
+            p.name: int(a.value)
+            for (p, a), kind in zip(self.given, types, strict=False)
+            if isinstance(a, Number) and not a.packed and is_signed(kind)
+        }
+        launch = _Traced(dims, {**given, **pure}, numbers)
         for reach in () if 0 in dims else reaches_of(self.kernel):
-            shape = pure.get(reach.parameter, given.get(reach.parameter, ()))
-            is_short = is_shorter(shape[reach.axis], reach.least(dims)) if reach.axis < len(shape) else False
+            is_short = reach.missing(launch, is_shorter)
             if is_short is not False:
                 kind, option = ("output", "output_dims") if reach.parameter in pure else ("argument", "launch_dims")
                 way = f"make it longer, as jnp.broadcast_to does, or pass {option}"
                 unknown = "JAX cannot tell whether it has: use the same symbol for both, or name a constraint"
                 raise NumbridgeValueError(
                     f"{self.signature.what} under JAX, {kind} {reach.parameter!r}: "
-                    f"{reach.refusal(shape, dims, way if is_short else unknown)}"
+                    f"{reach.refusal(launch, dims, way if is_short else unknown)}"
                 )
 
     # Dimensions

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency
-from numbridge.kernels.language.intrinsics import intrinsic_of
+from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses
 
-__all__ = ["Indexing", "atomic_index", "elements_of", "index_names", "indexing_of", "moves_axes"]
+if TYPE_CHECKING:
+    from numbridge.kernels.kernel import Kernel
+
+__all__ = ["Indexing", "atomic_index", "elements_of", "index_names", "indexing_of", "moves_axes", "own_axis"]
 
 
 @dataclass(frozen=True)
@@ -283,3 +285,30 @@ def atomic_index(source: FunctionSource, node: ast.AST) -> list[ast.expr] | None
         return None
     values = 2 if intrinsic.operation in ("cas", "compare_and_swap") else 1
     return [part for index in node.args[1:-values] for part in elements_of(index)]
+
+
+def own_axis(source: FunctionSource, node: ast.BinOp) -> int | None:
+    """Return the axis of a thread's index that is written as ``blockIdx.x * blockDim.x + threadIdx.x``, or None."""
+    if not isinstance(node.op, ast.Add):
+        return None
+    sides = source.value_of(node.left), source.value_of(node.right)
+    for product, thread in (sides, sides[::-1]):
+        place = _place(source, thread)
+        if place is None or place.operation != "threadIdx":
+            continue
+        match product:
+            case ast.BinOp(left, ast.Mult(), right):
+                factors = [_place(source, left), _place(source, right)]
+                if {f and (f.operation, f.axis) for f in factors} == {
+                    ("blockIdx", place.axis),
+                    ("blockDim", place.axis),
+                }:
+                    return place.axis
+    return None
+
+
+def _place(source: FunctionSource, node: ast.expr) -> Intrinsic | None:
+    """Return what of a thread's place in its block and grid an expression is, or None."""
+    static = source.resolve(source.value_of(node))
+    found = None if static is None else intrinsic_of(static.value)
+    return found if found is not None and found.kind == "axis" else None

@@ -32,6 +32,7 @@ from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.language.element_stores import StoreRewriter
+from numbridge.kernels.language.indexing import own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
@@ -430,29 +431,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def _own_index(self, node: ast.BinOp) -> ast.expr | None:
         """Return the thread's index for ``blockIdx.x * blockDim.x + threadIdx.x`` on the CPU, which need not divide for it."""
-        if self.writer.target != "cpu" or self.writer.in_crew or not isinstance(node.op, ast.Add):
+        if self.writer.target != "cpu" or self.writer.in_crew:
             return None
-        sides = self.source.value_of(node.left), self.source.value_of(node.right)
-        for product, thread in (sides, sides[::-1]):
-            place = self._place(thread)
-            if place is None or place.operation != "threadIdx":
-                continue
-            match product:
-                case ast.BinOp(left, ast.Mult(), right):
-                    factors = [self._place(left), self._place(right)]
-                    if {f and (f.operation, f.axis) for f in factors} == {
-                        ("blockIdx", place.axis),
-                        ("blockDim", place.axis),
-                    }:
-                        self._check_axis(node, place.axis, place.name)
-                        return ast.Name(f"_nb_i{place.axis}", ast.Load())
-        return None
-
-    def _place(self, node: ast.expr) -> Intrinsic | None:
-        """Return what of a thread's place in its block and grid an expression is, or None."""
-        static = self.source.resolve(self.source.value_of(node))
-        found = None if static is None else intrinsic_of(static.value)
-        return found if found is not None and found.kind == "axis" else None
+        axis = own_axis(self.source, node)
+        if axis is None:
+            return None
+        self._check_axis(node, axis, f"cuda.threadIdx.{'xyz'[axis]}")
+        return ast.Name(f"_nb_i{axis}", ast.Load())
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""

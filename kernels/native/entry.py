@@ -143,19 +143,55 @@ def find_variant(plan, readings, count):
     return 0
 
 
+@native
+def given_by(row, sizes, plan, readings):
+    """Return what a row about a launch gives: see `extent_checks`."""
+    operation, a, b = load_i64(row, nb.REACH_OPERATION), load_i64(row, nb.REACH_A), load_i64(row, nb.REACH_B)
+    if operation == nb.REACH_NUMBER:
+        return a
+    if operation == nb.REACH_DIM:
+        return load_i64(plan, nb.PLAN_DIMS + 8 * a)
+    if operation == nb.REACH_GRID:
+        return load_i64(plan, nb.PLAN_BLOCK + 8 * a) * load_i64(plan, nb.PLAN_GRID + 8 * a)
+    if operation == nb.REACH_EXTENT:
+        return load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b)
+    if operation == nb.REACH_GIVEN:
+        return load_i64(readings + a * nb.READ_SIZE, nb.READ_INTEGER)
+    left, right = load_i64(sizes, 8 * a), load_i64(sizes, 8 * b)
+    if operation == nb.REACH_PLUS:
+        return left + right
+    if operation == nb.REACH_TIMES:
+        return left * right
+    if operation == nb.REACH_SMALLER:
+        return left if left < right else right
+    if operation == nb.REACH_LARGER:
+        return left if left > right else right
+    # Nothing is sure of a quotient by what is not positive; the slow road knows.
+    return left // right if right > 0 else 0
+
+
 @inlined
 def long_enough(spec, plan, readings):
-    """Tell whether no thread of the launch is sure to go beyond the end of an array: see `language.reaches`."""
+    """Tell whether no thread is sure to go beyond the end of an array, or that has been looked at: see `extent_checks`."""
     count, base = load_i64(spec, nb.SPEC_REACH_COUNT), load_i64(spec, nb.SPEC_REACHES)
-    if load_i64(plan, nb.PLAN_TOTAL) <= 0:
+    if load_i64(plan, nb.PLAN_TOTAL) <= 0 or load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED != 0:
         return True
+    sizes, resumed = stack(8 * count), 0
     for k in range(count):
-        reach = base + k * nb.REACH_SIZE
-        index, least = load_i64(reach, nb.REACH_INDEX), load_i64(reach, nb.REACH_MORE)
-        least += load_i64(plan, nb.PLAN_DIMS + 8 * index) if index >= 0 else 1
-        shape = load_i64(readings + load_i64(reach, nb.REACH_PLACE) * nb.READ_SIZE, nb.READ_SHAPE)
-        if load_i64(shape, 8 * load_i64(reach, nb.REACH_AXIS)) < least:
-            return False
+        if k < resumed:
+            continue
+        row = base + k * nb.REACH_SIZE
+        operation, a, b = load_i64(row, nb.REACH_OPERATION), load_i64(row, nb.REACH_A), load_i64(row, nb.REACH_B)
+        if operation == nb.REACH_LEAST:
+            place, more = load_i64(row, nb.REACH_C), load_i64(row, nb.REACH_D)
+            least = more + load_i64(sizes, 8 * place) if place >= 0 else more
+            if load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b) < least:
+                return False
+        elif operation == nb.REACH_IF:
+            if load_i64(sizes, 8 * a) <= 0:
+                resumed = b
+        else:
+            store_i64(sizes, 8 * k, given_by(row, sizes, plan, readings))
     return True
 
 

@@ -129,10 +129,17 @@ SPEC_BRIEF_BELOW = 56
 # a large grid takes at once.
 SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT = 64, 72, 80, 88, 96, 104
 SPEC_TOGETHER = 112
-# How long arrays must be for a launch: so many rows, each of an argument, an axis, and how far every thread goes along it: one of
-# its indices (or -1 for the same place in all threads), and how much further.
+# How long arrays must be for a launch: so many rows, each an operation and four numbers.
 SPEC_REACHES, SPEC_REACH_COUNT, SPEC_PARAMETERS = 120, 128, 136
-REACH_PLACE, REACH_AXIS, REACH_INDEX, REACH_MORE, REACH_SIZE = 0, 8, 16, 24, 32
+REACH_OPERATION, REACH_A, REACH_B, REACH_C, REACH_D, REACH_SIZE = 0, 8, 16, 24, 32, 40
+# An array's axis is long enough if it has what a row gives, and so much more: array, axis, row (or -1), more.
+REACH_LEAST = 0
+# A row goes on at another one unless what a row gives is positive: row, where.
+REACH_IF = 1
+# The others give a number: a constant; how many threads the launch, or its grid, has along an axis; an extent, of an argument and
+# an axis; an integer that is an argument; and what is made of two rows.
+REACH_NUMBER, REACH_DIM, REACH_GRID, REACH_EXTENT, REACH_GIVEN = 2, 3, 4, 5, 6
+REACH_PLUS, REACH_TIMES, REACH_SMALLER, REACH_LARGER, REACH_QUOTIENT = 7, 8, 9, 10, 11
 # A grid of so many blocks fills every device several times over, also where each thread takes eight ids.
 LARGE_GRID = 16384
 # Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the

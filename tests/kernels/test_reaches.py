@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import operator
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from numba import cuda, njit
 
 import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
+from numbridge.kernels import launch as launch_module
+from numbridge.kernels.extent_checks import check_extents
 from numbridge.kernels.language.reaches import reaches_of
 
 _numbers = itertools.count()
@@ -43,54 +49,243 @@ def root(v):
     return v**0.5
 
 
-def reaches(body, parameters="x, y", index="i", **names):
-    """Return what is reached by the lines of a body, as ``(parameter, axis, index, more)``."""
+def reaches(body, parameters="x, y, n, m", index="i", **names):
+    """Return what is reached by the lines of a body, as ``(parameter, axis, least extent)``, and what is needed for that."""
     head = f"    {index} = nb.tid()\n" if index else ""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     found = reaches_of(made(f"def k({parameters}):\n{head}{lines}", **names)[0])
-    return {(r.parameter, r.axis, r.index, r.more) for r in found}
+    return {(r.parameter, r.axis, str(r.least), *map(str, r.needs)) for r in found}
 
 
 @pytest.mark.parametrize(
     ("body", "index", "wanted"),
     [
-        ("y[i] = x[i]", "i", {("x", 0, 0, 0), ("y", 0, 0, 0)}),
-        ("y[i] = x[i + 1] - x[i]", "i", {("x", 0, 0, 1), ("y", 0, 0, 0)}),
-        ("y[i] = x[2 + i]", "i", {("x", 0, 0, 2), ("y", 0, 0, 0)}),
+        ("y[i] = x[i]", "i", {("x", 0, "dim[0]"), ("y", 0, "dim[0]")}),
+        ("y[i] = x[i + 1] - x[i]", "i", {("x", 0, "dim[0] + 1"), ("y", 0, "dim[0]")}),
+        ("y[i] = x[2 + i]", "i", {("x", 0, "dim[0] + 2"), ("y", 0, "dim[0]")}),
         # The first threads count from the end.
-        ("y[0] = x[i - 3]", "i", {("x", 0, 0, -3), ("x", 0, None, 2), ("y", 0, None, 0)}),
-        ("y[i] = x[i - 1] + x[i + 1]", "i", {("x", 0, 0, 1), ("y", 0, 0, 0)}),
-        ("y[-2] = x[4]", "i", {("x", 0, None, 4), ("y", 0, None, 1)}),
-        ("y[j, i] = x[i, 3]", "i, j", {("x", 0, 0, 0), ("x", 1, None, 3), ("y", 0, 1, 0), ("y", 1, 0, 0)}),
-        ("y[i, :] = x[1:]", "i", {("y", 0, 0, 0)}),
+        ("y[0] = x[i - 3]", "i", {("x", 0, "dim[0] - 3"), ("x", 0, "3"), ("y", 0, "1")}),
+        ("y[i] = x[i - 1] + x[i + 1]", "i", {("x", 0, "dim[0] + 1"), ("y", 0, "dim[0]")}),
+        ("y[i] = x[3 - i]", "i", {("x", 0, "4"), ("x", 0, "dim[0] - 4"), ("y", 0, "dim[0]")}),
+        ("y[-2] = x[4]", "i", {("x", 0, "5"), ("y", 0, "2")}),
+        (
+            "y[j, i] = x[i, 3]",
+            "i, j",
+            {("x", 0, "dim[0]"), ("x", 1, "4"), ("y", 0, "dim[1]"), ("y", 1, "dim[0]")},
+        ),
+        ("y[i, :] = x[1:]", "i", {("y", 0, "dim[0]")}),
         ("y[..., i] = x[None, i]", "i", set()),
-        ("nb.atomic_add(y, 0, x[i])", "i", {("x", 0, 0, 0), ("y", 0, None, 0)}),
-        ("nb.atomic_cas(y, i, 0.0, x[i])", "i", {("x", 0, 0, 0), ("y", 0, 0, 0)}),
-        ("cuda.atomic.add(y, (i, 1), x[i])", "i", {("x", 0, 0, 0), ("y", 0, 0, 0), ("y", 1, None, 1)}),
-        ("y[int(x[i])] = 1", "i", {("x", 0, 0, 0)}),
-        ("m = 2\ny[i + m] = x[m]", "i", {("x", 0, None, 2), ("y", 0, 0, 2)}),
-        ("y[i + N] = x[N]", "i", {("x", 0, None, 5), ("y", 0, 0, 5)}),
-        ("y[0] = x[3]", "", {("x", 0, None, 3), ("y", 0, None, 0)}),
-        # What only some threads come to
-        ("if x[i] > 0:\n    y[i] = 1", "i", {("x", 0, 0, 0)}),
-        ("while x[0] > y[i]:\n    y[i] += x[i]", "i", {("x", 0, None, 0), ("y", 0, 0, 0)}),
-        ("for k in range(int(x[i])):\n    y[i] += k", "i", {("x", 0, 0, 0)}),
-        ("y[0] = x[i] if x[1] > 0 else y[i]", "i", {("x", 0, None, 1), ("y", 0, None, 0)}),
-        ("a = x[1] > 0 and x[i] > 0 or y[i] > 0", "i", {("x", 0, None, 1)}),
-        ("a = i < x[0] < x[i]", "i", {("x", 0, None, 0)}),
-        ("if i >= y.shape[0]:\n    return\ny[i] = x[i]", "i", set()),
-        ("y[0] = 1\nif x[i] > 0:\n    return\ny[i] = 1", "i", {("x", 0, 0, 0), ("y", 0, None, 0)}),
-        ("y[0] = 1\nassert x[i] > 0\ny[i] = 1", "i", {("y", 0, None, 0)}),
-        ("y[0] = 1\nfor k in range(2):\n    if k > i:\n        return\ny[i] = 1", "i", {("y", 0, None, 0)}),
+        ("nb.atomic_add(y, 0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "1")}),
+        ("nb.atomic_cas(y, i, 0.0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "dim[0]")}),
+        ("cuda.atomic.add(y, (i, 1), x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "dim[0]"), ("y", 1, "2")}),
+        ("y[int(x[i])] = 1", "i", {("x", 0, "dim[0]")}),
+        ("c = 2\ny[i + c] = x[c]", "i", {("x", 0, "3"), ("y", 0, "dim[0] + 2")}),
+        ("y[i + N] = x[N]", "i", {("x", 0, "6"), ("y", 0, "dim[0] + 5")}),
+        ("y[0] = x[3]", "", {("x", 0, "4"), ("y", 0, "1")}),
+        # What the launch decides besides
+        ("y[i + n] = x[n - 1]", "i", {("x", 0, "n"), ("x", 0, "-n + 1"), ("y", 0, "dim[0] + n"), ("y", 0, "-n")}),
+        ("k = x.shape[0] - 1\ny[k] = x[min(i + 1, k)]", "i", {("y", 0, "x.shape[0]"), ("y", 0, "-x.shape[0] + 1")}),
+        (
+            "y[i * x.shape[1] + j] = x[i, j]",
+            "i, j",
+            {
+                ("x", 0, "dim[0]"),
+                ("x", 1, "dim[1]"),
+                ("y", 0, "dim[0] * x.shape[1] + dim[1] - x.shape[1]"),
+            },
+        ),
+        (
+            "y[i] = x[i // 3, i % 3]",
+            "i",
+            {
+                ("x", 0, "(dim[0] - 1) // (3) + 1"),
+                ("x", 1, "min(dim[0], 3)"),
+                ("y", 0, "dim[0]"),
+            },
+        ),
+        ("y[i % n] = x[(i // 2) % 3]", "i", {("x", 0, "min((dim[0] - 1) // (2), 2) + 1"), ("y", 0, "min(dim[0], n)")}),
+        (
+            "a = cuda.grid(1)\ny[a] = x[cuda.blockDim.x * cuda.blockIdx.x + cuda.threadIdx.x]",
+            "",
+            {
+                ("x", 0, "dim[0]"),
+                ("y", 0, "dim[0]"),
+            },
+        ),
+        (
+            "a = cuda.threadIdx.y + cuda.blockIdx.y * cuda.blockDim.y\ny[a] = x[cuda.threadIdx.x]",
+            "",
+            {("y", 0, "dim[1]")},
+        ),
+        # No pair of an index and itself but those on the diagonal
+        ("y[i * n + i] = x[i - i]", "i", set()),
+        ("y[2 * i % n] = 1", "i", set()),
+        ("y[i % x.shape[0]] = 1\nx[i] = 0", "i", {("x", 0, "dim[0]"), ("y", 0, "min(dim[0], x.shape[0])")}),
+        # Guards
+        ("if i < n:\n    y[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
+        ("if i >= n:\n    return\ny[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
+        ("if i < x.shape[0]:\n    y[i] = x[i]", "i", {("y", 0, *2 * ["min(dim[0], x.shape[0])"])}),
+        ("if i < x.size:\n    y[i] = x[i]", "i", {(a, 0, *2 * ["min(dim[0], x.size)"]) for a in "xy"}),
+        (
+            "if 0 < i < len(x) - 1:\n    y[i] = x[i + 1] - x[i - 1]",
+            "i",
+            {
+                ("y", 0, "min(dim[0], x.shape[0] - 1)", "min(dim[0], x.shape[0] - 1) - 1"),
+            },
+        ),
+        (
+            "if i + 1 < n and 2 <= j:\n    y[i, j] = 0",
+            "i, j",
+            {
+                ("y", 0, "min(dim[0], n - 1)", "min(dim[0], n - 1)", "dim[1] - 2"),
+                ("y", 1, "dim[1]", "min(dim[0], n - 1)", "dim[1] - 2"),
+            },
+        ),
+        (
+            "if i >= n or not j < m:\n    return\ny[i, j] = 0",
+            "i, j",
+            {
+                ("y", 0, "min(dim[0], n)", "min(dim[0], n)", "min(dim[1], m)"),
+                ("y", 1, "min(dim[1], m)", "min(dim[0], n)", "min(dim[1], m)"),
+            },
+        ),
+        (
+            "if n - i > 0:\n    y[i] = 0\nelse:\n    x[i] = 0",
+            "i",
+            {
+                ("x", 0, "dim[0]", "dim[0] - max(n, 0)"),
+                ("y", 0, *2 * ["min(dim[0], n)"]),
+            },
+        ),
+        (
+            "if i == n:\n    y[i] = x[n]",
+            "i",
+            {(a, 0, "min(dim[0], n + 1)", "-max(n, 0) + min(dim[0], n + 1)") for a in "y"}
+            | {("x", 0, "n + 1", "-max(n, 0) + min(dim[0], n + 1)"), ("x", 0, "-n", "-max(n, 0) + min(dim[0], n + 1)")},
+        ),
+        (
+            "if n > 3:\n    y[i] = 0\nelse:\n    y[i + 1] = 0",
+            "i",
+            {
+                ("y", 0, "dim[0]", "n - 3"),
+                ("y", 0, "dim[0] + 1", "-n + 4"),
+            },
+        ),
+        ("if i < n and x[i] > 0:\n    y[i] = 1", "i", {("x", 0, *2 * ["min(dim[0], n)"])}),
+        (
+            "y[0] = x[i] if i < n else y[i]",
+            "i",
+            {
+                ("x", 0, *2 * ["min(dim[0], n)"]),
+                ("y", 0, "dim[0]", "dim[0] - max(n, 0)"),
+                ("y", 0, "1"),
+            },
+        ),
+        (
+            "if i >= n:\n    x[i] = 0\n    return\ny[i] = 0",
+            "i",
+            {
+                ("x", 0, "dim[0]", "dim[0] - max(n, 0)"),
+                ("y", 0, *2 * ["min(dim[0], n)"]),
+            },
+        ),
+        # Loops
+        (
+            "for k in range(n):\n    y[i] += x[i, k]",
+            "i",
+            {
+                ("x", 0, "dim[0]", "n"),
+                ("x", 1, "n", "n"),
+                ("y", 0, "dim[0]", "n"),
+            },
+        ),
+        (
+            "for k in range(x.shape[1]):\n    y[i] += x[i, k] * x[k, i]",
+            "i",
+            {
+                ("x", 0, "dim[0]", "x.shape[1]"),
+                ("x", 0, "x.shape[1]", "x.shape[1]"),
+                ("x", 1, "dim[0]", "x.shape[1]"),
+                ("y", 0, "dim[0]", "x.shape[1]"),
+            },
+        ),
+        (
+            "for k in range(2, n):\n    j = i + k\n    y[j] = x[k - 2]",
+            "i",
+            {
+                ("x", 0, "n - 2", "n - 2"),
+                ("y", 0, "dim[0] + n - 1", "n - 2"),
+            },
+        ),
+        ("for k in range(n - 1, -1, -1):\n    y[k] = x[n - 1 - k]", "i", {("x", 0, "n", "n"), ("y", 0, "n", "n")}),
+        ("for k in range(1, n, 3):\n    y[k] = 0", "i", {("y", 0, "3 * (n - 2) // (3) + 2", "3 * (n - 2) // (3) + 1")}),
+        ("for k in range(n):\n    for l in range(3):\n        y[3 * k + l] = 0", "i", {("y", 0, "3 * n", "n")}),
+        (
+            "for k in range(n):\n    if k > 1:\n        y[k] = x[k]\n    else:\n        y[k + 1] = 0",
+            "i",
+            {
+                ("x", 0, "n", "n - 2"),
+                ("y", 0, "n", "n - 2"),
+                ("y", 0, "min(n, 2) + 1", "min(n, 2)"),
+            },
+        ),
+        ("for k in range(n):\n    if k < 2:\n        continue\n    y[k] = 0", "i", {("y", 0, "n", "n - 2")}),
+        (
+            "for k in range(n):\n    while x[k] > 0:\n        break\n    y[k] = 0",
+            "i",
+            {
+                ("x", 0, "n", "n"),
+                ("y", 0, "n", "n"),
+            },
+        ),
+        (
+            "for k in range(cuda.grid(1), n, cuda.gridsize(1)):\n    y[k] = 0",
+            "",
+            {
+                ("y", 0, "n", "dim[0] - gridsize[0] + 1", "n"),
+            },
+        ),
+        (
+            "g, h = cuda.gridsize(2)\na, b = cuda.grid(2)\nfor k in range(b, n, h):\n    y[a, k] = x[a]\n    y[b] = 0",
+            "",
+            {
+                ("x", 0, "dim[0]", "dim[1] - gridsize[1] + 1", "n"),
+                ("y", 0, "dim[0]", "dim[1] - gridsize[1] + 1", "n"),
+                ("y", 1, "n", "dim[1] - gridsize[1] + 1", "n"),
+            },
+        ),
+        # What only some threads come to, or not in each trip
+        ("if x[i] > 0:\n    y[i] = 1", "i", {("x", 0, "dim[0]")}),
+        ("if i < j:\n    y[i] = 1", "i, j", set()),
+        ("if i != n:\n    y[i] = 1", "i", set()),
+        ("if i < n and i != m:\n    y[i] = 1", "i", set()),
+        ("if not (i < n and j < m):\n    y[i] = 1", "i, j", set()),
+        ("while x[0] > y[i]:\n    y[i] += x[i]", "i", {("x", 0, "1"), ("y", 0, "dim[0]")}),
+        ("for k in range(int(x[i])):\n    y[i] += k", "i", {("x", 0, "dim[0]")}),
+        ("for k in range(i):\n    y[k] = 1", "i", set()),
+        ("for k in range(n):\n    y[k] = 1\n    if y[0] > 1:\n        break", "i", set()),
+        ("for k in range(n):\n    if y[0] > 1:\n        continue\n    y[k] = 1", "i", {("y", 0, "1", "n")}),
+        ("for k in range(n):\n    k += 1\n    y[k] = 1", "i", {("y", 0, "1", "n")} - {("y", 0, "1", "n")}),
+        ("for k in range(n):\n    x[0] = 1\nl = k + 1\nfor k in range(m):\n    y[l] = 1", "i", {("x", 0, "1", "n")}),
+        ("for k in range(cuda.grid(1), n, 2):\n    y[k] = 0", "", set()),
+        ("for k in range(0, n, m):\n    y[k] = 0", "", set()),
+        ("y[0] = x[i] if x[1] > 0 else y[i]", "i", {("x", 0, "2"), ("y", 0, "1")}),
+        ("a = x[1] > 0 and x[i] > 0 or y[i] > 0", "i", {("x", 0, "2")}),
+        ("a = i < x[0] < x[i]", "i", {("x", 0, "1")}),
+        ("y[0] = 1\nif x[i] > 0:\n    return\ny[i] = 1", "i", {("x", 0, "dim[0]"), ("y", 0, "1")}),
+        ("y[0] = 1\nassert x[i] > 0\ny[i] = 1", "i", {("y", 0, "1")}),
+        ("y[0] = 1\nfor k in range(2):\n    if k > i:\n        return\ny[i] = 1", "i", {("y", 0, "1")}),
+        ("if i >= n:\n    if x[i] > 0:\n        return\ny[i] = 1", "i", {("x", 0, "dim[0]", "dim[0] - max(n, 0)")}),
         ("y[i] = positive(x[0])", "i", set()),
         ("y[i] = root(x[0])", "i", set()),
         # What is no index of the thread, or another array
         ("i = i * 2\ny[i] = x[i]", "i", set()),
-        ("y = x\ny[i] = 1\nx[i] = 1", "i", {("x", 0, 0, 0)}),
-        ("y[i * 2] = x[True]", "i", set()),
+        ("n = 2\nn = 3\ny[n] = x[n]", "i", set()),
+        ("y = x\ny[i] = 1\nx[i] = 1", "i", {("x", 0, "dim[0]")}),
+        ("y[i * 2] = x[True]", "i", {("y", 0, "2 * dim[0] - 1")}),
     ],
 )
-def test_what_every_thread_comes_to(body, index, wanted):
+def test_what_threads_are_sure_to_come_to(body, index, wanted):
     assert reaches(body, index=index, N=5, positive=positive, root=root) == wanted
 
 
@@ -101,63 +296,225 @@ def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
         nb.launch(kernel, 3, [np.ones(3, np.float32), np.zeros(3, np.float32)])
 
 
-INDICES = ("i", "j", "i + 1", "j + 2", "2 + i", "i - 1", "j - 3", "0", "2", "-1", "-3")
+INDICES = (
+    "i",
+    "j",
+    "i + 1",
+    "j + 2",
+    "2 + i",
+    "i - 1",
+    "j - 3",
+    "0",
+    "2",
+    "-1",
+    "-3",
+    "n",
+    "i + n",
+    "j // 2",
+    "i % m",
+    "n - i",
+)
+IN_LOOPS = ("k", "k + i", "j - k", "k + 1", "2 * k", "k // 2", "k % m", "min(k, n)", "l", "k + l")
+GUARDS = (
+    "i < n",
+    "i >= m",
+    "0 < i < n",
+    "i + 1 < n and j > 0",
+    "j < n or i >= m",
+    "not j == m",
+    "n - j > 1",
+    "n > m",
+    "m <= 2",
+)
+RANGES = ("n", "m, n", "n, 0, -1", "0, n, 2", "m, -2, -3", "x.shape[0]", "len(y) - 1", "3", "int(2 * v[i])")
 
 
 @st.composite
-def programs(draw):
+def programs(draw, is_simple=False):
     """Draw a body of accesses, some of which only some threads come to; and whether all of them come to all."""
     element = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), st.sampled_from(INDICES), st.sampled_from(INDICES))
-    store, is_straight = st.builds("{} = {} + 0.5".format, element, element), True
-    lines = []
-    for _ in range(draw(st.integers(1, 4))):
-        one = draw(st.sampled_from(("plain", "plain", "if", "for", "return", "either", "and")))
-        is_straight &= one == "plain"
-        if one == "plain":
-            lines += [draw(store)]
-        elif one in ("if", "for"):
-            head = f"{draw(element)} > 0.6" if one == "if" else "range(int(2 * v[i]))"
-            lines += [f"{one} {'' if one == 'if' else 'k in '}{head}:", f"    {draw(store)}"]
-        elif one == "return":
-            lines += ["if i > 1:", f"    {draw(store)}", "    return"]
-        elif one == "either":
-            lines += [f"v[0] = {draw(element)} if j > i else {draw(element)}"]
-        else:
-            lines += [f"b = j > {draw(element)} and {draw(element)} > 0.0", f"v[1] = {draw(element)}"]
-    return lines, is_straight
+    within = st.sampled_from((*INDICES[:4], *IN_LOOPS))
+    looped = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), within, within)
+
+    within = st.sampled_from((*INDICES[:4], *(index for index in IN_LOOPS if "l" not in index)))
+    in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), within, within)
+
+    def store(kind):
+        return f"{draw(kind)} = {draw(kind)} + 0.5"
+
+    def block(kind, depth, loops):
+        """Return some lines, the names of the loops around them being known."""
+        lines = []
+        for _ in range(draw(st.integers(1, 2 if depth else 3))):
+            one = draw(st.sampled_from(("plain", "plain", "if", "if", "for", "for", "end", "either", "and", "unknown")))
+            one = "plain" if depth > 2 or (loops > 1 and one == "for") else one
+            if one == "plain":
+                lines += [store(kind)]
+            elif one in ("if", "unknown"):
+                head = draw(st.sampled_from(GUARDS)) if one == "if" else f"{draw(kind)} > 0.6"
+                lines += [f"if {head}:", *indented(block(kind, depth + 1, loops))]
+                if draw(st.booleans()):
+                    lines += ["else:", *indented(block(kind, depth + 1, loops))]
+            elif one == "for":
+                name, inner = "kl"[loops], looped if loops else in_one_loop
+                lines += [
+                    f"for {name} in range({draw(st.sampled_from(RANGES))}):",
+                    *indented(block(inner, depth + 1, loops + 1)),
+                ]
+            elif one == "end":
+                ends = ("return", "continue", "break") if loops else ("return",)
+                lines += [
+                    f"if {draw(st.sampled_from(GUARDS))}:",
+                    f"    {store(kind)}",
+                    f"    {draw(st.sampled_from(ends))}",
+                ]
+            elif one == "either":
+                lines += [f"v[0] = {draw(kind)} if {draw(st.sampled_from(GUARDS))} else {draw(kind)}"]
+            else:
+                lines += [f"b = j > {draw(kind)} and {draw(kind)} > 0.0", f"v[1] = {draw(kind)}"]
+        return lines
+
+    if is_simple:
+        return [store(element) for _ in range(draw(st.integers(1, 4)))]
+    return block(element, 0, 0)
 
 
-def is_overrun(function, dims, arrays):
+def indented(lines):
+    return [f"    {line}" for line in lines]
+
+
+def is_overrun(function, dims, arguments):
     """Tell whether a run of all threads in plain Python takes an element that an array does not have."""
-    arrays = [array.copy() for array in arrays]
+    arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     for i, j in np.ndindex(*dims):
         function.__globals__["nb"] = SimpleNamespace(tid=lambda i=i, j=j: (i, j))
         try:
-            function(*arrays)
+            function(*arguments)
         except IndexError:
             return True
     return False
 
 
-@settings(max_examples=400, deadline=None)
-@given(programs(), st.tuples(*[st.integers(0, 4)] * 2), st.tuples(*[st.integers(1, 6)] * 4), st.integers(0, 2**32 - 1))
-def test_random_programs_against_plain_python(program, dims, shape, seed):
-    lines, is_straight = program
-    body = "".join(f"    {line}\n" for line in lines)
-    kernel, function = made(f"def k(x, y, v):\n    i, j = nb.tid()\n{body}")
+@dataclass(frozen=True)
+class Launch:
+    """What a launch knows of itself."""
+
+    dims: tuple
+    arguments: dict
+
+    def dim(self, axis):
+        return self.dims[axis]
+
+    def shape(self, name):
+        return self.arguments[name].shape
+
+    def number(self, name):
+        return self.arguments[name]
+
+    def choose(self, of, left, right):
+        return of(left, right)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.one_of(programs(), programs(), programs(is_simple=True)),
+    st.tuples(*[st.integers(0, 4)] * 2),
+    st.tuples(*[st.integers(1, 7)] * 4),
+    st.tuples(st.integers(-1, 6), st.integers(-2, 6).filter(bool)),
+    st.integers(0, 2**32 - 1),
+)
+def test_random_programs_against_plain_python(lines, dims, shape, numbers, seed):
+    kernel, function = made("\n".join(["def k(x, y, v, n, m):", "    i, j = nb.tid()", *indented(lines), ""]))
     random = np.random.default_rng(seed)
     arrays = [random.random(extents) for extents in (shape[:2], shape[2:], (8,))]
-    shapes = {name: array.shape for name, array in zip("xyv", arrays, strict=True)}
-    is_refused = 0 not in dims and any(shapes[r.parameter][r.axis] < r.least(dims) for r in reaches_of(kernel))
-    overruns = is_overrun(function, dims, arrays)
+    arguments = [*arrays, *numbers]
+    launch = Launch(dims, dict(zip("xyvnm", arguments, strict=True)))
+    is_refused = 0 not in dims and any(reach.missing(launch, operator.lt) for reach in reaches_of(kernel))
+    overruns = is_overrun(function, dims, arguments)
     assert overruns or not is_refused, lines
+    is_straight = all(line.startswith(("x[", "y[")) and "n - i" not in line for line in lines)
+    event(f"refused {is_refused}, overruns {overruns}")
     assert is_refused or not (is_straight and overruns), lines
+
+
+COMPILED = (
+    "if i < n:\n    y[i, 0] = x[0, i]",
+    "if i >= n or j >= x.shape[0]:\n    return\ny[i, j] = 1",
+    "for k in range(x.shape[1]):\n    y[i, j] += x[i, k] * x[k, j]",
+    "for k in range(m, n, 2):\n    y[k, i] = x[i, k + j]",
+    "if 0 < i < x.shape[0] - 1 and 0 < j:\n    y[i, j] = x[i - 1, j + n]",
+    "y[i // 2, i % 3] = x[(i * n + j) // 5, min(i, m)]",
+    "if n > m:\n    for k in range(x.size):\n        y[0, k - i] = 1",
+    "y[n - m, i - n] = 1\nif i < x.shape[0] - j:\n    x[i, j] = 1",
+    "if j < y.size // 4 and i < x.shape[1] * n - m:\n    y[j, i] = 1",
+)
+
+
+@pytest.mark.parametrize("body", COMPILED)
+def test_compiled_code_decides_as_python_does(body, monkeypatch):
+    kernel, function = made(
+        f"def k(x, y, n, m):\n    i, j = nb.tid()\n{''.join(f'    {line}' for line in body.splitlines(True))}\n"
+    )
+    asked = []
+    monkeypatch.setattr(
+        launch_module, "check_extents", lambda *arguments: asked.append(arguments) or check_extents(*arguments)
+    )
+    random, outcomes = np.random.default_rng(1), set()
+    nb.launch(kernel, (1, 1), [np.ones((64, 64)), np.ones((64, 64)), 1, 1])
+    for _ in range(300):
+        dims, rows, columns = (tuple(random.integers(0 if k == 0 else 1, 6, 2).tolist()) for k in range(3))
+        # What lies behind the ends is memory, too.
+        arrays = [np.zeros(4096)[: a * b].reshape(a, b) for a, b in zip(rows, columns, strict=True)]
+        arguments = [*arrays, *random.integers(-1, 6, 2).tolist()]
+        launch = Launch(dims, dict(zip("xynm", arguments, strict=True)))
+        is_short = 0 not in dims and any(reach.missing(launch, operator.lt) for reach in reaches_of(kernel))
+        if not is_short and is_overrun(function, dims, arguments):
+            continue
+        asked.clear()
+        if is_short:
+            with pytest.raises(nb.NumbridgeValueError, match=r"of kernel 'k', parameter '[xy]': its shape is"):
+                nb.launch(kernel, dims, arguments)
+            assert not any(array.base.any() for array in arrays)
+        else:
+            nb.launch(kernel, dims, arguments)
+        assert bool(asked) == is_short
+        outcomes.add(is_short)
+    assert outcomes == {False, True}
 
 
 @nb.kernel
 def shifted(x, y):
     i = nb.tid()
     y[i] = x[i + 1]
+
+
+@nb.kernel
+def shifted_by(y, n):
+    i = nb.tid()
+    y[i + n] = 1.0
+
+
+@nb.kernel
+def guarded(x, y, n):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < n:
+        y[i] = x[i]
+
+
+@nb.kernel
+def product(a: nb.array2d[float], b: nb.array2d[float], c: nb.array2d[float]):
+    i, j = nb.tid()
+    s = 0.0
+    for k in range(a.shape[1]):
+        s += a[i, k] * b[k, j]
+    c[i, j] = s
+
+
+@nb.kernel
+def firsts(x: nb.array[float], n: int, y: nb.array[float]):
+    i = nb.tid()
+    if i < n:
+        y[i] = x[i]
 
 
 @nb.kernel
@@ -214,6 +571,38 @@ def test_the_message():
         "what those beyond its end must not take"
     )
     assert "test_reaches.py" in place[0] and place[1].strip() == "x[i, j] *= s" and place[2].strip() == "^"
+
+
+def test_messages_of_guards_and_loops():
+    with pytest.raises(nb.NumbridgeValueError) as caught:
+        nb.launch(product, (3, 4), [f32(3, 5), f32(4, 4), f32(3, 4)])
+    first, *place = str(caught.value).splitlines()
+    assert first == (
+        "launch of kernel 'product', parameter 'b': its shape is (4, 4), and a launch over (3, 4) takes b[k, j] with k = 4, so "
+        "axis 0 must have 5 elements or more: pass a longer array, or end the loop or the guard around it earlier"
+    )
+    assert place[1].strip() == "s += a[i, k] * b[k, j]" and place[2].index("^") == place[1].index("b[k")
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"a launch over \(256,\) takes y\[i\] with i = 99, so axis 0 must have 100"
+    ):
+        guarded[2, 128](f32(100), f32(99), 100)
+    guarded[2, 128](f32(100), f32(100), 100)
+    guarded[2, 128](f32(100), f32(99), 99)
+    guarded[2, 128](f32(100), f32(99), np.int32(99))
+
+
+def test_an_integer_that_is_no_size():
+    @nb.kernel
+    def below(y, n: float):
+        i = nb.tid()
+        if i < n:
+            y[i] = 1.0
+
+    y = f32(3)
+    nb.launch(below, 3, [y, 2.5])
+    nb.launch(below, 3, [y, 2])
+    with pytest.raises(nb.NumbridgeValueError, match="must have 9223372036854775807 elements"):
+        nb.launch(shifted_by, 1, [y, 2**63 - 2])
 
 
 def test_arrays_of_other_frameworks_and_of_vectors():
@@ -284,3 +673,23 @@ def test_launches_that_jax_traces():
 
     with pytest.raises(nb.NumbridgeValueError, match=r"'x': its shape is \(4,\)"):
         nb.jax_callable(twice)(jnp.ones(4))
+
+
+def test_guards_and_loops_that_jax_traces():
+    matmul = nb.jax_kernel(product, launch_dims=(3, 4), output_dims=(3, 4))
+    assert matmul(jnp.ones((3, 5)), jnp.ones((5, 4)))[0].tolist() == [[5.0] * 4] * 3
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"argument 'b': its shape is \(4, 4\), .* takes b\[k, j\] with k = 4"
+    ):
+        jax.jit(matmul)(jnp.ones((3, 5)), jnp.ones((4, 4)))
+    kernel, x = nb.jax_kernel(firsts, launch_dims=4), jnp.arange(3.0)
+
+    @partial(jax.jit, static_argnums=(1, 2))
+    def first(x, n, output_dims):
+        return kernel(x, n, output_dims=output_dims)
+
+    assert first(x, 3, 3)[0].tolist() == [0, 1, 2]
+    with pytest.raises(nb.NumbridgeValueError, match=r"output 'y': its shape is \(2,\), .* takes y\[i\] with i = 2"):
+        first(x, 3, 2)
+    # A number that is traced says nothing.
+    assert jax.jit(lambda n: kernel(x, n, output_dims=3)[0])(2)[:2].tolist() == [0, 1]

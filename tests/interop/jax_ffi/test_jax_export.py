@@ -109,6 +109,20 @@ def triple(x: nb.array2d[float], out: nb.array2d[float]):
     out[i, j] = 3.0 * x[i, j]
 
 
+@nb.kernel
+def product(a: nb.array2d[float], b: nb.array2d[float], out: nb.array2d[float]):
+    i, j = nb.tid()
+    for k in range(a.shape[1]):
+        out[i, j] += a[i, k] * b[k, j]
+
+
+@nb.kernel
+def cut(x: nb.array[float], y: nb.array[float], out: nb.array[float]):
+    i = nb.tid()
+    if i < x.shape[0] and i < y.shape[0]:
+        out[i] = x[i] * y[i]
+
+
 def exported(f, *shapes):
     scope = jax.export.SymbolicScope()
     given = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), jnp.float32) for shape in shapes]
@@ -120,6 +134,26 @@ def test_symbolic_dims():
     made = exported(lambda x: f(x)[0], "n, m")
     for shape in ((2, 3), (5, 1), (300, 400)):
         np.testing.assert_array_equal(made.call(jnp.ones(shape)), jnp.full(shape, 3.0))
+
+
+def test_symbolic_ends_of_guards_and_loops():
+    def matmul(a, b):
+        return jax_kernel(product)(a, b, launch_dims=(a.shape[0], b.shape[1]))[0]
+
+    made = exported(matmul, "m, k", "k, n")
+    assert made.call(jnp.ones((2, 3)), jnp.ones((3, 4))).tolist() == [[3.0] * 4] * 2
+    with pytest.raises(nb.NumbridgeValueError, match=r"argument 'b'.* takes b\[k, j\] with k = k - 1.*JAX cannot tell"):
+        exported(matmul, "m, k", "l, n")
+    f = jax_kernel(cut)
+    for output_dims in (0, 1):
+        made = exported(
+            lambda *xy, k=output_dims: f(*xy, launch_dims=xy[0].shape, output_dims=xy[k].shape)[0], "n", "m"
+        )
+        assert made.call(jnp.ones(3), jnp.ones(2))[:2].tolist() == [1, 1]
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"output 'out'.* takes out\[i\] with i = min\(n, m\) - 1.*JAX cannot tell"
+    ):
+        exported(lambda x, y, z: f(x, y, launch_dims=x.shape, output_dims=z.shape)[0], "n", "m", "k")
 
 
 def test_dims_that_are_worked_out():
