@@ -15,10 +15,11 @@ import numpy as np
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.language.launch_sizes import (
     Atom,
+    BlockDim,
     Choice,
     Dim,
     Extent,
-    GridSize,
+    GridDim,
     Number,
     Quotient,
     Size,
@@ -38,6 +39,7 @@ __all__ = ["check_extents", "extent_rows"]
 
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
 _GUARDS_WAY = "pass a longer array, or end the loop or the guard around it earlier"
+_MEMORY_WAY = "make it larger, or launch smaller blocks"
 _OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of output_dims"
 
 
@@ -46,15 +48,18 @@ class _Launch:
     """What a launch knows of itself, as `launch_sizes.Known` asks for it."""
 
     dims: Sequence[int]
-    grid: Sequence[int] | None
+    blocks: tuple[Sequence[int], Sequence[int]] | None
     shapes: Mapping[str, Sequence[int]]
     numbers: Mapping[str, Any]
 
     def dim(self, axis: int) -> Any:
         return self.dims[axis] if axis < len(self.dims) else None
 
-    def grid_size(self, axis: int) -> Any:
-        return None if self.grid is None else self.grid[axis]
+    def block(self, axis: int) -> Any:
+        return None if self.blocks is None else self.blocks[0][axis]
+
+    def grid(self, axis: int) -> Any:
+        return None if self.blocks is None else self.blocks[1][axis]
 
     def shape(self, parameter: str) -> Any:
         return self.shapes.get(parameter)
@@ -92,15 +97,22 @@ def check_extents(
         return
     shapes = {p.name: d.shape[: p.ndim] for p, d in zip(parameters, found, strict=True) if isinstance(p, ArrayType)}
     given = zip(parameters, found, arguments, strict=True)
-    # What is launched on CUDA over less than its grid has as many threads more as the hardware's blocks hold.
+    # On CUDA, what is launched over so many threads is in blocks of the hardware's.
     is_known = variant.launch_function == 0 or geometry.place.form != "masked"
-    grid = [b * g for b, g in zip(geometry.block, geometry.grid, strict=True)] if is_known else None
-    launch = _Launch(dims, grid, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
+    launch = _Launch(
+        dims,
+        (geometry.block, geometry.grid) if is_known else None,
+        shapes,
+        {p.name: argument for p, d, argument in given if _is_whole(p, d)},
+    )
     for reach in reaches_of(kernel):
         if reach.missing(launch, operator.lt):
             way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if geometry.is_followed else _LAUNCHES_WAY
+            what = "parameter"
+            if reach.extents is not None:
+                what, way = "local or shared memory", _MEMORY_WAY
             refusal = reach.refusal(launch, dims, way)
-            raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, parameter {reach.parameter!r}: {refusal}")
+            raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {what} {reach.array!r}: {refusal}")
 
 
 def extent_rows(
@@ -147,14 +159,17 @@ class _Rows:
             return
         shared = dict(self.known)
         for reach in reaches:
-            array, rank = self.arrays.get(reach.parameter, (0, 0))
-            if reach.axis >= rank:
+            array, rank = self.arrays.get(reach.array, (0, 0))
+            extent = reach.axis
+            if reach.extents is not None:
+                array, extent = -1, reach.extents[reach.axis]
+            elif reach.axis >= rank:
                 continue
             try:
                 moved = self.size(Size(reach.least.terms)) if reach.least.terms else -1
             except _UnknownError:
                 continue
-            self.rows.append((nb.REACH_LEAST, array, reach.axis, moved, reach.least.constant))
+            self.rows.append((nb.REACH_LEAST, array, extent, moved, reach.least.constant))
         for place in asked:
             operation, number, *_ = self.rows[place]
             self.rows[place] = (operation, number, len(self.rows), 0, 0)
@@ -184,7 +199,9 @@ class _Rows:
         match atom:
             case Dim(axis):
                 return self.row(nb.REACH_DIM, axis)
-            case GridSize(axis):
+            case BlockDim(axis):
+                return self.row(nb.REACH_BLOCK, axis)
+            case GridDim(axis):
                 return self.row(nb.REACH_GRID, axis)
             case Extent(name, axis) if axis < self.arrays.get(name, (0, 0))[1]:
                 return self.row(nb.REACH_EXTENT, self.arrays[name][0], axis)

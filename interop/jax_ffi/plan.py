@@ -108,7 +108,10 @@ class _Traced:
     def dim(self, axis: int) -> Any:
         return self.dims[axis] if axis < len(self.dims) else None
 
-    def grid_size(self, axis: int) -> Any:
+    def block(self, axis: int) -> Any:
+        return None
+
+    def grid(self, axis: int) -> Any:
         return None
 
     def shape(self, parameter: str) -> Any:
@@ -307,11 +310,11 @@ class _Planner:
         for reach in () if 0 in dims else reaches_of(self.kernel):
             is_short = reach.missing(launch, is_shorter)
             if is_short is not False:
-                kind, option = ("output", "output_dims") if reach.parameter in pure else ("argument", "launch_dims")
+                kind, option = ("output", "output_dims") if reach.array in pure else ("argument", "launch_dims")
                 way = f"make it longer, as jnp.broadcast_to does, or pass {option}"
                 unknown = "JAX cannot tell whether it has: use the same symbol for both, or name a constraint"
                 raise NumbridgeValueError(
-                    f"{self.signature.what} under JAX, {kind} {reach.parameter!r}: "
+                    f"{self.signature.what} under JAX, {kind} {reach.array!r}: "
                     f"{reach.refusal(launch, dims, way if is_short else unknown)}"
                 )
 

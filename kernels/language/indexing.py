@@ -18,7 +18,16 @@ from numbridge.kernels.language.source import FunctionSource, Program, index_use
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
-__all__ = ["Indexing", "atomic_index", "elements_of", "index_names", "indexing_of", "moves_axes", "own_axis"]
+__all__ = [
+    "Indexing",
+    "atomic_index",
+    "elements_of",
+    "index_names",
+    "indexing_of",
+    "moves_axes",
+    "own_axis",
+    "place_of",
+]
 
 
 @dataclass(frozen=True)
@@ -293,12 +302,12 @@ def own_axis(source: FunctionSource, node: ast.BinOp) -> int | None:
         return None
     sides = source.value_of(node.left), source.value_of(node.right)
     for product, thread in (sides, sides[::-1]):
-        place = _place(source, thread)
+        place = place_of(source, thread)
         if place is None or place.operation != "threadIdx":
             continue
         match product:
             case ast.BinOp(left, ast.Mult(), right):
-                factors = [_place(source, left), _place(source, right)]
+                factors = [place_of(source, left), place_of(source, right)]
                 if {f and (f.operation, f.axis) for f in factors} == {
                     ("blockIdx", place.axis),
                     ("blockDim", place.axis),
@@ -307,7 +316,7 @@ def own_axis(source: FunctionSource, node: ast.BinOp) -> int | None:
     return None
 
 
-def _place(source: FunctionSource, node: ast.expr) -> Intrinsic | None:
+def place_of(source: FunctionSource, node: ast.expr) -> Intrinsic | None:
     """Return what of a thread's place in its block and grid an expression is, or None."""
     static = source.resolve(source.value_of(node))
     found = None if static is None else intrinsic_of(static.value)

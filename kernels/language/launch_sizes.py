@@ -14,16 +14,18 @@ __all__ = [
     "ONE",
     "ZERO",
     "Atom",
+    "BlockDim",
     "Choice",
     "Dim",
     "Extent",
-    "GridSize",
+    "GridDim",
     "Known",
     "Number",
     "Quotient",
     "Size",
     "Total",
     "larger",
+    "quotient",
     "smaller",
 ]
 
@@ -37,8 +39,11 @@ class Known(Protocol):
     def dim(self, axis: int) -> Any:
         """Return how many threads the launch has along an axis."""
 
-    def grid_size(self, axis: int) -> Any:
-        """Return how many threads its grid has along an axis, where more may be than the launch has."""
+    def block(self, axis: int) -> Any:
+        """Return how many threads its blocks have along an axis."""
+
+    def grid(self, axis: int) -> Any:
+        """Return how many blocks it has along an axis; in the last one there may be threads that the launch does not have."""
 
     def shape(self, parameter: str) -> Any:
         """Return the extents of an array, without those of vectors and matrices."""
@@ -70,13 +75,13 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class GridSize:
-    """How many threads the grid of a launch has along an axis, of which those beyond its extent do nothing."""
+class BlockDim:
+    """How many threads a block of a launch has along an axis."""
 
     axis: int
 
     def __str__(self) -> str:
-        return f"gridsize[{self.axis}]"
+        return f"blockDim[{self.axis}]"
 
     @property
     def lowest(self) -> int | None:
@@ -85,7 +90,26 @@ class GridSize:
 
     def value(self, known: Known) -> Any:
         """Return what it is in a launch."""
-        return known.grid_size(self.axis)
+        return known.block(self.axis)
+
+
+@dataclass(frozen=True)
+class GridDim:
+    """How many blocks a launch has along an axis."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        return f"gridDim[{self.axis}]"
+
+    @property
+    def lowest(self) -> int | None:
+        """What it is at least."""
+        return 1
+
+    def value(self, known: Known) -> Any:
+        """Return what it is in a launch."""
+        return known.grid(self.axis)
 
 
 @dataclass(frozen=True)
@@ -194,7 +218,7 @@ class Quotient:
         return None if left is None or right is None or known.choose(min, right, 1) != 1 else left // right
 
 
-Atom = Dim | GridSize | Extent | Total | Number | Choice | Quotient
+Atom = Dim | BlockDim | GridDim | Extent | Total | Number | Choice | Quotient
 
 
 @dataclass(frozen=True)
@@ -312,6 +336,13 @@ def smaller(left: Size, right: Size) -> Size:
 def larger(left: Size, right: Size) -> Size:
     """Return the larger of two sizes."""
     return _chosen(left, right, is_smaller=False)
+
+
+def quotient(left: Size, right: Size) -> Size:
+    """Return a quotient, rounded down."""
+    if not left.terms and not right.terms and right.constant > 0:
+        return Size((), left.constant // right.constant)
+    return left if right == ONE else Size.of(Quotient(left, right))
 
 
 def _chosen(left: Size, right: Size, *, is_smaller: bool) -> Size:

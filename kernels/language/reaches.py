@@ -4,9 +4,6 @@ Only what is sure counts: that some thread of the launch comes to an element, si
 around it. What it decides are thread indices, extents, numbers passed by value, guards that compare these, and loops whose ranges
 are made of them. A launch over an array that is shorter would read or write what is not the array's. Nothing is launched or
 compiled here.
-
-Indices are read as boxes: each thread index and each loop variable runs from one size to another, independently of the others, so
-an index in which each occurs once reaches the ends that interval arithmetic gives it (Moore, Interval Analysis, 1966).
 """
 
 from __future__ import annotations
@@ -14,29 +11,39 @@ from __future__ import annotations
 import ast
 import itertools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels.language.dependencies import Dependency
-from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes, own_axis
+from numbridge.kernels.language.dependencies import MISSING, Dependency
+from numbridge.kernels.language.index_boxes import (
+    KINDS,
+    Box,
+    Operation,
+    Span,
+    Value,
+    Variable,
+    ends,
+    inverse,
+    moved,
+    of_threads,
+)
+from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes, own_axis, place_of
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.launch_sizes import (
-    ONE,
     ZERO,
+    BlockDim,
     Dim,
     Extent,
-    GridSize,
+    GridDim,
     Known,
     Number,
-    Quotient,
     Size,
     Total,
-    larger,
-    smaller,
+    quotient,
 )
 from numbridge.kernels.language.source import FunctionSource, Program, call_rank
 
@@ -52,8 +59,8 @@ class Reach:
 
     Attributes
     ----------
-    parameter : str
-        Which array.
+    array : str
+        Which parameter; or which local variable, of local or shared memory.
     axis : int
         Which of its axes, not counting those of vectors and matrices.
     least : Size
@@ -70,9 +77,11 @@ class Reach:
         Where it stands: file, line, column, and the line with a caret.
     by_all : bool
         Whether all threads come there, and not only those that pass guards, in trips of loops.
+    extents : tuple of int, optional
+        Those of local or shared memory.
     """
 
-    parameter: str
+    array: str
     axis: int
     least: Size
     needs: tuple[Size, ...]
@@ -81,6 +90,11 @@ class Reach:
     text: str
     place: str
     by_all: bool
+    extents: tuple[int, ...] | None = None
+
+    def shape(self, known: Known) -> Any:
+        """Return the array's extents in a launch."""
+        return known.shape(self.array) if self.extents is None else self.extents
 
     def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
         """Tell whether an array is too short for a launch; None where symbolic extents do not tell.
@@ -92,7 +106,7 @@ class Reach:
         is_shorter : callable
             Whether an extent is less than another, or None.
         """
-        shape, least = known.shape(self.parameter), self.least.value(known)
+        shape, least = self.shape(known), self.least.value(known)
         if shape is None or self.axis >= len(shape) or least is None:
             return False
         is_short = is_shorter(shape[self.axis], least)
@@ -106,13 +120,16 @@ class Reach:
 
     def refusal(self, known: Known, dims: Sequence[Any], way: str) -> str:
         """Return the end of the message about an array that is shorter; `way` is what to do."""
-        takes = f"a launch over {tuple(dims)} takes {self.text}"
+        blocks = (
+            "" if self.extents is None else f" in blocks of {tuple(known.block(axis) for axis in range(len(dims)))}"
+        )
+        takes = f"a launch over {tuple(dims)}{blocks} takes {self.text}"
         takes = (
             f"{takes} with {self.written} = {self.index.value(known)}" if self.written else f"each thread of {takes}"
         )
         return (
-            f"its shape is {tuple(known.shape(self.parameter))}, and {takes}, so axis {self.axis} must have "
-            f"{self.least.value(known)} elements or more{'; kernels do not broadcast' if self.by_all else ''}: {way}\n"
+            f"its shape is {tuple(self.shape(known))}, and {takes}, so axis {self.axis} must have "
+            f"{self.least.value(known)} elements or more{'; kernels do not broadcast' if self.by_all and self.extents is None else ''}: {way}\n"
             f"  {self.place}"
         )
 
@@ -132,7 +149,7 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
     if _calls_may_raise(source):
         return ()
     reading = _Reading(source)
-    reading.walk(source.tree.body, _Context(reading.threads, {}, ()))
+    reading.walk(source.tree.body, Box(reading.threads, {}, ()))
     furthest: list[Reach] = []
     for reach in reading.found:
         if not any(_implies(other, reach) for other in furthest):
@@ -143,7 +160,7 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
 
 def _implies(one: Reach, other: Reach) -> bool:
     """Tell whether an axis that is long enough for one way to reach it is for another."""
-    if (one.parameter, one.axis) != (other.parameter, other.axis) or not {*one.needs} <= {*other.needs}:
+    if (one.array, one.axis) != (other.array, other.axis) or not {*one.needs} <= {*other.needs}:
         return False
     return (one.least - other.least).is_never_negative
 
@@ -154,221 +171,6 @@ def _calls_may_raise(source: FunctionSource) -> bool:
     called = [function for function in program.sources if function is not source]
     functions = (*called, *program.compiled_sources())
     return any(function is None or any(map(may_raise, function.nodes)) for function in functions)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Indices
-
-
-@dataclass(frozen=True)
-class _Variable:
-    """A thread index or a loop's variable: one of those that run independently of each other."""
-
-    key: Any
-
-
-@dataclass(frozen=True)
-class _Operation:
-    """What a kernel makes of variables and sizes."""
-
-    kind: str
-    left: _Value
-    right: _Value
-
-
-_Value = Size | _Variable | _Operation
-
-
-@dataclass(frozen=True)
-class _Span:
-    """From where to where a variable runs, both ends included, and whether it takes all integers between."""
-
-    first: Size
-    last: Size
-    is_dense: bool = True
-
-    @property
-    def need(self) -> Size:
-        """What is positive where there is anything in it."""
-        return self.last - self.first + 1
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """The least and the greatest that an index comes to, the variables that it is made of, and whether it takes all between."""
-
-    least: Size
-    greatest: Size
-    by: frozenset[Any] = frozenset()
-    is_dense: bool = True
-
-
-_KINDS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
-
-
-def _ends(value: _Value, spans: Mapping[Any, _Span]) -> _Ends | None:
-    """Return between which integers an index is that reaches both, or None if that is not seen."""
-    if isinstance(value, Size):
-        return _Ends(value, value)
-    if isinstance(value, _Variable):
-        span = spans.get(value.key)
-        return None if span is None else _Ends(span.first, span.last, frozenset((value.key,)), span.is_dense)
-    left, right = _ends(value.left, spans), _ends(value.right, spans)
-    # What occurs twice does not take every pair of values.
-    if left is None or right is None or left.by & right.by:
-        return None
-    found = _ends_of(value.kind, left, right)
-    is_dense = left.is_dense and right.is_dense and (value.kind != "*" or not left.by | right.by)
-    return None if found is None else _Ends(*found, left.by | right.by, is_dense)
-
-
-def _ends_of(kind: str, left: _Ends, right: _Ends) -> tuple[Size, Size] | None:
-    if kind == "+":
-        return left.least + right.least, left.greatest + right.greatest
-    if kind == "-":
-        return left.least - right.greatest, left.greatest - right.least
-    if kind in ("min", "max"):
-        chosen = smaller if kind == "min" else larger
-        return chosen(left.least, right.least), chosen(left.greatest, right.greatest)
-    if kind == "*":
-        if right.least.is_never_negative and (left.least.is_never_negative or not right.by):
-            return left.least * right.least, left.greatest * right.greatest
-        if left.least.is_never_negative and not left.by:
-            return left.least * right.least, left.greatest * right.greatest
-        if left.by and right.by:
-            return None
-        fixed, moved = (left, right) if not left.by else (right, left)
-        ends = moved.least * fixed.least, moved.greatest * fixed.least
-        return smaller(*ends), larger(*ends)
-    divisor = right.least
-    if right.by:
-        return None
-    if kind == "//":
-        return _quotient(left.least, divisor), _quotient(left.greatest, divisor)
-    # Of numbers from 0 on, in a row, those up to the divisor are their own remainders.
-    return (ZERO, smaller(left.greatest, divisor - 1)) if left.least == ZERO and left.is_dense else None
-
-
-def _quotient(left: Size, right: Size) -> Size:
-    if not left.terms and not right.terms and right.constant > 0:
-        return Size((), left.constant // right.constant)
-    return left if right == ONE else Size.of(Quotient(left, right))
-
-
-def _moved(value: _Value) -> tuple[Any, int, Size] | None:
-    """Return the variable in what is ``c``, ``v + c`` or ``c - v``, with its sign, and the rest; the key is None for ``c``."""
-    if isinstance(value, Size):
-        return None, 0, value
-    if isinstance(value, _Variable):
-        return value.key, 1, ZERO
-    if value.kind not in ("+", "-"):
-        return None
-    left, right = _moved(value.left), _moved(value.right)
-    if left is None or right is None or (left[0] is not None and right[0] is not None):
-        return None
-    sign = 1 if value.kind == "+" else -1
-    rest = left[2] + right[2] if sign > 0 else left[2] - right[2]
-    return (left[0], left[1], rest) if left[0] is not None else (right[0], sign * right[1], rest)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Statements
-
-
-@dataclass(frozen=True)
-class _Context:
-    """What is known where a kernel's text is read.
-
-    Attributes
-    ----------
-    spans : mapping
-        Where variables run, by their keys.
-    names : mapping of str to _Value
-        What local names stand for.
-    needs : tuple of Size
-        What else must be positive for all threads to come here.
-    """
-
-    spans: Mapping[Any, _Span]
-    names: Mapping[str, _Value]
-    needs: tuple[Size, ...]
-
-    def all_needs(self) -> tuple[Size, ...]:
-        """Return what must be positive for any thread to come here, but for what always is."""
-        needs = (*self.needs, *(span.need for span in self.spans.values()))
-        return tuple(dict.fromkeys(need for need in needs if not (need - 1).is_never_negative))
-
-    def where(self, left: _Value, operation: ast.cmpop, right: _Value) -> _Context | None:
-        """Return what is known where a comparison holds, or None if those that pass are no box."""
-        ends = _moved(left), _moved(right)
-        if ends[0] is None or ends[1] is None:
-            return None
-        (key, sign, more), (other, other_sign, bound) = ends
-        if key is not None and other is not None:
-            return None
-        if key is None:
-            key, sign, more, bound, operation = other, other_sign, bound, more, _mirrored(operation)
-        if key is None:
-            return self._where_all(more, operation, bound)
-        bound = bound - more
-        if sign < 0:
-            bound, operation = -bound, _mirrored(operation)
-        span = self.spans.get(key)
-        if span is None or not span.is_dense:
-            return None
-        first, last = span.first, span.last
-        if isinstance(operation, ast.Gt | ast.GtE | ast.Eq):
-            first = larger(first, bound + 1 if isinstance(operation, ast.Gt) else bound)
-        if isinstance(operation, ast.Lt | ast.LtE | ast.Eq):
-            last = smaller(last, bound - 1 if isinstance(operation, ast.Lt) else bound)
-        if isinstance(operation, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
-            return replace(self, spans={**self.spans, key: _Span(first, last)})
-        return None
-
-    def _where_all(self, left: Size, operation: ast.cmpop, right: Size) -> _Context | None:
-        """Return what is known where a comparison holds that is the same for all threads."""
-        match operation:
-            case ast.Lt():
-                needs = [right - left]
-            case ast.LtE():
-                needs = [right - left + 1]
-            case ast.Gt():
-                needs = [left - right]
-            case ast.GtE():
-                needs = [left - right + 1]
-            case ast.Eq():
-                needs = [right - left + 1, left - right + 1]
-            case _:
-                return None
-        return replace(self, needs=(*self.needs, *needs))
-
-
-def _mirrored(operation: ast.cmpop) -> ast.cmpop:
-    match operation:
-        case ast.Lt():
-            return ast.Gt()
-        case ast.LtE():
-            return ast.GtE()
-        case ast.Gt():
-            return ast.Lt()
-        case ast.GtE():
-            return ast.LtE()
-    return operation
-
-
-def _inverse(operation: ast.cmpop) -> ast.cmpop | None:
-    match operation:
-        case ast.Lt():
-            return ast.GtE()
-        case ast.LtE():
-            return ast.Gt()
-        case ast.Gt():
-            return ast.LtE()
-        case ast.GtE():
-            return ast.Lt()
-        case ast.NotEq():
-            return ast.Eq()
-    return None
 
 
 _LEAVES = ast.Return | ast.Break | ast.Continue
@@ -384,10 +186,11 @@ class _Reading:
         self.once = {name for name in names if names.count(name) == 1}
         # Under a name that is assigned, another array or number may be meant.
         self.given = frozenset(source.parameters) - {*names}
-        self.threads = {axis: _Span(ZERO, Size.of(Dim(axis)) - 1) for axis in range(source.index_rank)}
-        self._keys = itertools.count()
+        self.memory = {name: extents for name in self.once & source.memory if (extents := _extents_of(source, name))}
+        self.threads = of_threads(source.index_rank)
+        self._loops = itertools.count()
 
-    def walk(self, body: Sequence[ast.stmt], context: _Context) -> _Context | None:
+    def walk(self, body: Sequence[ast.stmt], context: Box) -> Box | None:
         """Read statements that all threads of a context come to; return the context of those that go on, or None."""
         for statement in body:
             after = self._statement(statement, context)
@@ -396,10 +199,10 @@ class _Reading:
             context = after
         return context
 
-    def _statement(self, node: ast.stmt, context: _Context) -> _Context | None:
+    def _statement(self, node: ast.stmt, context: Box) -> Box | None:
         match node:
             case ast.If(test, body, orelse):
-                return self._branch(node, self._tested(test, context), context, body, orelse)
+                return self._branch(self._tested(test, context), context, body, orelse)
             case ast.For():
                 self._expression(node.iter, context)
                 self._loop(node, context)
@@ -413,18 +216,18 @@ class _Reading:
             self._expression(part, context)
         if _ends_threads(node):
             return None
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            return self._assigned(node.targets[0], node.value, context)
+        match node:
+            case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
+                return self._assigned(target, value, context)
         return context
 
     def _branch(
         self,
-        node: ast.stmt,
-        sides: tuple[_Context | None, _Context | None],
-        context: _Context,
+        sides: tuple[Box | None, Box | None],
+        context: Box,
         body: Sequence[ast.stmt],
         orelse: Sequence[ast.stmt],
-    ) -> _Context | None:
+    ) -> Box | None:
         """Read both sides of a branch, each where it is known who takes it."""
         gone = []
         for side, part in zip(sides, (body, orelse), strict=True):
@@ -439,7 +242,7 @@ class _Reading:
                 return replace(there, names=context.names)
         return None
 
-    def _loop(self, node: ast.For, context: _Context) -> None:
+    def _loop(self, node: ast.For, context: Box) -> None:
         """Read a loop's body, if the launch decides its trips, and all of them are made."""
         name = node.target.id if isinstance(node.target, ast.Name) else ""
         within = (n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name) and n.id == name)
@@ -447,45 +250,41 @@ class _Reading:
             return
         if _leaves(node.body, ast.Break):
             return
-        key = f"loop {next(self._keys)}"
-        trips = self._trips(node.iter, context, key)
+        variable = Variable("loop", next(self._loops))
+        trips = self._trips(node.iter, context, variable)
         if trips is not None:
-            self.walk(node.body, replace(trips, names={**context.names, name: _Variable(key)}))
+            self.walk(node.body, replace(trips, names={**context.names, name: variable}))
 
-    def _trips(self, node: ast.expr, context: _Context, key: str) -> _Context | None:
-        """Return what is known in a loop over ``range(...)``, whose variable has a key; or None."""
+    def _trips(self, node: ast.expr, context: Box, variable: Variable) -> Box | None:
+        """Return what is known in a loop over ``range(...)``, or None."""
         match node:
             case ast.Call(func, [_, *_] as arguments, []) if self._is(func, range):
                 values = [self._value(argument, context) for argument in arguments]
             case _:
                 return None
         match values:
-            case [_Variable(axis), Size() as stop, Size(((((GridSize(along),), 1),)), 0)] if axis == along:
-                return self._strided(axis, stop, context, key)
+            case [Variable("own") as own, Size() as stop, Size() as step] if step == _grid_size(own.number):
+                return self._strided(own, stop, context, variable)
             case [Size() as stop]:
-                return self._over(_Span(ZERO, stop - 1), context, key)
+                return context.over(variable, Span(ZERO, stop - 1))
             case [Size() as start, Size() as stop]:
-                return self._over(_Span(start, stop - 1), context, key)
+                return context.over(variable, Span(start, stop - 1))
             case [Size() as start, Size() as stop, Size((), by)] if by:
-                trips = _quotient((stop - start if by > 0 else start - stop) - 1, Size((), abs(by)))
-                last = start + trips * Size((), by)
-                return self._over(_Span(*((start, last) if by > 0 else (last, start)), abs(by) == 1), context, key)
+                trips = quotient((stop - start if by > 0 else start - stop) - 1, Size((), abs(by)))
+                last = start + trips * Size((), by) if abs(by) > 1 else stop - by
+                return context.over(variable, Span(*((start, last) if by > 0 else (last, start)), abs(by) == 1))
         return None
 
-    def _over(self, span: _Span, context: _Context, key: str) -> _Context:
-        return replace(context, spans={**context.spans, key: span})
-
-    def _strided(self, axis: int, stop: Size, context: _Context, key: str) -> _Context | None:
+    def _strided(self, own: Variable, stop: Size, context: Box, variable: Variable) -> Box | None:
         """Return what is known in a loop that goes over the grid, of which all threads together make all trips."""
-        threads = Size.of(Dim(axis))
-        if context.spans.get(axis) != _Span(ZERO, threads - 1):
+        threads = Size.of(Dim(own.number))
+        if context.spans.get(own) != Span(ZERO, threads - 1):
             return None
         # None of them has its own index in each of these trips; and where only some threads of the grid run, some are not made.
-        spans = {other: span for other, span in context.spans.items() if other != axis}
-        needs = (*context.needs, threads - Size.of(GridSize(axis)) + 1)
-        return self._over(_Span(ZERO, stop - 1), replace(context, spans=spans, needs=needs), key)
+        needs = (*context.needs, threads - _grid_size(own.number) + 1)
+        return replace(context.without(own).over(variable, Span(ZERO, stop - 1)), needs=needs)
 
-    def _assigned(self, target: ast.expr, value: ast.expr, context: _Context) -> _Context:
+    def _assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
         """Keep what names stand for from here on."""
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         parts = (
@@ -502,7 +301,7 @@ class _Reading:
 
     # Values
 
-    def _parts(self, node: ast.expr, count: int, context: _Context) -> list[_Value | None]:
+    def _parts(self, node: ast.expr, count: int, context: Box) -> list[Value | None]:
         """Return what so many names are assigned together."""
         match node:
             case ast.Tuple(parts) if len(parts) == count:
@@ -514,7 +313,7 @@ class _Reading:
                 return found if len(found) == count else []
         return []
 
-    def _of_threads(self, node: ast.Call) -> list[_Value | None]:
+    def _of_threads(self, node: ast.Call) -> list[Value | None]:
         """Return the numbers of threads that a call gives, or nothing."""
         static = self.source.resolve(node.func)
         called = None if static is None else intrinsic_of(static.value)
@@ -522,10 +321,10 @@ class _Reading:
             return []
         axes = range(call_rank(self.source, node, called))
         if called.kind == "gridsize":
-            return [Size.of(GridSize(axis)) for axis in axes]
-        return [_Variable(axis) for axis in axes]
+            return [_grid_size(axis) for axis in axes]
+        return [Variable("own", axis) for axis in axes]
 
-    def _value(self, node: ast.expr, context: _Context) -> _Value | None:
+    def _value(self, node: ast.expr, context: Box) -> Value | None:
         """Return what an expression is, or None if it is more than the launch decides."""
         constant = self.source.fold(node)
         if isinstance(constant, int | np.integer) and not isinstance(constant, bool):
@@ -553,20 +352,28 @@ class _Reading:
             case ast.UnaryOp(ast.USub(), inner):
                 return self._made("-", ast.Constant(0), inner, context)
             case ast.BinOp(left, operation, right):
-                axis = own_axis(self.source, node)
-                kind = _KINDS.get(type(operation))
-                if axis is not None:
-                    return _Variable(axis)
+                own, kind = own_axis(self.source, node), KINDS.get(type(operation))
+                if own is not None:
+                    return Variable("own", own)
                 return None if kind is None else self._made(kind, left, right, context)
-        return None
+        return self._place(node) if isinstance(node, ast.Attribute | ast.Name) else None
 
-    def _made(self, kind: str, left: ast.expr, right: ast.expr, context: _Context) -> _Value | None:
+    def _place(self, node: ast.expr) -> Value | None:
+        """Return what of a thread's place in its block and grid an expression is, or None."""
+        place = place_of(self.source, node)
+        if place is None:
+            return None
+        if place.operation in ("blockDim", "gridDim"):
+            return Size.of((BlockDim if place.operation == "blockDim" else GridDim)(place.axis))
+        return Variable("threadIdx" if place.operation == "threadIdx" else "blockIdx", place.axis)
+
+    def _made(self, kind: str, left: ast.expr, right: ast.expr, context: Box) -> Value | None:
         parts = self._value(left, context), self._value(right, context)
         if parts[0] is None or parts[1] is None:
             return None
-        made = _Operation(kind, parts[0], parts[1])
-        ends = _ends(made, context.spans)
-        return ends.least if ends is not None and not ends.by else made
+        made = Operation(kind, parts[0], parts[1])
+        known = ends(made, context.spans)
+        return known.least if known is not None and not known.by else made
 
     def _is(self, node: ast.expr, builtin: Any) -> bool:
         static = self.source.resolve(node) if isinstance(node, ast.Name) else None
@@ -574,7 +381,7 @@ class _Reading:
 
     # What is evaluated
 
-    def _tested(self, test: ast.expr, context: _Context) -> tuple[_Context | None, _Context | None]:
+    def _tested(self, test: ast.expr, context: Box) -> tuple[Box | None, Box | None]:
         """Read a condition; return what is known where it holds and where it does not, or None where that is no box."""
         match test:
             case ast.UnaryOp(ast.Not(), inner):
@@ -586,12 +393,10 @@ class _Reading:
         self._expression(test, context)
         return None, None
 
-    def _joined(
-        self, operation: ast.boolop, parts: Sequence[ast.expr], context: _Context
-    ) -> tuple[_Context | None, _Context | None]:
+    def _joined(self, operation: ast.boolop, parts: Sequence[ast.expr], context: Box) -> tuple[Box | None, Box | None]:
         """Read conditions that are joined: each is come to where those before it did not decide."""
         side = 0 if isinstance(operation, ast.And) else 1
-        on: _Context | None = context
+        on: Box | None = context
         for part in parts:
             if on is None:
                 break
@@ -599,23 +404,23 @@ class _Reading:
         return (on, None) if side == 0 else (None, on)
 
     def _compared(
-        self, left: ast.expr, operations: Sequence[ast.cmpop], rights: Sequence[ast.expr], context: _Context
-    ) -> tuple[_Context | None, _Context | None]:
+        self, left: ast.expr, operations: Sequence[ast.cmpop], rights: Sequence[ast.expr], context: Box
+    ) -> tuple[Box | None, Box | None]:
         self._expression(left, context)
-        on: _Context | None = context
+        on: Box | None = context
         for first, operation, second in zip((left, *rights), operations, rights, strict=False):
             if on is None:
                 break
             self._expression(second, on)
             on = self._where(first, operation, second, on)
-        inverse = _inverse(operations[0]) if len(operations) == 1 else None
-        return on, None if inverse is None else self._where(left, inverse, rights[0], context)
+        otherwise = inverse(operations[0]) if len(operations) == 1 else None
+        return on, None if otherwise is None else self._where(left, otherwise, rights[0], context)
 
-    def _where(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, context: _Context) -> _Context | None:
+    def _where(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, context: Box) -> Box | None:
         sides = self._value(left, context), self._value(right, context)
         return None if sides[0] is None or sides[1] is None else context.where(sides[0], operation, sides[1])
 
-    def _expression(self, node: ast.AST, context: _Context) -> None:
+    def _expression(self, node: ast.AST, context: Box) -> None:
         """Read what is evaluated of an expression."""
         match node:
             case ast.IfExp(test, body, orelse):
@@ -635,28 +440,46 @@ class _Reading:
         for child in ast.iter_child_nodes(node):
             self._expression(child, context)
 
-    def _reached(self, node: ast.expr, name: str, index: Sequence[ast.expr], context: _Context) -> None:
-        if name not in self.given:
+    def _reached(self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box) -> None:
+        extents = self.memory.get(name)
+        if name not in self.given and extents is None:
             return
         text, place = f"{name}[{', '.join(map(ast.unparse, index))}]", self.source.excerpt(node)
+        by_all = context.spans == self.threads and not context.needs
         for axis, part in enumerate(index):
-            if moves_axes(self.source, part):
+            if moves_axes(self.source, part) or (extents is not None and axis >= len(extents)):
                 return
             value = self._value(part, context)
-            ends = None if value is None else _ends(value, context.spans)
-            if value is None or ends is None:
+            known = None if value is None else ends(value, context.spans)
+            if value is None or known is None:
                 continue
-            by_all = context.spans == self.threads and not context.needs
-            moved = _moved(value)
-            is_plain = by_all and moved is not None and not moved[2].terms
+            own = moved(value)
+            is_plain = by_all and own is not None and not own[2].terms and (own[0] is None or own[0].kind == "own")
             there = "" if is_plain else ast.unparse(part)
-            ways = [(ends.greatest, ends.greatest + 1)]
+            length = Size.of(Extent(name, axis)) if extents is None else Size((), extents[axis])
+            ways = [(known.greatest, known.greatest + 1)]
             # What is negative counts from the end. Guards are not read for that: where they are right, it does not come to it.
-            ways += [(ends.least, -ends.least)] if not ends.least.has_choice else []
+            ways += [(known.least, -known.least)] if not known.least.has_choice else []
             for furthest, least in ways:
-                if not (Size.of(Extent(name, axis)) - least).is_never_negative:
-                    reach = Reach(name, axis, least, context.all_needs(), furthest, there, text, place, by_all)
-                    self.found.append(reach)
+                if not (length - least).is_never_negative:
+                    needs = context.all_needs()
+                    self.found.append(Reach(name, axis, least, needs, furthest, there, text, place, by_all, extents))
+
+
+def _grid_size(axis: int) -> Size:
+    return Size.of(BlockDim(axis)) * Size.of(GridDim(axis))
+
+
+def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:
+    """Return the extents of local or shared memory, or nothing where they are not constant, or those of dynamic memory."""
+    for node in source.nodes:
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call(_, arguments, keywords)) if target == name:
+                shapes = [*arguments[:1], *(k.value for k in keywords if k.arg == "shape")]
+                found = source.fold(shapes[0]) if shapes else MISSING
+                extents = found if isinstance(found, tuple) else (found,)
+                return extents if all(type(extent) is int and extent > 0 for extent in extents) else ()
+    return ()
 
 
 def _ends_threads(node: ast.AST) -> bool:

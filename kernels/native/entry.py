@@ -152,7 +152,9 @@ def given_by(row, sizes, plan, readings):
     if operation == nb.REACH_DIM:
         return load_i64(plan, nb.PLAN_DIMS + 8 * a)
     if operation == nb.REACH_GRID:
-        return load_i64(plan, nb.PLAN_BLOCK + 8 * a) * load_i64(plan, nb.PLAN_GRID + 8 * a)
+        return load_i64(plan, nb.PLAN_GRID + 8 * a)
+    if operation == nb.REACH_BLOCK:
+        return load_i64(plan, nb.PLAN_BLOCK + 8 * a)
     if operation == nb.REACH_EXTENT:
         return load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b)
     if operation == nb.REACH_GIVEN:
@@ -185,7 +187,8 @@ def long_enough(spec, plan, readings):
         if operation == nb.REACH_LEAST:
             place, more = load_i64(row, nb.REACH_C), load_i64(row, nb.REACH_D)
             least = more + load_i64(sizes, 8 * place) if place >= 0 else more
-            if load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b) < least:
+            extent = load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b) if a >= 0 else b
+            if extent < least:
                 return False
         elif operation == nb.REACH_IF:
             if load_i64(sizes, 8 * a) <= 0:

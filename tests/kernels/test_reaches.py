@@ -54,7 +54,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
     head = f"    {index} = nb.tid()\n" if index else ""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     found = reaches_of(made(f"def k({parameters}):\n{head}{lines}", **names)[0])
-    return {(r.parameter, r.axis, str(r.least), *map(str, r.needs)) for r in found}
+    return {(r.array, r.axis, str(r.least), *map(str, r.needs)) for r in found}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,11 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
         ("y[0] = x[3]", "", {("x", 0, "4"), ("y", 0, "1")}),
         # What the launch decides besides
         ("y[i + n] = x[n - 1]", "i", {("x", 0, "n"), ("x", 0, "-n + 1"), ("y", 0, "dim[0] + n"), ("y", 0, "-n")}),
-        ("k = x.shape[0] - 1\ny[k] = x[min(i + 1, k)]", "i", {("y", 0, "x.shape[0]"), ("y", 0, "-x.shape[0] + 1")}),
+        (
+            "k: int = x.shape[0] - 1\ny[k] = x[min(i + 1, k)]",
+            "i",
+            {("y", 0, "x.shape[0]"), ("y", 0, "-x.shape[0] + 1")},
+        ),
         (
             "y[i * x.shape[1] + j] = x[i, j]",
             "i, j",
@@ -115,7 +119,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
         (
             "a = cuda.threadIdx.y + cuda.blockIdx.y * cuda.blockDim.y\ny[a] = x[cuda.threadIdx.x]",
             "",
-            {("y", 0, "dim[1]")},
+            {("x", 0, "min(blockDim[0], dim[0])"), ("y", 0, "dim[1]")},
         ),
         # No pair of an index and itself but those on the diagonal
         ("y[i * n + i] = x[i - i]", "i", set()),
@@ -242,18 +246,44 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
             "for k in range(cuda.grid(1), n, cuda.gridsize(1)):\n    y[k] = 0",
             "",
             {
-                ("y", 0, "n", "dim[0] - gridsize[0] + 1", "n"),
+                ("y", 0, "n", "-blockDim[0] * gridDim[0] + dim[0] + 1", "n"),
             },
         ),
         (
             "g, h = cuda.gridsize(2)\na, b = cuda.grid(2)\nfor k in range(b, n, h):\n    y[a, k] = x[a]\n    y[b] = 0",
             "",
             {
-                ("x", 0, "dim[0]", "dim[1] - gridsize[1] + 1", "n"),
-                ("y", 0, "dim[0]", "dim[1] - gridsize[1] + 1", "n"),
-                ("y", 1, "n", "dim[1] - gridsize[1] + 1", "n"),
+                ("x", 0, "dim[0]", "-blockDim[1] * gridDim[1] + dim[1] + 1", "n"),
+                ("y", 0, "dim[0]", "-blockDim[1] * gridDim[1] + dim[1] + 1", "n"),
+                ("y", 1, "n", "-blockDim[1] * gridDim[1] + dim[1] + 1", "n"),
             },
         ),
+        # Places in blocks, and memory of threads and blocks
+        (
+            "t, b = cuda.threadIdx.x, cuda.blockIdx.x\nx[t, b] = y[b - t]",
+            "",
+            {("x", 0, "min(blockDim[0], dim[0])"), ("x", 1, "(dim[0] - 1) // (blockDim[0]) + 1")},
+        ),
+        (
+            "if cuda.threadIdx.x < 4:\n    x[cuda.threadIdx.x] = y[cuda.grid(1)]",
+            "",
+            {("x", 0, "min(min(blockDim[0], dim[0]), 4)")},
+        ),
+        (
+            "s = cuda.shared.array((4, 8), np.float32)\nt = cuda.threadIdx.x\ns[t, 0] = 1\nif i < n:\n    s[3, t] = 1",
+            "i",
+            {
+                ("s", 0, "min(blockDim[0], dim[0])"),
+                ("s", 1, "min(min(blockDim[0], dim[0]), min(dim[0], n))", "min(dim[0], n)"),
+            },
+        ),
+        (
+            "s = cuda.local.array(shape=N, dtype=np.float32)\nfor k in range(n):\n    s[k] = s[4 - k]",
+            "",
+            {("s", 0, "n", "n")},
+        ),
+        ("s = cuda.shared.array(0, np.float32)\ns[i] = 1", "i", set()),
+        ("s = x\nif n > 0:\n    s = cuda.local.array(2, np.float32)\ns[2] = 1", "i", set()),
         # What only some threads come to, or not in each trip
         ("if x[i] > 0:\n    y[i] = 1", "i", {("x", 0, "dim[0]")}),
         ("if i < j:\n    y[i] = 1", "i, j", set()),
@@ -286,7 +316,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
     ],
 )
 def test_what_threads_are_sure_to_come_to(body, index, wanted):
-    assert reaches(body, index=index, N=5, positive=positive, root=root) == wanted
+    assert reaches(body, index=index, np=np, N=5, positive=positive, root=root) == wanted
 
 
 def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
@@ -297,6 +327,9 @@ def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
 
 
 INDICES = (
+    "t",
+    "c",
+    "t + j",
     "i",
     "j",
     "i + 1",
@@ -325,6 +358,8 @@ GUARDS = (
     "n - j > 1",
     "n > m",
     "m <= 2",
+    "t < n",
+    "2 > c and i < n",
 )
 RANGES = ("n", "m, n", "n, 0, -1", "0, n, 2", "m, -2, -3", "x.shape[0]", "len(y) - 1", "3", "int(2 * v[i])")
 
@@ -332,12 +367,12 @@ RANGES = ("n", "m, n", "n, 0, -1", "0, n, 2", "m, -2, -3", "x.shape[0]", "len(y)
 @st.composite
 def programs(draw, is_simple=False):
     """Draw a body of accesses, some of which only some threads come to; and whether all of them come to all."""
-    element = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), st.sampled_from(INDICES), st.sampled_from(INDICES))
-    within = st.sampled_from((*INDICES[:4], *IN_LOOPS))
-    looped = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), within, within)
+    element = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), st.sampled_from(INDICES), st.sampled_from(INDICES))
+    within = st.sampled_from((*INDICES[:7], *IN_LOOPS))
+    looped = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), within, within)
 
-    within = st.sampled_from((*INDICES[:4], *(index for index in IN_LOOPS if "l" not in index)))
-    in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("xy"), within, within)
+    within = st.sampled_from((*INDICES[:7], *(index for index in IN_LOOPS if "l" not in index)))
+    in_one_loop = st.builds("{}[{}, {}]".format, st.sampled_from("xyz"), within, within)
 
     def store(kind):
         return f"{draw(kind)} = {draw(kind)} + 0.5"
@@ -383,15 +418,20 @@ def indented(lines):
     return [f"    {line}" for line in lines]
 
 
-def is_overrun(function, dims, arguments):
+def is_overrun(function, dims, arguments, block=(1, 1)):
     """Tell whether a run of all threads in plain Python takes an element that an array does not have."""
     arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-    for i, j in np.ndindex(*dims):
-        function.__globals__["nb"] = SimpleNamespace(tid=lambda i=i, j=j: (i, j))
-        try:
+    local, space = SimpleNamespace(array=np.zeros), dict(function.__globals__)
+    try:
+        for i, j in np.ndindex(*dims):
+            place, number = SimpleNamespace(x=i % block[0]), SimpleNamespace(y=j // block[1])
+            function.__globals__["cuda"] = SimpleNamespace(threadIdx=place, blockIdx=number, local=local)
+            function.__globals__["nb"] = SimpleNamespace(tid=lambda i=i, j=j: (i, j))
             function(*arguments)
-        except IndexError:
-            return True
+    except IndexError:
+        return True
+    finally:
+        function.__globals__.update(space)
     return False
 
 
@@ -401,9 +441,16 @@ class Launch:
 
     dims: tuple
     arguments: dict
+    blocks: tuple = (1, 1)
 
     def dim(self, axis):
         return self.dims[axis]
+
+    def block(self, axis):
+        return self.blocks[axis]
+
+    def grid(self, axis):
+        return -(-self.dims[axis] // self.blocks[axis])
 
     def shape(self, name):
         return self.arguments[name].shape
@@ -419,20 +466,22 @@ class Launch:
 @given(
     st.one_of(programs(), programs(), programs(is_simple=True)),
     st.tuples(*[st.integers(0, 4)] * 2),
+    st.tuples(*[st.integers(1, 3)] * 2),
     st.tuples(*[st.integers(1, 7)] * 4),
     st.tuples(st.integers(-1, 6), st.integers(-2, 6).filter(bool)),
     st.integers(0, 2**32 - 1),
 )
-def test_random_programs_against_plain_python(lines, dims, shape, numbers, seed):
-    kernel, function = made("\n".join(["def k(x, y, v, n, m):", "    i, j = nb.tid()", *indented(lines), ""]))
+def test_random_programs_against_plain_python(lines, dims, block, shape, numbers, seed):
+    head = ("i, j = nb.tid()", "t, c = cuda.threadIdx.x, cuda.blockIdx.y", "z = cuda.local.array((4, 3), np.float64)")
+    kernel, function = made("\n".join(["def k(x, y, v, n, m):", *indented([*head, *lines]), ""]), np=np)
     random = np.random.default_rng(seed)
     arrays = [random.random(extents) for extents in (shape[:2], shape[2:], (8,))]
     arguments = [*arrays, *numbers]
-    launch = Launch(dims, dict(zip("xyvnm", arguments, strict=True)))
+    launch = Launch(dims, dict(zip("xyvnm", arguments, strict=True)), block)
     is_refused = 0 not in dims and any(reach.missing(launch, operator.lt) for reach in reaches_of(kernel))
-    overruns = is_overrun(function, dims, arguments)
+    overruns = is_overrun(function, dims, arguments, block)
     assert overruns or not is_refused, lines
-    is_straight = all(line.startswith(("x[", "y[")) and "n - i" not in line for line in lines)
+    is_straight = all(line.startswith(("x[", "y[", "z[")) and "n - i" not in line for line in lines)
     event(f"refused {is_refused}, overruns {overruns}")
     assert is_refused or not (is_straight and overruns), lines
 
@@ -486,6 +535,15 @@ def test_compiled_code_decides_as_python_does(body, monkeypatch):
 def shifted(x, y):
     i = nb.tid()
     y[i] = x[i + 1]
+
+
+@nb.kernel
+def tiled(x, y):
+    tile = cuda.shared.array(32, np.float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    tile[t] = x[i]
+    cuda.syncthreads()
+    y[i] = tile[t]
 
 
 @nb.kernel
@@ -589,6 +647,25 @@ def test_messages_of_guards_and_loops():
     guarded[2, 128](f32(100), f32(100), 100)
     guarded[2, 128](f32(100), f32(99), 99)
     guarded[2, 128](f32(100), f32(99), np.int32(99))
+
+
+def test_blocks_that_are_larger_than_their_memory():
+    x, y = f32(64), f32(64) * 0
+    for _ in range(2):
+        with pytest.raises(nb.NumbridgeValueError) as caught:
+            tiled[1, 64](x, y)
+        first, *place = str(caught.value).splitlines()
+        assert first == (
+            "launch of kernel 'tiled', local or shared memory 'tile': its shape is (32,), and a launch over (64,) in blocks of "
+            "(64,) takes tile[t] with t = 63, so axis 0 must have 64 elements or more: make it larger, or launch smaller blocks"
+        )
+        assert place[1].strip() == "tile[t] = x[i]" and not y.any()
+        tiled[2, 32](x, y)
+        assert y.all()
+        y[:] = 0
+    nb.launch(tiled, 20, [x, y], block_dim=64)  # no thread has a place from 32 on
+    with pytest.raises(nb.NumbridgeValueError, match=r"over \(40,\) in blocks of \(64,\) takes tile\[t\] with t = 39"):
+        nb.launch(tiled, 40, [x, y], block_dim=64)
 
 
 def test_an_integer_that_is_no_size():
