@@ -14,12 +14,10 @@ import numpy as np
 
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.language.launch_sizes import (
+    Along,
     Atom,
-    BlockDim,
     Choice,
-    Dim,
     Extent,
-    GridDim,
     Number,
     Quotient,
     Size,
@@ -37,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_extents", "extent_rows"]
 
+_ALONG = {"dim": nb.REACH_DIM, "blockDim": nb.REACH_BLOCK, "gridDim": nb.REACH_GRID}
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
 _GUARDS_WAY = "pass a longer array, or end the loop or the guard around it earlier"
-_MEMORY_WAY = "make it larger, or launch smaller blocks"
 _OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of output_dims"
 
 
@@ -47,19 +45,13 @@ _OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of 
 class _Launch:
     """What a launch knows of itself, as `launch_sizes.Known` asks for it."""
 
-    dims: Sequence[int]
-    blocks: tuple[Sequence[int], Sequence[int]] | None
+    counts: Mapping[str, Sequence[int]]
     shapes: Mapping[str, Sequence[int]]
     numbers: Mapping[str, Any]
 
-    def dim(self, axis: int) -> Any:
-        return self.dims[axis] if axis < len(self.dims) else None
-
-    def block(self, axis: int) -> Any:
-        return None if self.blocks is None else self.blocks[0][axis]
-
-    def grid(self, axis: int) -> Any:
-        return None if self.blocks is None else self.blocks[1][axis]
+    def along(self, kind: str, axis: int) -> Any:
+        counts = self.counts.get(kind, ())
+        return counts[axis] if axis < len(counts) else None
 
     def shape(self, parameter: str) -> Any:
         return self.shapes.get(parameter)
@@ -97,20 +89,15 @@ def check_extents(
         return
     shapes = {p.name: d.shape[: p.ndim] for p, d in zip(parameters, found, strict=True) if isinstance(p, ArrayType)}
     given = zip(parameters, found, arguments, strict=True)
+    counts = {"dim": dims}
     # On CUDA, what is launched over so many threads is in blocks of the hardware's.
-    is_known = variant.launch_function == 0 or geometry.place.form != "masked"
-    launch = _Launch(
-        dims,
-        (geometry.block, geometry.grid) if is_known else None,
-        shapes,
-        {p.name: argument for p, d, argument in given if _is_whole(p, d)},
-    )
+    if variant.launch_function == 0 or geometry.place.form != "masked":
+        counts |= {"blockDim": geometry.block, "gridDim": geometry.grid}
+    launch = _Launch(counts, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
     for reach in reaches_of(kernel):
         if reach.missing(launch, operator.lt):
             way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if geometry.is_followed else _LAUNCHES_WAY
-            what = "parameter"
-            if reach.extents is not None:
-                what, way = "local or shared memory", _MEMORY_WAY
+            what = "parameter" if reach.extents is None else "local or shared memory"
             refusal = reach.refusal(launch, dims, way)
             raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {what} {reach.array!r}: {refusal}")
 
@@ -197,12 +184,8 @@ class _Rows:
     def atom(self, atom: Atom) -> int:
         """Return the place of an atom."""
         match atom:
-            case Dim(axis):
-                return self.row(nb.REACH_DIM, axis)
-            case BlockDim(axis):
-                return self.row(nb.REACH_BLOCK, axis)
-            case GridDim(axis):
-                return self.row(nb.REACH_GRID, axis)
+            case Along(kind, axis):
+                return self.row(_ALONG[kind], axis)
             case Extent(name, axis) if axis < self.arrays.get(name, (0, 0))[1]:
                 return self.row(nb.REACH_EXTENT, self.arrays[name][0], axis)
             case Total(name) if name in self.arrays:

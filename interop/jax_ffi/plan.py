@@ -105,14 +105,8 @@ class _Traced:
     shapes: Mapping[str, Dims]
     numbers: Mapping[str, int]
 
-    def dim(self, axis: int) -> Any:
-        return self.dims[axis] if axis < len(self.dims) else None
-
-    def block(self, axis: int) -> Any:
-        return None
-
-    def grid(self, axis: int) -> Any:
-        return None
+    def along(self, kind: str, axis: int) -> Any:
+        return self.dims[axis] if kind == "dim" and axis < len(self.dims) else None
 
     def shape(self, parameter: str) -> Any:
         return self.shapes.get(parameter)
@@ -311,6 +305,7 @@ class _Planner:
             is_short = reach.missing(launch, is_shorter)
             if is_short is not False:
                 kind, option = ("output", "output_dims") if reach.array in pure else ("argument", "launch_dims")
+                kind = kind if reach.extents is None else "local or shared memory"
                 way = f"make it longer, as jnp.broadcast_to does, or pass {option}"
                 unknown = "JAX cannot tell whether it has: use the same symbol for both, or name a constraint"
                 raise NumbridgeValueError(

@@ -14,8 +14,7 @@ from typing import Literal
 
 from numbridge.kernels.language.launch_sizes import (
     ZERO,
-    BlockDim,
-    Dim,
+    Along,
     Size,
     larger,
     quotient,
@@ -81,7 +80,7 @@ def of_threads(rank: int) -> dict[Variable, Span]:
     """Return where threads' indices run, and their places in blocks: none of them is beyond the launch's extents."""
     spans = {}
     for axis in range(rank):
-        count, size = Size.of(Dim(axis)), Size.of(BlockDim(axis))
+        count, size = Size.of(Along("dim", axis)), Size.of(Along("blockDim", axis))
         spans[Variable("own", axis)] = Span(ZERO, count - 1)
         if rank > _AXES:
             continue  # the last two share an axis of blocks

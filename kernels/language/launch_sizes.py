@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 __all__ = [
     "ONE",
     "ZERO",
+    "Along",
     "Atom",
-    "BlockDim",
     "Choice",
-    "Dim",
     "Extent",
-    "GridDim",
     "Known",
     "Number",
     "Quotient",
@@ -36,14 +34,8 @@ _FAR = 1 << 63
 class Known(Protocol):
     """What a launch knows of itself, or a trace of one, where extents may be symbolic; None for what it does not."""
 
-    def dim(self, axis: int) -> Any:
-        """Return how many threads the launch has along an axis."""
-
-    def block(self, axis: int) -> Any:
-        """Return how many threads its blocks have along an axis."""
-
-    def grid(self, axis: int) -> Any:
-        """Return how many blocks it has along an axis; in the last one there may be threads that the launch does not have."""
+    def along(self, kind: str, axis: int) -> Any:
+        """Return how many there are along an axis: see `Along`."""
 
     def shape(self, parameter: str) -> Any:
         """Return the extents of an array, without those of vectors and matrices."""
@@ -56,13 +48,22 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True)
-class Dim:
-    """How many threads a launch has along an axis; there is one at least, or nothing is launched."""
+class Along:
+    """How many there are along an axis: one at least, or nothing is launched.
 
+    Attributes
+    ----------
+    kind : {'dim', 'blockDim', 'gridDim'}
+        Threads of the launch, threads of a block, or blocks; in the last block may be threads that are not of the launch.
+    axis : int
+        Which axis.
+    """
+
+    kind: Literal["dim", "blockDim", "gridDim"]
     axis: int
 
     def __str__(self) -> str:
-        return f"dim[{self.axis}]"
+        return f"{self.kind}[{self.axis}]"
 
     @property
     def lowest(self) -> int | None:
@@ -71,45 +72,7 @@ class Dim:
 
     def value(self, known: Known) -> Any:
         """Return what it is in a launch."""
-        return known.dim(self.axis)
-
-
-@dataclass(frozen=True)
-class BlockDim:
-    """How many threads a block of a launch has along an axis."""
-
-    axis: int
-
-    def __str__(self) -> str:
-        return f"blockDim[{self.axis}]"
-
-    @property
-    def lowest(self) -> int | None:
-        """What it is at least."""
-        return 1
-
-    def value(self, known: Known) -> Any:
-        """Return what it is in a launch."""
-        return known.block(self.axis)
-
-
-@dataclass(frozen=True)
-class GridDim:
-    """How many blocks a launch has along an axis."""
-
-    axis: int
-
-    def __str__(self) -> str:
-        return f"gridDim[{self.axis}]"
-
-    @property
-    def lowest(self) -> int | None:
-        """What it is at least."""
-        return 1
-
-    def value(self, known: Known) -> Any:
-        """Return what it is in a launch."""
-        return known.grid(self.axis)
+        return known.along(self.kind, self.axis)
 
 
 @dataclass(frozen=True)
@@ -218,7 +181,7 @@ class Quotient:
         return None if left is None or right is None or known.choose(min, right, 1) != 1 else left // right
 
 
-Atom = Dim | BlockDim | GridDim | Extent | Total | Number | Choice | Quotient
+Atom = Along | Extent | Total | Number | Choice | Quotient
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,8 @@ from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.launch_sizes import (
     ZERO,
-    BlockDim,
-    Dim,
+    Along,
     Extent,
-    GridDim,
     Known,
     Number,
     Size,
@@ -51,6 +49,8 @@ if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
 __all__ = ["Reach", "reaches_of"]
+
+_MEMORY_WAY = "make it larger, or launch smaller blocks"
 
 
 @dataclass(frozen=True)
@@ -120,17 +120,17 @@ class Reach:
 
     def refusal(self, known: Known, dims: Sequence[Any], way: str) -> str:
         """Return the end of the message about an array that is shorter; `way` is what to do."""
-        blocks = (
-            "" if self.extents is None else f" in blocks of {tuple(known.block(axis) for axis in range(len(dims)))}"
-        )
-        takes = f"a launch over {tuple(dims)}{blocks} takes {self.text}"
+        takes = f"a launch over {tuple(dims)} takes {self.text}"
+        if self.extents is not None:
+            way, blocks = _MEMORY_WAY, tuple(known.along("blockDim", axis) for axis in range(len(dims)))
+            takes = takes if None in blocks else f"a launch over {tuple(dims)} in blocks of {blocks} takes {self.text}"
         takes = (
             f"{takes} with {self.written} = {self.index.value(known)}" if self.written else f"each thread of {takes}"
         )
+        least, broadcast = self.least.value(known), self.by_all and self.extents is None
         return (
-            f"its shape is {tuple(self.shape(known))}, and {takes}, so axis {self.axis} must have "
-            f"{self.least.value(known)} elements or more{'; kernels do not broadcast' if self.by_all and self.extents is None else ''}: {way}\n"
-            f"  {self.place}"
+            f"its shape is {tuple(self.shape(known))}, and {takes}, so axis {self.axis} must have {least} elements or more"
+            f"{'; kernels do not broadcast' if broadcast else ''}: {way}\n  {self.place}"
         )
 
 
@@ -277,7 +277,7 @@ class _Reading:
 
     def _strided(self, own: Variable, stop: Size, context: Box, variable: Variable) -> Box | None:
         """Return what is known in a loop that goes over the grid, of which all threads together make all trips."""
-        threads = Size.of(Dim(own.number))
+        threads = Size.of(Along("dim", own.number))
         if context.spans.get(own) != Span(ZERO, threads - 1):
             return None
         # None of them has its own index in each of these trips; and where only some threads of the grid run, some are not made.
@@ -363,9 +363,12 @@ class _Reading:
         place = place_of(self.source, node)
         if place is None:
             return None
-        if place.operation in ("blockDim", "gridDim"):
-            return Size.of((BlockDim if place.operation == "blockDim" else GridDim)(place.axis))
-        return Variable("threadIdx" if place.operation == "threadIdx" else "blockIdx", place.axis)
+        match place.operation:
+            case "blockDim" | "gridDim" as kind:
+                return Size.of(Along(kind, place.axis))
+            case "threadIdx" | "blockIdx" as kind:
+                return Variable(kind, place.axis)
+        return None
 
     def _made(self, kind: str, left: ast.expr, right: ast.expr, context: Box) -> Value | None:
         parts = self._value(left, context), self._value(right, context)
@@ -467,7 +470,7 @@ class _Reading:
 
 
 def _grid_size(axis: int) -> Size:
-    return Size.of(BlockDim(axis)) * Size.of(GridDim(axis))
+    return Size.of(Along("blockDim", axis)) * Size.of(Along("gridDim", axis))
 
 
 def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:

@@ -132,13 +132,13 @@ SPEC_TOGETHER = 112
 # How long arrays must be for a launch: so many rows, each an operation and four numbers.
 SPEC_REACHES, SPEC_REACH_COUNT, SPEC_PARAMETERS = 120, 128, 136
 REACH_OPERATION, REACH_A, REACH_B, REACH_C, REACH_D, REACH_SIZE = 0, 8, 16, 24, 32, 40
-# An axis is long enough if it has what a row gives (or -1), and so much more: array, axis, row, more; or instead of array and axis, -1
-# and an extent.
+# An axis is long enough if it has what a row gives, and so much more: array, axis, row (or -1), more. A kernel's own memory has -1 for
+# an array, and an extent.
 REACH_LEAST = 0
 # Goes on at another row unless what a row gives is positive: row, where.
 REACH_IF = 1
-# The others give a number: a constant; how many threads the launch, and a block, has along an axis; how many blocks; an extent, of
-# an argument and an axis; an integer that is an argument; and what is made of two rows.
+# The others give a number: a constant; along an axis, the threads of the launch and of a block, and the blocks; an extent, of an
+# argument and an axis; an integer that is an argument; and what is made of two rows.
 REACH_NUMBER, REACH_DIM, REACH_BLOCK, REACH_GRID, REACH_EXTENT, REACH_GIVEN = 2, 3, 4, 5, 6, 7
 REACH_PLUS, REACH_TIMES, REACH_SMALLER, REACH_LARGER, REACH_QUOTIENT = 8, 9, 10, 11, 12
 # A grid of so many blocks fills every device several times over, also where each thread takes eight ids.

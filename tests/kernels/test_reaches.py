@@ -443,14 +443,9 @@ class Launch:
     arguments: dict
     blocks: tuple = (1, 1)
 
-    def dim(self, axis):
-        return self.dims[axis]
-
-    def block(self, axis):
-        return self.blocks[axis]
-
-    def grid(self, axis):
-        return -(-self.dims[axis] // self.blocks[axis])
+    def along(self, kind, axis):
+        threads, block = self.dims[axis], self.blocks[axis]
+        return {"dim": threads, "blockDim": block, "gridDim": -(-threads // block)}[kind]
 
     def shape(self, name):
         return self.arguments[name].shape
