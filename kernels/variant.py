@@ -389,7 +389,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     # What takes more than its parameters, and what runs in lanes, has no other body.
     is_plain = not together and not totals and emitted.private is None
 
-    def source(more: str = "", lanes: Mapping[str, int] | None = None) -> str:
+    def source(more: str = "", lanes: Mapping[str, Sequence[int]] | None = None) -> str:
         loop = range_source(
             emitted.entry,
             [p.name for p in parameters],

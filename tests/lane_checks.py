@@ -12,7 +12,7 @@ import numpy as np
 
 import numbridge as nb
 
-COUNTS = (1, 7, 8, 15, 16, 17, 37, 64)
+COUNTS = (1, 7, 8, 15, 16, 17, 37, 64, 150)
 TRIPS = 11
 random = np.random.default_rng(11)
 

@@ -31,7 +31,7 @@ from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
-from numbridge.kernels.cpu_backend.lanes import NoLanesError
+from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 
@@ -193,6 +193,7 @@ class _Maker:
             fastmath=self._fast,
             always=False,
             nonnegative=block.nonnegative,
+            most=FEW,
         )
         return None if as_typed_or_none(text) is None else text
 

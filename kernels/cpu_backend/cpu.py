@@ -36,7 +36,8 @@ from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import in_lanes
-from numbridge.kernels.cpu_backend.range_source import LANES, RUN, WORK, LaneSource
+from numbridge.kernels.cpu_backend.lanes import FEW
+from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, lane_name
 from numbridge.kernels.cpu_backend.totals import total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
@@ -150,14 +151,15 @@ def compile_run(
         keep_text(Path(filename).name, text, anew=True)
     together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
     if lanes and together:
-        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {LANES}{entry}(") + "\n\n\n"
-        widths = {name: width for name, (_, width) in together.items()}
-        heads = (f"# {LANES}{name} is {name} for {width} threads at once.\n" for name, width in widths.items())
+        widths = {name: [width for _, width in made] for name, made in together.items()}
+        named = [(name, width, lane_name(name, width)) for name, found in widths.items() for width in found]
+        shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {named[0][-1]}(") + "\n\n\n"
+        heads = (f"# {lanes_of} is {name} for {width} threads at once.\n" for name, width, lanes_of in named)
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
     tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
-    names |= {f"{LANES}{name}": function.call for name, (function, _) in together.items()}
+    names |= {lane_name(name, width): function.call for name, made in together.items() for function, width in made}
     if loops is not None:
         names |= loops.put
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
@@ -177,7 +179,7 @@ def compile_run(
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
-    at_once = max((width for _, width in together.values()), default=1)
+    at_once = max((width for made in together.values() for _, width in made), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}
     if loops is not None and block is not None:
@@ -219,8 +221,11 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
 
 def _together(
     lanes: LaneSource, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
-) -> dict[str, tuple[Typed, int]]:
-    """Return what runs several threads at once in the place of each body, and how many; nothing unless all bodies can."""
+) -> dict[str, list[tuple[Typed, int]]]:
+    """Return what runs several threads at once in the place of each body, and how many; nothing unless all bodies can.
+
+    What runs many has one more that runs a few: rows of threads seldom end with as many.
+    """
     tree = calls_chosen(ast.parse(lanes.text), names, fastmath=fastmath, lanes=True)
     found = {}
     for function in tree.body:
@@ -229,7 +234,10 @@ def _together(
             made = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always)
             if made is None:
                 return {}
-            found[function.name] = made
+            found[function.name] = [made]
+            if made[1] > FEW:
+                fewer = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always, most=FEW)
+                found[function.name] += [fewer] if fewer else []
     return found
 
 

@@ -21,6 +21,8 @@ from numba.core.registry import cpu_target
 from numbridge.kernels.arithmetic.cpu_math import is_library_call
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, Text, UnknownError, looping
 from numbridge.kernels.cpu_backend.lanes import (
+    FEW,
+    MOST,
     Group,
     Lanes,
     NoLanesError,
@@ -36,7 +38,6 @@ __all__ = ["LaneText", "lane_place", "lane_value", "only_computes", "set_lane_va
 
 # What all lanes together may take of a thread's stack.
 _ROOM = 1 << 18
-_MOST = 16
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = (
     "_nb_add",
@@ -82,11 +83,12 @@ class LaneText(Text):
         fastmath: bool,
         always: bool,
         nonnegative: Collection[str] = (),
+        most: int = MOST,
     ) -> None:
         super().__init__(tree, kinds, names, fastmath=fastmath, nonnegative=nonnegative)
-        self.symbol += ".lanes"
+        self.symbol += f".lanes{most}"
         self.width = 0
-        self._fast, self._always = fastmath, always
+        self._fast, self._always, self._at_most = fastmath, always, most
         self._along = index
         self._lanes: Lanes
         self._totals: list[str] = []
@@ -98,8 +100,9 @@ class LaneText(Text):
         arrays = frozenset(name for name, kind in self._types.items() if isinstance(kind, types.Array))
         self._lanes = read_lanes(self.tree, self._along, arrays, self._constant, self._computes)
         super().read()
-        asked = (_MOST if self._lanes.staggered else _LEAST) * self._always
-        self.width = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast) or asked
+        asked = (FEW if self._lanes.staggered else _LEAST) * self._always
+        gained = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast)
+        self.width = min(gained, self._at_most) or asked
         while self.width > 1 and self.width * self._bytes() > _ROOM:
             self.width //= 2
         if self.width < 2:

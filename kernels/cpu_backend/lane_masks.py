@@ -21,7 +21,7 @@ from numbridge.kernels.arithmetic.cpu_math import is_few_instructions
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, looping
 from numbridge.kernels.cpu_backend.lane_code import LaneText, lane_place, lane_value, set_lane_value
-from numbridge.kernels.cpu_backend.lanes import NoLanesError, range_start
+from numbridge.kernels.cpu_backend.lanes import MOST, NoLanesError, range_start
 
 __all__ = ["in_lanes"]
 
@@ -32,7 +32,14 @@ _PLAIN = (builtins.abs, builtins.bool, builtins.float, builtins.int, builtins.ma
 
 
 def in_lanes(
-    tree: ast.FunctionDef, kinds: Sequence[Any], index: str, names: Mapping[str, Any], *, fastmath: bool, always: bool
+    tree: ast.FunctionDef,
+    kinds: Sequence[Any],
+    index: str,
+    names: Mapping[str, Any],
+    *,
+    fastmath: bool,
+    always: bool,
+    most: int = MOST,
 ) -> tuple[Typed, int] | None:
     """Return a function that runs several threads at once, and how many; None if that is impossible, or no gain.
 
@@ -50,8 +57,10 @@ def in_lanes(
         Whether LLVM may reassociate floating-point arithmetic.
     always : bool
         Whether to return it where nothing is gained, too.
+    most : int
+        How many threads may run at once.
     """
-    text = MaskedText(copy.deepcopy(tree), kinds, index, names, fastmath=fastmath, always=always)
+    text = MaskedText(copy.deepcopy(tree), kinds, index, names, fastmath=fastmath, always=always, most=most)
     try:
         made = as_typed(text)
     except NoLanesError:

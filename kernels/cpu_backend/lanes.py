@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 __all__ = [
+    "FEW",
+    "MOST",
     "Group",
     "Lanes",
     "NoLanesError",
@@ -36,7 +38,10 @@ _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
 _MOST_STATEMENTS = 400
 # A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
 _FEW_TRIPS = 16
-_WIDE, _NARROW = 16, 8
+# Of threads that read from memory that lies apart, which each does by itself, few run at once. Of others many do: vectors of several
+# registers are several chains of operations, none of which waits for another, and read so many neighbours in memory. FEW of them run
+# where there are not so many.
+MOST, FEW, _NARROW = 64, 16, 8
 
 
 class NoLanesError(Exception):
@@ -574,7 +579,7 @@ class _Gain:
             # One after another, numbers are read from memory that lies apart, but never written to it.
             reads = all(isinstance(part.ctx, ast.Load) for part in apart)
             return _NARROW if chained and reads and not self.fastmath else 0
-        return _WIDE if chained or any(self.lanes.varies(part) for part in elements) else 0
+        return MOST if chained or any(self.lanes.varies(part) for part in elements) else 0
 
     def _is_shared_memory(self, node: ast.Subscript) -> bool:
         return isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays

@@ -17,10 +17,11 @@ from numbridge.kernels.cpu_backend.interior import ROW, Interior, remainder_text
 from numbridge.kernels.cpu_backend.totals import Total
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["LANES", "RUN", "WORK", "LaneSource", "Private", "range_source"]
+__all__ = ["LANES", "RUN", "WORK", "LaneSource", "Private", "lane_name", "range_source"]
 
 RUN, WORK = "_nb_run", "_nb_work"
 LANES = "_nb_lanes_"
+Widths = Mapping[str, Sequence[int]]
 """What stands before a body's name in that of another which runs several threads at once."""
 _SHORT_ROW = 16
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
@@ -66,8 +67,13 @@ class LaneSource:
     text: str
     namespace: Mapping[str, Any]
     index: str
-    around: Callable[[str, Mapping[str, int]], str]
+    around: Callable[[str, Widths], str]
     always: bool
+
+
+def lane_name(entry: str, width: int) -> str:
+    """Return the name of the function that runs a body for so many threads at once."""
+    return f"{LANES}{width}_{entry}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class _Threads:
     rank: int
     hidden: Sequence[str]
     sums: int
-    lanes: Mapping[str, int]
+    lanes: Widths
     active: ActiveRange
     is_analysed: bool
     interior: Interior | None
@@ -99,7 +105,7 @@ def range_source(
     private: Private | None = None,
     ahead: Sequence[str] = (),
     totals: Sequence[Total] = (),
-    lanes: Mapping[str, int] | None = None,
+    lanes: Widths | None = None,
     additions: int | str = 1,
     active: ActiveRange = EVERYWHERE,
     interior: Interior | None = None,
@@ -130,8 +136,8 @@ def range_source(
         Arrays of which every thread reads its own element, to be asked for some way ahead.
     totals : sequence of Total
         What the body takes after its parameters, and adds to.
-    lanes : mapping of str to int, optional
-        Bodies of which there is another that runs so many neighbouring threads at once.
+    lanes : mapping of str to sequence of int, optional
+        Bodies of which there are others that run so many neighbouring threads at once, the most first: see `lane_name`.
     additions : int or str
         How often a thread is taken to add to elements, which tells whether copies are worth their while; or an expression of
         parameters.
@@ -369,19 +375,19 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         return [*lines, "    _nb_k += 1"]
 
     def run_all(first: str, last: str) -> list[str]:
-        width = threads.lanes.get(entry)
         own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
         one = [*asked, *promised("_nb_k"), *call("_nb_k")]
-        if width is None:
-            return each(first, last, one)
-        together = call("_nb_lane", f"{LANES}{entry}", "_nb_results")
-        return [
-            f"_nb_whole = {first} + _nb_max({last} - {first}, 0) // {width} * {width}",
-            f"for _nb_lane in range({first}, _nb_whole, {width}):",
-            *(f"    {line}" for line in together),
-            *each("_nb_whole", last, one),
-        ]
+        lines, begin = [], first
+        for width in threads.lanes.get(entry, ()):
+            together = call("_nb_lane", lane_name(entry, width), "_nb_results")
+            lines += [
+                f"_nb_whole{width} = {begin} + _nb_max({last} - {begin}, 0) // {width} * {width}",
+                f"for _nb_lane in range({begin}, _nb_whole{width}, {width}):",
+                *(f"    {line}" for line in together),
+            ]
+            begin = f"_nb_whole{width}"
+        return [*lines, *each(begin, last, one)]
 
     lines = _rows(rank, threads.active.strides, run)
     for stride in reversed(threads.active.strides):

@@ -70,6 +70,7 @@ MAX_ARGUMENTS = 256
 CELL_CONTENTS = 16
 # Pieces of work per thread: enough for the threading layer to balance, few enough to cost nothing.
 PIECES_PER_THREAD = 8
+FEW_AT_ONCE = 16  # threads that run in lanes: see `cpu_backend.lanes`
 
 
 @native
@@ -361,6 +362,9 @@ def share(total, threads, least):
     """
     if least < 0:
         return (total + threads * -least - 1) // (threads * -least) * -least
+    # Where there are not so many that every thread has some to run at once, fewer are.
+    while least > FEW_AT_ONCE and total < threads * least:
+        least = least // 2
     return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
 
 

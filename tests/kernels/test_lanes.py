@@ -515,7 +515,7 @@ def many_trips_of_a_local_array(x, y, n):
     y[i] = s
 
 
-@pytest.mark.parametrize(("function", "wide"), [(chain, 16), (uniform_breaks, 16), (many_trips_of_a_local_array, 8)])
+@pytest.mark.parametrize(("function", "wide"), [(chain, 64), (uniform_breaks, 64), (many_trips_of_a_local_array, 8)])
 def test_threads_run_together_where_that_is_faster(function, wide):
     kernel = nb.kernel(function)
     values = [floats(4000), floats(4000), TRIPS]
@@ -777,7 +777,7 @@ def test_random_programs(part):
     for number in range(part, PROGRAMS, PARTS):
         choices = Random(number)
         text = Shared(choices.randrange).program()
-        kernel, n, dtype = declared(text), choices.choice([37, 16, 50, 7]), choices.choice([np.float32, np.float64])
+        kernel, n, dtype = declared(text), choices.choice([37, 16, 150, 7]), choices.choice([np.float32, np.float64])
         kernel.options["simd"] = True
         values = random_arguments(number, n, dtype)
         ran_together += bool(widths(kernel, values))

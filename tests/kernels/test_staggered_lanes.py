@@ -370,7 +370,7 @@ def gathers(x, y, n):
 
 
 @pytest.mark.parametrize(
-    ("function", "wide"), [(mandelbrot, 16), (kepler, 16), (pairs, 16), (gathers, 0), (branches, 16)]
+    ("function", "wide"), [(mandelbrot, 64), (kepler, 64), (pairs, 64), (gathers, 0), (branches, 64)]
 )
 def test_threads_run_together_where_that_is_faster(function, wide):
     found = widths(nb.kernel(function), vectors(400))
