@@ -42,11 +42,10 @@ def copied(values):
 
 
 def widths(kernel, values):
-    """Return how many threads each body of a kernel runs together."""
+    """Return how many threads each body of a kernel runs together, where there are so many."""
     source = kernel.explain(*copied(values)).source
-    return {
-        name: int(width) for name, width in re.findall(r"# _nb_lanes_\w+ is (\w+) for (\d+) threads at once", source)
-    }
+    found = re.findall(r"# _nb_lanes_\w+ is (\w+) for (\d+) threads at once", source)
+    return {name: int(width) for name, width in reversed(found)}
 
 
 def both_ways(kernel, values, n):
