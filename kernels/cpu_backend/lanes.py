@@ -39,7 +39,7 @@ _MOST_STATEMENTS = 400
 # A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
 _FEW_TRIPS = 16
 # Of threads that read from memory that lies apart, which each does by itself, few run at once. Of others many do: vectors of
-# several registers are several chains of operations, none of which waits for another, and read so many neighbours in memory. FEW of
+# several registers are several chains of operations, none of which waits for another, and read many neighbours in memory. FEW of
 # them run where there are not so many.
 MOST, FEW, _NARROW = 64, 16, 8
 
