@@ -22,7 +22,15 @@ from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.block_source import BlockSource, block_source
 from numbridge.kernels.cpu_backend.crews import load_crews
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
-from numbridge.kernels.cpu_backend.totals import Total, additions_of, greater, only_added, with_either, with_totals
+from numbridge.kernels.cpu_backend.totals import (
+    Total,
+    additions_of,
+    greater,
+    has_even_trips,
+    only_added,
+    with_either,
+    with_totals,
+)
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
 from numbridge.kernels.cuda_backend.ids_together import Together, ids_together
@@ -134,6 +142,8 @@ class Variant:
         How many threads it runs at once: on the CPU neighbouring ones, on CUDA those that one thread of a large grid takes.
     adds : bool
         On the CPU, whether a worker may add to copies of arrays.
+    is_even : bool
+        On the CPU, whether its threads make the same trips of their loops.
     strides : bool
         On the CPU, whether a loop over the grid is around the body, so that a thread may take long without a loop in it.
     in_loops : bool
@@ -154,6 +164,7 @@ class Variant:
     levels: int = 0
     together: int = 1
     adds: bool = False
+    is_even: bool = False
     strides: bool = False
     in_loops: bool = False
 
@@ -187,9 +198,9 @@ class Variant:
         """How many threads one worker on the CPU takes at least; it takes whole multiples.
 
         A worker that may add to copies of arrays, or makes the same trip of neighbouring threads, takes few, large pieces of
-        the work: this is negative then.
+        the work: this is negative then. Where some threads' loops may take longer than others', all take more and smaller ones.
         """
-        if self.has_loop:
+        if self.has_loop and not (self.adds and self.is_even):
             return self.together
         return -self.together if self.adds or self.strides else _GRAIN
 
@@ -472,9 +483,9 @@ def _loaded(
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
-    return Variant(
-        parameters, weak, CPU, address, *facts, together=at_once, adds=adds, strides=strides, in_loops=in_loops
-    )
+    is_even = adds and has_even_trips(emitted.text, emitted.entry, parameters)
+    more_facts = {"adds": adds, "is_even": is_even, "strides": strides, "in_loops": in_loops}
+    return Variant(parameters, weak, CPU, address, *facts, together=at_once, **more_facts)
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:

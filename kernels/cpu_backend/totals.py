@@ -23,6 +23,7 @@ __all__ = [
     "can_add_up",
     "constant_index",
     "greater",
+    "has_even_trips",
     "only_added",
     "total_array",
     "with_either",
@@ -200,6 +201,33 @@ def additions_of(text: str, entry: str, parameters: Sequence[ParameterType], arr
     return added(tree.body, 0)
 
 
+def has_even_trips(text: str, entry: str, parameters: Sequence[ParameterType]) -> bool:
+    """Tell whether all threads make the same trips of all loops, so that equal shares of the threads take about as long.
+
+    Parameters
+    ----------
+    text, entry, parameters
+        What `additions_of` takes.
+    """
+    _, tree = _body(text, entry)
+    known = _given(tree, parameters)
+
+    def is_even(body: Sequence[ast.stmt]) -> bool:
+        return all(
+            _trips(node.iter, known) is not None and is_even(node.body)
+            if isinstance(node, ast.For)
+            else not _has_loop(node)
+            for node in body
+        )
+
+    others = [node for node in ast.parse(text).body if getattr(node, "name", "") != entry]
+    return is_even(tree.body) and not any(map(_has_loop, others))
+
+
+def _has_loop(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.For | ast.While) for part in ast.walk(node))
+
+
 def _given(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, str]:
     """Return what is known of a body's names before it runs: integers that it is given, what is made of them, and its arrays."""
     stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
@@ -231,19 +259,28 @@ def _expression(node: ast.expr, known: Mapping[str, str]) -> str | None:
             parts = _expression(left, known), _expression(right, known)
             sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}[type(operation)]
             return None if None in parts else f"({parts[0]} {sign} {parts[1]})"
+        case ast.UnaryOp(ast.USub(), inner):
+            text = _expression(inner, known)
+            return None if text is None else f"(-{text})"
+        case ast.Call(ast.Name("max" | "min" as called), [left, right], []):
+            parts = _expression(left, known), _expression(right, known)
+            return None if None in parts else f"_nb_{called}({parts[0]}, {parts[1]})"
     return None
 
 
 def _trips(head: ast.expr, known: Mapping[str, str]) -> _Additions | None:
     """Return how many trips a loop has, up to a number that cannot overflow, or None if that is not known."""
     match head:
-        case ast.Call(ast.Name("range"), [_] | [_, _]):
-            ends = [_expression(argument, known) for argument in head.args]
+        case ast.Call(ast.Name("range"), [_] | [_, _] as arguments):
+            pass
+        case ast.Call(ast.Name("range"), [first, last, ast.UnaryOp(ast.USub(), ast.Constant(1))]):
+            arguments = [last, first]  # as adjoints go back
         case _:
             return None
+    ends = [_expression(argument, known) for argument in arguments]
     if None in ends:
         return None
-    if all(map(str.isdecimal, map(str, ends))):
+    if all(map(str.isdecimal, map(str, ends))) and arguments == head.args:
         return min(len(range(*map(int, map(str, ends)))), _MOST_TRIPS)
     count = str(ends[0]) if len(ends) == 1 else f"{ends[1]} - {ends[0]}"
     return f"_nb_min(_nb_max({count}, 0), {_MOST_TRIPS})"
