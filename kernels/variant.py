@@ -21,7 +21,7 @@ import numpy as np
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.block_source import BlockSource, block_source
 from numbridge.kernels.cpu_backend.crews import load_crews
-from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import (
     Total,
     additions_of,
@@ -400,7 +400,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     # What takes more than its parameters, and what runs in lanes, has no other body.
     is_plain = not together and not totals and emitted.private is None
 
-    def source(more: str = "", lanes: Mapping[str, Sequence[int]] | None = None) -> str:
+    def source(more: str = "", lanes: Mapping[str, Sequence[Lane]] | None = None) -> str:
         loop = range_source(
             emitted.entry,
             [p.name for p in parameters],

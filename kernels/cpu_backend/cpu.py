@@ -35,7 +35,7 @@ from numbridge.kernels.cpu_backend.block_source import CREW, BlockSource
 from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
-from numbridge.kernels.cpu_backend.lane_masks import in_lanes
+from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
 from numbridge.kernels.cpu_backend.lanes import FEW
 from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, lane_name
 from numbridge.kernels.cpu_backend.totals import total_array
@@ -151,15 +151,15 @@ def compile_run(
         keep_text(Path(filename).name, text, anew=True)
     together = _together(lanes, parameters, names, fastmath=fastmath) if lanes else {}
     if lanes and together:
-        widths = {name: [width for _, width in made] for name, made in together.items()}
-        named = [(name, width, lane_name(name, width)) for name, found in widths.items() for width in found]
+        widths = {name: [lanes_of.takes for lanes_of in made] for name, made in together.items()}
+        named = [(name, takes.width, lane_name(name, takes)) for name, found in widths.items() for takes in found]
         shown = "" if generated else lanes.text.replace(f"def {entry}(", f"def {named[0][-1]}(") + "\n\n\n"
         heads = (f"# {lanes_of} is {name} for {width} threads at once.\n" for name, width, lanes_of in named)
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
     tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
-    names |= {lane_name(name, width): function.call for name, made in together.items() for function, width in made}
+    names |= {lane_name(name, takes): part.call for name, made in together.items() for part, takes in made}
     if loops is not None:
         names |= loops.put
     found = _typed(tree, parameters, names, fastmath=fastmath) if generated else []
@@ -179,7 +179,7 @@ def compile_run(
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
-    at_once = max((width for made in together.values() for _, width in made), default=1)
+    at_once = max((part.takes.width for made in together.values() for part in made), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}
     if loops is not None and block is not None:
@@ -221,10 +221,10 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
 
 def _together(
     lanes: LaneSource, parameters: Sequence[ParameterType], names: dict[str, Any], *, fastmath: bool
-) -> dict[str, list[tuple[Typed, int]]]:
-    """Return what runs several threads at once in the place of each body, and how many; nothing unless all bodies can.
+) -> dict[str, list[Together]]:
+    """Return what runs several threads at once in the place of each body; nothing unless all bodies can.
 
-    What runs many has one more that runs a few: rows of threads seldom end with as many.
+    What runs many, or wants memory, has another one that runs a few: rows of threads seldom end with as many.
     """
     tree = calls_chosen(ast.parse(lanes.text), names, fastmath=fastmath, lanes=True)
     found = {}
@@ -235,7 +235,7 @@ def _together(
             if made is None:
                 return {}
             found[function.name] = [made]
-            if made[1] > FEW:
+            if made.takes.width > FEW or made.takes.memory:
                 fewer = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always, most=FEW)
                 found[function.name] += [fewer] if fewer else []
     return found

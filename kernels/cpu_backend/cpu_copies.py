@@ -32,6 +32,7 @@ _ADDITIONS_PER_NUMBER = 2
 _ALIGNMENT = 64
 
 _allocate = external("calloc", types.int64, types.int64, types.int64)
+_allocate_aligned = external("aligned_alloc", types.int64, types.int64, types.int64)
 _free = external("free", types.void, types.int64)
 _thread_count = indirect(types.int32, 0)
 
@@ -83,8 +84,19 @@ def _memory_body(room: Any, extent: Any, additions: Any) -> Body:
     return Body(text, {**names, "thread_count": _thread_count, "allocate": _allocate})
 
 
+def _allocate_lines(size: Any) -> Any:
+    """Return so many bytes of memory that begin at a cache line, or 0 if there are not so many."""
+    raise NotImplementedError
+
+
+@built(_allocate_lines)
+def _allocate_lines_body(size: Any) -> Body:
+    text = "def implementation(size): return allocate(alignment, size)"
+    return Body(text, {"allocate": _allocate_aligned, "alignment": _ALIGNMENT})
+
+
 def _release(memory: Any) -> None:
-    """Give back what `_memory` returned."""
+    """Give back what `_memory` or `_allocate_lines` returned."""
     raise NotImplementedError
 
 
@@ -203,4 +215,5 @@ NAMES: dict[str, Any] = {
     "_nb_copy_at": _copy_at,
     "_nb_add_copy": _add_copy,
     "_nb_free": _release,
+    "_nb_allocate": _allocate_lines,
 }

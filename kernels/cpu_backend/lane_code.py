@@ -34,10 +34,13 @@ from numbridge.kernels.cpu_backend.lanes import (
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 
-__all__ = ["LaneText", "lane_place", "lane_value", "only_computes", "set_lane_value"]
+__all__ = ["GIVEN_MEMORY", "LaneText", "lane_place", "lane_value", "only_computes", "set_lane_value"]
 
-# What all lanes together may take of a thread's stack.
-_ROOM = 1 << 18
+# What all lanes together may take of a thread's stack, and what arrays of theirs may of memory that they are given.
+_ROOM, _MEMORY = 1 << 18, 1 << 22
+GIVEN_MEMORY = "_nb_lane_memory"
+"""The parameter that is the address of such memory."""
+_LINE = 64
 _LEAST = 8  # lanes whose numbers LLVM keeps in registers one by one
 _ADDS = (
     "_nb_add",
@@ -87,7 +90,7 @@ class LaneText(Text):
     ) -> None:
         super().__init__(tree, kinds, names, fastmath=fastmath, nonnegative=nonnegative)
         self.symbol += f".lanes{most}"
-        self.width = 0
+        self.width = self.memory = 0
         self._fast, self._always, self._at_most = fastmath, always, most
         self._along = index
         self._lanes: Lanes
@@ -103,10 +106,14 @@ class LaneText(Text):
         asked = (FEW if self._lanes.staggered else _LEAST) * self._always
         gained = self._lanes.width(self._is_float, self._is_serial, fastmath=self._fast)
         self.width = min(gained, self._at_most) or asked
-        while self.width > 1 and self.width * self._bytes() > _ROOM:
+        room = _MEMORY if GIVEN_MEMORY in self._types else _ROOM
+        while self.width > 1 and self.width * self._bytes() > room:
             self.width //= 2
         if self.width < 2:
             raise NoLanesError
+        if self.width * self._bytes() > _ROOM:
+            for private in self._private.values():
+                private.offset, self.memory = self.memory, self.memory + private.bytes_for(self.width)
 
     def _computes(self, function: ast.expr) -> bool:
         return only_computes(ast.unparse(function), lambda: self._object(function))
@@ -119,10 +126,9 @@ class LaneText(Text):
         return is_library_call(self._object(call.func), [self._expression(argument).type for argument in call.args])
 
     def _bytes(self) -> int:
-        """Return how much of the stack one lane takes."""
-        return sum(_itemsize(self._types[name]) for name in self._lanes.kept) + sum(
-            math.prod(private.extents) * _itemsize(private.kind.dtype) for private in self._private.values()
-        )
+        """Return how much memory one lane takes."""
+        kept = sum(_itemsize(self._types[name]) for name in self._lanes.kept)
+        return kept + sum(private.bytes_for(1) for private in self._private.values())
 
     # Places
 
@@ -482,12 +488,22 @@ class _Private:
     def __init__(self, made: Any, extents: tuple[int, ...]) -> None:
         self.kind = types.Array(made.dtype, made.ndim, "A")
         self.extents = extents
+        self.offset: int | None = None  # in the memory that the function is given; on the stack, if there is none
+
+    def bytes_for(self, width: int) -> int:
+        """Return how many bytes the arrays of so many lanes take; those of several begin at cache lines."""
+        size = math.prod(self.extents) * _itemsize(self.kind.dtype) * width
+        return size if width == 1 else (size + _LINE - 1) // _LINE * _LINE
 
     def memory(self, frame: Frame, width: int) -> Any:
         """Make room for all lanes."""
         held = frame.context.get_data_type(self.kind.dtype)
+        if self.offset is not None:
+            address = frame.builder.add(frame.values[GIVEN_MEMORY], ir.IntType(64)(self.offset))
+            room = frame.builder.inttoptr(address, held.as_pointer())
+            return frame.builder.bitcast(room, ir.ArrayType(held, max(math.prod(self.extents), 1) * width).as_pointer())
         place = frame.builder.alloca(ir.ArrayType(held, max(math.prod(self.extents), 1) * width))
-        place.align = 64
+        place.align = _LINE
         return place
 
     def view(self, frame: Frame, place: Any, width: int) -> Any:

@@ -11,7 +11,7 @@ import ast
 import builtins
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -20,15 +20,23 @@ from numba import types
 from numbridge.kernels.arithmetic.cpu_math import is_few_instructions
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, looping
-from numbridge.kernels.cpu_backend.lane_code import LaneText, lane_place, lane_value, set_lane_value
-from numbridge.kernels.cpu_backend.lanes import MOST, NoLanesError, range_start
+from numbridge.kernels.cpu_backend.lane_code import GIVEN_MEMORY, LaneText, lane_place, lane_value, set_lane_value
+from numbridge.kernels.cpu_backend.lanes import FEW, MOST, NoLanesError, range_start
+from numbridge.kernels.cpu_backend.range_source import Lane
 
-__all__ = ["in_lanes"]
+__all__ = ["Together", "in_lanes"]
 
 _WORD = ir.IntType(64)
 _MOST_TRIPS = (1 << 63) - 1
 _TRAPPING = (ast.FloorDiv, ast.Mod, ast.Pow)
 _PLAIN = (builtins.abs, builtins.bool, builtins.float, builtins.int, builtins.max, builtins.min)
+
+
+class Together(NamedTuple):
+    """A function that runs several threads at once, and what it takes."""
+
+    function: Typed
+    takes: Lane
 
 
 def in_lanes(
@@ -40,8 +48,10 @@ def in_lanes(
     fastmath: bool,
     always: bool,
     most: int = MOST,
-) -> tuple[Typed, int] | None:
-    """Return a function that runs several threads at once, and how many; None if that is impossible, or no gain.
+) -> Together | None:
+    """Return a function that runs several threads at once, or None if that is impossible, or no gain.
+
+    One of more than `FEW` takes the address of memory as its last argument.
 
     Parameters
     ----------
@@ -60,12 +70,16 @@ def in_lanes(
     most : int
         How many threads may run at once.
     """
-    text = MaskedText(copy.deepcopy(tree), kinds, index, names, fastmath=fastmath, always=always, most=most)
+    tree = copy.deepcopy(tree)
+    if most > FEW:
+        tree.args.args.append(ast.arg(GIVEN_MEMORY))
+        kinds = [*kinds, types.int64]
+    text = MaskedText(tree, kinds, index, names, fastmath=fastmath, always=always, most=most)
     try:
         made = as_typed(text)
     except NoLanesError:
         return None
-    return None if made is None else (made, text.width)
+    return None if made is None else Together(made, Lane(text.width, text.memory if most > FEW else None))
 
 
 class MaskedText(LaneText):

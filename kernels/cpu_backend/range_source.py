@@ -10,18 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, Stride
 from numbridge.kernels.cpu_backend.interior import ROW, Interior, remainder_text
 from numbridge.kernels.cpu_backend.totals import Total
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["LANES", "RUN", "WORK", "LaneSource", "Private", "lane_name", "range_source"]
+__all__ = ["LANES", "RUN", "WORK", "Lane", "LaneSource", "Private", "lane_name", "range_source"]
 
 RUN, WORK = "_nb_run", "_nb_work"
 LANES = "_nb_lanes_"
-Widths = Mapping[str, Sequence[int]]
+
+
+class Lane(NamedTuple):
+    """How many threads a function runs at once, and how many bytes it is given for that; None if it takes no memory."""
+
+    width: int
+    memory: int | None
+
+
+Widths = Mapping[str, Sequence[Lane]]
 """What stands before a body's name in that of another which runs several threads at once."""
 _SHORT_ROW = 16
 _BLOCK_DIMS, _GRID_DIMS = nb.PLAN_BLOCK - nb.PLAN_DIMS, nb.PLAN_GRID - nb.PLAN_DIMS
@@ -71,9 +80,9 @@ class LaneSource:
     always: bool
 
 
-def lane_name(entry: str, width: int) -> str:
-    """Return the name of the function that runs a body for so many threads at once."""
-    return f"{LANES}{width}_{entry}"
+def lane_name(entry: str, takes: Lane) -> str:
+    """Return the name of the function that runs a body for several threads at once."""
+    return f"{LANES}{takes.width}{'' if takes.memory is None else 'm'}_{entry}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +145,8 @@ def range_source(
         Arrays of which every thread reads its own element, to be asked for some way ahead.
     totals : sequence of Total
         What the body takes after its parameters, and adds to.
-    lanes : mapping of str to sequence of int, optional
-        Bodies of which there are others that run so many neighbouring threads at once, the most first: see `lane_name`.
+    lanes : mapping of str to sequence of Lane, optional
+        Bodies of which there are others that run several neighbouring threads at once, the most first: see `lane_name`.
     additions : int or str
         How often a thread is taken to add to elements, which tells whether copies are worth their while; or an expression of
         parameters.
@@ -379,21 +388,31 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
         one = [*asked, *promised("_nb_k"), *call("_nb_k")]
         lines, begin = [], first
-        for width in threads.lanes.get(entry, ()):
-            together = call("_nb_lane", lane_name(entry, width), "_nb_results")
+        for takes in threads.lanes.get(entry, ()):
+            width, memory = takes
+            more = [] if memory is None else ["_nb_memory_of_lanes" if memory else "0"]
+            end = f"_nb_whole{width}{'' if memory is None else 'm'}"
+            count = f"_nb_max({last} - {begin}, 0) // {width} * {width}"
             lines += [
-                f"_nb_whole{width} = {begin} + _nb_max({last} - {begin}, 0) // {width} * {width}",
-                f"for _nb_lane in range({begin}, _nb_whole{width}, {width}):",
-                *(f"    {line}" for line in together),
+                f"{end} = {begin} + {f'_nb_has_memory * ({count})' if memory else count}",
+                f"for _nb_lane in range({begin}, {end}, {width}):",
+                *(f"    {line}" for line in call("_nb_lane", lane_name(entry, takes), "_nb_results", more)),
             ]
-            begin = f"_nb_whole{width}"
+            begin = end
         return [*lines, *each(begin, last, one)]
 
     lines = _rows(rank, threads.active.strides, run)
+    memory = max((takes.memory or 0 for takes in threads.lanes.get(entry, ())), default=0)
     for stride in reversed(threads.active.strides):
         base = f"_nb_base{stride.axis}"
         lines = [f"{base} = {stride.start}", f"while {base} < {stride.stop}:", *(f"    {line}" for line in lines)]
         lines.append(f"    {base} += {stride.step}")
+    if memory:
+        asked = [
+            f"_nb_memory_of_lanes = _nb_allocate({memory})",
+            "_nb_has_memory = 1 if _nb_memory_of_lanes != 0 else 0",
+        ]
+        lines = [*asked, *lines, "_nb_free(_nb_memory_of_lanes)"]
     return [f"    {line}" for line in lines]
 
 
