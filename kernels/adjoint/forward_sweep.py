@@ -38,8 +38,8 @@ from numbridge.kernels.adjoint.ir import (
     Region,
     Store,
     Value,
-    constant_trips,
     defined_by,
+    most_trips,
     regions,
     walk,
 )
@@ -102,7 +102,7 @@ class ForwardSweep:
         slots = slots_for(sizes, most)
         made: dict[Loop, Checkpoints] = {}
         for number, op in enumerate(reversed(list(loops)), 1):
-            trips = constant_trips(op)
+            trips = most_trips(op)
             exact = trips is not None and trips <= slots
             made[op] = Checkpoints(op, loops[op], number, max(trips or 0, 1) if exact else slots, exact)
         return made

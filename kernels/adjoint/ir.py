@@ -41,6 +41,7 @@ __all__ = [
     "defined_by",
     "is_float",
     "is_records",
+    "most_trips",
     "nested",
     "operands",
     "read_for",
@@ -378,7 +379,12 @@ class Program:
 
 def constant_trips(op: Loop) -> int | None:
     """Return how many trips a loop has, if that is known."""
-    if op.index is None or op.leave is not None or any(type(b.constant) is not int for b in op.bounds):
+    return None if op.leave is not None else most_trips(op)
+
+
+def most_trips(op: Loop) -> int | None:
+    """Return how many trips a loop has that nobody leaves, if that is known."""
+    if op.index is None or any(type(b.constant) is not int for b in op.bounds):
         return None
     start, stop, step = (bound.constant for bound in op.bounds)
     return len(range(start, stop, step)) if step else None

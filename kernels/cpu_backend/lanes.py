@@ -570,8 +570,7 @@ class _Gain:
         inner = list(ast.walk(node))
         if any(self.is_serial(call) for call in inner if isinstance(call, ast.Call)):
             return 0
-        chained = any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
-        elements = [part for part in inner if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
+        chained, elements = self._is_chained(node), self._elements(inner)
         apart = [part for part in elements if not self._is_beside(part)]
         if id(node) in self.lanes.staggered and (apart or not chained):
             return 0  # lanes that wait cost what the others gain
@@ -580,6 +579,13 @@ class _Gain:
             reads = all(isinstance(part.ctx, ast.Load) for part in apart)
             return _NARROW if chained and reads and not self.fastmath else 0
         return MOST if chained or any(self.lanes.varies(part) for part in elements) else 0
+
+    def _is_chained(self, node: Any) -> bool:
+        """Tell whether each trip of a loop waits for floating-point numbers of the one before."""
+        return any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
+
+    def _elements(self, nodes: Sequence[ast.AST]) -> list[ast.Subscript]:
+        return [part for part in nodes if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
 
     def _is_shared_memory(self, node: ast.Subscript) -> bool:
         return isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays
@@ -592,7 +598,8 @@ class _Gain:
                 yield from self._loops(part.body)
                 yield from self._loops(part.orelse)
             elif isinstance(part, ast.For | ast.While) and lanes.varies(part):
-                inner = list(self._loops(part.body))
+                # What only goes through a lane's own arrays tells nothing of the loop around it.
+                inner = [n for n in self._loops(part.body) if self._is_chained(n) or self._elements([*ast.walk(n)])]
                 yield from inner or ([part] if _trips(part) > _FEW_TRIPS else [])
 
     def _is_beside(self, node: ast.Subscript) -> bool:
