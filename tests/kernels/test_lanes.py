@@ -515,7 +515,7 @@ def many_trips_of_a_local_array(x, y, n):
     y[i] = s
 
 
-@pytest.mark.parametrize(("function", "wide"), [(chain, 64), (uniform_breaks, 64), (many_trips_of_a_local_array, 8)])
+@pytest.mark.parametrize(("function", "wide"), [(chain, 64), (uniform_breaks, 64), (many_trips_of_a_local_array, 64)])
 def test_threads_run_together_where_that_is_faster(function, wide):
     kernel = nb.kernel(function)
     values = [floats(4000), floats(4000), TRIPS]
