@@ -35,6 +35,7 @@ from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -313,9 +314,9 @@ class JaxCallable(Remade):
             for p, a, d in zip(found.inputs, arguments, described, strict=True)
         ]
         results = zip(found.pure, self._results(options, described), strict=True)
-        made = [
-            TracedArray(jnp.zeros(*kind), p.name, options, writable=True, element=element_of(p)) for p, kind in results
-        ]
+        with all_kept():
+            zeros = [(p, jnp.zeros(*kind)) for p, kind in results]
+        made = [TracedArray(value, p.name, options, writable=True, element=element_of(p)) for p, value in zeros]
         maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False)
         with making(maker.new), watching(self._launched):
             self._finish(self._func(*passed, *made))

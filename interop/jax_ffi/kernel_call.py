@@ -22,6 +22,7 @@ from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.widths import width_settings
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
@@ -266,10 +267,8 @@ class JaxKernel(Remade):
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
         """Return the call for such arguments: JAX traces the same one again and again."""
-        import jax
-
         # What JAX would narrow is refused, unless it is set to 64 bits now.
-        key = (options, jax.config.jax_enable_x64, *(a.key if isinstance(a, Number) else a for a in described))
+        key = (options, *width_settings(), *(a.key if isinstance(a, Number) else a for a in described))
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)
@@ -324,13 +323,14 @@ class _Packing:
     ) -> None:
         self._owner, self._options, self._numbers, self._jitted = owner, options, numbers, jitted
         self._places = [k for k, number in enumerate(numbers) if number is not None]
-        # A Python float takes the kernel's floating type, which the arrays' dtypes decide.
+        # A Python float takes the kernel's floating type, which the arrays' dtypes decide, as JAX has them.
         self._types: dict[Any, list[tuple[str, Scalar]]] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Run the call."""
         arrays = [argument for argument, number in zip(arguments, self._numbers, strict=True) if number is None]
-        key = tuple((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        kinds = ((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        key = (*width_settings(), *kinds)
         types = self._types.get(key)
         if types is None:
             given = [a if number is None else number for a, number in zip(arguments, self._numbers, strict=True)]

@@ -24,6 +24,7 @@ from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["bind_call", "bind_form", "primitive"]
@@ -36,7 +37,7 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
     values = [
-        jax.lax.convert_element_type(operand, dtype)
+        _converted(operand, dtype)
         if dtype is not None
         else operand
         if isinstance(operand, jax.Array)
@@ -47,6 +48,14 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     if mesh is None:
         return tuple(_bind(call, values))
     return tuple(with_explicit_axes(call, mesh, values, lambda *inside: tuple(_bind(call, inside))))
+
+
+def _converted(operand: Any, dtype: Any) -> Any:
+    """Return a value as another dtype."""
+    import jax
+
+    with all_kept():
+        return jax.lax.convert_element_type(operand, dtype)
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:
@@ -120,9 +129,9 @@ def _form_runner(form: Form) -> Any:
     call, chosen = planned(form)
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
-        values = [x if kind is None else x.astype(kind) for x, kind in zip(operands, call.casts, strict=True)]
+        values = [x if kind is None else _converted(x, kind) for x, kind in zip(operands, call.casts, strict=True)]
         results = _bind(call, values)
-        return [results[k].astype(dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
+        return [_converted(results[k], dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
     return jax.jit(numbridge_derivative)
 

@@ -23,6 +23,7 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import is_symbolic, signature
 from numbridge.jax_ffi.values import described
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
@@ -201,7 +202,9 @@ class TracedArray:
         import jax.numpy as jnp
 
         given = value if isinstance(value, jax.Array) else self._numbers("fill_", value)
-        return self._change(jnp.full(self.value.shape, given, self.value.dtype))
+        with all_kept():
+            made = jnp.full(self.value.shape, given, self.value.dtype)
+        return self._change(made)
 
     def assign(self, values: Any) -> TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
@@ -210,7 +213,9 @@ class TracedArray:
         given = self._numbers("assign", values) if is_literal(values) else _constant(values)
         if jnp.shape(given) != self.value.shape:
             raise NumbridgeValueError(f"assign got values of shape {jnp.shape(given)} for {self!r}")
-        return self._change(jnp.asarray(given).astype(self.value.dtype))
+        with all_kept():
+            made = jnp.asarray(given).astype(self.value.dtype)
+        return self._change(made)
 
     def _numbers(self, operation: str, values: Any) -> np.ndarray[Any, Any]:
         """Return Python's numbers in this array's dtype, or refuse those that it does not have: JAX would wrap them around."""
@@ -234,7 +239,8 @@ class TracedArray:
         extents = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if element is not None:
             extents = (*extents, *inner_extents(element))
-        value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
+        with all_kept():
+            value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
         return TracedArray(value, "a temporary", self._options, writable=True, element=element)
 
     # What there is not

@@ -45,5 +45,7 @@ def described(value: Any) -> Operand:
     import jax
 
     aval = jax.typeof(value)
-    dtype = jax.dtypes.canonicalize_dtype(aval.dtype) if isinstance(aval.dtype, np.dtype) else aval.dtype
+    # What JAX has made already keeps its width.
+    is_made = isinstance(value, jax.Array) or not isinstance(aval.dtype, np.dtype)
+    dtype = aval.dtype if is_made else jax.dtypes.canonicalize_dtype(aval.dtype)
     return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
