@@ -108,7 +108,7 @@ def jax_callable(
         elsewhere from one execution to the next. The graph that was not used for the longest time is made to fit the new
         buffers. 32 by default; None keeps all; 0 makes no graphs.
     has_side_effect : bool
-        Whether to run the kernels even if nobody uses their outputs.
+        Whether to run the kernels, or call ``func``, even if nobody uses the outputs.
     fuse : bool, optional
         In `GraphMode.JAX`, whether the launches of pointwise kernels become operations of XLA, as for `jax_kernel`.
 
@@ -402,6 +402,7 @@ class _Called(JaxCallable):
         made = jax.ffi.ffi_call(
             self._target,
             shapes,
+            has_side_effect=options.has_side_effect,
             vmap_method=options.vmap_method if one_by_one else "broadcast_all",
             input_output_aliases={k: place for place, k in enumerate(in_out)},
         )(*values, numbers=_spelled(described), ndim=len(shapes[0].shape))
