@@ -34,7 +34,7 @@ from numbridge.jax_ffi.plan import (
 from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.values import described, jax_value, named
 from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.element_types.elements import Element, ElementType
@@ -274,6 +274,8 @@ class JaxCallable(Remade):
             rest = iter(operands)
             return self._run(options, *(a if known else next(rest) for a, known in zip(fixed, is_fixed, strict=True)))
 
+        names = [p.name for p, known in zip(self._signature.inputs, is_fixed, strict=True) if not known]
+        named(run, getattr(self._func, "__name__", type(self._func).__name__), names)
         made: Callable[..., tuple[Any, ...]] = jax.jit(run)
         return made
 

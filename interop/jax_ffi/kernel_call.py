@@ -21,7 +21,7 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.values import described, jax_value, named
 from numbridge.jax_ffi.widths import width_settings
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.element_types.elements import Element
@@ -296,6 +296,8 @@ class JaxKernel(Remade):
             call, values = self._plan(options, [next(rest) if number is None else number for number in numbers])
             return bind_call(call, [*operands[:has_numbers], *values])
 
+        arrays = [p.name for p, number in zip(self._signature.inputs, numbers, strict=True) if number is None]
+        named(run, self.kernel.name, ["numbers"] * has_numbers + arrays)
         jitted: Callable[..., tuple[Any, ...]] = jax.jit(run)
         call = _Packing(self, options, numbers, jitted) if has_numbers else jitted
         return functools.partial(self._with_numpy, call) if np.ndarray in map(type, arguments) else call

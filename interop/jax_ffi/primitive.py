@@ -17,13 +17,14 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.alone import run_alone
 from numbridge.jax_ffi.call_words import words
-from numbridge.jax_ffi.derivative import Form, planned
+from numbridge.jax_ffi.derivative import Form, operand_types, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
+from numbridge.jax_ffi.values import named
 from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.errors import KernelUnsupportedError
 
@@ -108,7 +109,30 @@ def _alone(call: Call) -> Any:
     """Return the jitted function that is one call."""
     import jax
 
-    return jax.jit(lambda *operands: _bind(call, operands))
+    def run(*operands: Any) -> Any:
+        return _bind(call, operands)
+
+    named(run, call.kernel.name, _operand_names(call))
+    return jax.jit(run)
+
+
+def _operand_names(call: Call) -> list[str]:
+    found = operand_types(call)
+    return [found[k].name if k in found else "numbers" for k in range(call.operands)]
+
+
+def _form_names(form: Form) -> list[str]:
+    """Return what messages call the operands of a derivative."""
+    primals = _operand_names(form.call)
+    slots = {
+        slot.index: kind.name
+        for slot, kind in zip(form.call.slots, form.call.types, strict=True)
+        if slot.kind == nb.RESULT
+    }
+    return [
+        primals[k] if kind == "primal" else f"{kind}_of_{slots[k] if kind == 'cotangent' else primals[k]}"
+        for kind, k in form.sources
+    ]
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -133,6 +157,7 @@ def _form_runner(form: Form) -> Any:
         results = _bind(call, values)
         return [_converted(results[k], dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
+    named(numbridge_derivative, "numbridge_derivative", _form_names(form))
     return jax.jit(numbridge_derivative)
 
 

@@ -1,7 +1,9 @@
-"""What an argument of a call is to JAX: whether JAX can take it at all, and how `plan` sees it."""
+"""What an argument of a call is to JAX: whether JAX can take it at all, how `plan` sees it, and what JAX's messages call it."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numbridge.jax_ffi.plan import Operand
 from numbridge.jax_ffi.signature import Signature
 from numbridge.kernels.errors import NumbridgeTypeError
 
-__all__ = ["described", "jax_value"]
+__all__ = ["described", "jax_value", "named"]
 
 
 def jax_value(found: Signature, place: int, argument: Any) -> Any:
@@ -49,3 +51,12 @@ def described(value: Any) -> Operand:
     is_made = isinstance(value, jax.Array) or not isinstance(aval.dtype, np.dtype)
     dtype = aval.dtype if is_made else jax.dtypes.canonicalize_dtype(aval.dtype)
     return Operand(tuple(aval.shape), dtype, bool(aval.weak_type))
+
+
+def named(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
+    """Let JAX's messages and profiles call a function and its positional arguments what the user calls them."""
+    # An input may have the name that something beside the inputs goes by.
+    unique = [f"{each}_{place}" if each in arguments[:place] else each for place, each in enumerate(arguments)]
+    shown = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_ONLY) for each in unique]
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
