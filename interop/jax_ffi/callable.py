@@ -34,7 +34,7 @@ from numbridge.jax_ffi.plan import (
 from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value, named
+from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.element_types.elements import Element, ElementType
@@ -282,7 +282,7 @@ class JaxCallable(Remade):
     def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
         numbers = [number_of(argument) for argument in arguments]
         return [
-            described(jax_value(self._signature, place, argument)) if number is None else number
+            operand(self._signature, place, jax_value(self._signature, place, argument)) if number is None else number
             for place, (argument, number) in enumerate(zip(arguments, numbers, strict=True))
         ]
 

@@ -21,7 +21,7 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value, named
+from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import width_settings
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.element_types.elements import Element
@@ -262,7 +262,7 @@ class JaxKernel(Remade):
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
         """Return a call for numbers and JAX values, and its operands."""
         values = [a if isinstance(a, Number) else jax_value(self._signature, k, a) for k, a in enumerate(arguments)]
-        given = [a if isinstance(a, Number) else described(a) for a in values]
+        given = [a if isinstance(a, Number) else operand(self._signature, k, a) for k, a in enumerate(values)]
         return self._planned(options, given), [a for a in values if not isinstance(a, Number)]
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
