@@ -120,9 +120,9 @@ def jax_callable(
     Notes
     -----
     Outputs and temporaries start as zeros. A traced function sees static numbers as Python numbers, and others as JAX values
-    without dimensions, which it may compute with and pass on. A launch that reads an array under one name and writes it under
-    another one reads what was there before the launch. In `GraphMode.NONE` launches share XLA's memory as they do outside of
-    JAX: there such a launch may read what another of its threads has written.
+    without dimensions, which it may compute with and pass on; extents may be symbolic dimensions of `jax.export`. A launch that
+    reads an array under one name and writes it under another one reads what was there before the launch. In `GraphMode.NONE`
+    launches share XLA's memory as they do outside of JAX: there such a launch may read what another of its threads has written.
 
     Examples
     --------

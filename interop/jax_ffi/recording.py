@@ -34,6 +34,7 @@ from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.taken_over import understand_extents
 from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.storage import strided
 from numbridge.storage.memory import adopt
@@ -41,6 +42,7 @@ from numbridge.storage.memory import adopt
 __all__ = ["TracedArray", "watching"]
 
 _MAX_EXTENT = 2**31 - 1
+understand_extents(is_symbolic)
 _watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
 
 

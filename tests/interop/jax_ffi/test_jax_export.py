@@ -203,3 +203,48 @@ def test_an_exported_function_has_its_gradient_with_it():
     made = exported(lambda x: (f(x)[0] ** 2).sum(), "n, m")
     loaded = jax.export.deserialize(made.serialize(vjp_order=1))
     np.testing.assert_array_equal(jax.grad(loaded.call)(jnp.ones((2, 3))), jnp.full((2, 3), 18.0))
+
+
+@nb.kernel
+def square_and_add(x: nb.array[float], total: nb.array[float]):
+    i = nb.tid()
+    total[i] = total[i] * total[i] + x[i]
+
+
+def several_launches(x: nb.array[float], total: nb.array[float], out: nb.array[float]):
+    half, ones = nb.zeros_like(x), nb.ones(x.shape)
+    nb.launch(square_and_add, x.shape, [x], [ones])
+    nb.launch(square_and_add, x.shape[0], [ones], [total])
+    square_and_add.forall(x.size, block_dim=64)(total, half)
+    nb.launch(square_and_add, x.shape[0] - 1, [half[1:]], [total[:-1]])
+    nb.launch(square_and_add, [x.shape[0] // 2], [total[::2]], [out[1::2]])
+    nb.launch(square_and_add, 2, [out[:2]], [out[2:4]])
+
+
+@pytest.mark.parametrize("mode", [nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE])
+def test_functions_that_launch_kernels_with_symbolic_dims(mode):
+    f = nb.jax_callable(several_launches, 2, mode, in_out_argnames=["total"], enable_backward=True)
+
+    def loss(run, *arguments):
+        return sum((out**2).sum() for out in run(*arguments))
+
+    (n,) = jax.export.symbolic_shape("2*n", constraints=["n >= 2"])
+    x = jax.ShapeDtypeStruct((n,), jnp.float32)
+    made = jax.export.export(jax.jit(f), disabled_checks=CHECKS)(x, x)
+    loaded = jax.export.deserialize(made.serialize(vjp_order=1)).call
+    for count in (4, 10):
+        given = (jnp.linspace(0.1, 0.5, count), jnp.linspace(0.3, -0.3, count))
+        for got, wanted in zip(loaded(*given), f(*given), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        for got, wanted in zip(jax.grad(loss, (1, 2))(loaded, *given), jax.grad(loss, (1, 2))(f, *given), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_symbolic_dims_are_for_arrays_of_the_traced_function():
+    outside = np.ones(3, np.float32)
+
+    def f(x: nb.array[float], out: nb.array[float]):
+        nb.launch(square_and_add, x.shape, [outside], [outside])
+
+    with pytest.raises(nb.NumbridgeTypeError, match=r"dim of kernel 'square_and_add': wanted an int .*, got \(n,\)"):
+        exported(lambda x: nb.jax_callable(f)(x)[0], "n")
