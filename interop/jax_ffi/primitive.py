@@ -277,7 +277,10 @@ def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, form: Form, ou
 
 
 def _no_transpose(cotangents: Any, *operands: Any, call: Call, body: Any) -> Any:
-    raise KernelUnsupportedError(f"kernel {call.kernel.name!r} under JAX is not linear, so it cannot be transposed")
+    raise KernelUnsupportedError(
+        f"{call.signature.what} under JAX is not linear as far as JAX knows, so it cannot be transposed; transpose its jax.jvp, "
+        "or, where a rule of jax.custom_jvp calls it, write one of jax.custom_vjp"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
