@@ -22,7 +22,7 @@ from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
-from numbridge.jax_ffi.widths import width_settings
+from numbridge.jax_ffi.widths import all_kept, width_settings
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
@@ -246,11 +246,14 @@ class JaxKernel(Remade):
 
     def _with_values(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
         """Run at once; vectors and matrices by value go as arrays, so that another value compiles nothing."""
+        import jax
+
         for parameter, argument in zip(self._signature.inputs, arguments, strict=True):
             number = number_of(argument)
             if number is not None and isinstance(argument, Element):
                 argument_row(self._signature, parameter, number)
-        plain = [argument.numpy() if isinstance(argument, Element) else argument for argument in arguments]
+        with all_kept():
+            plain = [jax.numpy.asarray(a.numpy()) if isinstance(a, Element) else a for a in arguments]
         return self(
             *plain,
             launch_dims=options.launch_dims,

@@ -102,3 +102,24 @@ def test_wide_arrays_and_temporaries_of_a_callable_without_64_bits(mode, wrap):
 
     (out,) = wrap(nb.jax_callable(halfway, graph_mode=mode))(wide_ones(3))
     assert out.dtype == np.float64 and out.tolist() == [2.0, 2.0 + 2.0**-39, 2.0 + 2.0**-40]
+
+
+@nb.kernel
+def beyond_one(x: nb.array[float], v: nb.vec3d, s: nb.float64, out: nb.array[float]):
+    i = nb.tid()
+    out[i] = x[i] + 2.0**40 * (v[0] - 1.0) + 2.0**40 * (s - 1.0)
+
+
+@fuses
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_wide_numbers_and_vectors_by_value_without_64_bits(fuse, wrap):
+    f, above = nb.jax_kernel(beyond_one, fuse=fuse), 1.0 + 2.0**-40
+    (out,) = wrap(lambda x: f(x, nb.vec3d(above, 0.0, 0.0), above))(jnp.ones(2, jnp.float32))
+    assert out.tolist() == [3, 3]
+
+
+@fuses
+def test_narrow_values_for_wide_parameters_without_64_bits(fuse):
+    f, above = nb.jax_kernel(beyond_one, fuse=fuse), 1.0 + 2.0**-20
+    (out,) = jax.jit(f)(jnp.ones(2), jnp.array([above, 0.0, 0.0]), above)
+    assert out.tolist() == [1 + 2.0**21] * 2
