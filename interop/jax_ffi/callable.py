@@ -120,9 +120,11 @@ def jax_callable(
     Notes
     -----
     Outputs and temporaries start as zeros. A traced function sees static numbers as Python numbers, and others as JAX values
-    without dimensions, which it may compute with and pass on; extents may be symbolic dimensions of `jax.export`. A launch that
-    reads an array under one name and writes it under another one reads what was there before the launch. In `GraphMode.NONE`
-    launches share XLA's memory as they do outside of JAX: there such a launch may read what another of its threads has written.
+    without dimensions, which it may compute with and pass on; extents may be symbolic dimensions of `jax.export`. For JAX's own
+    operations ``jnp.asarray(array)`` is what an array holds now, and what they make may be passed to launches and assigned; in
+    `jax.lax.scan` and its like, arrays can be written that are made there. A launch that reads an array under one name and writes
+    it under another one reads what was there before the launch. In `GraphMode.NONE` launches share XLA's memory as they do
+    outside of JAX: there such a launch may read what another of its threads has written.
 
     Examples
     --------

@@ -74,7 +74,7 @@ class TracedArray:
         What the last dimensions of the value are the components of.
     """
 
-    __slots__ = ("_base", "_element", "_get", "_layout", "_name", "_options", "_put", "_value", "_writable")
+    __slots__ = ("_base", "_element", "_get", "_layout", "_name", "_options", "_put", "_trace", "_value", "_writable")
 
     # Marks arrays that other parts of numbridge hand over to, instead of looking for memory.
     __is_traced__ = True
@@ -82,12 +82,15 @@ class TracedArray:
     def __init__(
         self, value: Any, name: str, options: Options, *, writable: bool, element: ElementType | None = None
     ) -> None:
+        from jax.extend.core import get_opaque_trace_state
+
         self._value, self._name, self._options, self._writable = value, name, options, writable
         self._element = element
         self._base: TracedArray | None = None
         self._get: Callable[[Any], Any] | None = None
         self._put: Callable[[Any, Any], Any] | None = None
         self._layout: Layout | None = None
+        self._trace = get_opaque_trace_state()
 
     # What it is
 
@@ -237,9 +240,21 @@ class TracedArray:
     def store(self, new: Any) -> None:
         """Let the array stand for another value of its shape and dtype from now on."""
         if self._base is None or self._put is None:
+            self._check_trace(new)
             self._value = new
         else:
             self._base.store(self._put(self._base.value, new))
+
+    def _check_trace(self, new: Any) -> None:
+        """Refuse what exists only within a loop, a branch or another part that JAX traces by itself: only that would see it."""
+        from jax.core import Tracer
+        from jax.extend.core import get_opaque_trace_state
+
+        if isinstance(new, Tracer) and get_opaque_trace_state() != self._trace:
+            raise BufferAccessError(
+                f"{self!r} is written within a function that JAX traces by itself, such as the body of jax.lax.scan, and comes "
+                "from outside of it; use Python's loops and branches, or make the array there and return jnp.asarray(array)"
+            )
 
     def _change(self, new: Any) -> TracedArray:
         if not self._writable:
@@ -316,6 +331,10 @@ class TracedArray:
         with all_kept():
             value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
         return TracedArray(value, "a temporary", self._options, writable=True, element=element)
+
+    def __jax_array__(self) -> Any:
+        """Return what it stands for now, for JAX's own operations: ``jnp.asarray(array)``."""
+        return self.value
 
     # What there is not
 

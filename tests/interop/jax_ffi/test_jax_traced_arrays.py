@@ -148,6 +148,62 @@ def test_facts(mode):
     assert seen[0] == [(a.shape, a.is_contiguous, a.itemsize, a.nbytes, a.size, a.ndim, True) for a in views]
 
 
+@traced
+def test_operations_of_jax_between_launches(mode):
+    def function(x: nb.array2d[float], out: nb.array2d[float]):
+        half = nb.zeros(x.shape)
+        nb.launch(double2, x.shape, [jnp.sin(jnp.asarray(x)), half])
+        half[1:] = jnp.cos(jnp.asarray(half)[:-1])
+        nb.launch(double2, x.shape, [half], [out])
+
+    def expected(x):
+        half = 2 * jnp.sin(x)
+        return 2 * half.at[1:].set(jnp.cos(half[:-1]))
+
+    f = nb.jax_callable(function, graph_mode=mode, enable_backward=True)
+    np.testing.assert_allclose(f(grid)[0], expected(grid), rtol=1e-5, atol=1e-6)
+    gradients = [jax.grad(lambda x, run=run: (run(x) ** 2).sum())(grid) for run in (lambda x: f(x)[0], expected)]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@traced
+def test_loops_of_jax_with_arrays_of_their_own(mode):
+    def function(x: nb.array[float], out: nb.array[float]):
+        def body(total, row):
+            doubled = nb.zeros(x.shape)
+            nb.launch(double, x.shape, [total + row], [doubled])
+            return jnp.asarray(doubled), ()
+
+        out.assign(jax.lax.scan(body, jnp.asarray(x), jnp.ones((3, 4)))[0])
+
+    f = nb.jax_callable(function, graph_mode=mode, enable_backward=True)
+    assert f(grid[1])[0].tolist() == (8 * grid[1] + 14).tolist()
+    assert jax.grad(lambda x: f(x)[0].sum())(grid[1]).tolist() == [8.0] * 4
+
+
+LOOPS = {
+    "loop": lambda write: jax.lax.fori_loop(0, 3, lambda _, c: write() or c, 0),
+    "branch": lambda write: jax.lax.cond(True, lambda: write() or 0, lambda: 0),
+    "jit": lambda write: jax.jit(lambda: write() or 0)(),
+}
+
+
+@traced
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("part", [slice(None), slice(1, 3)], ids=["whole", "view"])
+def test_arrays_from_outside_are_not_written_within_loops_of_jax(mode, loop, part):
+    def function(x: nb.array[float], out: nb.array[float]):
+        total = nb.zeros(x.shape)
+        LOOPS[loop](lambda: nb.launch(double, x[part].shape, [x[part]], [total[part]]))
+        out.fill_(1)
+
+    message = (
+        r"<traced array 'a temporary': float32\[4\]> is written within a function that JAX traces by itself, such as"
+    )
+    with pytest.raises(nb.BufferAccessError, match=message):
+        nb.jax_callable(function, graph_mode=mode)(grid[0])
+
+
 WRONG = {
     "axes": (lambda x, out: x.transpose(0, 0), ValueError, r"axes \(0, 0\) do not name each of the 2 axes once"),
     "reshape": (lambda x, out: x.reshape(5, -1), ValueError, r"12 elements cannot have the shape \(5, -1\)"),
