@@ -20,6 +20,7 @@ import numpy as np
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.creation import making
+from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import (
     Number,
@@ -341,6 +342,8 @@ class _Replayed(JaxCallable):
         self, func: Callable[..., None], found: Signature, options: Options, graph_cache_max: int | None
     ) -> None:
         super().__init__(func, found, options, graph_cache_max)
+        # Also for programs that were exported elsewhere.
+        targets.register_plans()
         self._graphs = GraphCache(graph_cache_max)
 
     @property

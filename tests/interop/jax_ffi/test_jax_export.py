@@ -248,3 +248,28 @@ def test_symbolic_dims_are_for_arrays_of_the_traced_function():
 
     with pytest.raises(nb.NumbridgeTypeError, match=r"dim of kernel 'square_and_add': wanted an int .*, got \(n,\)"):
         exported(lambda x: nb.jax_callable(f)(x)[0], "n")
+
+
+SEVERAL = """
+    def twice(x: nb.array[float], y: nb.array[float], out: nb.array[float]):
+        half = nb.zeros(x.shape)
+        nb.launch(saxpy, x.shape, [x, 2.0, y], [half])
+        nb.launch(saxpy, x.shape, [half, 3.0, y], [out])
+
+    f = nb.jax_callable(twice, graph_mode=nb.GraphMode.{mode})
+"""
+MAKE_SEVERAL = """
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n") if {symbolic} else (3,), jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"numbridge_{name}") for name in ("launch", "plan")]
+    open(sys.argv[1], "wb").write(jax.export.export(jax.jit(lambda *xs: f(*xs)[0]), disabled_checks=checks)(x, x).serialize())
+"""
+
+
+@pytest.mark.parametrize(("mode", "symbolic"), [("JAX", True), ("NUMBRIDGE", True), ("NUMBRIDGE", False)])
+def test_a_function_that_launches_kernels_runs_in_a_new_process(run_python, tmp_path, mode, symbolic):
+    path = tmp_path / "program"
+    several = SEVERAL.replace("{mode}", mode)
+    run(run_python, path, KERNEL, several, MAKE_SEVERAL.replace("{symbolic}", str(symbolic)))
+    use = USE if symbolic else USE.replace("(3, 5)", "(3,)")
+    wanted = "".join(f"{[6.0 * k + 4 for k in range(n)]}\n" for n in ((3, 5) if symbolic else (3,)))
+    assert run(run_python, path, KERNEL, several, "\nnb.jax_kernel(saxpy)", use) == wanted
