@@ -18,15 +18,17 @@ _tests: list[Callable[[Any], bool]] = []
 def taking_over(arguments: Sequence[Any]) -> Any:
     """Return what takes over a launch on these arguments, or None."""
     for argument in arguments:
-        record = _taken_over(type(argument))
+        record = _taking_over(type(argument))
         if record is not None:
             return record
     return None
 
 
-@functools.cache
 def _taken_over(kind: type) -> Any:
     return getattr(kind, "__record_launch__", None)
+
+
+_taking_over: Callable[[type], Any] = functools.cache(_taken_over)
 
 
 def understand_extents(test: Callable[[Any], bool]) -> None:
