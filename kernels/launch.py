@@ -33,6 +33,7 @@ from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.taken_over import are_understood, taking_over
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
 __all__ = [
@@ -123,11 +124,10 @@ class _Road:
         if self.kernel.source.threads != self._threads:
             self._refuse_threads()
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
-        for argument in arguments:
-            record = _taking_over(type(argument))
-            if record is not None:
-                record(self.kernel, self.geometry, arguments)
-                return
+        record = taking_over(arguments)
+        if record is not None:
+            record(self.kernel, self.geometry, arguments)
+            return
         found = [*map(describe, arguments)]
         if self.place.device is None and not _has_array(found):
             # Nothing in the arguments tells the device, so it is the current one, which may be another next time.
@@ -206,14 +206,6 @@ def _raises(kernel: Kernel, error: BaseException | None) -> str:
     places = raised_at([(f, node) for f in functions for node in f.nodes if may_raise(node)], error)
     one = "; it may do so here" if places else ""
     return "".join([one, *(f"\n  {function.excerpt(node)}" for function, node in places)])
-
-
-def _taken_over(kind: type) -> Any:
-    """Return what takes over a launch on an argument of a class, or None."""
-    return getattr(kind, "__record_launch__", None)
-
-
-_taking_over: Callable[[type], Any] = functools.cache(_taken_over)
 
 
 def _has_array(found: Sequence[Description]) -> bool:
@@ -371,6 +363,8 @@ def remembered(
     device: Device | None = None,
 ) -> Any:
     """Return `forall` of a kernel, looked up by its dimensions where it was asked for before."""
+    if not _is_plain(dim) and are_understood(dim):
+        return _for_others(kernel, dim, block_dim)
     # `torch.Size`, lists and NumPy's integers are dimensions, too.
     extents = dim if _is_plain(dim) else dimensions(kernel, dim)
     block = block_dim if _is_plain(block_dim) else block_dim_of(kernel, block_dim)
@@ -386,6 +380,21 @@ def remembered(
         keys = (extents, like) if type(where) is not tuple or _is_plain(where) else (extents,)
         _keep(kernel, where, keys, known)
     return known
+
+
+def _for_others(kernel: Kernel, dim: Any, block_dim: Any) -> Callable[..., None]:
+    """Return what launches over extents that are no numbers, which is possible where an argument takes the launch over."""
+    extents = tuple(dim) if isinstance(dim, tuple | list) else (dim,)
+    block = block_axes(block_dim_of(kernel, block_dim, len(extents)))
+    geometry = Geometry(extents, block, (), (), ())
+
+    def run(*arguments: Any) -> None:
+        record = taking_over(arguments)
+        if record is None:
+            dimensions(kernel, dim)
+        record(kernel, geometry, arguments)
+
+    return run
 
 
 def _is_plain(extents: Any) -> bool:

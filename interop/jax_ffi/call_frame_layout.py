@@ -44,6 +44,22 @@ DATA_TYPES = (
     ("float8_e5m2", 19),
     ("float8_e4m3fn", 20),
 )
+# Those that numbridge does not have, by JAX's name; only messages need them.
+OTHER_DATA_TYPES = (
+    ("int4", 21),
+    ("uint4", 22),
+    ("float8_e4m3b11fnuz", 23),
+    ("float8_e5m2fnuz", 24),
+    ("float8_e4m3fnuz", 25),
+    ("int2", 26),
+    ("uint2", 27),
+    ("float8_e4m3", 28),
+    ("float8_e3m4", 29),
+    ("int1", 30),
+    ("uint1", 31),
+    ("float4_e2m1fn", 32),
+    ("float8_e8m0fnu", 33),
+)
 CODE_INT64, CODE_UINT32 = 5, 8
 
 # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE

@@ -20,6 +20,7 @@ import numpy as np
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.creation import making
+from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import (
     Number,
@@ -34,7 +35,8 @@ from numbridge.jax_ffi.plan import (
 from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
 from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.values import jax_value, named, operand
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
 from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
@@ -107,7 +109,7 @@ def jax_callable(
         elsewhere from one execution to the next. The graph that was not used for the longest time is made to fit the new
         buffers. 32 by default; None keeps all; 0 makes no graphs.
     has_side_effect : bool
-        Whether to run the kernels even if nobody uses their outputs.
+        Whether to run the kernels, or call ``func``, even if nobody uses the outputs.
     fuse : bool, optional
         In `GraphMode.JAX`, whether the launches of pointwise kernels become operations of XLA, as for `jax_kernel`.
 
@@ -119,9 +121,11 @@ def jax_callable(
     Notes
     -----
     Outputs and temporaries start as zeros. A traced function sees static numbers as Python numbers, and others as JAX values
-    without dimensions, which it may compute with and pass on. A launch that reads an array under one name and writes it under
-    another one reads what was there before the launch. In `GraphMode.NONE` launches share XLA's memory as they do outside of
-    JAX: there such a launch may read what another of its threads has written.
+    without dimensions, which it may compute with and pass on; extents may be symbolic dimensions of `jax.export`. For JAX's own
+    operations ``jnp.asarray(array)`` is what an array holds now, and what they make may be passed to launches and assigned; in
+    `jax.lax.scan` and its like, arrays can be written that are made there. A launch that reads an array under one name and writes
+    it under another one reads what was there before the launch. In `GraphMode.NONE` launches share XLA's memory as they do
+    outside of JAX: there such a launch may read what another of its threads has written.
 
     Examples
     --------
@@ -273,13 +277,15 @@ class JaxCallable(Remade):
             rest = iter(operands)
             return self._run(options, *(a if known else next(rest) for a, known in zip(fixed, is_fixed, strict=True)))
 
+        names = [p.name for p, known in zip(self._signature.inputs, is_fixed, strict=True) if not known]
+        named(run, getattr(self._func, "__name__", type(self._func).__name__), names)
         made: Callable[..., tuple[Any, ...]] = jax.jit(run)
         return made
 
     def _described(self, arguments: Sequence[Any]) -> list[Operand | Number]:
         numbers = [number_of(argument) for argument in arguments]
         return [
-            described(jax_value(self._signature, place, argument)) if number is None else number
+            operand(self._signature, place, jax_value(self._signature, place, argument)) if number is None else number
             for place, (argument, number) in enumerate(zip(arguments, numbers, strict=True))
         ]
 
@@ -313,9 +319,9 @@ class JaxCallable(Remade):
             for p, a, d in zip(found.inputs, arguments, described, strict=True)
         ]
         results = zip(found.pure, self._results(options, described), strict=True)
-        made = [
-            TracedArray(jnp.zeros(*kind), p.name, options, writable=True, element=element_of(p)) for p, kind in results
-        ]
+        with all_kept():
+            zeros = [(p, jnp.zeros(*kind)) for p, kind in results]
+        made = [TracedArray(value, p.name, options, writable=True, element=element_of(p)) for p, value in zeros]
         maker = TracedArray(jnp.zeros(()), "the maker of temporaries", options, writable=False)
         with making(maker.new), watching(self._launched):
             self._finish(self._func(*passed, *made))
@@ -336,6 +342,8 @@ class _Replayed(JaxCallable):
         self, func: Callable[..., None], found: Signature, options: Options, graph_cache_max: int | None
     ) -> None:
         super().__init__(func, found, options, graph_cache_max)
+        # Also for programs that were exported elsewhere.
+        targets.register_plans()
         self._graphs = GraphCache(graph_cache_max)
 
     @property
@@ -401,6 +409,7 @@ class _Called(JaxCallable):
         made = jax.ffi.ffi_call(
             self._target,
             shapes,
+            has_side_effect=options.has_side_effect,
             vmap_method=options.vmap_method if one_by_one else "broadcast_all",
             input_output_aliases={k: place for place, k in enumerate(in_out)},
         )(*values, numbers=_spelled(described), ndim=len(shapes[0].shape))

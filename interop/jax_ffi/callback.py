@@ -176,8 +176,8 @@ def _cuda_context(frame: Frame) -> CallContext:
 
 def _call(frame: Frame, function: Function, context: CallContext) -> None:
     lease = Lease() if context.stream is None else CudaLease(context.stream)
-    inputs = [lent(buffer, lease, context, read_only=True) for buffer in frame.inputs]
-    outputs = [lent(buffer, lease, context, read_only=False) for buffer in frame.outputs]
+    inputs = [lent(x, f"inputs[{k}]", lease, context, read_only=True) for k, x in enumerate(frame.inputs)]
+    outputs = [lent(x, f"outputs[{k}]", lease, context, read_only=False) for k, x in enumerate(frame.outputs)]
     function(inputs, outputs, frame.attributes, context)
     del inputs, outputs
     watched = weakref.ref(lease)
@@ -217,7 +217,7 @@ def check_returned(watched: weakref.ref[Lease]) -> None:
         )
 
 
-def lent(buffer: Buffer, lease: Lease, context: CallContext, *, read_only: bool) -> Array:
+def lent(buffer: Buffer, where: str, lease: Lease, context: CallContext, *, read_only: bool) -> Array:
     """Return an Array on a buffer's memory, on the stream of its call.
 
     Raises
@@ -226,7 +226,10 @@ def lent(buffer: Buffer, lease: Lease, context: CallContext, *, read_only: bool)
         If numbridge has no such element type.
     """
     if buffer.scalar is None:
-        raise ConversionError(f"a buffer of {buffer} has no counterpart among numbridge's dtypes")
+        raise ConversionError(
+            f"{where} is {buffer}, which has no counterpart among numbridge's dtypes; convert it with astype, inputs before the "
+            "call and outputs behind it"
+        )
     flags = dl.FLAG_READ_ONLY if read_only else 0
     kind, ordinal = (dl.CPU, 0) if context.stream is None else (dl.CUDA, context.device.ordinal)
     stream = () if context.stream is None else (context.stream,)

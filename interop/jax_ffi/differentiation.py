@@ -183,6 +183,11 @@ def pull_transpose(form: Form, cotangents: Sequence[Any], operands: Sequence[Any
 
     point = taken_apart(form, operands)
     undefined = [any(ad.is_undefined_primal(value) for value, _ in group.values()) for group in point.groups()]
+    if undefined.count(True) != 1 or any(map(ad.is_undefined_primal, point.primals)):
+        raise KernelUnsupportedError(
+            f"{form.call.signature.what} under JAX, derivative: it is linear in the tangents of one direction, and in the "
+            "cotangents, but not in several of these at once, nor in the arguments; transpose it by one of them"
+        )
     place = undefined.index(True)
     group = point.groups()[place]
     whole = (True,) * len(form.batch)

@@ -18,6 +18,7 @@ from numbridge.kernels.errors import ConversionError
 __all__ = ["Buffer", "Frame", "error_in"]
 
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
+_OTHER_NAMES = {code: name for name, code in xla.OTHER_DATA_TYPES}
 _CREATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -32,7 +33,7 @@ class Buffer:
 
     def __str__(self) -> str:
         """Return such as ``float32[3, 4]``."""
-        name = self.scalar.name if self.scalar else f"XLA type {self.code}"
+        name = self.scalar.name if self.scalar else _OTHER_NAMES.get(self.code, f"XLA type {self.code}")
         return f"{name}[{', '.join(map(str, self.shape))}]"
 
 

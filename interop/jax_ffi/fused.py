@@ -18,6 +18,7 @@ import numpy as np
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.plan import SCALAR_ROOM, Call
 from numbridge.jax_ffi.pointwise import Pointwise, Step, is_exact, pointwise_of, shape_of
+from numbridge.jax_ffi.widths import all_kept
 
 __all__ = ["MOST_OPERATIONS", "fused"]
 
@@ -60,8 +61,7 @@ def _jitted(call: Call, found: Pointwise, *, barriers: bool) -> Callable[..., li
     import jax
 
     def numbridge_fused(*operands: Any) -> list[Any]:
-        # Numba computes in 64 bits where JAX may be set to 32.
-        with jax.enable_x64(True):
+        with all_kept():
             return _Evaluation(call, operands, barriers=barriers).results(found)
 
     made: Callable[..., list[Any]] = jax.jit(numbridge_fused)

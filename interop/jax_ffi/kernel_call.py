@@ -21,7 +21,8 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
 from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
-from numbridge.jax_ffi.values import described, jax_value
+from numbridge.jax_ffi.values import jax_value, named, operand
+from numbridge.jax_ffi.widths import all_kept, width_settings
 from numbridge.kernels.block_dims import block_dim_of
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
@@ -245,11 +246,14 @@ class JaxKernel(Remade):
 
     def _with_values(self, options: Options, *arguments: Any) -> tuple[Any, ...]:
         """Run at once; vectors and matrices by value go as arrays, so that another value compiles nothing."""
+        import jax
+
         for parameter, argument in zip(self._signature.inputs, arguments, strict=True):
             number = number_of(argument)
             if number is not None and isinstance(argument, Element):
                 argument_row(self._signature, parameter, number)
-        plain = [argument.numpy() if isinstance(argument, Element) else argument for argument in arguments]
+        with all_kept():
+            plain = [jax.numpy.asarray(a.numpy()) if isinstance(a, Element) else a for a in arguments]
         return self(
             *plain,
             launch_dims=options.launch_dims,
@@ -261,15 +265,13 @@ class JaxKernel(Remade):
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
         """Return a call for numbers and JAX values, and its operands."""
         values = [a if isinstance(a, Number) else jax_value(self._signature, k, a) for k, a in enumerate(arguments)]
-        given = [a if isinstance(a, Number) else described(a) for a in values]
+        given = [a if isinstance(a, Number) else operand(self._signature, k, a) for k, a in enumerate(values)]
         return self._planned(options, given), [a for a in values if not isinstance(a, Number)]
 
     def _planned(self, options: Options, described: Sequence[Operand | Number]) -> Call:
         """Return the call for such arguments: JAX traces the same one again and again."""
-        import jax
-
         # What JAX would narrow is refused, unless it is set to 64 bits now.
-        key = (options, jax.config.jax_enable_x64, *(a.key if isinstance(a, Number) else a for a in described))
+        key = (options, *width_settings(), *(a.key if isinstance(a, Number) else a for a in described))
         call = self._plans.get(key)
         if call is None:
             call = plan_call(self.kernel, self._signature, options, described)
@@ -297,6 +299,8 @@ class JaxKernel(Remade):
             call, values = self._plan(options, [next(rest) if number is None else number for number in numbers])
             return bind_call(call, [*operands[:has_numbers], *values])
 
+        arrays = [p.name for p, number in zip(self._signature.inputs, numbers, strict=True) if number is None]
+        named(run, self.kernel.name, ["numbers"] * has_numbers + arrays)
         jitted: Callable[..., tuple[Any, ...]] = jax.jit(run)
         call = _Packing(self, options, numbers, jitted) if has_numbers else jitted
         return functools.partial(self._with_numpy, call) if np.ndarray in map(type, arguments) else call
@@ -324,13 +328,14 @@ class _Packing:
     ) -> None:
         self._owner, self._options, self._numbers, self._jitted = owner, options, numbers, jitted
         self._places = [k for k, number in enumerate(numbers) if number is not None]
-        # A Python float takes the kernel's floating type, which the arrays' dtypes decide.
+        # A Python float takes the kernel's floating type, which the arrays' dtypes decide, as JAX has them.
         self._types: dict[Any, list[tuple[str, Scalar]]] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Run the call."""
         arrays = [argument for argument, number in zip(arguments, self._numbers, strict=True) if number is None]
-        key = tuple((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        kinds = ((getattr(array, "dtype", None), getattr(array, "weak_type", False)) for array in arrays)
+        key = (*width_settings(), *kinds)
         types = self._types.get(key)
         if types is None:
             given = [a if number is None else number for a, number in zip(arguments, self._numbers, strict=True)]

@@ -17,6 +17,7 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import Key
 from numbridge.jax_ffi.signature import Dims, Signature, as_dims, is_shorter, is_symbolic
+from numbridge.jax_ffi.widths import is_kept
 from numbridge.kernels import scalars
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
@@ -511,11 +512,8 @@ def _as_wanted(element: ElementType | None, wanted: Any) -> str:
     """Return how to come by an array of what a parameter asks for."""
     if element is not None and element.fields is not None:
         return "pass its bytes, records.view(np.uint8)"
-    import jax
-
     # Without 64 bits JAX makes such an array one of 32, and only warns.
-    is_there = jax.dtypes.canonicalize_dtype(wanted.numpy) == wanted.numpy
-    first = "" if is_there else "set jax.config.update('jax_enable_x64', True) before, and "
+    first = "" if is_kept(wanted.numpy) else "set jax.config.update('jax_enable_x64', True) before, and "
     return f"{first}use x.astype({wanted.name!r})"
 
 
@@ -593,9 +591,7 @@ def _weak_float(rows: Sequence[Scalar]) -> str:
 
 
 def _checked_result(where: str, row: Scalar) -> Scalar:
-    import jax
-
-    if jax.dtypes.canonicalize_dtype(row.numpy) != row.numpy:
+    if not is_kept(row.numpy):
         raise ConversionError(
             f"{where}: JAX would narrow {row.name}; set jax.config.update('jax_enable_x64', True) before, or annotate 32 bits"
         )

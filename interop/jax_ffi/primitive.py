@@ -17,13 +17,15 @@ from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.alone import run_alone
 from numbridge.jax_ffi.call_words import words
-from numbridge.jax_ffi.derivative import Form, planned
+from numbridge.jax_ffi.derivative import Form, operand_types, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
 from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
+from numbridge.jax_ffi.values import named
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.errors import KernelUnsupportedError
 
 __all__ = ["bind_call", "bind_form", "primitive"]
@@ -36,7 +38,7 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     import jax
 
     values = [
-        jax.lax.convert_element_type(operand, dtype)
+        _converted(operand, dtype)
         if dtype is not None
         else operand
         if isinstance(operand, jax.Array)
@@ -47,6 +49,14 @@ def bind_call(call: Call, operands: Sequence[Any]) -> tuple[Any, ...]:
     if mesh is None:
         return tuple(_bind(call, values))
     return tuple(with_explicit_axes(call, mesh, values, lambda *inside: tuple(_bind(call, inside))))
+
+
+def _converted(operand: Any, dtype: Any) -> Any:
+    """Return a value as another dtype."""
+    import jax
+
+    with all_kept():
+        return jax.lax.convert_element_type(operand, dtype)
 
 
 def _bind(call: Call, operands: Sequence[Any]) -> Any:
@@ -99,7 +109,30 @@ def _alone(call: Call) -> Any:
     """Return the jitted function that is one call."""
     import jax
 
-    return jax.jit(lambda *operands: _bind(call, operands))
+    def run(*operands: Any) -> Any:
+        return _bind(call, operands)
+
+    named(run, call.kernel.name, _operand_names(call))
+    return jax.jit(run)
+
+
+def _operand_names(call: Call) -> list[str]:
+    found = operand_types(call)
+    return [found[k].name if k in found else "numbers" for k in range(call.operands)]
+
+
+def _form_names(form: Form) -> list[str]:
+    """Return what messages call the operands of a derivative."""
+    primals = _operand_names(form.call)
+    slots = {
+        slot.index: kind.name
+        for slot, kind in zip(form.call.slots, form.call.types, strict=True)
+        if slot.kind == nb.RESULT
+    }
+    return [
+        primals[k] if kind == "primal" else f"{kind}_of_{slots[k] if kind == 'cotangent' else primals[k]}"
+        for kind, k in form.sources
+    ]
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -120,10 +153,11 @@ def _form_runner(form: Form) -> Any:
     call, chosen = planned(form)
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
-        values = [x if kind is None else x.astype(kind) for x, kind in zip(operands, call.casts, strict=True)]
+        values = [x if kind is None else _converted(x, kind) for x, kind in zip(operands, call.casts, strict=True)]
         results = _bind(call, values)
-        return [results[k].astype(dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
+        return [_converted(results[k], dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
 
+    named(numbridge_derivative, "numbridge_derivative", _form_names(form))
     return jax.jit(numbridge_derivative)
 
 
@@ -243,7 +277,10 @@ def _form_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, form: Form, ou
 
 
 def _no_transpose(cotangents: Any, *operands: Any, call: Call, body: Any) -> Any:
-    raise KernelUnsupportedError(f"kernel {call.kernel.name!r} under JAX is not linear, so it cannot be transposed")
+    raise KernelUnsupportedError(
+        f"{call.signature.what} under JAX is not linear as far as JAX knows, so it cannot be transposed; transpose its jax.jvp, "
+        "or, where a rule of jax.custom_jvp calls it, write one of jax.custom_vjp"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

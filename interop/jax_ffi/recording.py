@@ -23,16 +23,18 @@ from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.signature import is_symbolic, signature
 from numbridge.jax_ffi.values import described
+from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.arguments import check_count
 from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
-from numbridge.kernels.element_types.elements import ElementType, dtype_of
+from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
+from numbridge.kernels.taken_over import understand_extents
 from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, records_of
 from numbridge.storage import strided
 from numbridge.storage.memory import adopt
@@ -40,6 +42,8 @@ from numbridge.storage.memory import adopt
 __all__ = ["TracedArray", "watching"]
 
 _MAX_EXTENT = 2**31 - 1
+Layout = tuple[tuple[int, ...], strided.Strides]
+understand_extents(is_symbolic)
 _watcher: ContextVar[Callable[[Kernel], None] | None] = ContextVar("numbridge_watcher", default=None)
 
 
@@ -70,7 +74,7 @@ class TracedArray:
         What the last dimensions of the value are the components of.
     """
 
-    __slots__ = ("_base", "_element", "_get", "_name", "_options", "_put", "_value", "_writable")
+    __slots__ = ("_base", "_element", "_get", "_layout", "_name", "_options", "_put", "_trace", "_value", "_writable")
 
     # Marks arrays that other parts of numbridge hand over to, instead of looking for memory.
     __is_traced__ = True
@@ -78,11 +82,15 @@ class TracedArray:
     def __init__(
         self, value: Any, name: str, options: Options, *, writable: bool, element: ElementType | None = None
     ) -> None:
+        from jax.extend.core import get_opaque_trace_state
+
         self._value, self._name, self._options, self._writable = value, name, options, writable
         self._element = element
         self._base: TracedArray | None = None
         self._get: Callable[[Any], Any] | None = None
         self._put: Callable[[Any, Any], Any] | None = None
+        self._layout: Layout | None = None
+        self._trace = get_opaque_trace_state()
 
     # What it is
 
@@ -124,6 +132,39 @@ class TracedArray:
         return get_device("cuda") if jax.default_backend() == "gpu" else CPU
 
     @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return int(self.value.dtype.itemsize) if self._element is None else self._element.bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements would lie densely in C order, if the array that this is a view of had memory."""
+        shape, strides = self._laid_out()
+        return strides == strided.contiguous(shape)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it must not be written."""
+        return not self._writable
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written."""
+        return self._writable
+
+    def _laid_out(self) -> Layout:
+        """Return shape and strides, in which a large number stands for a symbolic extent."""
+        if self._layout is None:
+            shape = tuple(_MAX_EXTENT if is_symbolic(extent) else extent for extent in self.shape)
+            self._layout = shape, strided.contiguous(shape)
+        return self._layout
+
+    @property
     def root(self) -> TracedArray:
         """The array that this is a view of, or itself."""
         return self if self._base is None else self._base.root
@@ -138,9 +179,11 @@ class TracedArray:
 
     # Views
 
-    def _view(self, get: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> TracedArray:
+    def _view(
+        self, get: Callable[[Any], Any], put: Callable[[Any, Any], Any], layout: Layout | None = None
+    ) -> TracedArray:
         made = TracedArray(None, self._name, self._options, writable=self._writable, element=self._element)
-        made._base, made._get, made._put = self, get, put
+        made._base, made._get, made._put, made._layout = self, get, put, layout
         return made
 
     def __getitem__(self, key: Any) -> TracedArray:
@@ -150,11 +193,10 @@ class TracedArray:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise NumbridgeTypeError(f"{self!r} is indexed with {part!r}; a view takes ints, slices, ... and None")
         # JAX takes the last element for one beyond it, and drops what is written there.
-        known = [_MAX_EXTENT if is_symbolic(extent) else extent for extent in self.shape]
-        strided.indexed(key, known, strided.contiguous(known))
+        shape, strides, _ = strided.indexed(key, *self._laid_out())
         # Elements stay whole: an ellipsis stands for axes before theirs.
         place = (*parts, *(slice(None) for _ in self._inner)) if any(part is Ellipsis for part in parts) else key
-        return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new))
+        return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new), (shape, strides))
 
     def __iter__(self) -> Iterator[TracedArray]:
         """Iterate over views along the first axis."""
@@ -163,6 +205,8 @@ class TracedArray:
     def reshape(self, *shape: Any) -> TracedArray:
         """Return a view with another shape."""
         outer = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        if not any(map(is_symbolic, (*outer, *self.shape))):
+            outer = strided.resolved(outer, self.size)
         target = (*outer, *self._inner)
         return self._view(lambda base: base.reshape(target), lambda base, new: new.reshape(base.shape))
 
@@ -170,18 +214,47 @@ class TracedArray:
         """Return a 1-d view."""
         return self.reshape(-1)
 
+    def transpose(self, *axes: Any) -> TracedArray:
+        """Return a view with the axes in the given order, reversed by default."""
+        import jax.numpy as jnp
+
+        given = axes[0] if len(axes) == 1 and isinstance(axes[0], tuple | list) else axes
+        layout = strided.permuted(given or None, *self._laid_out())
+        outer, inner = len(layout[0]), len(self._inner)
+        order = [axis % outer for axis in given] or [*reversed(range(outer))]
+        order += range(outer, outer + inner)
+        back = [order.index(axis) for axis in range(outer + inner)]
+        return self._view(lambda base: jnp.transpose(base, order), lambda base, new: jnp.transpose(new, back), layout)
+
+    @property
+    def T(self) -> TracedArray:  # noqa: N802 - NumPy's name
+        """The view with the axes reversed."""
+        return self.transpose()
+
     def contiguous(self) -> TracedArray:
-        """Return this array: all are."""
-        return self
+        """Return this array if it is C-contiguous, as an Array's views are, else a copy that may be written."""
+        return self if self.is_contiguous else self.clone()
 
     # Changes
 
     def store(self, new: Any) -> None:
         """Let the array stand for another value of its shape and dtype from now on."""
         if self._base is None or self._put is None:
+            self._check_trace(new)
             self._value = new
         else:
             self._base.store(self._put(self._base.value, new))
+
+    def _check_trace(self, new: Any) -> None:
+        """Refuse what exists only within a loop, a branch or another part that JAX traces by itself: only that would see it."""
+        from jax.core import Tracer
+        from jax.extend.core import get_opaque_trace_state
+
+        if isinstance(new, Tracer) and get_opaque_trace_state() != self._trace:
+            raise BufferAccessError(
+                f"{self!r} is written within a function that JAX traces by itself, such as the body of jax.lax.scan, and comes "
+                "from outside of it; use Python's loops and branches, or make the array there and return jnp.asarray(array)"
+            )
 
     def _change(self, new: Any) -> TracedArray:
         if not self._writable:
@@ -197,20 +270,41 @@ class TracedArray:
 
     def fill_(self, value: Any) -> TracedArray:
         """Set every element to a value."""
-        import jax
+        return self._write("fill_", value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values into a view, broadcast as in NumPy."""
+        self[key]._write("array[...] = value", value)
+
+    def _write(self, operation: str, value: Any) -> TracedArray:
         import jax.numpy as jnp
 
-        given = value if isinstance(value, jax.Array) else self._numbers("fill_", value)
-        return self._change(jnp.full(self.value.shape, given, self.value.dtype))
+        given, target = self._given(operation, value), self.value
+        try:
+            with all_kept():
+                made = jnp.broadcast_to(jnp.asarray(given).astype(target.dtype), target.shape)
+        except ValueError:
+            raise NumbridgeValueError(
+                f"{operation}: values of shape {jnp.shape(given)} cannot be broadcast to {self!r}"
+            ) from None
+        return self._change(made)
 
     def assign(self, values: Any) -> TracedArray:
         """Copy values of the same shape into the array, converted to its dtype."""
         import jax.numpy as jnp
 
-        given = self._numbers("assign", values) if is_literal(values) else _constant(values)
+        given = self._given("assign", values)
         if jnp.shape(given) != self.value.shape:
             raise NumbridgeValueError(f"assign got values of shape {jnp.shape(given)} for {self!r}")
-        return self._change(jnp.asarray(given).astype(self.value.dtype))
+        with all_kept():
+            made = jnp.asarray(given).astype(self.value.dtype)
+        return self._change(made)
+
+    def _given(self, operation: str, values: Any) -> Any:
+        """Return values that are to be written."""
+        if isinstance(values, Element):
+            return values.numpy()
+        return self._numbers(operation, values) if is_literal(values) else _constant(values)
 
     def _numbers(self, operation: str, values: Any) -> np.ndarray[Any, Any]:
         """Return Python's numbers in this array's dtype, or refuse those that it does not have: JAX would wrap them around."""
@@ -234,8 +328,13 @@ class TracedArray:
         extents = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if element is not None:
             extents = (*extents, *inner_extents(element))
-        value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
+        with all_kept():
+            value = jnp.zeros(extents, (component_of(element) if element is not None else scalar_of(kind)).numpy)
         return TracedArray(value, "a temporary", self._options, writable=True, element=element)
+
+    def __jax_array__(self) -> Any:
+        """Return what it stands for now, for JAX's own operations: ``jnp.asarray(array)``."""
+        return self.value
 
     # What there is not
 
@@ -245,7 +344,8 @@ class TracedArray:
             "a function that looks at values"
         )
 
-    numpy = list = item = __array__ = __dlpack__ = __dlpack_device__ = _no_memory
+    numpy = list = item = view = to = __array__ = __dlpack__ = __dlpack_device__ = _no_memory
+    ptr = strides = property(_no_memory)
     __float__ = __int__ = __bool__ = __complex__ = __index__ = _no_memory
 
     @staticmethod

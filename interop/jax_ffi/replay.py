@@ -81,7 +81,6 @@ def _forget(plans: dict[tuple[int, int], Any], keep: int) -> None:
 
 def bind_replayed(jaxpr: Any, graphs: GraphCache, operands: Sequence[Any]) -> list[Any]:
     """Run a traced function, or add it to the program that is being traced; return its results."""
-    targets.register_plans()
     results: list[Any] = _primitive().bind(*operands, jaxpr=jaxpr, graphs=graphs)
     return results
 

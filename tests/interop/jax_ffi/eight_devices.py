@@ -286,6 +286,34 @@ def check_pmap():
     np.testing.assert_array_equal(jax.pmap(jax_kernel(double))(x)[0], 2 * x)
 
 
+@nb.kernel
+def added(a: nb.array[float], s: float, total: nb.array[float]):
+    i = nb.tid()
+    total[i] += s * a[i]
+
+
+def check_arguments_on_different_devices_are_named():
+    a, total = (jax.device_put(values(4), device) for device in jax.devices()[3:5])
+
+    def launched(a: nb.array[float], s: float, total: nb.array[float]):
+        nb.launch(added, a.shape, [a, s], [total])
+
+    def refused(run, name):
+        message = rf"argument a of {name} with .* device ids \[3\].* argument total of {name} with .* ids \[4\]"
+        with pytest.raises(ValueError, match=message):
+            run(a, 2.0, total)
+
+    one = jax_kernel(added, in_out_argnames=["total"], enable_backward=True)
+    refused(one, "added")
+    refused(lambda a, s, total: jax.grad(lambda a: one(a, s, total)[0].sum())(a), "added")
+    for mode in nb.GraphMode:
+        refused(nb.jax_callable(launched, in_out_argnames=["total"], graph_mode=mode), "launched")
+
+    x, direction = jax.device_put(values(4), jax.devices()[3]), jax.device_put(values(4), jax.devices()[4])
+    with pytest.raises(ValueError, match=r"argument a of numbridge_derivative .* argument tangent_of_a of"):
+        jax.jvp(lambda x: one(x, 2.0, x)[0], (x,), (direction,))
+
+
 def check_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):

@@ -312,6 +312,20 @@ def test_arguments_are_checked(mode):
             f(*arguments)
 
 
+@modes
+@pytest.mark.parametrize("has_side_effect", [False, True])
+def test_side_effects(mode, has_side_effect):
+    f = jax_callable(chained, graph_mode=mode, has_side_effect=has_side_effect)
+
+    @jax.jit
+    def unused(x):
+        f(x)
+        return x + 1
+
+    assert ("custom-call" in unused.lower(a10).compile().as_text()) == has_side_effect
+    assert (unused(a10) == a10 + 1).all()
+
+
 def test_errors_of_a_called_function_are_errors_of_xla():
     def function(x: nb.array[float], out: nb.array[float]):
         raise RuntimeError("what went wrong")

@@ -119,8 +119,13 @@ def test_types_without_counterpart():
     def function(inputs, outputs, attrs, ctx):
         raise AssertionError("not called")
 
-    with pytest.raises(failures, match=r"a buffer of XLA type 21\[4\] has no counterpart"):
-        jax.block_until_ready(call(function, ((), jnp.float32))(jnp.arange(4).astype(jnp.int4)))
+    four = jnp.arange(4)
+    with pytest.raises(
+        failures, match=r"inputs\[1\] is int4\[4\], which has no counterpart .*; convert it with astype"
+    ):
+        jax.block_until_ready(call(function, ((), jnp.float32))(four, four.astype(jnp.int4)))
+    with pytest.raises(failures, match=r"outputs\[0\] is float8_e3m4\[2\], which has no counterpart"):
+        jax.block_until_ready(call(function, ((2,), jnp.float8_e3m4))(four))
 
 
 @pytest.mark.parametrize("keep", [lambda x: x, lambda x: x[1:], lambda x: x.numpy(), np.asarray, torch.from_dlpack])

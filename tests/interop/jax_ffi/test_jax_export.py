@@ -237,3 +237,73 @@ def test_an_exported_function_has_its_gradient_with_it():
     made = exported(lambda x: (f(x)[0] ** 2).sum(), "n, m")
     loaded = jax.export.deserialize(made.serialize(vjp_order=1))
     np.testing.assert_array_equal(jax.grad(loaded.call)(jnp.ones((2, 3))), jnp.full((2, 3), 18.0))
+
+
+@nb.kernel
+def square_and_add(x: nb.array[float], total: nb.array[float]):
+    i = nb.tid()
+    total[i] = total[i] * total[i] + x[i]
+
+
+def several_launches(x: nb.array[float], total: nb.array[float], out: nb.array[float]):
+    half, ones = nb.zeros_like(x), nb.ones(x.shape)
+    nb.launch(square_and_add, x.shape, [x], [ones])
+    nb.launch(square_and_add, x.shape[0], [ones], [total])
+    square_and_add.forall(x.size, block_dim=64)(total, half)
+    nb.launch(square_and_add, x.shape[0] - 1, [half[1:]], [total[:-1]])
+    nb.launch(square_and_add, [x.shape[0] // 2], [total[::2]], [out[1::2]])
+    nb.launch(square_and_add, 2, [out[:2]], [out[2:4]])
+
+
+@pytest.mark.parametrize("mode", [nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE])
+def test_functions_that_launch_kernels_with_symbolic_dims(mode):
+    f = nb.jax_callable(several_launches, 2, mode, in_out_argnames=["total"], enable_backward=True)
+
+    def loss(run, *arguments):
+        return sum((out**2).sum() for out in run(*arguments))
+
+    (n,) = jax.export.symbolic_shape("2*n", constraints=["n >= 2"])
+    x = jax.ShapeDtypeStruct((n,), jnp.float32)
+    made = jax.export.export(jax.jit(f), disabled_checks=CHECKS)(x, x)
+    loaded = jax.export.deserialize(made.serialize(vjp_order=1)).call
+    for count in (4, 10):
+        given = (jnp.linspace(0.1, 0.5, count), jnp.linspace(0.3, -0.3, count))
+        for got, wanted in zip(loaded(*given), f(*given), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        for got, wanted in zip(jax.grad(loss, (1, 2))(loaded, *given), jax.grad(loss, (1, 2))(f, *given), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+def test_symbolic_dims_are_for_arrays_of_the_traced_function():
+    outside = np.ones(3, np.float32)
+
+    def f(x: nb.array[float], out: nb.array[float]):
+        nb.launch(square_and_add, x.shape, [outside], [outside])
+
+    with pytest.raises(nb.NumbridgeTypeError, match=r"dim of kernel 'square_and_add': wanted an int .*, got \(n,\)"):
+        exported(lambda x: nb.jax_callable(f)(x)[0], "n")
+
+
+SEVERAL = """
+    def twice(x: nb.array[float], y: nb.array[float], out: nb.array[float]):
+        half = nb.zeros(x.shape)
+        nb.launch(saxpy, x.shape, [x, 2.0, y], [half])
+        nb.launch(saxpy, x.shape, [half, 3.0, y], [out])
+
+    f = nb.jax_callable(twice, graph_mode=nb.GraphMode.{mode})
+"""
+MAKE_SEVERAL = """
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n") if {symbolic} else (3,), jnp.float32)
+    checks = [jax.export.DisabledSafetyCheck.custom_call(f"numbridge_{name}") for name in ("launch", "plan")]
+    open(sys.argv[1], "wb").write(jax.export.export(jax.jit(lambda *xs: f(*xs)[0]), disabled_checks=checks)(x, x).serialize())
+"""
+
+
+@pytest.mark.parametrize(("mode", "symbolic"), [("JAX", True), ("NUMBRIDGE", True), ("NUMBRIDGE", False)])
+def test_a_function_that_launches_kernels_runs_in_a_new_process(run_python, tmp_path, mode, symbolic):
+    path = tmp_path / "program"
+    several = SEVERAL.replace("{mode}", mode)
+    run(run_python, path, KERNEL, several, MAKE_SEVERAL.replace("{symbolic}", str(symbolic)))
+    use = USE if symbolic else USE.replace("(3, 5)", "(3,)")
+    wanted = "".join(f"{[6.0 * k + 4 for k in range(n)]}\n" for n in ((3, 5) if symbolic else (3,)))
+    assert run(run_python, path, KERNEL, several, "\nnb.jax_kernel(saxpy)", use) == wanted

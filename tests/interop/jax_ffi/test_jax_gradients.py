@@ -371,8 +371,29 @@ def test_eager_gradients_do_not_grow(growth):
 
 
 def test_a_kernel_is_not_linear():
-    with pytest.raises(nb.KernelUnsupportedError, match="'blend' under JAX is not linear, so it cannot be transposed"):
+    message = (
+        r"'blend' under JAX is not linear as far as JAX knows, so it cannot be transposed; transpose its jax\.jvp, or"
+    )
+    with pytest.raises(nb.KernelUnsupportedError, match=message):
         jax.linear_transpose(lambda x: f(x, w0, 0.8, 3), x0)((x0, x0))
+
+
+def test_a_derivative_is_linear_in_one_direction_at_a_time():
+    def once(x, v):
+        return jax.jvp(lambda x: f(x, w0, 0.8, 3)[0], (x,), (v,))[1]
+
+    def twice(v, w):
+        return jax.jvp(lambda x: once(x, v), (x0,), (w,))[1]
+
+    for wanted, got in zip(
+        jax.linear_transpose(lambda v: twice(v, x0), x0)(x0),
+        jax.linear_transpose(lambda w: twice(x0, w), x0)(x0),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, wanted)
+    for run, count in ((twice, 2), (lambda x: once(x, x0), 1)):
+        with pytest.raises(nb.KernelUnsupportedError, match=r"'blend' under JAX, derivative: it is linear .* at once"):
+            jax.linear_transpose(run, *[x0] * count)(x0)
 
 
 def test_refusals_at_trace_time():

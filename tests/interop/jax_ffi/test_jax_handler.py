@@ -56,6 +56,9 @@ def test_the_codes_are_the_headers(text):
     for name, code in xla.DATA_TYPES:
         short = spelled.get(name) or name.replace("uint", "U").replace("int", "S").replace("float", "F")
         assert f"XLA_FFI_DataType_{short} = {code}," in text
+    for name, code in xla.OTHER_DATA_TYPES:
+        short = name.replace("uint", "U").replace("int", "S").replace("float", "F").replace("_", "").upper()
+        assert f"XLA_FFI_DataType_{short} = {code}," in text
     assert f"XLA_FFI_Extension_Metadata = {xla.EXTENSION_METADATA}," in text
     assert f"XLA_FFI_ExecutionStage_EXECUTE = {xla.STAGE_EXECUTE}," in text
     assert f"XLA_FFI_Error_Code_INVALID_ARGUMENT = {xla.INVALID_ARGUMENT}," in text

@@ -157,6 +157,7 @@ def test_integers_that_nothing_holds(wrap, number):
         (None, "wanted a JAX array or a number, got NoneType"),
         (np.array(["a"]), "JAX has no dtype '<U1'; convert the array with astype"),
         (np.array([object()]), r"JAX has no dtype '\|O'"),
+        (np.ma.array([1.0], mask=[True]), r"JAX has no masked arrays; pass x.filled\(value\)"),
     ],
 )
 def test_what_a_callable_does_not_take(mode, argument, message):
@@ -182,3 +183,37 @@ def test_odd_graph_cache_max(value):
 def test_a_callable_without_parameters_to_be_read():
     with pytest.raises(nb.NumbridgeTypeError, match="jax_callable: <class 'type'> does not say its parameters"):
         nb.jax_callable(type)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("fuse", [None, False])
+def test_arrays_in_the_hosts_memory_space(wrap, fuse):
+    host = jax.device_put(ones, ones.sharding.with_memory_kind("pinned_host"))
+    functions = [
+        nb.jax_kernel(scale, fuse=fuse),
+        *(nb.jax_callable(function, graph_mode=mode) for mode in nb.GraphMode),
+    ]
+    for f in functions:
+        with pytest.raises(
+            nb.NumbridgeTypeError, match=r"argument 'x': it is in JAX's memory space for the host.*move it"
+        ):
+            wrap(f)(host, 2.0)
+        assert wrap(f)(jax.device_put(host, jax.memory.Space.Device), 2.0)[0].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("mode", [nb.GraphMode.JAX, nb.GraphMode.NUMBRIDGE])
+@pytest.mark.parametrize("wrap", [nb.jax_kernel, nb.jax_callable])
+def test_functions_of_jax_within_a_callable(mode, wrap):
+    inner = wrap(scale if wrap is nb.jax_kernel else function)
+
+    def outer(x: nb.array[float], out: nb.array[float]):
+        inner(x, 2.0)
+
+    message = r"under JAX, argument 'x': got <traced array 'x': float32\[3\]>, .*or call a Python function"
+    with pytest.raises(nb.NumbridgeTypeError, match=message):
+        nb.jax_callable(outer, graph_mode=mode)(ones)
+
+    def plain(x: nb.array[float], out: nb.array[float]):
+        function(x, 2.0, out)
+
+    assert nb.jax_callable(plain, graph_mode=mode)(ones)[0].tolist() == [2.0] * 3
