@@ -73,6 +73,7 @@ __all__ = [
 # to be a hundred times as heavy as one without.
 _SERIAL_BELOW, _SERIAL_BELOW_WITH_LOOP = 1 << 16, 1 << 8
 _GRAIN = 1 << 13
+_PIECES, _FEW_PIECES = 8, 3
 # Below this many threads a body without loops is over in a microsecond or so, and keeps the GIL.
 _BRIEF_BELOW = 1 << 10
 # How often a thread with a loop is taken to add to elements.
@@ -194,15 +195,21 @@ class Variant:
         return 0 if self.has_loop or self.strides else _BRIEF_BELOW
 
     @property
-    def grain(self) -> int:
-        """How many threads one worker on the CPU takes at least; it takes whole multiples.
+    def pieces(self) -> int:
+        """How many pieces of a launch each worker on the CPU takes about.
 
-        A worker that may add to copies of arrays, or makes the same trip of neighbouring threads, takes few, large pieces of
-        the work: this is negative then. Where some threads' loops may take longer than others', all take more and smaller ones.
+        Enough for the threading layer to balance what takes threads unequally long, and few enough to cost nothing. Copies that a
+        worker adds to cost the same for each piece; and with loops over the grid, so do the trips.
         """
         if self.has_loop and not (self.adds and self.is_even):
-            return self.together
-        return -self.together if self.adds or self.strides else _GRAIN
+            return _FEW_PIECES if self.adds else _PIECES
+        return 1 if self.adds or self.strides else _PIECES
+
+    @property
+    def grain(self) -> int:
+        """How many threads a worker takes at least, and how many pieces: see `table_layout`."""
+        least = self.together if self.has_loop or self.adds or self.strides else _GRAIN
+        return least | self.pieces << nb.GRAIN_PIECES
 
 
 class Variants:

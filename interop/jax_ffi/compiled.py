@@ -368,11 +368,11 @@ def piece(arguments, dims, steps, call):
 
 
 @native
-def run_shared(call, least):
-    """Run a call on the threading layer's threads, in shares of whole multiples of `least` threads."""
+def run_shared(call, shares):
+    """Run a call on the threading layer's threads, in such shares as `CODE_GRAIN` tells."""
     threads = types.int64(thread_count(load_i64(state(), core.STATE_THREAD_COUNT)))
     total = load_i64(call, nb.CALL_TOTAL)
-    grain = share(total, threads, least)
+    grain = share(total, threads, shares)
     dims, steps, arguments = stack(16), stack(16), stack(16)
     store_i64(call, nb.CALL_GRAIN, grain)
     store_i64(dims, 0, (total + grain - 1) // grain)

@@ -213,15 +213,26 @@ def has_even_trips(text: str, entry: str, parameters: Sequence[ParameterType]) -
     known = _given(tree, parameters)
 
     def is_even(body: Sequence[ast.stmt]) -> bool:
-        return all(
-            _trips(node.iter, known) is not None and is_even(node.body)
-            if isinstance(node, ast.For)
-            else not _has_loop(node)
-            for node in body
-        )
+        for node in body:
+            match node:
+                case ast.For():
+                    if _trips(node.iter, known) is None or not is_even(node.body):
+                        return False
+                case ast.If():
+                    # Guards leave out threads at the ends of a grid.
+                    if not is_even(node.body) or not is_even(node.orelse):
+                        return False
+                case _ if _has_loop(node):
+                    return False
+        return True
 
-    others = [node for node in ast.parse(text).body if getattr(node, "name", "") != entry]
-    return is_even(tree.body) and not any(map(_has_loop, others))
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    reached, new = {entry}, [entry]
+    while new:
+        named = {node.id for node in ast.walk(functions[new.pop()]) if isinstance(node, ast.Name)}
+        new += named & functions.keys() - reached
+        reached |= named & functions.keys()
+    return is_even(tree.body) and not any(_has_loop(functions[name]) for name in reached - {entry})
 
 
 def _has_loop(node: ast.AST) -> bool:
@@ -232,7 +243,9 @@ def _given(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[s
     """Return what is known of a body's names before it runs: integers that it is given, what is made of them, and its arrays."""
     stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     known = {p.name: p.name for p in parameters if p.name not in stores and (isinstance(p, ArrayType) or _is_int(p))}
-    for node in tree.body:
+    # What a name is that is assigned once it is wherever it is read, also where that is in a branch.
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    for node in sorted(assigned, key=lambda node: node.lineno):
         match node:
             case ast.Assign([ast.Name(name)], value) if stores[name] == 1:
                 text = _expression(value, known)

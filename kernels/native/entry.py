@@ -68,8 +68,6 @@ parallel_for = indirect(types.void, 8)
 
 MAX_ARGUMENTS = 256
 CELL_CONTENTS = 16
-# Pieces of work per thread: enough for the threading layer to balance, few enough to cost nothing.
-PIECES_PER_THREAD = 8
 FEW_AT_ONCE = 16  # threads that run in lanes: see `cpu_backend.lanes`
 
 
@@ -355,17 +353,14 @@ def piece(arguments, dims, steps, work):
 
 
 @inlined
-def share(total, threads, least):
-    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together.
-
-    With a negative `least` each worker takes one piece: copies that it adds to cost the same for each piece.
-    """
-    if least < 0:
-        return (total + threads * -least - 1) // (threads * -least) * -least
-    # Where there are not so many that every thread has some to run at once, fewer are.
+def share(total, threads, grain):
+    """Return how many threads of a launch one piece of work takes: a whole multiple of those that run together."""
+    least, pieces = grain & ((1 << nb.GRAIN_PIECES) - 1), grain >> nb.GRAIN_PIECES
+    # Where there are not so many that every worker has some to run at once, fewer are.
     while least > FEW_AT_ONCE and total < threads * least:
         least = least // 2
-    return max(total // (threads * PIECES_PER_THREAD) // least, 1) * least
+    each = threads * pieces * least
+    return (total + each - 1) // each * least
 
 
 @native

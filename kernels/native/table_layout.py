@@ -123,6 +123,9 @@ SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLO
     40,
     48,
 )
+# SPEC_GRAIN: how many threads a worker takes at least, of which it takes whole multiples; from that bit on, how many pieces of a
+# launch each worker takes about.
+GRAIN_PIECES = 32
 SPEC_BRIEF_BELOW = 56
 # For CUDA: the driver function that launches (0 for the CPU), the kernel's handle, the device ordinal, and where in the block
 # of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan; and how many ids a thread of

@@ -14,7 +14,7 @@ from numba import config, cuda, njit
 import numbridge as nb
 from numbridge.kernels.cpu_backend.cpu_copies import NAMES
 from numbridge.kernels.cpu_backend.threads import start_threads
-from numbridge.kernels.cpu_backend.totals import additions_of, only_added, with_either
+from numbridge.kernels.cpu_backend.totals import additions_of, has_even_trips, only_added, with_either
 from numbridge.kernels.parameter_types import ArrayType, ScalarType
 from numbridge.kernels.scalars import scalar_of
 
@@ -294,6 +294,75 @@ def test_trips_that_a_range_tells_are_counted():
         lines = ("m = x.shape[1]", "m = m + 1", "j = int(x[0, 0])", f"for k in {unknown}:", f"    {add}")
         assert counted(*lines) == 16, unknown
     assert counted("for k in range(n):", "    x[0, 0] = 1.0") == 0
+    # As adjoints go back, and behind a guard
+    assert counted("t = max(n, 0)", "for k in range(t - 1, -1, -1):", f"    {add}") == (
+        "_nb_min(_nb_max((_nb_max(n, 0) - 1) - (-1), 0), 1024)"
+    )
+    assert (
+        counted("if _nb_i0 < n:", "    m = x.shape[1]", "    for k in range(m):", f"        {add}")
+        == f"_nb_max({extent}, 0)"
+    )
+    assert counted("for k in range(n, 0, -2):", f"    {add}") == 16
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_even"),
+    [
+        (("for k in range(n):", "    for j in range(x.shape[1]):", "        a[k] = 1.0"), True),
+        (("t = max(n, 0)", "for k in range(t - 1, -1, -1):", "    if x[0, 0] > 0:", "        a[k] = 1.0"), True),
+        (("if _nb_i0 < n:", "    for k in range(n):", "        a[k] = 1.0"), True),
+        (("a[0] = 1.0",), True),
+        (("for k in range(_nb_i0):", "    a[k] = 1.0"), False),
+        (("for k in range(n):", "    while a[k] > 0:", "        a[k] -= 1.0"), False),
+        (("if n > 0:", "    a[0] = 1.0", "else:", "    for k in range(_nb_i0):", "        a[k] = 1.0"), False),
+    ],
+)
+def test_threads_that_make_the_same_trips_are_told(lines, is_even):
+    parameters = [ArrayType(name, scalar_of(np.float32), rank, True, True) for name, rank in (("x", 2), ("a", 1))]
+    parameters.append(ScalarType("n", scalar_of(np.int32)))
+    text = "\n    ".join(["@_nb_device\ndef body(_nb_i0, x, a, n):", *lines])
+    assert has_even_trips(text, "body", parameters) == is_even
+    loops = "@_nb_device\ndef other(n):\n    for k in range(n):\n        pass\n\n\n"
+    assert has_even_trips(loops + text, "body", parameters) == is_even
+    assert not has_even_trips(f"{loops}{text}\n    other(n)", "body", parameters)
+
+
+@nb.kernel
+def guarded_product(a, b, c):
+    i, j = nb.tid()
+    if i < c.shape[0] and j < c.shape[1]:
+        total = 0.0
+        for k in range(a.shape[1]):
+            total += a[i, k] * b[k, j]
+        c[i, j] = total
+
+
+@nb.kernel
+def triangle(a, y):
+    i = nb.tid()
+    total = 0.0
+    for k in range(i):
+        total += a[k] * a[i]
+    y[i] = total
+
+
+@pytest.mark.parametrize(("kernel", "pieces"), [(guarded_product, 1), (triangle, 3)])
+def test_workers_take_few_pieces_where_they_add_to_copies(kernel, pieces):
+    shape = (40, 40) if kernel is guarded_product else (40,)
+    arrays = [np.random.default_rng(k).random(shape, np.float32) for k in range(len(kernel.parameters))]
+    derived = kernel.adjoint([p.name for p in kernel.parameters])
+    adjoints = [np.zeros_like(array) for array in arrays[:-1]] + [np.ones_like(arrays[-1])]
+    assert derived.explain(*arrays, *adjoints).variant.pieces == pieces
+    assert kernel.explain(*arrays).variant.pieces == 8
+    nb.launch(derived, shape, [*arrays, *adjoints])
+    if kernel is guarded_product:
+        ones = np.ones(shape)
+        wanted = ones @ arrays[1].T, arrays[0].T @ ones
+    else:
+        sums = np.cumsum(arrays[0]) - arrays[0]
+        wanted = (sums + arrays[0][::-1].cumsum()[::-1] - arrays[0],)
+    for found, right in zip(adjoints, wanted, strict=False):
+        np.testing.assert_allclose(found, right, rtol=1e-4)
 
 
 @nb.kernel
