@@ -491,8 +491,18 @@ def _loaded(
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
     is_even = adds and has_even_trips(emitted.text, emitted.entry, parameters)
-    more_facts = {"adds": adds, "is_even": is_even, "strides": strides, "in_loops": in_loops}
-    return Variant(parameters, weak, CPU, address, *facts, together=at_once, **more_facts)
+    return Variant(
+        parameters,
+        weak,
+        CPU,
+        address,
+        *facts,
+        together=at_once,
+        adds=adds,
+        is_even=is_even,
+        strides=strides,
+        in_loops=in_loops,
+    )
 
 
 def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterType, ...], weak: str) -> Variant:
