@@ -1,4 +1,4 @@
-"""The mathematical functions that kernels call on the CPU: `float_math` where all arguments are float32, else Numba's own.
+"""The mathematical functions that kernels call on the CPU: `float_math` of float32, `double_math` of float64, else Numba's own.
 
 Importing this module imports Numba, so only code that is about to compile does.
 """
@@ -18,6 +18,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from numbridge.kernels.arithmetic import double_math
 from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
 
 __all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
@@ -28,7 +29,9 @@ _NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS 
 def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
     """Return the signature of a call, and what generates its code."""
     if all(types.unliteral(kind) == types.float32 for kind in arguments):
-        return types.float32(*arguments), functools.partial(_generate, name)
+        return types.float32(*arguments), functools.partial(_generate, evaluate, name)
+    if name in double_math.FUNCTIONS and all(types.unliteral(kind) == types.float64 for kind in arguments):
+        return types.float64(*arguments), functools.partial(_generate, double_math.evaluate, name)
     kind = typing_context.resolve_value_type(plain)
     found = typing_context.resolve_function_type(kind, arguments, {})
     if found is None:
@@ -40,8 +43,8 @@ def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...
     return found.return_type(*found.args), generate
 
 
-def _generate(name: str, context: Any, builder: Any, signature: Any, values: Any) -> Any:
-    return evaluate(name, builder, values)
+def _generate(append: Any, name: str, context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    return append(name, builder, values)
 
 
 def _function(name: str, plain: Any) -> Any:
@@ -82,6 +85,15 @@ def _replacements() -> dict[Any, Any]:
 
 
 @functools.cache
+def _doubles() -> frozenset[Any]:
+    """Return the functions that need no library for float64, either."""
+    named = {getattr(math, name) for name in double_math.FUNCTIONS} | {
+        getattr(np, _NUMPY_NAMES.get(name, name)) for name in double_math.FUNCTIONS
+    }
+    return frozenset(own for plain, own in _replacements().items() if plain in named)
+
+
+@functools.cache
 def _module(original: ModuleType) -> ModuleType:
     """Return a module that has what `original` has, with the replacements in their places."""
     made = ModuleType(original.__name__)
@@ -119,7 +131,8 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
     if isinstance(function, type):
         return False
     if function in _replacements().values():
-        return any(types.unliteral(kind) != types.float32 for kind in kinds)
+        is_double = function in _doubles() and all(types.unliteral(kind) == types.float64 for kind in kinds)
+        return not is_double and any(types.unliteral(kind) != types.float32 for kind in kinds)
     return _is_mathematical(function) and not is_few_instructions(function)
 
 

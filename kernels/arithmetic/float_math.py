@@ -16,155 +16,23 @@ from typing import Any
 
 from llvmlite import ir
 
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant
+
 __all__ = ["FUNCTIONS", "evaluate"]
 
-_DOUBLE, _WORD = ir.DoubleType(), ir.IntType(64)
-_ROUND = 1.5 * 2.0**52  # a number of less than 2**51 that is added to this is rounded to an integer: the lowest bits
+_DOUBLE = ir.DoubleType()
 _INFINITY, _NAN = math.inf, math.nan
-
-
-class _Value:
-    """A float64 number, or 64 bits, that an LLVM function computes."""
-
-    def __init__(self, builder: Any, value: Any) -> None:
-        self.builder = builder
-        self.value = value
-
-    def lift(self, other: Any) -> Any:
-        """Return the LLVM value of a number of this one's type."""
-        return other.value if isinstance(other, _Value) else ir.Constant(self.value.type, other)
-
-
-class _Bits(_Value):
-    """Sixty-four bits."""
-
-    def __and__(self, other: Any) -> _Bits:
-        return _Bits(self.builder, self.builder.and_(self.value, self.lift(other)))
-
-    def __or__(self, other: Any) -> _Bits:
-        return _Bits(self.builder, self.builder.or_(self.value, self.lift(other)))
-
-    def __xor__(self, other: Any) -> _Bits:
-        return _Bits(self.builder, self.builder.xor(self.value, self.lift(other)))
-
-    def __add__(self, other: Any) -> _Bits:
-        return _Bits(self.builder, self.builder.add(self.value, self.lift(other)))
-
-    def __sub__(self, other: Any) -> _Bits:
-        return _Bits(self.builder, self.builder.sub(self.value, self.lift(other)))
-
-    def __lshift__(self, count: int) -> _Bits:
-        return _Bits(self.builder, self.builder.shl(self.value, self.lift(count)))
-
-    def __rshift__(self, count: int) -> _Bits:
-        return _Bits(self.builder, self.builder.lshr(self.value, self.lift(count)))
-
-    def any(self) -> Any:
-        """Return whether a bit is set."""
-        return self.builder.icmp_unsigned("!=", self.value, self.lift(0))
-
-    def real(self) -> _Real:
-        """Return the number that the bits represent."""
-        return _Real(self.builder, self.builder.bitcast(self.value, _DOUBLE))
-
-
-class _Real(_Value):
-    """A number."""
-
-    def __add__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fadd(self.value, self.lift(other)))
-
-    def __sub__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fsub(self.value, self.lift(other)))
-
-    def __mul__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fmul(self.value, self.lift(other)))
-
-    def __truediv__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fdiv(self.value, self.lift(other)))
-
-    def __rsub__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fsub(self.lift(other), self.value))
-
-    def __rtruediv__(self, other: Any) -> _Real:
-        return _Real(self.builder, self.builder.fdiv(self.lift(other), self.value))
-
-    def __neg__(self) -> _Real:
-        return _Real(self.builder, self.builder.fneg(self.value))
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __lt__(self, other: Any) -> Any:
-        return self.builder.fcmp_ordered("<", self.value, self.lift(other))
-
-    def __le__(self, other: Any) -> Any:
-        return self.builder.fcmp_ordered("<=", self.value, self.lift(other))
-
-    def __gt__(self, other: Any) -> Any:
-        return self.builder.fcmp_ordered(">", self.value, self.lift(other))
-
-    def __ge__(self, other: Any) -> Any:
-        return self.builder.fcmp_ordered(">=", self.value, self.lift(other))
-
-    def equals(self, other: Any) -> Any:
-        """Return whether both are the same number, which NaN is not."""
-        return self.builder.fcmp_ordered("==", self.value, self.lift(other))
-
-    def bits(self) -> _Bits:
-        """Return the bits that represent the number."""
-        return _Bits(self.builder, self.builder.bitcast(self.value, _WORD))
-
-    def negative(self) -> Any:
-        """Return whether the sign bit is set."""
-        return self.builder.icmp_signed("<", self.bits().value, ir.Constant(_WORD, 0))
-
-    def if_(self, condition: Any, other: Any) -> _Real:
-        """Return this number if the condition holds, else the other."""
-        return _Real(self.builder, self.builder.select(condition, self.value, self.lift(other)))
-
-    def call(self, name: str, *others: Any) -> _Real:
-        """Return what an LLVM intrinsic makes of this number and others."""
-        kind = ir.FunctionType(_DOUBLE, [_DOUBLE] * (1 + len(others)))
-        function = self.builder.module.declare_intrinsic(f"llvm.{name}", [_DOUBLE], kind)
-        return _Real(self.builder, self.builder.call(function, [self.value, *map(self.lift, others)]))
-
-    def fma(self, factor: Any, summand: Any) -> _Real:
-        """Return self * factor + summand, rounded once."""
-        return self.call("fma", factor, summand)
-
-    def magnitude(self) -> _Real:
-        """Return the absolute value."""
-        return self.call("fabs")
-
-    def signed_as(self, other: _Real) -> _Real:
-        """Return the number with another's sign."""
-        return self.call("copysign", other)
-
-    def polynomial(self, *coefficients: float) -> _Real:
-        """Return the polynomial with these coefficients, lowest first, of this number."""
-        terms = [_constant(self, coefficient) for coefficient in coefficients]
-        power = self
-        # Neighbours are joined in pairs (Estrin): where a loop waits for each result, the wait is shorter.
-        while len(terms) > 1:
-            pairs = [power.fma(high, low) for low, high in zip(terms[::2], terms[1::2], strict=False)]
-            terms = [*pairs, *terms[2 * len(pairs) :]]
-            power = power * power
-        return terms[0]
-
-
-def _constant(like: _Real, number: float) -> _Real:
-    return _Real(like.builder, ir.Constant(_DOUBLE, number))
 
 
 # Exponentials: x = k log(2) + r with |r| <= log(2) / 2, and exp(x) = 2**k exp(r).
 
 
-def _exponential(x: _Real) -> tuple[_Real, _Real]:
+def _exponential(x: Real) -> tuple[Real, Real]:
     """Return 2**k and exp(r) - 1, the latter with a small relative error."""
-    x = _constant(x, -110.0).if_(x < -110.0, x)
-    x = _constant(x, 100.0).if_(x > 100.0, x)
-    rounded = x.fma(1 / math.log(2), _ROUND)
-    r = (_ROUND - rounded).fma(math.log(2), x)
+    x = constant(x, -110.0).if_(x < -110.0, x)
+    x = constant(x, 100.0).if_(x > 100.0, x)
+    rounded = x.fma(1 / math.log(2), ROUND)
+    r = (ROUND - rounded).fma(math.log(2), x)
     power = ((rounded.bits() + 1023) << 52).real()
     # (exp(r) - 1 - r) / r**2, error 2**-29.5
     q = r.polynomial(
@@ -174,31 +42,31 @@ def _exponential(x: _Real) -> tuple[_Real, _Real]:
     return power, (r * r).fma(q, r)
 
 
-def _exp(x: _Real) -> _Real:
+def _exp(x: Real) -> Real:
     power, rest = _exponential(x)
     return power.fma(rest, power)
 
 
-def _expm1(x: _Real) -> _Real:
+def _expm1(x: Real) -> Real:
     power, rest = _exponential(x)
     return power.fma(rest, power - 1.0).signed_as(x)
 
 
-def _exp2(x: _Real) -> _Real:
+def _exp2(x: Real) -> Real:
     return _exp(x * math.log(2))
 
 
-def _sinh(x: _Real) -> _Real:
+def _sinh(x: Real) -> Real:
     e = _expm1(x.magnitude())
     return (0.5 * (e + e / (e + 1.0))).signed_as(x)
 
 
-def _cosh(x: _Real) -> _Real:
+def _cosh(x: Real) -> Real:
     e = _exp(x.magnitude())
     return 0.5 * (e + 1.0 / e)
 
 
-def _tanh(x: _Real) -> _Real:
+def _tanh(x: Real) -> Real:
     e = _expm1(2.0 * x.magnitude())
     return (e / (e + 2.0)).signed_as(x)
 
@@ -206,9 +74,9 @@ def _tanh(x: _Real) -> _Real:
 # The error function: a polynomial near zero, else exp(-x**2) times one of (x - 2) / (x + 2) (Shepherd and Laframboise 1981).
 
 
-def _erfc(x: _Real) -> _Real:
+def _erfc(x: Real) -> Real:
     a = x.magnitude()
-    a = _constant(x, 12.0).if_(a > 12.0, a)
+    a = constant(x, 12.0).if_(a > 12.0, a)
     # (1 + 2 a) exp(a**2) erfc(a), error 2**-29.7
     p = ((a - 2.0) / (a + 2.0)).polynomial(
         *(1.276978382603974, -0.09276382103153288, -0.16603051506111485, 0.16405104858243502),
@@ -219,7 +87,7 @@ def _erfc(x: _Real) -> _Real:
     return (2.0 - tail).if_(x < 0.0, tail)
 
 
-def _erf(x: _Real) -> _Real:
+def _erf(x: Real) -> Real:
     a = x.magnitude()
     # erf(a) / a, error 2**-29.7
     p = (a * a).polynomial(
@@ -235,7 +103,7 @@ _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of the square root of 1/2
 _MANTISSA = (1 << 52) - 1
 
 
-def _log(x: _Real) -> _Real:
+def _log(x: Real) -> Real:
     offset = x.bits() - _ROOT_HALF + (1024 << 52)  # the exponent's bits hold k + 1024, which is positive
     exponent = (offset >> 52) | (1075 << 52)
     k = exponent.real() - (2.0**52 + 1024.0)
@@ -246,63 +114,63 @@ def _log(x: _Real) -> _Real:
     # (log(m) - 2 s) / s**3, error 2**-37
     p = z.polynomial(0.66666666667388, 0.3999999878231223, 0.2857175725556994, 0.22191243941953742, 0.19365472062006076)
     result = k.fma(math.log(2), s * z.fma(p, 2.0))
-    special = _constant(x, -_INFINITY).if_(x.equals(0.0), x.if_(x > 0.0, _NAN))
+    special = constant(x, -_INFINITY).if_(x.equals(0.0), x.if_(x > 0.0, _NAN))
     return result.if_(x.builder.and_(x > 0.0, x < _INFINITY), special)
 
 
-def _log2(x: _Real) -> _Real:
+def _log2(x: Real) -> Real:
     return _log(x) * (1 / math.log(2))
 
 
-def _log10(x: _Real) -> _Real:
+def _log10(x: Real) -> Real:
     return _log(x) * (1 / math.log(10))
 
 
-def _log1p(x: _Real) -> _Real:
+def _log1p(x: Real) -> Real:
     y = x + 1.0
     lost = x - (y - 1.0)
     # Beyond two, what the sum loses is nothing beside the logarithm, and may be a whole number.
     return (_log(y) + lost.if_(y < 2.0, 0.0)).signed_as(x)
 
 
-def _asinh(x: _Real) -> _Real:
+def _asinh(x: Real) -> Real:
     a = x.magnitude()
     b = a + a * a / (1.0 + a.fma(a, 1.0).call("sqrt"))
     return _log1p(b.if_(a < _INFINITY, a)).signed_as(x)
 
 
-def _acosh(x: _Real) -> _Real:
+def _acosh(x: Real) -> Real:
     y = x - 1.0
     result = _log1p(y + (y * (y + 2.0)).call("sqrt"))
     return result.if_(x >= 1.0, _NAN)
 
 
-def _atanh(x: _Real) -> _Real:
+def _atanh(x: Real) -> Real:
     a = x.magnitude()
     return (0.5 * _log1p(2.0 * a / (1.0 - a))).signed_as(x)
 
 
-def _pow(x: _Real, y: _Real) -> _Real:
+def _pow(x: Real, y: Real) -> Real:
     """Return x**y as C and IEEE 754 define it."""
     b, a = x.builder, x.magnitude()
     exponent = y * _log(a)
-    exponent = _constant(x, 0.0).if_(b.and_(a.equals(1.0), y.equals(y)), exponent)
+    exponent = constant(x, 0.0).if_(b.and_(a.equals(1.0), y.equals(y)), exponent)
     size = _exp(exponent)
     whole = y.call("rint").equals(y)
     half = 0.5 * y
     odd = b.and_(whole, b.not_(half.call("rint").equals(half)))
     size = (-size).if_(b.and_(odd, x.negative()), size)
     impossible = b.and_(b.and_(x < 0.0, x > -_INFINITY), b.not_(b.or_(whole, b.not_(y.equals(y)))))
-    size = _constant(x, _NAN).if_(impossible, size)
-    return _constant(x, 1.0).if_(b.or_(x.equals(1.0), y.equals(0.0)), size)
+    size = constant(x, _NAN).if_(impossible, size)
+    return constant(x, 1.0).if_(b.or_(x.equals(1.0), y.equals(0.0)), size)
 
 
 _SQUARINGS = 4  # exponents of less than 2**4 are multiplied out: one rounding to float32, whatever the rest loses
 
 
-def _whole_power(x: _Real, exponent: int) -> _Real:
+def _whole_power(x: Real, exponent: int) -> Real:
     """Return x to the power of an integer that is known."""
-    result = _constant(x, 1.0)
+    result = constant(x, 1.0)
     for k in range(_SQUARINGS):
         if abs(exponent) >> k & 1:
             result = result * x
@@ -322,10 +190,10 @@ def _known(value: Any) -> float | None:
     return None
 
 
-def _hypot(x: _Real, y: _Real) -> _Real:
+def _hypot(x: Real, y: Real) -> Real:
     x, y = x.magnitude(), y.magnitude()
     length = x.fma(x, y * y).call("sqrt")
-    return _constant(x, _INFINITY).if_(x.builder.or_(x.equals(_INFINITY), y.equals(_INFINITY)), length)
+    return constant(x, _INFINITY).if_(x.builder.or_(x.equals(_INFINITY), y.equals(_INFINITY)), length)
 
 
 # Circular functions: x = k pi / 2 + r with |r| hardly above pi / 4. Up to 2**45, k times pi / 2 is subtracted exactly in
@@ -342,21 +210,21 @@ _REMAINDERS = (
 )
 
 
-def _quarter(x: _Real) -> tuple[_Bits, _Real, _Real]:
+def _quarter(x: Real) -> tuple[Bits, Real, Real]:
     """Return k, of which two bits matter, and sin(r) and cos(r)."""
     size = x.magnitude()
-    scale, high, low = (_constant(x, number) for number in (1.0, 1.0, 0.0))
+    scale, high, low = (constant(x, number) for number in (1.0, 1.0, 0.0))
     for unit, *remainder in _REMAINDERS:
         above = size >= unit * (_LARGE / 2**22)
         scale, high, low = (
-            _constant(x, number).if_(above, other)
+            constant(x, number).if_(above, other)
             for number, other in zip((1 / unit, *remainder), (scale, high, low), strict=True)
         )
     x = x * scale
     y = x * high
     lost = (-x).fma(high, y)
-    rounded = y.fma(2 / math.pi, _ROUND)
-    minus_k = -(rounded - _ROUND)
+    rounded = y.fma(2 / math.pi, ROUND)
+    minus_k = -(rounded - ROUND)
     # Each of these keeps the sign of a zero.
     r = minus_k.fma(_HALF_PI[0], y) + minus_k.fma(_HALF_PI[1], x.fma(low, -lost))
     z = r * r
@@ -366,22 +234,22 @@ def _quarter(x: _Real) -> tuple[_Bits, _Real, _Real]:
     return rounded.bits(), r * z.fma(s, 1.0), z.fma(z.fma(c, -0.5), 1.0)
 
 
-def _turned(k: _Bits, sine: _Real, cosine: _Real) -> _Real:
+def _turned(k: Bits, sine: Real, cosine: Real) -> Real:
     """Return the sine of what is k right angles further."""
     size = cosine.if_((k & 1).any(), sine)
     return (size.bits() ^ ((k & 2) << 62)).real()
 
 
-def _sin(x: _Real) -> _Real:
+def _sin(x: Real) -> Real:
     return _turned(*_quarter(x))
 
 
-def _cos(x: _Real) -> _Real:
+def _cos(x: Real) -> Real:
     k, sine, cosine = _quarter(x)
     return _turned(k + 1, sine, cosine)
 
 
-def _tan(x: _Real) -> _Real:
+def _tan(x: Real) -> Real:
     k, sine, cosine = _quarter(x)
     odd = (k & 1).any()
     return (-cosine).if_(odd, sine) / sine.if_(odd, cosine)
@@ -390,13 +258,13 @@ def _tan(x: _Real) -> _Real:
 # Inverse circular functions: the angle of a point in the first quadrant, turned by 0, pi / 4 or pi / 2.
 
 
-def _angle(x: _Real, y: _Real) -> _Real:
+def _angle(x: Real, y: Real) -> Real:
     """Return the angle at which a point with x, y >= 0 is seen."""
     near = y <= (math.sqrt(2) - 1) * x
     middle = y <= (math.sqrt(2) + 1) * x
     above = y.if_(near, (y - x).if_(middle, -x))
     along = x.if_(near, (y + x).if_(middle, y))
-    turned = _constant(x, 0.0).if_(near, _constant(x, math.pi / 4).if_(middle, math.pi / 2))
+    turned = constant(x, 0.0).if_(near, constant(x, math.pi / 4).if_(middle, math.pi / 2))
     t = above / along
     z = t * t
     # (atan(t) - t) / t**3, error 2**-30.9
@@ -407,33 +275,33 @@ def _angle(x: _Real, y: _Real) -> _Real:
     return turned + t * z.fma(p, 1.0)
 
 
-def _atan(x: _Real) -> _Real:
-    return _angle(_constant(x, 1.0), x.magnitude()).signed_as(x)
+def _atan(x: Real) -> Real:
+    return _angle(constant(x, 1.0), x.magnitude()).signed_as(x)
 
 
-def _atan2(y: _Real, x: _Real) -> _Real:
+def _atan2(y: Real, x: Real) -> Real:
     b, across, along = y.builder, y.magnitude(), x.magnitude()
     same = b.and_(across.equals(_INFINITY), along.equals(_INFINITY))
-    across, along = (_constant(y, 1.0).if_(same, number) for number in (across, along))
-    along = _constant(y, 1.0).if_(b.and_(across.equals(0.0), along.equals(0.0)), along)
+    across, along = (constant(y, 1.0).if_(same, number) for number in (across, along))
+    along = constant(y, 1.0).if_(b.and_(across.equals(0.0), along.equals(0.0)), along)
     angle = _angle(along, across)
     return (math.pi - angle).if_(x.negative(), angle).signed_as(y)
 
 
-def _complement(x: _Real) -> _Real:
+def _complement(x: Real) -> Real:
     return ((1.0 - x) * (1.0 + x)).call("sqrt")
 
 
-def _asin(x: _Real) -> _Real:
+def _asin(x: Real) -> Real:
     return _angle(_complement(x), x.magnitude()).signed_as(x)
 
 
-def _acos(x: _Real) -> _Real:
+def _acos(x: Real) -> Real:
     angle = _angle(x.magnitude(), _complement(x))
     return (math.pi - angle).if_(x.negative(), angle)
 
 
-FUNCTIONS: dict[str, Callable[..., _Real]] = {
+FUNCTIONS: dict[str, Callable[..., Real]] = {
     function.__name__[1:]: function
     for function in (
         *(_sin, _cos, _tan, _asin, _acos, _atan, _atan2, _sinh, _cosh, _tanh, _asinh, _acosh, _atanh),
@@ -460,7 +328,7 @@ def evaluate(name: str, builder: Any, arguments: Sequence[Any]) -> Any:
     llvmlite.ir.Value
         The result, of type float.
     """
-    wide = [_Real(builder, builder.fpext(argument, _DOUBLE)) for argument in arguments]
+    wide = [Real(builder, builder.fpext(argument, _DOUBLE)) for argument in arguments]
     exponent = _known(arguments[1]) if name == "pow" else None
     if exponent is not None and exponent.is_integer() and abs(exponent) < 2**_SQUARINGS:
         return builder.fptrunc(_whole_power(wide[0], int(exponent)).value, ir.FloatType())
