@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
-from numbridge.kernels.cpu_backend.block_source import BlockSource, block_source
-from numbridge.kernels.cpu_backend.crews import load_crews
+from numbridge.kernels.cpu_backend.blocks.crews import load_crews
+from numbridge.kernels.cpu_backend.blocks.source import BlockSource, block_source
 from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import Total, additions_of, greater, only_added, with_either, with_totals
 from numbridge.kernels.cuda_backend import cuda_driver

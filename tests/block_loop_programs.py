@@ -1,6 +1,6 @@
 """Random kernels whose threads wait for their block and nothing else, as text; what tells whether both of the CPU's roads agree.
 
-Threads of such a kernel need no coroutines (`kernels/cpu_backend/block_parts.py`), and must compute to the last bit what
+Threads of such a kernel need no coroutines (`kernels/cpu_backend/blocks/parts.py`), and must compute to the last bit what
 coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `check` runs a kernel
 and its derivatives both ways, in blocks of some shape.
 """

@@ -36,7 +36,7 @@ from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.scope import COUNTED, Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.windows import Window
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.language.rewriting import GIVEN, Rewritten
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.parameter_types import ParameterType

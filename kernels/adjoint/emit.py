@@ -32,7 +32,7 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.element_types.elements import scalar_in_memory
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
 

@@ -14,8 +14,9 @@ from numba import cuda
 
 import numbridge as nb
 from block_loop_programs import SHAPES, check, copies, derivatives, in_loops, same
-from numbridge.kernels.cpu_backend import block_reading
-from numbridge.kernels.cpu_backend.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
+from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.launch import geometry_of, launcher
 
 # NUMBRIDGE_BLOCK_PROGRAMS is how many random programs are compared.
@@ -358,13 +359,9 @@ def test_what_all_threads_read_is_not_read_for_blocks_in_which_none_is_left():
 # What would be wrong is seen
 
 
-def wrong(monkeypatch, name, answer):
-    monkeypatch.setattr(block_reading._Reader, name, answer)
-
-
 def test_the_order_of_threads_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(nb.config, "kernel_cache_dir", str(tmp_path))  # code of another making is not to be kept
-    wrong(monkeypatch, "_must_be_in_order", lambda reader, part, axis: False)
+    monkeypatch.setattr(Order, "must_be_in_order", lambda order, part, axis: False)
     dim, block, make = CASES[scattered]
     values = make()
     one, other = both(scattered)
@@ -381,7 +378,7 @@ def test_what_takes_little_is_computed_again_and_not_kept(monkeypatch, tmp_path)
     wanted = launched(one, dim, block, values)
     assert "_nb_kept_value_" not in one.explain(*values).source
     monkeypatch.setattr(nb.config, "kernel_cache_dir", str(tmp_path))
-    wrong(monkeypatch, "_again", lambda reader, names: [])
+    monkeypatch.setattr(Keeper, "_again", lambda keeper, names: [])
     one, _ = both(tiles)
     same(wanted, launched(one, dim, block, values), "tiles")
     assert "_nb_kept_value_" in one.explain(*values).source

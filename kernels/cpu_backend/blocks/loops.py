@@ -1,7 +1,7 @@
 """A block's text that is taken apart at its barriers, as functions that need no coroutines.
 
 Of each part there is a function for one thread, and where threads find their data side by side another for several at once, in
-SIMD lanes: see `block_parts` and `lane_code`. Both compute to the last bit what a coroutine for each thread computes. Importing
+SIMD lanes: see `parts` and `lane_code`. Both compute to the last bit what a coroutine for each thread computes. Importing
 this module imports Numba, so only code that is about to compile does.
 """
 
@@ -22,11 +22,11 @@ from numba.extending import intrinsic
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Step, Text, UnknownError
-from numbridge.kernels.cpu_backend.block_parts import Block, Kept, Part
-from numbridge.kernels.cpu_backend.block_preparation import prepared
-from numbridge.kernels.cpu_backend.block_reading import apart
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, WHOLE, BlockSource
-from numbridge.kernels.cpu_backend.block_syntax import REST, NoPartsError
+from numbridge.kernels.cpu_backend.blocks.parts import Block, Kept, Part
+from numbridge.kernels.cpu_backend.blocks.preparation import prepared
+from numbridge.kernels.cpu_backend.blocks.reading import apart
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, WHOLE, BlockSource
+from numbridge.kernels.cpu_backend.blocks.syntax import REST, NoPartsError
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes

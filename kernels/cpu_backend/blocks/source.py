@@ -2,8 +2,8 @@
 
 The generated function is ``run(block, geometry, first, last)``, as in `range_source`, but runs whole blocks: those whose
 first thread is in the range, if threads were shared out to blocks evenly. Threads of a block are numbered along x first, and
-32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`), or the block is taken apart at its barriers
-(see `block_parts`). Which indices a thread has is as on CUDA, where the first index runs along x. This module compiles nothing.
+32 in a row are a warp. The body is a coroutine for each thread (see `coroutines`), or the block is taken apart at its barriers
+(see `parts`). Which indices a thread has is as on CUDA, where the first index runs along x. This module compiles nothing.
 """
 
 from __future__ import annotations

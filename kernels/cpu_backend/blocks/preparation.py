@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
-from numbridge.kernels.cpu_backend.block_syntax import (
+from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
     NoPartsError,
     blocks_of,
@@ -18,7 +19,6 @@ from numbridge.kernels.cpu_backend.block_syntax import (
     waits,
 )
 from numbridge.kernels.cpu_backend.lanes import stored
-from numbridge.kernels.cpu_backend.name_webs import split_names
 
 __all__ = ["prepared"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 
 __all__ = [
     "AT",

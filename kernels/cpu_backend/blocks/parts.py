@@ -15,8 +15,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numbridge.kernels.cpu_backend.block_source import CREW
-from numbridge.kernels.cpu_backend.block_syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
+from numbridge.kernels.cpu_backend.blocks.source import CREW
+from numbridge.kernels.cpu_backend.blocks.syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
 
 __all__ = ["Around", "Block", "Border", "Kept", "Node", "Once", "Part"]
 

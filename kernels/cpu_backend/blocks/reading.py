@@ -1,0 +1,425 @@
+"""How a thread's text is taken apart at its barriers: what differs between threads, and what a thread must keep or do in order.
+
+What the parts become is said in `parts`. This module compiles nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Callable, Collection, Sequence
+
+from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
+from numbridge.kernels.cpu_backend.blocks.order import Order
+from numbridge.kernels.cpu_backend.blocks.parts import Around, Block, Border, Kept, Node, Once, Part
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
+from numbridge.kernels.cpu_backend.blocks.steps import Steps
+from numbridge.kernels.cpu_backend.blocks.syntax import (
+    AT,
+    AXES,
+    BARRIER,
+    COUNTS,
+    LIVE,
+    MEMORY,
+    NUMBER,
+    REFUSED,
+    REST,
+    ROW,
+    SLOT,
+    NoPartsError,
+    blocks_of,
+    called_name,
+    calls_in,
+    changed_arrays,
+    heads_of,
+    is_barrier,
+    is_count,
+    loaded_names,
+    made_in_block,
+    mentioned,
+    new_stack,
+    own_extents,
+    statement,
+    used_otherwise,
+    waits,
+)
+from numbridge.kernels.cpu_backend.lanes import (
+    Lanes,
+    is_break,
+    local_array_name,
+    read_names,
+    stored,
+    touched_arrays,
+    without_unread,
+)
+
+__all__ = ["apart"]
+
+
+def _of_all(array: str, *lines: str) -> str:
+    """Return a loop over what all threads have said in an array."""
+    at = f"{REST}{array}"
+    body = [f"    {line.format(f'{array}[{at}]')}" for line in lines]
+    return "\n".join([f"for {at} in range({LIVE}):", *body])
+
+
+def _learned(counted: str, name: str, told: str) -> tuple[str, ...]:
+    """Return lines by which all learn what threads have told: 0 who did not come, else 1, and 2 more if it holds."""
+    found = f"{name}_found"
+    if counted == "and":
+        lines = f"{found} = 1", _of_all(told, "if {} == 1:", f"    {found} = 0")
+    elif counted == "or":
+        lines = f"{found} = 0", _of_all(told, "if {} == 3:", f"    {found} = 1")
+    else:
+        lines = f"{found} = 0", _of_all(told, f"{found} += {{}} >> 1")
+    return *lines, f"{name} = _nb_told({found})"
+
+
+class _Nodes:
+    """What a block becomes: parts, and what is between them."""
+
+    def __init__(self, reader: _Reader, *, in_loop: bool) -> None:
+        self.nodes: list[Node] = []
+        self._reader = reader
+        self._in_loop = in_loop
+        self._waiting: list[tuple[ast.stmt, str | None]] = []
+
+    def add(self, node: ast.stmt, guard: str | None) -> None:
+        """Add a statement of each thread, or of those for which `guard` holds."""
+        self._waiting.append((node, guard))
+
+    def flush(self) -> None:
+        """End a part."""
+        body: list[ast.stmt] = []
+        for guard, group in itertools.groupby(self._waiting, lambda pair: pair[1]):
+            nodes = [node for node, _ in group]
+            body += nodes if guard is None else [ast.If(ast.Name(guard, ast.Load()), nodes, [])]
+        self._waiting = []
+        before = self._before_border()
+        if before is not None and all(map(self._only_moves, body)):
+            before.body += body
+        elif body:
+            part = Part(len(self._reader.parts), body, self._in_loop)
+            self._reader.parts.append(part)
+            self.nodes.append(part)
+
+    def _before_border(self) -> Part | None:
+        """Return the part after which nothing has come but borders."""
+        for node in reversed(self.nodes):
+            if not isinstance(node, Border):
+                return node if isinstance(node, Part) else None
+        return None
+
+    def _only_moves(self, node: ast.stmt) -> bool:
+        """Tell whether a statement only moves or computes numbers of a thread, which nobody else sees."""
+        match node:
+            case ast.Assign([ast.Name()], value):
+                return not any(isinstance(part, ast.Subscript | ast.Call) for part in ast.walk(value))
+        return False
+
+    def border(self) -> None:
+        """Let all threads wait for each other."""
+        self.flush()
+        self.nodes.append(Border())
+
+    def once(self, node: ast.stmt) -> None:
+        """Add a statement that runs once: before those of threads that wait to become a part, where nobody sees that."""
+        lanes, waiting = self._reader.lanes, [other for other, _ in self._waiting]
+        changed = {*stored(node), *changed_arrays(node)}
+        loads = any(isinstance(part, ast.Subscript) for part in ast.walk(node))
+        seen = any(changed & mentioned(other) for other in waiting)
+        if is_break(node) or seen or (loads and any(map(lanes.changes_memory, waiting))):
+            self.flush()
+        self.nodes.append(Once(ast.unparse(node)))
+
+
+def apart(
+    name: str,
+    tree: ast.FunctionDef,
+    hidden: Sequence[str],
+    names: Sequence[str],
+    rank: int,
+    arrays: Collection[str],
+    once: Collection[str],
+    nonnegative: Collection[str],
+    computes: Callable[[ast.expr], bool],
+) -> Block:
+    """Return a thread's text taken apart at its barriers.
+
+    Parameters
+    ----------
+    name : str
+        What the function for a whole block is called.
+    tree : ast.FunctionDef
+        The function of a thread, `prepared`; changed in place.
+    hidden, names : sequence of str
+        What the function takes: of its thread and block, then the kernel's parameters.
+    rank : int
+        How many thread indices there are.
+    arrays : collection of str
+        Names that are arrays.
+    once : collection of str
+        Names that are assigned in one place and used after it, in the same block.
+    nonnegative : collection of str
+        Integers that are never negative.
+    computes : callable
+        Tells of a function, as the text calls it, whether it only computes.
+
+    Raises
+    ------
+    NoPartsError
+        If threads may come to a barrier unequally often, wait for anything but their block, or do what nobody here knows.
+    """
+    if not 0 < rank <= AXES:
+        raise NoPartsError
+    reader = _Reader(tree, arrays, once, nonnegative, computes)
+    nodes = reader.nodes()
+    axis = reader.best_axis(rank)
+    keeper = Keeper(
+        tree,
+        reader.lanes,
+        reader.steps,
+        reader.order,
+        once=reader.once,
+        own=reader.own,
+        kept=reader.kept,
+        rooms=reader.rooms,
+    )
+    keeper.finish(reader.parts, axis, {*hidden, *names})
+    kept = [Kept(name, reader.own.get(name, ())) for name in sorted(reader.kept)]
+    known = {*nonnegative, AT, ROW, NUMBER, *(f"_nb_{letter}{k}" for letter in "ti" for k in range(AXES))}
+    return Block(name, list(hidden), list(names), rank, axis, nodes, reader.parts, kept, reader.rooms, known)
+
+
+class _Reader:
+    """Takes a thread's text apart."""
+
+    def __init__(
+        self,
+        tree: ast.FunctionDef,
+        arrays: Collection[str],
+        once: Collection[str],
+        nonnegative: Collection[str],
+        computes: Callable[[ast.expr], bool],
+    ) -> None:
+        every = list(ast.walk(tree))
+        if any(isinstance(node, ast.Name) and node.id.startswith(REFUSED) for node in every):
+            raise NoPartsError
+        own = {name: node for node in every if (name := local_array_name(node)) is not None}
+        shared = frozenset(arrays) - own.keys()
+        threads = {f"_nb_{letter}{k}" for letter in "it" for k in range(AXES)} | {THREAD}
+        self.tree = tree
+        # Arrays of a thread's own in which all threads have the same are one.
+        self.alike = own.keys() - used_otherwise(tree)
+        private = frozenset(own.keys() - self.alike)
+        self.lanes = Lanes(tree, THREAD, shared, private, touched_arrays(every, shared), computes, threads)
+        without_unread(self.lanes, tree.body, read_names(self.lanes, every))
+        self.once = set(once)
+        self.steps = Steps(tree, self.lanes, self.once, nonnegative)
+        self.own = {name: own_extents(node) for name, node in own.items()}
+        of_block = {name for node in every if (name := made_in_block(node)) is not None}
+        self.order = Order(self.lanes, self.steps, of_block)
+        self.parts: list[Part] = []
+        self.rooms: list[str] = []
+        self.kept: set[str] = set()
+        self._count = 0
+        self._needed = self._deciding()
+
+    # What runs once
+
+    def _deciding(self) -> set[str]:
+        """Return the names on which control around barriers depends."""
+        every = list(ast.walk(self.tree))
+        found = {
+            name
+            for node in every
+            if isinstance(node, ast.stmt) and waits(node)
+            for head in [*heads_of(node), *(s.test for block in blocks_of(node) for s in block if is_break(s))]
+            for name in loaded_names(head)
+        }
+        before = -1
+        while len(found) > before:
+            before = len(found)
+            for node in every:
+                if isinstance(node, ast.Assign | ast.AugAssign) and found & set(stored(node)):
+                    found |= loaded_names(node.value)
+                elif isinstance(node, ast.If | ast.For | ast.While) and found & set(stored(node)):
+                    found |= {name for head in heads_of(node) for name in loaded_names(head)}
+        return found
+
+    def _is_once(self, node: ast.stmt) -> bool:
+        """Tell whether a statement does the same for all threads, and nothing but compute."""
+        lanes = self.lanes
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Name(called))) if called in COUNTS:
+                return False
+            case ast.Assign([ast.Name(name)]) | ast.AugAssign(ast.Name(name)):
+                return name not in lanes.varying and name not in self.own and not lanes.varies(node.value)
+            case ast.Assign([ast.Subscript(ast.Name(name), index)], value) if name in self.alike:
+                return not lanes.varies(index) and not lanes.varies(value)
+            case ast.Pass() | ast.Break():
+                return True
+            case ast.If() | ast.For() | ast.While():
+                if waits(node) or any(map(lanes.varies, heads_of(node))) or lanes.varying & set(stored(node)):
+                    return False
+                return all(self._is_once(inner) for block in blocks_of(node) for inner in block)
+        return False
+
+    def _is_frame(self, node: ast.stmt) -> bool:
+        """Tell whether control runs once for the block, around parts."""
+        if not isinstance(node, ast.If | ast.For | ast.While) or any(map(self.lanes.varies, heads_of(node))):
+            return False
+        return waits(node) or bool(self._needed & set(stored(node)))
+
+    def _mark(self) -> None:
+        """Find the names that differ between threads: also what is assigned where only some come by, or within a part."""
+        before = -1
+        while len(self.lanes.varying) + len(self.lanes.private) > before:
+            before = len(self.lanes.varying) + len(self.lanes.private)
+            self._mark_block(self.tree.body)
+        for name in self.alike:
+            del self.own[name]
+
+    def _mark_block(self, body: Sequence[ast.stmt]) -> None:
+        for node in body:
+            if self._is_once(node) or self._makes_memory(node) or is_count(node) or local_array_name(node) is not None:
+                continue
+            if self._is_frame(node) or (isinstance(node, ast.If) and waits(node)):
+                if not self._is_frame(node):
+                    self._mark_left(node)
+                for block in blocks_of(node):
+                    if self._is_frame(node) or any(map(waits, block)):
+                        self._mark_block(block)
+                    else:
+                        self._mark_all(block)
+            else:
+                self._mark_all([node])
+
+    def _mark_all(self, body: Sequence[ast.stmt]) -> None:
+        self.lanes.varying |= {name for node in body for name in stored(node)} - self.own.keys()
+        apart = self.alike & {name for node in body for name in changed_arrays(node)}
+        self.alike -= apart
+        self.lanes.private |= apart
+
+    def _mark_left(self, node: ast.stmt) -> None:
+        """Mark what differs after a branch with barriers, as threads that do not take it have not what it assigns."""
+        inside = {id(part) for part in ast.walk(node)}
+        outside = (part for part in ast.walk(self.tree) if id(part) not in inside)
+        seen = {part.id for part in outside if isinstance(part, ast.Name)}
+        self.lanes.varying |= ({*stored(node)} & seen) - self.own.keys()
+        apart = self.alike & {*changed_arrays(node)} & seen
+        self.alike -= apart
+        self.lanes.private |= apart
+
+    def _makes_memory(self, node: ast.stmt) -> bool:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Name(called))):
+                return called in MEMORY and name in self.lanes.arrays
+        return False
+
+    # Parts, and what is around them
+
+    def nodes(self) -> list[Node]:
+        """Return the text's parts, and what is around them."""
+        self._mark()
+        self._after: list[ast.stmt] = []
+        found = self._block(self.tree.body, None, in_loop=False)
+        self.order.check(found, set())
+        return found
+
+    def _fresh(self, stem: str) -> str:
+        self._count += 1
+        return f"_nb_{stem}_{self._count}"
+
+    def _block(self, body: Sequence[ast.stmt], guard: str | None, *, in_loop: bool) -> list[Node]:
+        made = _Nodes(self, in_loop=in_loop)
+        for place, node in enumerate(body):
+            if self._makes_memory(node):
+                if any(called_name(call) == "_nb_local_array" for call in calls_in(node)):
+                    raise NoPartsError
+                made.nodes.append(Once(ast.unparse(node)))
+            elif local_array_name(node) is not None:
+                if in_loop:
+                    raise NoPartsError
+                if local_array_name(node) in self.alike:
+                    made.nodes.append(Once(ast.unparse(node)))
+            elif (stack := new_stack(node)) is not None:
+                room = self._fresh("room")
+                self.rooms.append(room)
+                made.add(statement(f"{stack} = _nb_crew_stack_at({CREW}, {room}, {SLOT})"), guard)
+            elif is_barrier(node):
+                made.border()
+            elif is_count(node):
+                self._counted(made, node, guard)
+            elif self._is_once(node):
+                made.once(node)
+            elif self._is_frame(node):
+                self._frame(made, node, guard, in_loop=in_loop)
+            elif isinstance(node, ast.If) and waits(node):
+                self._guarded(made, node, guard, body[place + 1 :], in_loop=in_loop)
+            elif waits(node) or is_break(node) or isinstance(node, ast.Return):
+                raise NoPartsError
+            else:
+                made.add(node, guard)
+        made.flush()
+        return made.nodes
+
+    def _frame(self, made: _Nodes, node: ast.stmt, guard: str | None, *, in_loop: bool) -> None:
+        assert isinstance(node, ast.If | ast.For | ast.While)
+        if isinstance(node, ast.For) and self.lanes.varying & {*stored(node.target)}:
+            raise NoPartsError
+        made.flush()
+        repeats = not isinstance(node, ast.If)
+        head = copy.copy(node)
+        head.body, head.orelse = [ast.Pass()], []
+        body, orelse = (self._block(block, guard, in_loop=in_loop or repeats) for block in (node.body, node.orelse))
+        made.nodes.append(Around(ast.unparse(head).splitlines()[0], body, orelse, repeats))
+
+    def _counted(self, made: _Nodes, node: ast.stmt, guard: str | None) -> None:
+        """Add what counts the threads of which something holds."""
+        assert isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if self.lanes.varying & {*stored(node)}:
+            raise NoPartsError  # some threads have learned something else, or nothing
+        told, holds = self._fresh("told"), ast.unparse(node.value.args[-1])
+        if guard is not None:
+            made.add(statement(f"{told} = 0"), None)
+        # numba.cuda's is int32: of a wider integer the low half counts.
+        made.add(statement(f"{told} = 3 if ({holds}) & 4294967295 != 0 else 1"), guard)
+        self.kept.add(told)
+        self.lanes.varying.add(told)
+        made.border()
+        counted = called_name(node.value).removeprefix(f"{BARRIER}_")
+        made.nodes += map(Once, _learned(counted, ast.unparse(node.targets[0]), Kept(told).array))
+
+    def _guarded(
+        self, made: _Nodes, node: ast.If, guard: str | None, following: Sequence[ast.stmt], *, in_loop: bool
+    ) -> None:
+        """Add what only some threads of a block come to, with all barriers that follow."""
+        inner, other = (node.body, node.orelse) if any(map(waits, node.body)) else (node.orelse, node.body)
+        rest = [*other, *following, *self._after]
+        if in_loop or any(map(waits, rest)) or any(map(self.order.changes, rest)):
+            raise NoPartsError
+        holds, passes = self._fresh("guard"), ast.unparse(node.test)
+        yes = inner is node.body
+        if guard is not None and any(isinstance(part, ast.Call | ast.Subscript) for part in ast.walk(node.test)):
+            raise NoPartsError
+        comes = f"({yes} if {passes} else {not yes})"
+        made.add(statement(f"{holds} = {comes if guard is None else f'{comes} if {guard} else False'}"), None)
+        if not all(isinstance(part, ast.Pass) for part in other):
+            made.add(ast.If(ast.Name(holds, ast.Load()), [ast.Pass()], list(other)), guard)
+        self.kept.add(holds)
+        self.lanes.varying.add(holds)
+        made.flush()
+        some = self._fresh("any")
+        made.nodes += map(Once, (f"{some} = False", _of_all(Kept(holds).array, "if {}:", f"    {some} = True")))
+        self._after, before = [*following, *self._after], self._after
+        made.nodes.append(Around(f"if {some}:", self._block(inner, holds, in_loop=False)))
+        self._after = before
+
+    def best_axis(self, rank: int) -> int:
+        """Return along which axis threads find most side by side; the first of several."""
+        costs = [
+            sum(self.steps.cost(part.body, axis)[1] * 8**part.in_loop for part in self.parts) for axis in range(rank)
+        ]
+        return costs.index(min(costs))
