@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,8 @@ from numbridge.kernels.variant import variants_of
 
 SHAPES = ((SIZE,), (8, 5), (2, 20), (20, 2), (2, 4, 5))
 """Shapes of a block, all of as many threads."""
+DYNAMIC = 4 * 4 * SIZE
+"""How many bytes of dynamic shared memory each block has."""
 _THREAD = ("cuda.threadIdx.x", "cuda.blockDim.x * {}", "cuda.blockDim.x * cuda.blockDim.y * {}")
 
 
@@ -38,8 +41,9 @@ class Program(block_gradient_programs.Program):
     """
 
     def __init__(self, seed: int, shape: tuple[int, ...], real: str, *, derived: bool) -> None:
-        # What an atomic returned cannot be had again on the way back.
+        # What an atomic returned cannot be had again on the way back, and dynamic memory has no derivative.
         self._derived = derived
+        self._dynamic = not derived and seed % 2 == 0
         super().__init__(seed)
         self.shape = shape
         text = self.text.replace("cuda.laneid", "t % 32")
@@ -59,12 +63,18 @@ class Program(block_gradient_programs.Program):
         begin, _, rest = text.partition(head)
         text = begin + "\n    ".join(lines) + rest.replace("cuda.blockIdx.x", f"({block})")
         text = text.replace("float64", real).replace("vec3d", "vec3d" if real == "float64" else "vec3")
+        if self._dynamic:
+            static = (f"s1 = cuda.shared.array({SIZE}, np.{real})", f"numbers = cuda.shared.array({SIZE}, np.int32)")
+            dynamic = (f"s1 = cuda.shared.array(0, np.{real})", "bits = cuda.shared.array(0, np.int32)")
+            assert all(line in text for line in static)
+            text = text.replace(static[0], "\n    ".join(dynamic)).replace(static[1], f"numbers = bits[{2 * SIZE}:]")
         first, _, kernel = text.partition("@nb.kernel\n")
         twin = kernel.replace("def program(", "def alone(")
         self.text = f"{first}@nb.kernel\n{kernel}\n\n@nb.kernel(simd=False)\n{twin}"
 
     def _shuffled(self, depth: int) -> list[str]:
         makers = [self._scattered, self._kept, self._flagged, self._alike]
+        makers += [self._bits] if self._dynamic else []
         return self._random.choice(makers if self._derived else [*makers, self._ordered, self._ordered])(depth)
 
     def _ordered(self, depth: int) -> list[str]:
@@ -96,6 +106,11 @@ class Program(block_gradient_programs.Program):
             *self._barrier(),
             f"{name} = 0.5 * {name} + 0.2 * own[1, 1]",
         ]
+
+    def _bits(self, depth: int) -> list[str]:
+        """Return what reads of one array of dynamic memory what has been written to another."""
+        name = self._choose("a", "b", "c")
+        return [*self._barrier(), f"{name} += 0.01 * (bits[{self._choose('t', '5')}] % 7)", *self._barrier()]
 
     def _flagged(self, depth: int) -> list[str]:
         name = self._choose("a", "b", "c")
@@ -192,6 +207,7 @@ def check(seed: int, folder: Path, *, shape: tuple[int, ...], real: str, gradien
     values = arguments(seed, real, 2 * SIZE)
     one, other = module.program, module.alone
     where = geometry_of(one, whole, shape if len(shape) > 1 else shape[0])
+    where = replace(where, place=replace(where.place, shared=DYNAMIC))
     try:
         compare(one, other, where, values, program.text)
     except nb.KernelError as error:

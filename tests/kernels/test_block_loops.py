@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -280,9 +281,9 @@ def both(function):
     return nb.kernel(function), nb.kernel(simd=False)(function)
 
 
-def launched(kernel, dim, block, values):
-    given = copies(values)
-    launcher(kernel, geometry_of(kernel, dim, block))(*given)
+def launched(kernel, dim, block, values, dynamic=0):
+    given, where = copies(values), geometry_of(kernel, dim, block)
+    launcher(kernel, replace(where, place=replace(where.place, shared=dynamic)))(*given)
     return given
 
 
@@ -354,6 +355,64 @@ def test_what_all_threads_read_is_not_read_for_blocks_in_which_none_is_left():
     values = CASES[stencil][2]()
     y = launched(nb.kernel(stencil), 128, 32, values)[2]  # the fourth block would read beyond the end
     assert not y[50:].any() and y[:50].any()
+
+
+# Dynamic shared memory
+
+
+def in_dynamic_memory(x, y):
+    """Has several arrays in its dynamic memory: one behind another, and one that shows the bits of both, also in a function."""
+    n, t, i = cuda.blockDim.x, cuda.threadIdx.x, cuda.grid(1)
+    values = cuda.shared.array(0, np.float32)
+    bits = cuda.shared.array(0, np.int32)
+    behind = bits[n:]
+    values[t] = x[i]
+    behind[t] = t * 3 % 7
+    cuda.syncthreads()
+    # Nobody stores to `values` from here on.
+    bits[t] = bits[t] ^ (1 << 20)
+    cuda.syncthreads()
+    y[i] = values[n - 1 - behind[t]] + first_of_dynamic_memory() * values[5]
+
+
+@nb.func
+def first_of_dynamic_memory():
+    return cuda.shared.array(0, np.float32)[0]
+
+
+def added_in_dynamic_memory(x, y):
+    """Adds to one element as a number of either type, one after the other."""
+    t, values, bits = cuda.threadIdx.x, cuda.shared.array(0, np.float32), cuda.shared.array(0, np.int32)
+    if t == 0:
+        values[0] = 1.5
+    steps = x.shape[0]
+    cuda.syncthreads()
+    for k in range(2):
+        cuda.atomic.add(values, 0, x[t] * steps)
+        steps = steps + 1
+        cuda.atomic.add(bits, 0, 1 + k)
+        if steps > 1000:
+            cuda.syncthreads()
+    cuda.syncthreads()
+    y[t] = values[0]
+
+
+def test_dynamic_memory_needs_no_coroutines():
+    one, other = both(in_dynamic_memory)
+    values = [floats(96), np.zeros(96, np.float32)]
+    results = [launched(kernel, 96, 32, values, 8 * 32) for kernel in (one, other)]
+    same(*results, "in_dynamic_memory")
+    assert in_loops(one) and not in_loops(other)
+    turned = (values[0].view(np.int32) ^ 1 << 20).view(np.float32).reshape(3, 32)
+    behind = turned[:, 31 - np.arange(32) * 3 % 7]
+    np.testing.assert_array_equal(results[0][1].reshape(3, 32), behind + turned[:, :1] * turned[:, 5:6])
+
+
+def test_dynamic_memory_is_one_whatever_its_type():
+    one, other = both(added_in_dynamic_memory)
+    values = [floats(32), np.zeros(32, np.float32)]
+    same(*(launched(kernel, 32, 32, values, 64) for kernel in (one, other)), "added_in_dynamic_memory")
+    assert not in_loops(one)
 
 
 # What would be wrong is seen

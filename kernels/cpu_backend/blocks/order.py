@@ -6,7 +6,7 @@ Nothing is changed here, and nothing compiled.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.parts import Around, Border, Node, Part
 from numbridge.kernels.cpu_backend.blocks.steps import Steps
@@ -39,11 +39,11 @@ class Order:
         What is known of the text.
     steps : Steps
         How its expressions differ between threads.
-    of_block : set of str
-        Names of memory of the block's own.
+    of_block : mapping of str to str
+        Names of memory of the block's own, and which memory that is.
     """
 
-    def __init__(self, lanes: Lanes, steps: Steps, of_block: Collection[str]) -> None:
+    def __init__(self, lanes: Lanes, steps: Steps, of_block: Mapping[str, str]) -> None:
         self._lanes, self._steps, self._of_block = lanes, steps, of_block
 
     def changes(self, node: ast.AST) -> list[tuple[str, ast.Call]]:
@@ -59,7 +59,7 @@ class Order:
                     raise NoPartsError
                 if array.id not in self._lanes.private:
                     # Arguments may share memory; what a block makes does not.
-                    found.append((array.id if array.id in self._of_block else "", call))
+                    found.append((self._of_block.get(array.id, ""), call))
             elif not called.startswith((STACK, MEETING, _COMPONENTS, *MEMORY)) and self._lanes.has_effect(call):
                 raise NoPartsError
         return found

@@ -20,6 +20,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     AXES,
     BARRIER,
     COUNTS,
+    DYNAMIC,
     LIVE,
     MEMORY,
     NUMBER,
@@ -213,12 +214,18 @@ class _Reader:
         # Arrays of a thread's own in which all threads have the same are one.
         self.alike = own.keys() - used_otherwise(tree)
         private = frozenset(own.keys() - self.alike)
-        self.lanes = Lanes(tree, THREAD, shared, private, touched_arrays(every, shared), computes, threads)
+        of_block = dict(made for node in every if (made := made_in_block(node)) is not None)
+        touched, dynamic = (
+            touched_arrays(every, shared),
+            {name for name, memory in of_block.items() if memory == DYNAMIC},
+        )
+        # What is written to one array of dynamic memory is read from another.
+        touched |= dynamic if touched & dynamic else frozenset()
+        self.lanes = Lanes(tree, THREAD, shared, private, touched, computes, threads)
         without_unread(self.lanes, tree.body, read_names(self.lanes, every))
         self.once = set(once)
         self.steps = Steps(tree, self.lanes, self.once, nonnegative)
         self.own = {name: own_extents(node) for name, node in own.items()}
-        of_block = {name for node in every if (name := made_in_block(node)) is not None}
         self.order = Order(self.lanes, self.steps, of_block)
         self.parts: list[Part] = []
         self.rooms: list[str] = []

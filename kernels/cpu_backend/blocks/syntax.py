@@ -12,6 +12,7 @@ __all__ = [
     "AXES",
     "BARRIER",
     "COUNTS",
+    "DYNAMIC",
     "FROM",
     "LIVE",
     "MEETING",
@@ -62,7 +63,8 @@ MEETING, STACK, _NEW_STACK = "_nb_block_", "_nb_crew_stack_", "_nb_crew_stack_ne
 BARRIER, COUNTS = f"{MEETING}syncthreads", tuple(f"{MEETING}syncthreads_{name}" for name in ("count", "and", "or"))
 # What threads say, one after another.
 REFUSED = ("_nb_check", "_nb_print")
-MEMORY = ("_nb_shared", "_nb_elements", "_nb_field")
+DYNAMIC = "_nb_dynamic"
+MEMORY = ("_nb_shared", DYNAMIC, "_nb_elements", "_nb_field")
 # What changes memory that threads share one after another; the array is the second argument of those that are told how.
 ORDERED, TOLD = ("_nb_add", "_nb_atomic_"), ("_nb_add_either",)
 AXES = 3
@@ -141,13 +143,13 @@ def new_stack(node: ast.stmt) -> str | None:
     return None
 
 
-def made_in_block(node: ast.AST) -> str | None:
-    """Return the name of the block's own memory that a statement makes, or None."""
+def made_in_block(node: ast.AST) -> tuple[str, str] | None:
+    """Return the name of the block's own memory that a statement makes, and which memory that is; or None."""
     match node:
-        case ast.Assign([ast.Name(name)], ast.Call() as made) if any(
-            called_name(c) == "_nb_shared" for c in calls_in(made)
-        ):
-            return name
+        case ast.Assign([ast.Name(name)], ast.Call() as made):
+            called = {called_name(call) for call in calls_in(made)}
+            # Arrays of dynamic memory all begin where that begins.
+            return (name, DYNAMIC) if DYNAMIC in called else (name, name) if "_nb_shared" in called else None
     return None
 
 
