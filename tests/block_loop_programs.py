@@ -1,4 +1,5 @@
-"""Random kernels whose threads wait for their block and nothing else, as text; what tells whether both of the CPU's roads agree.
+"""Random kernels whose threads wait for their block, or for their warp together, as text; what tells whether both of the CPU's
+roads agree.
 
 Threads of such a kernel need no coroutines (`kernels/cpu_backend/blocks/parts.py`), and must compute to the last bit what
 coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `check` runs a kernel
@@ -30,7 +31,7 @@ _THREAD = ("cuda.threadIdx.x", "cuda.blockDim.x * {}", "cuda.blockDim.x * cuda.b
 
 
 class Program(block_gradient_programs.Program):
-    """A program of one block size, in which no lane of a warp waits for another.
+    """A program of one block size, in which lanes come to operations of their warp together, or whole warps do.
 
     Attributes
     ----------
@@ -57,6 +58,12 @@ class Program(block_gradient_programs.Program):
         corner = [f"_ = cuda.grid({len(shape)})"] if len(shape) > 1 else ["_ = cuda.grid(1)"]
         lines = [*corner, f"t = {' + '.join(terms)}", f"i = ({block}) * {SIZE} + t", "lane = t % 32"]
         lines += ["counter = cuda.shared.array(2, np.int32)", "many = cuda.shared.array(4, np.float64)"]
+        lines += [
+            f"sw = cuda.shared.array({SIZE}, np.float64)",
+            "sw[t] = 0.5",
+            "many_lanes = cuda.shared.array(2, np.float64)",
+        ]
+        lines += ["many_lanes[t % 2] = 0.25"]
         lines += ["own = cuda.local.array((3, 2), np.float64)", "flag = False"]
         lines += ["for z in range(3):", "    own[z, 0] = 0.1 * z", "    own[z, 1] = x[i]"]
         lines += ["if t < 4:", "    counter[t % 2] = 0", "    many[t] = 0.0"]
@@ -75,7 +82,95 @@ class Program(block_gradient_programs.Program):
     def _shuffled(self, depth: int) -> list[str]:
         makers = [self._scattered, self._kept, self._flagged, self._alike]
         makers += [self._bits] if self._dynamic else []
+        makers += [super()._shuffled, self._reduced, self._voted, self._wrote_in_warp, self._of_warps, self._of_warps]
         return self._random.choice(makers if self._derived else [*makers, self._ordered, self._ordered])(depth)
+
+    # Operations of warps
+
+    def _mask(self) -> str:
+        return self._choose("0xFFFFFFFF", "0xFFFFFFFF", "-1", "0xFFFF", "(1 << n) - 1", "0x8F0F0F0F")
+
+    def _exchange(self, mask: str) -> str:
+        name, shuffle = (
+            self._choose("a", "b", "c"),
+            self._choose("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"),
+        )
+        lane = self._choose("0", "1", "5", "16", "31", "n", "-3", "40", "lane % 5", "t * 3", "lane ^ 1")
+        kinds = ["{}", "{}", "np.float64({})", "np.float32({})", "np.int32(100 * {})", "np.int64(100 * {})"]
+        kind = self._choose(*kinds[: 2 if self._derived else 6])
+        value = f"cuda.{shuffle}({mask}, {kind.format(name)}, {lane})"
+        return value if "100" not in kind else f"0.01 * {value}"
+
+    def _reduced(self, depth: int) -> list[str]:
+        """Return the sum or the maximum of a warp, in whatever loop."""
+        name, k, mask = self._choose("a", "b", "c"), self._name("k"), self._mask()
+        lane = self._choose(f"cuda.shfl_down_sync({mask}, {name}, {k})", f"cuda.shfl_xor_sync({mask}, {name}, {k})")
+        change = f"{name} = {self._choose(f'{name} * 0.6 + 0.3 * {lane}', f'max({name}, {lane})')}"
+        loop = self._choose("for", "while")
+        if loop == "for":
+            return [f"for {k} in {self._choose('(16, 8, 4, 2, 1)', '(1, 2, 4)', 'range(1, n)')}:", f"    {change}"]
+        return [f"{k} = 16", f"while {k} > 0:", f"    {change}", f"    {k} {self._choose('//= 2', '>>= 1')}"]
+
+    def _voted(self, depth: int) -> list[str]:
+        name, mask = self._choose("a", "b", "c"), self._mask()
+        condition = self._choose(f"{name} > 0.5", "t % 3 == 1", "t", "lane < n", f"{name} > 9.0", "True")
+        forms = [
+            [f"{name} += 0.001 * (cuda.ballot_sync({mask}, {condition}) & 4095)"],
+            [
+                f"if cuda.{self._choose('any', 'all', 'eq')}_sync({mask}, {condition}):",
+                f"    {name} = 0.3 + 0.5 * {name}",
+            ],
+        ]
+        return self._random.choice(forms)
+
+    def _wrote_in_warp(self, depth: int) -> list[str]:
+        """Return what lanes tell each other through memory that is their warp's alone."""
+        name, k = self._choose("a", "b", "c"), self._choose("1", "3", "7")
+        other = f"sw[t - lane + (lane + {k}) % 8]"
+        return [
+            "cuda.syncwarp()",
+            f"sw[t] = 0.3 + 0.5 * {name}",
+            "cuda.syncwarp()",
+            f"{name} = 0.5 * {name} + 0.2 * {other}",
+        ]
+
+    def _of_warps(self, depth: int) -> list[str]:
+        """Return a branch that some warps take, or some lanes that name no others, up to the next barrier."""
+        name = self._choose("a", "b", "c")
+        tests = {
+            "t < 32": "",
+            "t // 32 == 0": "",
+            "t >= 32": "",
+            "t // 32 == n - 2": "",
+            "lane < 8": "0xFF",
+            "t < 20": "0xFFFFF",
+        }
+        test = self._choose(*tests)
+        mask = tests[test] or self._mask()
+        inner = [f"{name} = 0.5 * {name} + 0.4 * {self._exchange(mask)}"]
+        if self._random.random() < 0.5:
+            k = self._name("k")
+            inner += [
+                f"for {k} in (16, 4, 1):",
+                f"    {name} = 0.7 * {name} + 0.2 * cuda.shfl_down_sync({mask}, {name}, {k})",
+            ]
+        if self._random.random() < 0.4:
+            holds = self._name("holds")
+            inner += [
+                f"{holds} = cuda.any_sync({mask}, {name} > 0.4)",
+                f"if lane == 0 and {holds}:",
+                f"    {name} += 0.125",
+            ]
+        if self._random.random() < 0.4:
+            inner += ["if lane == 0:", f"    many_lanes[t // 32] = 0.3 * {name}"]
+        other = self._choose("", f"{name} = 0.8 * {name}")
+        lines = [f"if {test}:", *(f"    {line}" for line in inner), *(["else:", f"    {other}"] if other else [])]
+        after = [
+            *self._barrier(),
+            f"{name} = {name} * 0.7 + 0.2 * many_lanes[{self._choose('0', 't % 2')}]",
+            *self._barrier(),
+        ]
+        return [*lines, *after]
 
     def _ordered(self, depth: int) -> list[str]:
         """Return what depends on the order of threads."""

@@ -123,8 +123,8 @@ class Keeper:
         The arrays of a thread's own, with their extents.
     kept : set of str
         What is kept in any case; gets what is kept besides.
-    rooms : sequence of str
-        Names of memory for the stacks of all threads.
+    rooms, told : collection of str
+        Names of memory for the stacks of all threads, and for what threads tell others.
     """
 
     def __init__(
@@ -137,10 +137,11 @@ class Keeper:
         once: Collection[str],
         own: Mapping[str, tuple[int, ...]],
         kept: set[str],
-        rooms: Sequence[str],
+        rooms: Collection[str],
+        told: Collection[str],
     ) -> None:
         self._tree, self._lanes, self._steps, self._order = tree, lanes, steps, order
-        self._once, self._own, self._kept, self._rooms = once, own, kept, rooms
+        self._once, self._own, self._kept, self._memory = once, own, kept, {*rooms, *told}
 
     def finish(self, parts: Sequence[Part], axis: int, given: Collection[str]) -> None:
         """Make functions of the parts, which go through a block along an axis."""
@@ -162,7 +163,7 @@ class Keeper:
         self._names = (
             {name for node in ast.walk(self._tree) for name in stored_here(node)} | self._kept | {*given, *OWN_NAMES}
         )
-        self._names |= {Kept(name).array for name in self._kept} | {*self._rooms}
+        self._names |= {Kept(name).array for name in self._kept} | self._memory
         for part in parts:
             self._make(part, read[part], again[part], axis)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import callconv
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Step, Text, UnknownError
+from numbridge.kernels.cpu_backend.blocks.exchange import GUARDS, OF_WARPS
 from numbridge.kernels.cpu_backend.blocks.parts import Block, Kept, Part
 from numbridge.kernels.cpu_backend.blocks.preparation import prepared
 from numbridge.kernels.cpu_backend.blocks.reading import apart
@@ -34,10 +37,11 @@ from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import NoLanesError
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
+from numbridge.kernels.native.memory import store_i64, symbol
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
-_WORD = ir.IntType(64)
+_BIT, _WORD = ir.IntType(1), ir.IntType(64)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class _Maker:
             whole.constant,
             whole.nonnegative,
             self._computes,
+            lambda name: str(whole.kinds_of_names[name]),
         )
         self._keep(block)
         together = {part.name: lanes for part in block.parts if (lanes := self._together(part, block)) is not None}
@@ -138,9 +143,10 @@ class _Maker:
         functions = {f"{LANES}{name}": Typed(lanes) for name, lanes in together.items()}
         names = self._names | {name: function.call for name, function in functions.items()}
         trees = {tree.name: tree for tree in ast.parse(text).body if isinstance(tree, ast.FunctionDef)}
+        parts = {part.name for part in block.parts}
         for name, tree in trees.items():
             types_given = [self._kind(argument.arg) for argument in tree.args.args]
-            known = block.nonnegative if name != WHOLE else ()
+            known = block.nonnegative if name in parts else ()
             made = _LoopsText(tree, types_given, names, fastmath=self._fast, nonnegative=known)
             made.read()
             functions[name] = Typed(made)
@@ -163,8 +169,14 @@ class _Maker:
             kind = self._kind_of_kept(kept)
             self._arrays[kept.array] = kind
             self._kept_names[f"_nb_keep_{k}"] = _keeping(kind, -1 - k, kept.extents)
+        keys = itertools.count(1 + len(block.kept))
         for k in range(len(block.rooms)):
-            self._kept_names[f"_nb_crew_stack_room_{k}"] = _stack_room(-1 - len(block.kept) - k)
+            self._kept_names[f"_nb_crew_stack_room_{k}"] = _stack_room(-next(keys))
+        for k, (name, dtype) in enumerate(block.lanes.arrays.items()):
+            self._arrays[name] = types.Array(getattr(types, dtype), 1, "C")
+            self._kept_names[f"_nb_tell_{k}"] = _keeping(self._arrays[name], -next(keys), ())
+        self._arrays |= dict.fromkeys(OF_WARPS, types.Array(types.int64, 1, "C"))
+        self._arrays[GUARDS] = types.Array(types.boolean, 1, "C")
         self._names |= self._kept_names
 
     def _kind_of_kept(self, kept: Kept) -> Any:
@@ -274,5 +286,24 @@ def _stack_at(typing_context: Any, crew: Any, room: Any, slot: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-NAMES: dict[str, Any] = {"_nb_crew_stack_at": _stack_at, "_nb_told": np.int32}
+@intrinsic
+def _give_up(typing_context: Any) -> Any:
+    """End the launch, as an exception does; why is known by then."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # Numba goes on to build what would follow.
+        with builder.if_then(_BIT(1)):
+            builder.ret(callconv.RETCODE_EXC)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+NAMES: dict[str, Any] = {
+    "_nb_crew_stack_at": _stack_at,
+    "_nb_give_up": _give_up,
+    "_nb_state": symbol("numbridge_state"),
+    "_nb_store": store_i64,
+    "_nb_told": np.int32,
+}
 """What the text of a whole block calls."""

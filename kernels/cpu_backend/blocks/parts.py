@@ -15,10 +15,12 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numbridge.kernels.cpu_backend.blocks.source import CREW
+from numbridge.kernels.cpu_backend.blocks.exchange import THERE, WARPS, Exchange, lanes_text, warps_of
+from numbridge.kernels.cpu_backend.blocks.source import CREW, NOW
 from numbridge.kernels.cpu_backend.blocks.syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
+from numbridge.kernels.native.table_layout import WARP_SIZE
 
-__all__ = ["Around", "Block", "Border", "Kept", "Node", "Once", "Part"]
+__all__ = ["Around", "Block", "Border", "Kept", "Node", "Once", "Part", "WarpLanes"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,43 @@ Node = Part | Once | Around | Border
 
 
 @dataclass(eq=False)
+class WarpLanes:
+    """What lanes of the warps of a block tell each other.
+
+    Attributes
+    ----------
+    exchanges : dict of str to Exchange
+        The operations, by the names of their functions.
+    arrays : dict of str to str
+        Arrays of all threads, by their numbers, and of all warps; with their types.
+    """
+
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether there is any operation of warps."""
+        return bool(self.arrays)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines by which a block begins."""
+        if not self.is_used:
+            return
+        yield f"{WARPS} = ({SIZE} + {WARP_SIZE - 1}) // {WARP_SIZE}"
+        for k, name in enumerate(self.arrays):
+            yield f"{name} = _nb_tell_{k}({CREW}, {WARPS} * {WARP_SIZE})"
+        sizes = ", ".join(f"_nb_{letter}{k}" for letter in "be" for k in range(AXES))
+        yield f"{THERE}({warps_of(None)}, {WARPS}, {LIVE}, {sizes})"
+
+    def text(self, axis: int, around: tuple[int, int]) -> str:
+        """Return the source of the functions that are called."""
+        if not self.is_used:
+            return ""
+        return lanes_text(axis, around) + "".join(exchange.text for exchange in self.exchanges.values())
+
+
+@dataclass(eq=False)
 class Block:
     """A text that has been taken apart.
 
@@ -111,6 +150,8 @@ class Block:
         What lies in memory of the block's for every thread.
     rooms : list of str
         Names of the addresses of memory for the stacks of all threads.
+    lanes : Lanes
+        What lanes of warps tell each other.
     nonnegative : set of str
         Integers that are never negative.
     """
@@ -124,6 +165,7 @@ class Block:
     parts: list[Part]
     kept: list[Kept]
     rooms: list[str]
+    lanes: WarpLanes
     nonnegative: set[str]
 
     @property
@@ -131,7 +173,7 @@ class Block:
         """Return what the function for a whole block takes."""
         sizes = [f"_nb_{letter}{k}" for letter in "kbe" for k in range(AXES)]
         own = [name for name in self.hidden if name not in (CREW, *sizes) and not is_of_thread(name)]
-        return [CREW, *sizes, *own, *self.names]
+        return [CREW, *sizes, NOW, *own, *self.names]
 
     def text(self, widths: Mapping[str, int], lanes: str) -> str:
         """Return the source of the parts and of the function for a whole block.
@@ -145,10 +187,12 @@ class Block:
             *(f"{FROM}{k} = _nb_k{k} * _nb_b{k}" for k in range(min(self.rank, AXES))),
             *(f"{kept.array} = _nb_keep_{k}({CREW}, {SIZE})" for k, kept in enumerate(self.kept)),
             *(f"{room} = _nb_crew_stack_room_{k}({CREW}, {SIZE})" for k, room in enumerate(self.rooms)),
+            *self.lanes.lines(),
             *self._lines(self.nodes, widths, lanes),
             "pass",
         ]
         head = f"def {self.name}({', '.join(self.parameters)}):"
+        parts.append(self.lanes.text(self.axis, axes_around(self.axis)))
         return "".join(parts) + "\n".join(["@_nb_device", head, *(f"    {line}" for line in lines), ""])
 
     def _lines(self, nodes: Sequence[Node], widths: Mapping[str, int], lanes: str) -> Iterator[str]:

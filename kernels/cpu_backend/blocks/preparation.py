@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
 from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
+    SHUFFLES,
+    VOTES,
     NoPartsError,
     blocks_of,
     called_name,
@@ -50,13 +52,13 @@ class _Indices(ast.NodeTransformer):
 
 
 class _Meetings(ast.NodeTransformer):
-    """Gives what threads count together in a statement a name of its own, before the statement."""
+    """Gives what threads learn together in a statement a name of its own, before the statement."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Return a block's statements, with those that count before them."""
+        """Return a block's statements, with those that learn before them."""
         found: list[ast.stmt] = []
         for node in body:
             self._before: list[ast.stmt] = []
@@ -76,7 +78,9 @@ class _Meetings(ast.NodeTransformer):
 
     @staticmethod
     def _is_meeting(value: ast.expr) -> bool:
-        return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and called_name(value) in COUNTS
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
+            return False
+        return called_name(value) in (*COUNTS, *SHUFFLES, *VOTES)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)

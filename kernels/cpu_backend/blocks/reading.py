@@ -10,10 +10,12 @@ import copy
 import itertools
 from collections.abc import Callable, Collection, Sequence
 
+from numbridge.kernels.cpu_backend.blocks.branches import ARRIVES, PASSES, every_statement, first_waits, waits_for_lanes
+from numbridge.kernels.cpu_backend.blocks.exchange import COME, PART, WARPS, WHICH, Exchange, warps_of
 from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
 from numbridge.kernels.cpu_backend.blocks.order import Order
-from numbridge.kernels.cpu_backend.blocks.parts import Around, Block, Border, Kept, Node, Once, Part
-from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
+from numbridge.kernels.cpu_backend.blocks.parts import Around, Block, Border, Kept, Node, Once, Part, WarpLanes
+from numbridge.kernels.cpu_backend.blocks.source import CREW, NOW, THREAD
 from numbridge.kernels.cpu_backend.blocks.steps import Steps
 from numbridge.kernels.cpu_backend.blocks.syntax import (
     AT,
@@ -22,6 +24,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
     DYNAMIC,
     LIVE,
+    MEETING,
     MEMORY,
     NUMBER,
     REFUSED,
@@ -36,6 +39,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     heads_of,
     is_barrier,
     is_count,
+    is_exchange,
     loaded_names,
     made_in_block,
     mentioned,
@@ -54,6 +58,7 @@ from numbridge.kernels.cpu_backend.lanes import (
     touched_arrays,
     without_unread,
 )
+from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["apart"]
 
@@ -145,6 +150,7 @@ def apart(
     once: Collection[str],
     nonnegative: Collection[str],
     computes: Callable[[ast.expr], bool],
+    type_of: Callable[[str], str],
 ) -> Block:
     """Return a thread's text taken apart at its barriers.
 
@@ -166,6 +172,8 @@ def apart(
         Integers that are never negative.
     computes : callable
         Tells of a function, as the text calls it, whether it only computes.
+    type_of : callable
+        Returns what the type of a name is called.
 
     Raises
     ------
@@ -174,7 +182,7 @@ def apart(
     """
     if not 0 < rank <= AXES:
         raise NoPartsError
-    reader = _Reader(tree, arrays, once, nonnegative, computes)
+    reader = _Reader(tree, arrays, once, nonnegative, computes, type_of)
     nodes = reader.nodes()
     axis = reader.best_axis(rank)
     keeper = Keeper(
@@ -186,11 +194,14 @@ def apart(
         own=reader.own,
         kept=reader.kept,
         rooms=reader.rooms,
+        told=reader.warps.arrays,
     )
     keeper.finish(reader.parts, axis, {*hidden, *names})
     kept = [Kept(name, reader.own.get(name, ())) for name in sorted(reader.kept)]
     known = {*nonnegative, AT, ROW, NUMBER, *(f"_nb_{letter}{k}" for letter in "ti" for k in range(AXES))}
-    return Block(name, list(hidden), list(names), rank, axis, nodes, reader.parts, kept, reader.rooms, known)
+    return Block(
+        name, list(hidden), list(names), rank, axis, nodes, reader.parts, kept, reader.rooms, reader.warps, known
+    )
 
 
 class _Reader:
@@ -203,6 +214,7 @@ class _Reader:
         once: Collection[str],
         nonnegative: Collection[str],
         computes: Callable[[ast.expr], bool],
+        type_of: Callable[[str], str],
     ) -> None:
         every = list(ast.walk(tree))
         if any(isinstance(node, ast.Name) and node.id.startswith(REFUSED) for node in every):
@@ -230,6 +242,10 @@ class _Reader:
         self.parts: list[Part] = []
         self.rooms: list[str] = []
         self.kept: set[str] = set()
+        self.warps = WarpLanes()
+        self._type_of = type_of
+        # Of guards, those for which the others that run wait elsewhere, with the guard of these
+        self._running: dict[str, str | None] = {}
         self._count = 0
         self._needed = self._deciding()
 
@@ -330,7 +346,8 @@ class _Reader:
     def nodes(self) -> list[Node]:
         """Return the text's parts, and what is around them."""
         self._mark()
-        self._after: list[ast.stmt] = []
+        # What comes after the block that is being read, the innermost first
+        self._after: list[Sequence[ast.stmt]] = []
         found = self._block(self.tree.body, None, in_loop=False)
         self.order.check(found, set())
         return found
@@ -359,10 +376,12 @@ class _Reader:
                 made.border()
             elif is_count(node):
                 self._counted(made, node, guard)
+            elif is_exchange(node):
+                self._exchanged(made, node, guard)
             elif self._is_once(node):
                 made.once(node)
             elif self._is_frame(node):
-                self._frame(made, node, guard, in_loop=in_loop)
+                self._frame(made, node, guard, body[place + 1 :], in_loop=in_loop)
             elif isinstance(node, ast.If) and waits(node):
                 self._guarded(made, node, guard, body[place + 1 :], in_loop=in_loop)
             elif waits(node) or is_break(node) or isinstance(node, ast.Return):
@@ -372,7 +391,9 @@ class _Reader:
         made.flush()
         return made.nodes
 
-    def _frame(self, made: _Nodes, node: ast.stmt, guard: str | None, *, in_loop: bool) -> None:
+    def _frame(
+        self, made: _Nodes, node: ast.stmt, guard: str | None, following: Sequence[ast.stmt], *, in_loop: bool
+    ) -> None:
         assert isinstance(node, ast.If | ast.For | ast.While)
         if isinstance(node, ast.For) and self.lanes.varying & {*stored(node.target)}:
             raise NoPartsError
@@ -380,7 +401,9 @@ class _Reader:
         repeats = not isinstance(node, ast.If)
         head = copy.copy(node)
         head.body, head.orelse = [ast.Pass()], []
+        self._after.insert(0, [node, *following] if repeats else following)
         body, orelse = (self._block(block, guard, in_loop=in_loop or repeats) for block in (node.body, node.orelse))
+        del self._after[0]
         made.nodes.append(Around(ast.unparse(head).splitlines()[0], body, orelse, repeats))
 
     def _counted(self, made: _Nodes, node: ast.stmt, guard: str | None) -> None:
@@ -402,10 +425,15 @@ class _Reader:
     def _guarded(
         self, made: _Nodes, node: ast.If, guard: str | None, following: Sequence[ast.stmt], *, in_loop: bool
     ) -> None:
-        """Add what only some threads of a block come to, with all barriers that follow."""
+        """Add what only some threads of a block come to: with all barriers that follow, or with none and no end before one."""
         inner, other = (node.body, node.orelse) if any(map(waits, node.body)) else (node.orelse, node.body)
-        rest = [*other, *following, *self._after]
-        if in_loop or any(map(waits, rest)) or any(map(self.order.changes, rest)):
+        rest = [*other, *following, *itertools.chain(*self._after)]
+        others_wait = in_loop or any(map(waits, rest))
+        if any(map(waits, other)):
+            raise NoPartsError
+        if not others_wait and any(map(self.order.changes, rest)):
+            raise NoPartsError
+        if others_wait and not (waits_for_lanes(inner) and self._come_to_block([*other, *following])):
             raise NoPartsError
         holds, passes = self._fresh("guard"), ast.unparse(node.test)
         yes = inner is node.body
@@ -418,11 +446,77 @@ class _Reader:
         self.kept.add(holds)
         self.lanes.varying.add(holds)
         made.flush()
+        if others_wait:
+            self._running[holds] = guard
+        if any(is_exchange(part) for part in every_statement(inner)):
+            self._find_lanes(made, holds)
         some = self._fresh("any")
         made.nodes += map(Once, (f"{some} = False", _of_all(Kept(holds).array, "if {}:", f"    {some} = True")))
-        self._after, before = [*following, *self._after], self._after
-        made.nodes.append(Around(f"if {some}:", self._block(inner, holds, in_loop=False)))
-        self._after = before
+        self._after.insert(0, following)
+        made.nodes.append(Around(f"if {some}:", self._block(inner, holds, in_loop=in_loop)))
+        del self._after[0]
+
+    def _come_to_block(self, following: Sequence[ast.stmt]) -> bool:
+        """Tell whether threads next wait for their block, whatever they find, and do nothing before that has its order."""
+        for body in (following, *self._after):
+            found = first_waits(body, self.order.changes)
+            if found == {ARRIVES}:
+                return True
+            if found - {ARRIVES, PASSES}:
+                return False
+        return False
+
+    # What lanes of a warp tell each other
+
+    def _find_lanes(self, made: _Nodes, guard: str) -> None:
+        """Add what finds the lanes for which a guard holds."""
+        made.flush()
+        warps = self._lanes_of(guard)
+        sizes = ", ".join(["_nb_b0", "_nb_b1", *(f"_nb_e{k}" for k in range(AXES))])
+        made.nodes.append(Once(f"{COME}({warps}, {Kept(guard).array}, {WARPS}, {sizes})"))
+
+    def _lanes_of(self, guard: str | None) -> str:
+        """Return the name of the array of those lanes of each warp for which a guard holds, or that run."""
+        self.warps.arrays.setdefault(warps_of(None), "int64")
+        self.warps.arrays.setdefault(warps_of(guard), "int64")
+        return warps_of(guard)
+
+    def _exchanged(self, made: _Nodes, node: ast.stmt, guard: str | None) -> None:
+        """Add an operation of warps, to which all threads come for which the guard holds."""
+        call = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+        assert isinstance(call, ast.Call)
+        operation, given = called_name(call).removeprefix(MEETING), call.args[2:]
+        if given and self.lanes.varies(given[0]):
+            raise NoPartsError  # lanes that name others may wait for each other in any way
+        named = ast.unparse(given[0]) if given else "-1"
+        mask = f"({named}) & {(1 << WARP_SIZE) - 1}"
+        warps, running = self._lanes_of(guard), guard
+        while running in self._running:
+            running = self._running[running]
+        together = [] if running == guard else [f"{PART}({warps}, {self._lanes_of(running)}, {WARPS}, {mask}, {NOW})"]
+        if not isinstance(node, ast.Assign):
+            made.flush()
+            made.nodes += map(Once, together)
+            return
+        (name,) = stored(node)
+        exchange = self._exchange(operation, given, name)
+        self.warps.exchanges[exchange.name] = exchange
+        self.warps.arrays |= exchange.arrays
+        told, got = list(exchange.arrays)[:2]
+        value = ast.unparse(given[1])
+        made.add(statement(f"{told}[{THREAD}] = {f'({value}) != 0' if exchange.told == 'boolean' else value}"), guard)
+        which = f"({ast.unparse(given[2])}) & {WARP_SIZE - 1}" if len(given) > 2 else None
+        if exchange.each:
+            made.add(statement(f"{WHICH}[{THREAD}] = {which}"), guard)
+        made.flush()
+        made.nodes += map(Once, [*together, exchange.call(warps, mask, which)])
+        made.add(statement(f"{name} = {got}[{THREAD}]"), guard)
+
+    def _exchange(self, operation: str, given: Sequence[ast.expr], name: str) -> Exchange:
+        if len(given) < 3:
+            return Exchange(operation, "boolean", "int32" if operation == "ballot_sync" else "boolean")
+        kind = self._type_of(name)
+        return Exchange(operation, kind, kind, self.lanes.varies(given[2]))
 
     def best_axis(self, rank: int) -> int:
         """Return along which axis threads find most side by side; the first of several."""

@@ -23,10 +23,13 @@ __all__ = [
     "REFUSED",
     "REST",
     "ROW",
+    "SHUFFLES",
     "SIZE",
     "SLOT",
     "STACK",
+    "SYNCWARP",
     "TOLD",
+    "VOTES",
     "NoPartsError",
     "blocks_of",
     "called_name",
@@ -36,6 +39,7 @@ __all__ = [
     "heads_of",
     "is_barrier",
     "is_count",
+    "is_exchange",
     "is_of_thread",
     "loaded_names",
     "made_in_block",
@@ -61,6 +65,9 @@ SLOT, ROW, FROM = "_nb_slot", "_nb_irow", "_nb_ifrom"
 NUMBER = "_nb_inumber"
 MEETING, STACK, _NEW_STACK = "_nb_block_", "_nb_crew_stack_", "_nb_crew_stack_new"
 BARRIER, COUNTS = f"{MEETING}syncthreads", tuple(f"{MEETING}syncthreads_{name}" for name in ("count", "and", "or"))
+SYNCWARP = f"{MEETING}syncwarp"
+SHUFFLES = tuple(f"{MEETING}shfl_{name}sync" for name in ("", "up_", "down_", "xor_"))
+VOTES = tuple(f"{MEETING}{name}_sync" for name in ("ballot", "all", "any", "eq"))
 # What threads say, one after another.
 REFUSED = ("_nb_check", "_nb_print")
 DYNAMIC = "_nb_dynamic"
@@ -133,6 +140,14 @@ def is_count(node: ast.stmt) -> bool:
         case ast.Assign([ast.Name()], ast.Call(ast.Name(called))):
             return called in COUNTS
     return False
+
+
+def is_exchange(node: ast.stmt) -> bool:
+    """Tell whether a statement is an operation of warps that is known here, whose result has a name."""
+    match node:
+        case ast.Assign([ast.Name()], ast.Call(ast.Name(called))):
+            return called in (*SHUFFLES, *VOTES)
+    return _is_call(node, (SYNCWARP,))
 
 
 def new_stack(node: ast.stmt) -> str | None:
