@@ -455,12 +455,6 @@ def waits_in_a_varying_loop(x, y):
     y[t] = total
 
 
-def asks_its_warp(x, y):
-    t = cuda.threadIdx.x
-    cuda.syncthreads()
-    y[t] = cuda.shfl_sync(0xFFFFFFFF, x[t], 0)
-
-
 def raises(x, y):
     t = cuda.threadIdx.x
     cuda.syncthreads()
@@ -500,7 +494,7 @@ def adds_twice(x, y):
 
 @pytest.mark.parametrize(
     "function",
-    [waits_in_a_varying_loop, asks_its_warp, raises, waits_on_memory, adds_twice],
+    [waits_in_a_varying_loop, raises, waits_on_memory, adds_twice],
     ids=lambda function: function.__name__,
 )
 def test_other_kernels_keep_their_coroutines(function):

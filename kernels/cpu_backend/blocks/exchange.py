@@ -12,7 +12,18 @@ from dataclasses import dataclass
 
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["COME", "GUARDS", "OF_WARPS", "PART", "THERE", "WARPS", "WHICH", "Exchange", "lanes_text", "warps_of"]
+__all__ = [
+    "COME",
+    "GUARDS",
+    "OF_WARPS",
+    "PART",
+    "THERE",
+    "WARPS",
+    "WHICH",
+    "Exchange",
+    "lanes_text",
+    "warps_of",
+]
 
 WARPS = "_nb_warp_count"
 """How many warps a block may have."""
