@@ -45,6 +45,7 @@ from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.element_types.numba_elements import numba_element
@@ -369,7 +370,7 @@ class Calls(Expressions):
 
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
-        self._env = dict(given)
+        self._env = {name: value for name, value in outer.items() if name == THREAD} | given
         self._given.append(tuple(map(_type_of, given.values())))
         self._read(source, self._rewritten.trees[id(source)])
         self._given.pop()

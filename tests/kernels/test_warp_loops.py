@@ -140,7 +140,25 @@ def some_lanes(x, y):
         y[i] += cuda.shfl_down_sync(FULL, value, 3)
 
 
+@nb.func
+def lane_behind(count):
+    return (cuda.laneid + count) % 32
+
+
+@nb.func
+def turned(value):
+    lane = cuda.laneid
+    return cuda.shfl_sync(FULL, value, lane_behind(1)) * (lane + 1)
+
+
+def asked_in_functions(x, y):
+    """Asks for its lane in functions, of which one waits."""
+    i = cuda.grid(1)
+    y[i] = turned(x[i]) + lane_behind(3)
+
+
 CASES = {
+    asked_in_functions: (4 * 64, 64, lambda: [floats(256), np.zeros(256, np.float32)]),
     sums: (4 * 96, 96, lambda: [floats(384), np.zeros(4, np.float32)]),
     shares: (2 * 96, 96, lambda: [floats(5, 96), np.zeros((5, 96), np.float32)]),
     elected: (3 * 64, 64, lambda: [floats(192), np.zeros((192, 8))]),
@@ -219,7 +237,7 @@ def test_warps_go_along_x_first_in_blocks_of_several_axes(shape):
     assert in_loops(one)
 
 
-@pytest.mark.parametrize("function", [sums, shares], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [sums, shares, asked_in_functions], ids=lambda function: function.__name__)
 def test_derivatives_are_the_same(function):
     (dim, block, make), (one, other) = CASES[function], both(function)
     values = make()
