@@ -70,6 +70,10 @@ class Program(block_gradient_programs.Program):
         begin, _, rest = text.partition(head)
         text = begin + "\n    ".join(lines) + rest.replace("cuda.blockIdx.x", f"({block})")
         text = text.replace("float64", real).replace("vec3d", "vec3d" if real == "float64" else "vec3")
+        if not derived and self._random.random() < 0.5:
+            end = "out[i] = a + 0.7 * b + 0.3 * c"
+            assert end in text
+            text = text.replace(end, "\n    ".join([*self._in_turns(), end]))
         if self._dynamic:
             static = (f"s1 = cuda.shared.array({SIZE}, np.{real})", f"numbers = cuda.shared.array({SIZE}, np.int32)")
             dynamic = (f"s1 = cuda.shared.array(0, np.{real})", "bits = cuda.shared.array(0, np.int32)")
@@ -192,6 +196,16 @@ class Program(block_gradient_programs.Program):
         ]
         read = f"{self._choose('a', 'b', 'c')} += 0.01 * many[{self._choose('t % 4', '1')}]"
         return [*loop, *([other] if other else []), *self._barrier(), read, *self._barrier()]
+
+    def _in_turns(self) -> list[str]:
+        """Return what all threads add behind a branch in which some have waited; nobody waits for anything after it."""
+        test = self._choose("t < 32", "t > 35", "lane % 3 == 1", "a > 0.5", "lane < 9")
+        inner = f"a = 0.5 * a + 0.3 * {self._exchange(self._choose('0xFFFFFFFF', '0xFF00FF'))}"
+        guard = self._choose("", "if b > 0.4:", "if t == 0:")
+        add = f"cuda.atomic.add(many, {self._choose('0', 't % 3')}, 0.01 * a)"
+        if not guard:
+            add = f"b = 0.5 * b + {add}"
+        return [f"if {test}:", f"    {inner}", *([guard, f"    {add}"] if guard else [add])]
 
     def _kept(self, depth: int) -> list[str]:
         """Return what a thread keeps in an array of its own."""

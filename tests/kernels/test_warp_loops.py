@@ -14,6 +14,7 @@ import numbridge as nb
 from block_loop_programs import copies, derivatives, in_loops, same
 from numbridge.kernels.cpu_backend.blocks.branches import first_waits, waits_for_lanes
 from numbridge.kernels.cpu_backend.blocks.exchange import Exchange
+from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
 from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.cpu_backend.blocks.reading import _Reader
 from numbridge.kernels.launch import geometry_of, launcher
@@ -157,7 +158,37 @@ def asked_in_functions(x, y):
     y[i] = turned(x[i]) + lane_behind(3)
 
 
+def added_up(x, y):
+    """One thread adds for its block, behind the branch of the warp that has the sum."""
+    shared = cuda.shared.array(32, np.float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    value = sum_of_warp(x[i])
+    if t % 32 == 0:
+        shared[t // 32] = value
+    cuda.syncthreads()
+    if t < 32:
+        value = sum_of_warp(shared[t] if t < (cuda.blockDim.x + 31) // 32 else np.float32(0))
+    if t == 0:
+        cuda.atomic.add(y, cuda.blockIdx.x, value)
+
+
+def added_in_turns(x, y):
+    """All threads add floats at last: of each warp first those that have not waited."""
+    total = cuda.shared.array(1, np.float32)
+    t = cuda.threadIdx.x
+    value = x[cuda.grid(1)]
+    if t == 0:
+        total[0] = 0.125
+    cuda.syncthreads()
+    if t % 32 % 7 < 3 and t < 70:
+        for k in range(2):
+            value += cuda.shfl_down_sync(FULL, value, 1 + k)
+    y[cuda.grid(1)] = cuda.atomic.add(total, 0, value)
+
+
 CASES = {
+    added_up: (4 * 96, 96, lambda: [floats(384), np.zeros(4, np.float32)]),
+    added_in_turns: (2 * 96, 96, lambda: [floats(192), np.zeros(192, np.float32)]),
     asked_in_functions: (4 * 64, 64, lambda: [floats(256), np.zeros(256, np.float32)]),
     sums: (4 * 96, 96, lambda: [floats(384), np.zeros(4, np.float32)]),
     shares: (2 * 96, 96, lambda: [floats(5, 96), np.zeros((5, 96), np.float32)]),
@@ -394,10 +425,20 @@ def test_other_kernels_keep_their_coroutines(function):
     assert not in_loops(one) and not in_loops(other)
 
 
+def in_no_turns(keeper, parts, *given):
+    for part in parts:
+        part.in_turns = False
+    FINISH(keeper, parts, *given)
+
+
+FINISH = Keeper.finish
+
+
 @pytest.mark.parametrize(
     ("function", "owner", "name", "answer"),
     [
         (meets_elsewhere, _Reader, "_come_to_block", lambda reader, following: True),
+        (added_in_turns, Keeper, "finish", in_no_turns),
         (adds_around, Order, "check", lambda order, nodes, since: since),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

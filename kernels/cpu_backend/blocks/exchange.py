@@ -8,6 +8,7 @@ come to an operation, and those that run. Results are those of `coroutines`. Thi
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from numbridge.kernels.native import table_layout as nb
@@ -16,12 +17,14 @@ __all__ = [
     "COME",
     "GUARDS",
     "OF_WARPS",
+    "ORDER",
     "PART",
     "THERE",
+    "TURNS",
     "WARPS",
     "WHICH",
     "Exchange",
-    "lanes_text",
+    "lanes_texts",
     "warps_of",
 ]
 
@@ -31,6 +34,10 @@ WHICH = "_nb_which"
 """The array in which threads say which lane they name, where these are several."""
 THERE, COME, PART = "_nb_lanes_there", "_nb_lanes_come", "_nb_lanes_part"
 """The functions that find a block's lanes, those for which something holds, and lanes that wait in vain for others."""
+TURNS = "_nb_lanes_turns"
+"""The function that finds in which order threads go on of which some have waited for lanes, and others have not."""
+ORDER = "_nb_order"
+"""The array of that order."""
 _TOLD, _GOT = "_nb_told_", "_nb_got_"
 OF_WARPS = ("_nb_warps", "_nb_running")
 """What functions call arrays of the lanes of warps."""
@@ -185,8 +192,8 @@ def warps_of(guard: str | None) -> str:
     return f"_nb_warps_{guard or 'all'}"
 
 
-def lanes_text(axis: int, around: tuple[int, int]) -> str:
-    """Return the source of the functions that find lanes.
+def lanes_texts(axis: int, around: tuple[int, int]) -> Iterator[str]:
+    """Yield the source of each of the functions that find lanes.
 
     Parameters
     ----------
@@ -196,7 +203,7 @@ def lanes_text(axis: int, around: tuple[int, int]) -> str:
         The other axes, the outermost first.
     """
     outer, inner = around
-    return f"""@_nb_device
+    yield f"""@_nb_device
 def {THERE}({OF_WARPS[0]}, {_COUNT}, _nb_lanes_live, _nb_b0, _nb_b1, _nb_b2, _nb_e0, _nb_e1, _nb_e2):
     size = _nb_b0 * _nb_b1 * _nb_b2
     for warp in range({_COUNT}):
@@ -211,7 +218,8 @@ def {THERE}({OF_WARPS[0]}, {_COUNT}, _nb_lanes_live, _nb_b0, _nb_b1, _nb_b2, _nb
                     _nb_warps[thread >> 5] |= 1 << (thread & {_SIZE - 1})
 
 
-@_nb_device
+"""
+    yield f"""@_nb_device
 def {COME}(_nb_warps, {GUARDS}, {_COUNT}, _nb_b0, _nb_b1, _nb_e0, _nb_e1, _nb_e2):
     for warp in range({_COUNT}):
         _nb_warps[warp] = 0
@@ -223,7 +231,8 @@ def {COME}(_nb_warps, {GUARDS}, {_COUNT}, _nb_b0, _nb_b1, _nb_e0, _nb_e1, _nb_e2
                 _nb_warps[thread >> 5] |= 1 << (thread & {_SIZE - 1}) if {GUARDS}[row + t{axis}] else 0
 
 
-@_nb_device
+"""
+    yield f"""@_nb_device
 def {PART}(_nb_warps, _nb_running, {_COUNT}, {_MASK}, _nb_lanes_block):
     for warp in range({_COUNT}):
         come = _nb_warps[warp]
@@ -235,6 +244,22 @@ def {PART}(_nb_warps, _nb_running, {_COUNT}, {_MASK}, _nb_lanes_block):
                     _nb_store(_nb_state(), {nb.STATE_STUCK_MASK}, {_MASK})
                     _nb_store(_nb_state(), {nb.STATE_STUCK}, _nb_lanes_block + 1)
                     _nb_give_up()
+
+
+"""
+    # Those that have not waited come first.
+    yield f"""@_nb_device
+def {TURNS}({ORDER}, _nb_warps, _nb_running, {_COUNT}):
+    place = 0
+    for warp in range({_COUNT}):
+        come = _nb_warps[warp]
+        for waited in range(2):
+            lanes = come if waited == 1 else _nb_running[warp] & ~come
+            for _nb_rest_lane in range({_SIZE}):
+                lane = _nb_rest_lane
+                if lanes >> lane & 1 != 0:
+                    {ORDER}[place] = warp * {_SIZE} + lane
+                    place += 1
 
 
 """

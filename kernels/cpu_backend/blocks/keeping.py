@@ -147,9 +147,10 @@ class Keeper:
         """Make functions of the parts, which go through a block along an axis."""
         for part in parts:
             part.in_order = self._order.must_be_in_order(part, axis)
+            part.in_turns = part.in_turns and any(map(self._order.changes, part.body))
             beside, lying = self._steps.cost(part.body, axis)
             stacks = any(called_name(call).startswith(STACK) for node in part.body for call in calls_in(node))
-            part.side_by_side = not part.in_order and not stacks and beside >= lying
+            part.side_by_side = not part.in_order and not part.in_turns and not stacks and beside >= lying
         self._place_own_arrays(parts)
         read = {part: read_first(part.body, set()) & self._lanes.varying for part in parts}
         again = {part: self._again(read[part]) for part in parts}

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numbridge.kernels.cpu_backend.blocks.exchange import THERE, WARPS, Exchange, lanes_text, warps_of
+from numbridge.kernels.cpu_backend.blocks.exchange import ORDER, THERE, WARPS, Exchange, lanes_texts, warps_of
 from numbridge.kernels.cpu_backend.blocks.source import CREW, NOW
 from numbridge.kernels.cpu_backend.blocks.syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
 from numbridge.kernels.native.table_layout import WARP_SIZE
@@ -58,6 +58,8 @@ class Part:
         Whether several threads may run at once, and find what they read and write side by side.
     does_something : bool
         Whether anybody learns of it.
+    in_turns : bool
+        Whether threads must run in the order of `ORDER`.
     """
 
     number: int
@@ -68,6 +70,7 @@ class Part:
     in_order: bool = False
     side_by_side: bool = False
     does_something: bool = True
+    in_turns: bool = False
 
     @property
     def name(self) -> str:
@@ -129,11 +132,11 @@ class WarpLanes:
         sizes = ", ".join(f"_nb_{letter}{k}" for letter in "be" for k in range(AXES))
         yield f"{THERE}({warps_of(None)}, {WARPS}, {LIVE}, {sizes})"
 
-    def text(self, axis: int, around: tuple[int, int]) -> str:
-        """Return the source of the functions that are called."""
-        if not self.is_used:
-            return ""
-        return lanes_text(axis, around) + "".join(exchange.text for exchange in self.exchanges.values())
+    def functions(self, axis: int, calls: str) -> Iterator[str]:
+        """Yield the source of the functions that a text calls."""
+        if self.is_used:
+            texts = (*lanes_texts(axis, axes_around(axis)), *(exchange.text for exchange in self.exchanges.values()))
+            yield from (text for text in texts if f"{text.split('def ')[1].split('(')[0]}(" in calls)
 
 
 @dataclass(eq=False)
@@ -192,7 +195,7 @@ class Block:
             "pass",
         ]
         head = f"def {self.name}({', '.join(self.parameters)}):"
-        parts.append(self.lanes.text(self.axis, axes_around(self.axis)))
+        parts += self.lanes.functions(self.axis, "\n".join(lines))
         return "".join(parts) + "\n".join(["@_nb_device", head, *(f"    {line}" for line in lines), ""])
 
     def _lines(self, nodes: Sequence[Node], widths: Mapping[str, int], lanes: str) -> Iterator[str]:
@@ -214,6 +217,14 @@ class Block:
         axis = 0 if part.in_order else self.axis
         outer, n = axes_around(axis), part.number
         at = {k: f"_nb_at{k}_{n}" for k in range(AXES)}
+        if part.in_turns:
+            turn, thread = f"_nb_turn_{n}", f"{ORDER}[_nb_turn_{n}]"
+            yield f"for {turn} in range({LIVE}):"
+            yield f"    {at[0]} = {thread} % _nb_b0"
+            yield f"    {at[1]} = {thread} // _nb_b0 % _nb_b1"
+            yield f"    {at[2]} = {thread} // _nb_b0 // _nb_b1"
+            yield f"    {part.name}({', '.join(self._given(part, at, at[self.axis]))})"
+            return
         yield f"for {at[outer[0]]} in range(_nb_e{outer[0]}):"
         yield f"    for {at[outer[1]]} in range(_nb_e{outer[1]}):"
         inner = "        "

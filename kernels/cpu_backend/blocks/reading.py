@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.branches import ARRIVES, PASSES, every_statement, first_waits, waits_for_lanes
-from numbridge.kernels.cpu_backend.blocks.exchange import COME, PART, WARPS, WHICH, Exchange, warps_of
+from numbridge.kernels.cpu_backend.blocks.exchange import COME, ORDER, PART, TURNS, WARPS, WHICH, Exchange, warps_of
 from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
 from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.cpu_backend.blocks.parts import Around, Block, Border, Kept, Node, Once, Part, WarpLanes
@@ -106,7 +106,7 @@ class _Nodes:
         if before is not None and all(map(self._only_moves, body)):
             before.body += body
         elif body:
-            part = Part(len(self._reader.parts), body, self._in_loop)
+            part = Part(len(self._reader.parts), body, self._in_loop, in_turns=self._reader.in_turns)
             self._reader.parts.append(part)
             self.nodes.append(part)
 
@@ -246,6 +246,8 @@ class _Reader:
         self._type_of = type_of
         # Of guards, those for which the others that run wait elsewhere, with the guard of these
         self._running: dict[str, str | None] = {}
+        # Whether threads go on that have waited for lanes, and others that have not
+        self.in_turns = False
         self._count = 0
         self._needed = self._deciding()
 
@@ -431,7 +433,8 @@ class _Reader:
         others_wait = in_loop or any(map(waits, rest))
         if any(map(waits, other)):
             raise NoPartsError
-        if not others_wait and any(map(self.order.changes, rest)):
+        orders = not others_wait and any(map(self.order.changes, rest))
+        if orders and not self._take_turns(inner, other):
             raise NoPartsError
         if others_wait and not (waits_for_lanes(inner) and self._come_to_block([*other, *following])):
             raise NoPartsError
@@ -450,11 +453,24 @@ class _Reader:
             self._running[holds] = guard
         if any(is_exchange(part) for part in every_statement(inner)):
             self._find_lanes(made, holds)
+            if orders:
+                self.warps.arrays[ORDER] = "int64"
+                made.nodes.append(Once(f"{TURNS}({ORDER}, {warps_of(holds)}, {self._lanes_of(None)}, {WARPS})"))
         some = self._fresh("any")
         made.nodes += map(Once, (f"{some} = False", _of_all(Kept(holds).array, "if {}:", f"    {some} = True")))
         self._after.insert(0, following)
         made.nodes.append(Around(f"if {some}:", self._block(inner, holds, in_loop=in_loop)))
         del self._after[0]
+        self.in_turns = orders
+
+    def _take_turns(self, inner: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
+        """Tell whether it is known in which order threads go on behind a branch of which some wait, and only for lanes."""
+        apart = (node for node in every_statement(inner) if isinstance(node, ast.If) and waits(node))
+        return (
+            waits_for_lanes(inner)
+            and all(map(self._is_frame, apart))
+            and not any(map(self.order.changes, [*other, *itertools.chain(*self._after)]))
+        )
 
     def _come_to_block(self, following: Sequence[ast.stmt]) -> bool:
         """Tell whether threads next wait for their block, whatever they find, and do nothing before that has its order."""
