@@ -220,7 +220,7 @@ def test_both_roads_give_the_same_bits(function):
         result = launched(one, where, smaller, values)
         same(result, launched(other, where, smaller, values), f"{function.__name__} in blocks of {smaller}")
         assert any(a.tobytes() != b.tobytes() for a, b in zip(result, values, strict=True))
-    for less in (3, 40):  # threads beyond the launch do not run
+    for less in (3, 14):  # threads beyond the launch do not run; of each warp enough do to write what the others read
         if function is not shares:
             same(*(launched(kernel, dim - less, block, values) for kernel in (one, other)), function.__name__)
     assert in_loops(one) and not in_loops(other)
