@@ -312,6 +312,8 @@ class Calls(Expressions):
             kind = None
         elif operation in _LEARNED:
             kind = _LEARNED[operation]
+        elif operation == "lanemask_lt" and not self.derived:
+            kind = types.uint32
         else:
             what, way = _WITHOUT_DERIVATIVE.get(operation, (f"cuda.{operation}", "leave it out"))
             raise self._refused(node, f"{what} has no derivative; {way}")

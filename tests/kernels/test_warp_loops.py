@@ -119,7 +119,9 @@ def passed_on(x, y):
     if x[i] > 0.9:
         return
     for k in range(3):
-        shared[t] = x[i] + shared[t - lane + (lane + 1) % 16]
+        other = shared[t - lane + (lane + 1) % 16]
+        cuda.syncwarp()
+        shared[t] = x[i] + other
         cuda.syncwarp()
         x[i] = 0.5 * shared[t - lane + (lane + 3) % 16]
         cuda.syncwarp()
@@ -186,7 +188,17 @@ def added_in_turns(x, y):
     y[cuda.grid(1)] = cuda.atomic.add(total, 0, value)
 
 
+def compacted(x, y):
+    """What is large, side by side for each warp."""
+    i = cuda.grid(1)
+    large = x[i] > 0.6
+    ballot = cuda.ballot_sync(FULL, large)
+    if large:
+        y[i - cuda.laneid + cuda.popc(ballot & cuda.lanemask_lt())] = x[i]
+
+
 CASES = {
+    compacted: (2 * 96, 96, lambda: [floats(192), np.zeros(192, np.float32)]),
     added_up: (4 * 96, 96, lambda: [floats(384), np.zeros(4, np.float32)]),
     added_in_turns: (2 * 96, 96, lambda: [floats(192), np.zeros(192, np.float32)]),
     asked_in_functions: (4 * 64, 64, lambda: [floats(256), np.zeros(256, np.float32)]),
@@ -379,9 +391,7 @@ def adds_around(x, y):
     cuda.syncthreads()
     cuda.atomic.add(total, 0, x[t])
     value = cuda.shfl_down_sync(FULL, x[t], 1)
-    cuda.atomic.add(total, 0, value)
-    cuda.syncthreads()
-    y[t] = total[0]
+    y[t] = cuda.atomic.add(total, 0, value)
 
 
 def differs_between_warps(x, y):

@@ -37,11 +37,13 @@ from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import NoLanesError
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 from numbridge.kernels.native.memory import store_i64, symbol
+from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
-_BIT, _WORD = ir.IntType(1), ir.IntType(64)
+_BIT, _HALF, _WORD = (ir.IntType(bits) for bits in (1, 32, 64))
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ class _Maker:
         text = ast.unparse(function)
         if text.startswith(("_nb_crew_stack_", "_nb_block_")):
             return False
+        if text.startswith(CUDA_FUNCTION):
+            return not text.startswith(f"{CUDA_FUNCTION}threadfence")  # the others are functions of bits
         return only_computes(text, lambda: self._whole.object_of(function))
 
     def _keep(self, block: Block) -> None:
@@ -299,7 +303,19 @@ def _give_up(typing_context: Any) -> Any:
     return types.void(), generate
 
 
+@intrinsic
+def _lanes_before(typing_context: Any, thread: Any) -> Any:
+    """Return the lanes of a warp before a thread's, as a mask."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lane = builder.trunc(builder.urem(arguments[0], _WORD(WARP_SIZE)), _HALF)
+        return builder.sub(builder.shl(_HALF(1), lane), _HALF(1))
+
+    return types.uint32(types.int64), generate
+
+
 NAMES: dict[str, Any] = {
+    "_nb_lanes_before": _lanes_before,
     "_nb_crew_stack_at": _stack_at,
     "_nb_give_up": _give_up,
     "_nb_state": symbol("numbridge_state"),

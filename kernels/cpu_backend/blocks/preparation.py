@@ -9,8 +9,10 @@ import ast
 from collections.abc import Mapping, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
+    MEETING,
     SHUFFLES,
     VOTES,
     NoPartsError,
@@ -39,7 +41,12 @@ def without_coroutine(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 
 class _Indices(ast.NodeTransformer):
-    """Puts the thread's and the block's own numbers in the place of what is computed from a thread's index."""
+    """Puts the thread's and the block's own numbers in the place of what is computed from a thread's index, or asked of it."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        # It is no meeting.
+        return expression(f"_nb_lanes_before({THREAD})") if ast.unparse(node.func) == f"{MEETING}lanemask_lt" else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
