@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
-from numbridge.kernels.cpu_backend.lanes import NoLanesError
+from numbridge.kernels.cpu_backend.lanes import NoLanesError, stored
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
@@ -72,7 +73,13 @@ class _LoopsText(Text):
     """A text with loops over threads, some of which are to be left as they are."""
 
     def _is_short(self, name: str) -> bool:
-        return name.startswith(REST)
+        return name.startswith(REST) or name in self._extremes
+
+    @functools.cached_property
+    def _extremes(self) -> set[str]:
+        """The counters of loops that look for an extreme: LLVM takes minutes for such trips, written out for all threads."""
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For))
+        return {name for loop in loops if finds_extreme(loop) for name in stored(loop.target)}
 
 
 class _PartText(MaskedText):
@@ -211,6 +218,11 @@ class _Maker:
             nonnegative=block.nonnegative,
         )
         return None if as_typed_or_none(text) is None else text
+
+
+def finds_extreme(loop: ast.For) -> bool:
+    """Tell whether a loop computes the greatest or the least of some numbers."""
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func) in ("max", "min") for node in ast.walk(loop))
 
 
 def as_typed_or_none(text: _PartText) -> Typed | None:
