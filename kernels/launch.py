@@ -18,8 +18,8 @@ import numpy as np
 from numbridge.kernels import watching
 from numbridge.kernels.arguments import by_position, check_count
 from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware, cuda_block_of, cuda_shapes
+from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
-from numbridge.kernels.cpu_backend.crews import ended_in_block
 from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
 from numbridge.kernels.cpu_backend.threads import start_threads
 from numbridge.kernels.cuda_backend import cuda_driver

@@ -118,11 +118,11 @@ _TYPES = ("parameter_types.py", "scalars.py")
 
 
 def _sources(*folders: str) -> str:
-    """Return a digest of the types of parameters, and of every module in some folders of this one."""
+    """Return a digest of the types of parameters, and of every module in some folders of this one, and in theirs."""
     here = Path(__file__).parent
     files = [here / name for name in _TYPES]
     for name in folders:
-        files += sorted((here / name).glob("*.py"))
+        files += sorted((here / name).rglob("*.py"))
     return digest(*(file.read_bytes() for file in files))
 
 

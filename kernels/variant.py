@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
-from numbridge.kernels.cpu_backend.block_source import BlockSource, block_source
-from numbridge.kernels.cpu_backend.crews import load_crews
+from numbridge.kernels.cpu_backend.blocks.crews import load_crews
+from numbridge.kernels.cpu_backend.blocks.source import BlockSource, block_source
 from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import (
     Total,

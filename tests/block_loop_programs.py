@@ -1,6 +1,7 @@
-"""Random kernels whose threads wait for their block and nothing else, as text; what tells whether both of the CPU's roads agree.
+"""Random kernels whose threads wait for their block, or for their warp together, as text; what tells whether both of the CPU's
+roads agree.
 
-Threads of such a kernel need no coroutines (`kernels/cpu_backend/block_parts.py`), and must compute to the last bit what
+Threads of such a kernel need no coroutines (`kernels/cpu_backend/blocks/parts.py`), and must compute to the last bit what
 coroutines compute: also what depends on the order of threads, such as a sum of floats that atomics add up. `check` runs a kernel
 and its derivatives both ways, in blocks of some shape.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,11 +25,13 @@ from numbridge.kernels.variant import variants_of
 
 SHAPES = ((SIZE,), (8, 5), (2, 20), (20, 2), (2, 4, 5))
 """Shapes of a block, all of as many threads."""
+DYNAMIC = 4 * 4 * SIZE
+"""How many bytes of dynamic shared memory each block has."""
 _THREAD = ("cuda.threadIdx.x", "cuda.blockDim.x * {}", "cuda.blockDim.x * cuda.blockDim.y * {}")
 
 
 class Program(block_gradient_programs.Program):
-    """A program of one block size, in which no lane of a warp waits for another.
+    """A program of one block size, in which lanes come to operations of their warp together, or whole warps do.
 
     Attributes
     ----------
@@ -38,8 +42,9 @@ class Program(block_gradient_programs.Program):
     """
 
     def __init__(self, seed: int, shape: tuple[int, ...], real: str, *, derived: bool) -> None:
-        # What an atomic returned cannot be had again on the way back.
+        # What an atomic returned cannot be had again on the way back, and dynamic memory has no derivative.
         self._derived = derived
+        self._dynamic = not derived and seed % 2 == 0
         super().__init__(seed)
         self.shape = shape
         text = self.text.replace("cuda.laneid", "t % 32")
@@ -53,19 +58,123 @@ class Program(block_gradient_programs.Program):
         corner = [f"_ = cuda.grid({len(shape)})"] if len(shape) > 1 else ["_ = cuda.grid(1)"]
         lines = [*corner, f"t = {' + '.join(terms)}", f"i = ({block}) * {SIZE} + t", "lane = t % 32"]
         lines += ["counter = cuda.shared.array(2, np.int32)", "many = cuda.shared.array(4, np.float64)"]
+        lines += [
+            f"sw = cuda.shared.array({SIZE}, np.float64)",
+            "sw[t] = 0.5",
+            "many_lanes = cuda.shared.array(2, np.float64)",
+        ]
+        lines += ["many_lanes[t % 2] = 0.25"]
         lines += ["own = cuda.local.array((3, 2), np.float64)", "flag = False"]
         lines += ["for z in range(3):", "    own[z, 0] = 0.1 * z", "    own[z, 1] = x[i]"]
         lines += ["if t < 4:", "    counter[t % 2] = 0", "    many[t] = 0.0"]
         begin, _, rest = text.partition(head)
         text = begin + "\n    ".join(lines) + rest.replace("cuda.blockIdx.x", f"({block})")
         text = text.replace("float64", real).replace("vec3d", "vec3d" if real == "float64" else "vec3")
+        if not derived and self._random.random() < 0.5:
+            end = "out[i] = a + 0.7 * b + 0.3 * c"
+            assert end in text
+            text = text.replace(end, "\n    ".join([*self._in_turns(), end]))
+        if self._dynamic:
+            static = (f"s1 = cuda.shared.array({SIZE}, np.{real})", f"numbers = cuda.shared.array({SIZE}, np.int32)")
+            dynamic = (f"s1 = cuda.shared.array(0, np.{real})", "bits = cuda.shared.array(0, np.int32)")
+            assert all(line in text for line in static)
+            text = text.replace(static[0], "\n    ".join(dynamic)).replace(static[1], f"numbers = bits[{2 * SIZE}:]")
         first, _, kernel = text.partition("@nb.kernel\n")
         twin = kernel.replace("def program(", "def alone(")
         self.text = f"{first}@nb.kernel\n{kernel}\n\n@nb.kernel(simd=False)\n{twin}"
 
     def _shuffled(self, depth: int) -> list[str]:
         makers = [self._scattered, self._kept, self._flagged, self._alike]
+        makers += [self._bits] if self._dynamic else []
+        makers += [super()._shuffled, self._reduced, self._voted, self._wrote_in_warp, self._of_warps, self._of_warps]
         return self._random.choice(makers if self._derived else [*makers, self._ordered, self._ordered])(depth)
+
+    # Operations of warps
+
+    def _mask(self) -> str:
+        return self._choose("0xFFFFFFFF", "0xFFFFFFFF", "-1", "0xFFFF", "(1 << n) - 1", "0x8F0F0F0F")
+
+    def _exchange(self, mask: str) -> str:
+        name, shuffle = (
+            self._choose("a", "b", "c"),
+            self._choose("shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"),
+        )
+        lane = self._choose("0", "1", "5", "16", "31", "n", "-3", "40", "lane % 5", "t * 3", "lane ^ 1")
+        kinds = ["{}", "{}", "np.float64({})", "np.float32({})", "np.int32(100 * {})", "np.int64(100 * {})"]
+        kind = self._choose(*kinds[: 2 if self._derived else 6])
+        value = f"cuda.{shuffle}({mask}, {kind.format(name)}, {lane})"
+        return value if "100" not in kind else f"0.01 * {value}"
+
+    def _reduced(self, depth: int) -> list[str]:
+        """Return the sum or the maximum of a warp, in whatever loop."""
+        name, k, mask = self._choose("a", "b", "c"), self._name("k"), self._mask()
+        lane = self._choose(f"cuda.shfl_down_sync({mask}, {name}, {k})", f"cuda.shfl_xor_sync({mask}, {name}, {k})")
+        change = f"{name} = {self._choose(f'{name} * 0.6 + 0.3 * {lane}', f'max({name}, {lane})')}"
+        loop = self._choose("for", "while")
+        if loop == "for":
+            return [f"for {k} in {self._choose('(16, 8, 4, 2, 1)', '(1, 2, 4)', 'range(1, n)')}:", f"    {change}"]
+        return [f"{k} = 16", f"while {k} > 0:", f"    {change}", f"    {k} {self._choose('//= 2', '>>= 1')}"]
+
+    def _voted(self, depth: int) -> list[str]:
+        name, mask = self._choose("a", "b", "c"), self._mask()
+        condition = self._choose(f"{name} > 0.5", "t % 3 == 1", "t", "lane < n", f"{name} > 9.0", "True")
+        forms = [
+            [f"{name} += 0.001 * (cuda.ballot_sync({mask}, {condition}) & 4095)"],
+            [
+                f"if cuda.{self._choose('any', 'all', 'eq')}_sync({mask}, {condition}):",
+                f"    {name} = 0.3 + 0.5 * {name}",
+            ],
+        ]
+        return self._random.choice(forms)
+
+    def _wrote_in_warp(self, depth: int) -> list[str]:
+        """Return what lanes tell each other through memory that is their warp's alone."""
+        name, k = self._choose("a", "b", "c"), self._choose("1", "3", "7")
+        other = f"sw[t - lane + (lane + {k}) % 8]"
+        return [
+            "cuda.syncwarp()",
+            f"sw[t] = 0.3 + 0.5 * {name}",
+            "cuda.syncwarp()",
+            f"{name} = 0.5 * {name} + 0.2 * {other}",
+        ]
+
+    def _of_warps(self, depth: int) -> list[str]:
+        """Return a branch that some warps take, or some lanes that name no others, up to the next barrier."""
+        name = self._choose("a", "b", "c")
+        tests = {
+            "t < 32": "",
+            "t // 32 == 0": "",
+            "t >= 32": "",
+            "t // 32 == n - 2": "",
+            "lane < 8": "0xFF",
+            "t < 20": "0xFFFFF",
+        }
+        test = self._choose(*tests)
+        mask = tests[test] or self._mask()
+        inner = [f"{name} = 0.5 * {name} + 0.4 * {self._exchange(mask)}"]
+        if self._random.random() < 0.5:
+            k = self._name("k")
+            inner += [
+                f"for {k} in (16, 4, 1):",
+                f"    {name} = 0.7 * {name} + 0.2 * cuda.shfl_down_sync({mask}, {name}, {k})",
+            ]
+        if self._random.random() < 0.4:
+            holds = self._name("holds")
+            inner += [
+                f"{holds} = cuda.any_sync({mask}, {name} > 0.4)",
+                f"if lane == 0 and {holds}:",
+                f"    {name} += 0.125",
+            ]
+        if self._random.random() < 0.4:
+            inner += ["if lane == 0:", f"    many_lanes[t // 32] = 0.3 * {name}"]
+        other = self._choose("", f"{name} = 0.8 * {name}")
+        lines = [f"if {test}:", *(f"    {line}" for line in inner), *(["else:", f"    {other}"] if other else [])]
+        after = [
+            *self._barrier(),
+            f"{name} = {name} * 0.7 + 0.2 * many_lanes[{self._choose('0', 't % 2')}]",
+            *self._barrier(),
+        ]
+        return [*lines, *after]
 
     def _ordered(self, depth: int) -> list[str]:
         """Return what depends on the order of threads."""
@@ -88,6 +197,16 @@ class Program(block_gradient_programs.Program):
         read = f"{self._choose('a', 'b', 'c')} += 0.01 * many[{self._choose('t % 4', '1')}]"
         return [*loop, *([other] if other else []), *self._barrier(), read, *self._barrier()]
 
+    def _in_turns(self) -> list[str]:
+        """Return what all threads add behind a branch in which some have waited; nobody waits for anything after it."""
+        test = self._choose("t < 32", "t > 35", "lane % 3 == 1", "a > 0.5", "lane < 9")
+        inner = f"a = 0.5 * a + 0.3 * {self._exchange(self._choose('0xFFFFFFFF', '0xFF00FF'))}"
+        guard = self._choose("", "if b > 0.4:", "if t == 0:")
+        add = f"cuda.atomic.add(many, {self._choose('0', 't % 3')}, 0.01 * a)"
+        if not guard:
+            add = f"b = 0.5 * b + {add}"
+        return [f"if {test}:", f"    {inner}", *([guard, f"    {add}"] if guard else [add])]
+
     def _kept(self, depth: int) -> list[str]:
         """Return what a thread keeps in an array of its own."""
         name, z = self._choose("a", "b", "c"), self._choose("0", "t % 3", "n % 3", "2")
@@ -96,6 +215,11 @@ class Program(block_gradient_programs.Program):
             *self._barrier(),
             f"{name} = 0.5 * {name} + 0.2 * own[1, 1]",
         ]
+
+    def _bits(self, depth: int) -> list[str]:
+        """Return what reads of one array of dynamic memory what has been written to another."""
+        name = self._choose("a", "b", "c")
+        return [*self._barrier(), f"{name} += 0.01 * (bits[{self._choose('t', '5')}] % 7)", *self._barrier()]
 
     def _flagged(self, depth: int) -> list[str]:
         name = self._choose("a", "b", "c")
@@ -192,6 +316,7 @@ def check(seed: int, folder: Path, *, shape: tuple[int, ...], real: str, gradien
     values = arguments(seed, real, 2 * SIZE)
     one, other = module.program, module.alone
     where = geometry_of(one, whole, shape if len(shape) > 1 else shape[0])
+    where = replace(where, place=replace(where.place, shared=DYNAMIC))
     try:
         compare(one, other, where, values, program.text)
     except nb.KernelError as error:

@@ -23,8 +23,8 @@ from numbridge.jax_ffi.header import installed_version
 from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
+from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
-from numbridge.kernels.cpu_backend.crews import ended_in_block
 from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver

@@ -36,7 +36,7 @@ from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.scope import COUNTED, Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.windows import Window
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.language.rewriting import GIVEN, Rewritten
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.parameter_types import ParameterType
@@ -44,7 +44,9 @@ from numbridge.kernels.parameter_types import ParameterType
 __all__ = ["build"]
 
 
-def build(rewritten: Rewritten, parameters: Sequence[ParameterType], *, prints: bool = False) -> Program:
+def build(
+    rewritten: Rewritten, parameters: Sequence[ParameterType], *, prints: bool = False, derived: bool = True
+) -> Program:
     """Return the program of a kernel.
 
     Parameters
@@ -55,6 +57,8 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType], *, prints: 
         The types of its arguments.
     prints : bool
         Whether the program prints what the kernel does, as one that runs in its place.
+    derived : bool
+        Whether the program may be differentiated; some of what has no derivative is in programs that may not.
 
     Raises
     ------
@@ -64,7 +68,7 @@ def build(rewritten: Rewritten, parameters: Sequence[ParameterType], *, prints: 
     in_components: set[str | int] = set()
     while True:
         builder = _Builder(rewritten, parameters, in_components)
-        builder.prints = prints
+        builder.prints, builder.derived = prints, derived
         try:
             program = builder.run()
         except NeedsComponentsError as found:  # which is seen where the first part is stored, after other accesses

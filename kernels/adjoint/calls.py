@@ -45,6 +45,7 @@ from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.element_types.numba_elements import numba_element
@@ -68,6 +69,8 @@ _WITHOUT_DERIVATIVE = {
     "match_all_sync": ("cuda.match_all_sync", "use cuda.match_any_sync or cuda.all_sync"),
     "lanemask_lt": ("cuda.lanemask_lt", "write (1 << cuda.laneid) - 1"),
 }
+# The place of all arrays of dynamic shared memory, which begin where that begins.
+_DYNAMIC = -2
 _NO_GRADIENT = Missing(
     "would be the gradient by an integer or an array, which there is none of here",
     "convert the argument to a floating-point number, or assign this one to _",
@@ -83,6 +86,8 @@ _NAMED: dict[Any, str] = {
 
 class Calls(Expressions):
     """Reads calls. Device functions are inlined."""
+
+    derived = True
 
     @abstractmethod
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
@@ -244,16 +249,18 @@ class Calls(Expressions):
         """Return new memory of the thread's or the block's; that of elements is made of scalars."""
         made = node.args[0] if isinstance(node.args[0], ast.Call) else node
         called, given = ast.unparse(made.func), made.args
-        if called == "_nb_dynamic":
+        if called == "_nb_dynamic" and (self.derived or _DYNAMIC in self._in_components):
             raise self._refused(
                 node,
                 "dynamic shared memory has no derivative, for which a launch has no room; give the array a constant shape",
             )
-        place = self._place_of(ast.literal_eval(given[1])) if called == "_nb_shared" else -1
-        size, dtype = given[-2:]
-        shape = ast.literal_eval(size)
+        place = {"_nb_local_array": -1, "_nb_dynamic": _DYNAMIC}.get(called)
+        if place is None:
+            place = self._place_of(ast.literal_eval(given[1]))
+        shape = 0 if place == _DYNAMIC else ast.literal_eval(given[-2])
+        dtype = given[-1]
         extents = shape if isinstance(shape, tuple) else (shape,)
-        of = "local" if place < 0 else "shared"
+        of = "local" if called == "_nb_local_array" else "shared"
         if made is node:
             kind = inference.dtype_of(self._static(dtype))
         else:
@@ -305,6 +312,8 @@ class Calls(Expressions):
             kind = None
         elif operation in _LEARNED:
             kind = _LEARNED[operation]
+        elif operation == "lanemask_lt" and not self.derived:
+            kind = types.uint32
         else:
             what, way = _WITHOUT_DERIVATIVE.get(operation, (f"cuda.{operation}", "leave it out"))
             raise self._refused(node, f"{what} has no derivative; {way}")
@@ -363,7 +372,7 @@ class Calls(Expressions):
 
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
-        self._env = dict(given)
+        self._env = {name: value for name, value in outer.items() if name == THREAD} | given
         self._given.append(tuple(map(_type_of, given.values())))
         self._read(source, self._rewritten.trees[id(source)])
         self._given.pop()

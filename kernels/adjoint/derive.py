@@ -21,7 +21,7 @@ from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefi
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
 from numbridge.kernels.arguments import bound_types, check_array, check_writable
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.cpu_backend.range_source import Private
 from numbridge.kernels.element_types.element_arguments import check_value, full_shape
 from numbridge.kernels.element_types.elements import has_gradient

@@ -32,7 +32,7 @@ from numbridge.kernels.adjoint.ir import (
     defined_by,
     walk,
 )
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.element_types.elements import scalar_in_memory
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
 
@@ -166,6 +166,8 @@ def own_array(lines: Lines, name: str, array: Array, *, zero: str = "", place: i
     memory = f"_nb_local_array({extents}, {dtype})"
     if array.kind == "shared":
         memory = f"_nb_shared({CREW}, {array.place if place is None else place}, (), {extents}, {dtype})"
+    if array.is_dynamic:
+        memory = f"_nb_dynamic({CREW}, {dtype})"
     lines.add(f"{name} = {memory if held is None else f'_nb_elements({memory}, {array.dtype_text})'}")
     if zero or array.zeroed:
         lines.add(f"{name}[...] = {zero or (0 if held is None else f'{array.dtype_text}()')}")

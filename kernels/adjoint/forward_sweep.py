@@ -45,7 +45,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.uniform import check_lanes, is_guarded
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 
 __all__ = ["FIRST", "INTERVALS", "STACK", "STEP", "ForwardSweep", "log_name", "scalar_places"]
 

@@ -81,10 +81,10 @@ class Value:
 class Array:
     """Memory: a parameter, an array on the thread's stack (`extents`, perhaps zero at first), shared memory, or a constant.
 
-    Shared memory has a `place` of its own among that of the kernel. One that is `narrow` is stored in fewer bits than its
-    `dtype`, which is what its elements are computed with in. One that has an `owner` is a field of the records of that array:
-    the one of number `leaf`, whose own dimensions are `extents`. One of components has them as its last dimensions, and their
-    elements are of the Numba type `whole`.
+    Shared memory has a `place` of its own among that of the kernel; that which `is_dynamic` lies over other such. One that is
+    `narrow` is stored in fewer bits than its `dtype`, which is what its elements are computed with in. One that has an
+    `owner` is a field of the records of that array: the one of number `leaf`, whose own dimensions are `extents`. One of
+    components has them as its last dimensions, and their elements are of the Numba type `whole`.
     """
 
     name: str
@@ -101,6 +101,11 @@ class Array:
     label: str = ""
     misaligned: bool = False
     whole: Any = None
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the array has as many elements as the launch brings memory for."""
+        return self.kind == "shared" and self.extents == (0,)
 
     @property
     def parameter(self) -> str:

@@ -44,7 +44,7 @@ def _program(
         rewritten = rewrite(source, weak, gradients=True, parameters=parameters)
         if rewritten.printing() is not None or rewritten.program.reads_njit or rewritten.active != active:
             return None
-        program = build(rewritten, parameters)
+        program = build(rewritten, parameters, derived=False)
     except KernelError:
         return None
     stored = any(isinstance(p, ArrayType) and p.written for p in narrow) or any(a.narrow for a in program.locals)

@@ -30,7 +30,7 @@ from numbridge.kernels.adjoint.ir import (
     regions,
     walk,
 )
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 
 __all__ = ["Uniform", "check_lanes", "check_meetings", "is_guarded"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from numbridge.kernels.adjoint.emit import meeting
 from numbridge.kernels.adjoint.ir import Meet
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["BACK", "lanes_back"]

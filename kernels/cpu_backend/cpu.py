@@ -29,9 +29,10 @@ from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
-from numbridge.kernels.cpu_backend import cpu_atomics, cpu_blocks, cpu_copies, cpu_intrinsics, cpu_printing
-from numbridge.kernels.cpu_backend.block_loops import in_loops
-from numbridge.kernels.cpu_backend.block_source import CREW, BlockSource
+from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing
+from numbridge.kernels.cpu_backend.blocks import coroutines
+from numbridge.kernels.cpu_backend.blocks.loops import in_loops
+from numbridge.kernels.cpu_backend.blocks.source import CREW, BlockSource
 from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
@@ -213,7 +214,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}
     names |= {"_nb_print": show, "_nb_numbers": cpu_printing.numbers, "_nb_text": literal_text}
-    names |= STACK | cpu_blocks.NAMES | cpu_copies.NAMES
+    names |= STACK | coroutines.NAMES | cpu_copies.NAMES
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names

@@ -23,7 +23,7 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, read_indices
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, as_coroutine
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, as_coroutine
 from numbridge.kernels.cpu_backend.bounds import first_site
 from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory

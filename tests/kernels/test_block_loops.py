@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from numba import cuda
 
 import numbridge as nb
 from block_loop_programs import SHAPES, check, copies, derivatives, in_loops, same
-from numbridge.kernels.cpu_backend import block_reading
-from numbridge.kernels.cpu_backend.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
+from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.launch import geometry_of, launcher
 
 # NUMBRIDGE_BLOCK_PROGRAMS is how many random programs are compared.
@@ -246,11 +248,24 @@ def from_the_end(x, y):
     y[i, j] = total[i]
 
 
+def below_largest(x, y):
+    """Looks for the largest of as many numbers as LLVM once took minutes for."""
+    shared = cuda.shared.array(64, np.float64)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    shared[t] = x[i]
+    cuda.syncthreads()
+    largest = shared[0]
+    for k in range(1, 64):
+        largest = max(largest, shared[k])
+    y[i] = math.exp(x[i] - largest)
+
+
 def matrix(n, m):
     return lambda: [floats(n, m), np.zeros((n, m), np.float32)]
 
 
 CASES = {
+    below_largest: (2 * 64, 64, lambda: [floats(128, dtype=float), np.zeros(128)]),
     tiles: ((32, 48), (16, 16), lambda: [floats(32, 64), floats(64, 48), np.zeros((32, 48), np.float32)]),
     tiles_along_x: (
         (24, 16),
@@ -279,9 +294,9 @@ def both(function):
     return nb.kernel(function), nb.kernel(simd=False)(function)
 
 
-def launched(kernel, dim, block, values):
-    given = copies(values)
-    launcher(kernel, geometry_of(kernel, dim, block))(*given)
+def launched(kernel, dim, block, values, dynamic=0):
+    given, where = copies(values), geometry_of(kernel, dim, block)
+    launcher(kernel, replace(where, place=replace(where.place, shared=dynamic)))(*given)
     return given
 
 
@@ -355,16 +370,70 @@ def test_what_all_threads_read_is_not_read_for_blocks_in_which_none_is_left():
     assert not y[50:].any() and y[:50].any()
 
 
+# Dynamic shared memory
+
+
+def in_dynamic_memory(x, y):
+    """Has several arrays in its dynamic memory: one behind another, and one that shows the bits of both, also in a function."""
+    n, t, i = cuda.blockDim.x, cuda.threadIdx.x, cuda.grid(1)
+    values = cuda.shared.array(0, np.float32)
+    bits = cuda.shared.array(0, np.int32)
+    behind = bits[n:]
+    values[t] = x[i]
+    behind[t] = t * 3 % 7
+    cuda.syncthreads()
+    # Nobody stores to `values` from here on.
+    bits[t] = bits[t] ^ (1 << 20)
+    cuda.syncthreads()
+    y[i] = values[n - 1 - behind[t]] + first_of_dynamic_memory() * values[5]
+
+
+@nb.func
+def first_of_dynamic_memory():
+    return cuda.shared.array(0, np.float32)[0]
+
+
+def added_in_dynamic_memory(x, y):
+    """Adds to one element as a number of either type, one after the other."""
+    t, values, bits = cuda.threadIdx.x, cuda.shared.array(0, np.float32), cuda.shared.array(0, np.int32)
+    if t == 0:
+        values[0] = 1.5
+    steps = x.shape[0]
+    cuda.syncthreads()
+    for k in range(2):
+        cuda.atomic.add(values, 0, x[t] * steps)
+        steps = steps + 1
+        cuda.atomic.add(bits, 0, 1 + k)
+        if steps > 1000:
+            cuda.syncthreads()
+    cuda.syncthreads()
+    y[t] = values[0]
+
+
+def test_dynamic_memory_needs_no_coroutines():
+    one, other = both(in_dynamic_memory)
+    values = [floats(96), np.zeros(96, np.float32)]
+    results = [launched(kernel, 96, 32, values, 8 * 32) for kernel in (one, other)]
+    same(*results, "in_dynamic_memory")
+    assert in_loops(one) and not in_loops(other)
+    turned = (values[0].view(np.int32) ^ 1 << 20).view(np.float32).reshape(3, 32)
+    behind = turned[:, 31 - np.arange(32) * 3 % 7]
+    np.testing.assert_array_equal(results[0][1].reshape(3, 32), behind + turned[:, :1] * turned[:, 5:6])
+
+
+def test_dynamic_memory_is_one_whatever_its_type():
+    one, other = both(added_in_dynamic_memory)
+    values = [floats(32), np.zeros(32, np.float32)]
+    same(*(launched(kernel, 32, 32, values, 64) for kernel in (one, other)), "added_in_dynamic_memory")
+    assert not in_loops(one)
+
+
 # What would be wrong is seen
-
-
-def wrong(monkeypatch, name, answer):
-    monkeypatch.setattr(block_reading._Reader, name, answer)
 
 
 def test_the_order_of_threads_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(nb.config, "kernel_cache_dir", str(tmp_path))  # code of another making is not to be kept
-    wrong(monkeypatch, "_must_be_in_order", lambda reader, part, axis: False)
+    monkeypatch.setattr(Order, "must_be_in_order", lambda order, part, axis: False)
     dim, block, make = CASES[scattered]
     values = make()
     one, other = both(scattered)
@@ -381,7 +450,7 @@ def test_what_takes_little_is_computed_again_and_not_kept(monkeypatch, tmp_path)
     wanted = launched(one, dim, block, values)
     assert "_nb_kept_value_" not in one.explain(*values).source
     monkeypatch.setattr(nb.config, "kernel_cache_dir", str(tmp_path))
-    wrong(monkeypatch, "_again", lambda reader, names: [])
+    monkeypatch.setattr(Keeper, "_again", lambda keeper, names: [])
     one, _ = both(tiles)
     same(wanted, launched(one, dim, block, values), "tiles")
     assert "_nb_kept_value_" in one.explain(*values).source
@@ -397,12 +466,6 @@ def waits_in_a_varying_loop(x, y):
         cuda.syncthreads()
         total += x[t]
     y[t] = total
-
-
-def asks_its_warp(x, y):
-    t = cuda.threadIdx.x
-    cuda.syncthreads()
-    y[t] = cuda.shfl_sync(0xFFFFFFFF, x[t], 0)
 
 
 def raises(x, y):
@@ -444,7 +507,7 @@ def adds_twice(x, y):
 
 @pytest.mark.parametrize(
     "function",
-    [waits_in_a_varying_loop, asks_its_warp, raises, waits_on_memory, adds_twice],
+    [waits_in_a_varying_loop, raises, waits_on_memory, adds_twice],
     ids=lambda function: function.__name__,
 )
 def test_other_kernels_keep_their_coroutines(function):

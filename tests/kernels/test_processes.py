@@ -582,6 +582,13 @@ def test_what_makes_code_is_in_the_keys_of_the_cache(monkeypatch):
     assert found == {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
+def test_folders_in_a_folder_are_in_the_keys_of_the_cache(monkeypatch):
+    folder = Path(object_cache.__file__).parent / "cpu_backend"
+    monkeypatch.setattr(object_cache, "digest", lambda *parts: parts)
+    inner = list(folder.glob("*/*.py"))
+    assert inner and {path.read_bytes() for path in inner} <= set(object_cache._sources("cpu_backend"))
+
+
 def test_no_growth_over_a_hundred_thousand_launches():
     x, a = np.zeros(4, np.float32), 1.5
     run_it = increment.forall(4)

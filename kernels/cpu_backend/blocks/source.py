@@ -2,8 +2,8 @@
 
 The generated function is ``run(block, geometry, first, last)``, as in `range_source`, but runs whole blocks: those whose
 first thread is in the range, if threads were shared out to blocks evenly. Threads of a block are numbered along x first, and
-32 in a row are a warp. The body is a coroutine for each thread (see `cpu_blocks`), or the block is taken apart at its barriers
-(see `block_parts`). Which indices a thread has is as on CUDA, where the first index runs along x. This module compiles nothing.
+32 in a row are a warp. The body is a coroutine for each thread (see `coroutines`), or the block is taken apart at its barriers
+(see `parts`). Which indices a thread has is as on CUDA, where the first index runs along x. This module compiles nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 from numbridge.kernels.cpu_backend.range_source import RUN
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["CREW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
+__all__ = ["CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
 
 WHOLE = "_nb_whole_block"
 """The name of the function that runs a whole block, where its threads need no coroutines."""
 CREW, THREAD = "_nb_crew", "_nb_thread"
 """The names of a body's first parameters: the block's threads, and which of them runs."""
+NOW = "_nb_now"
+"""The name of a block's number."""
 _AXES = 3
 _PLACE = (
     "_nb_k0 = _nb_now % _nb_g0",

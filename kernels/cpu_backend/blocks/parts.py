@@ -15,10 +15,12 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numbridge.kernels.cpu_backend.block_source import CREW
-from numbridge.kernels.cpu_backend.block_syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
+from numbridge.kernels.cpu_backend.blocks.exchange import ORDER, THERE, WARPS, Exchange, lanes_texts, warps_of
+from numbridge.kernels.cpu_backend.blocks.source import CREW, NOW
+from numbridge.kernels.cpu_backend.blocks.syntax import AT, AXES, FROM, LIVE, NUMBER, REST, ROW, SIZE, is_of_thread
+from numbridge.kernels.native.table_layout import WARP_SIZE
 
-__all__ = ["Around", "Block", "Border", "Kept", "Node", "Once", "Part"]
+__all__ = ["Around", "Block", "Border", "Kept", "Node", "Once", "Part", "WarpLanes"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Part:
         Whether several threads may run at once, and find what they read and write side by side.
     does_something : bool
         Whether anybody learns of it.
+    in_turns : bool
+        Whether threads must run in the order of `ORDER`.
     """
 
     number: int
@@ -66,6 +70,7 @@ class Part:
     in_order: bool = False
     side_by_side: bool = False
     does_something: bool = True
+    in_turns: bool = False
 
     @property
     def name(self) -> str:
@@ -98,6 +103,43 @@ Node = Part | Once | Around | Border
 
 
 @dataclass(eq=False)
+class WarpLanes:
+    """What lanes of the warps of a block tell each other.
+
+    Attributes
+    ----------
+    exchanges : dict of str to Exchange
+        The operations, by the names of their functions.
+    arrays : dict of str to str
+        Arrays of all threads, by their numbers, and of all warps; with their types.
+    """
+
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether there is any operation of warps."""
+        return bool(self.arrays)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines by which a block begins."""
+        if not self.is_used:
+            return
+        yield f"{WARPS} = ({SIZE} + {WARP_SIZE - 1}) // {WARP_SIZE}"
+        for k, name in enumerate(self.arrays):
+            yield f"{name} = _nb_tell_{k}({CREW}, {WARPS} * {WARP_SIZE})"
+        sizes = ", ".join(f"_nb_{letter}{k}" for letter in "be" for k in range(AXES))
+        yield f"{THERE}({warps_of(None)}, {WARPS}, {LIVE}, {sizes})"
+
+    def functions(self, axis: int, calls: str) -> Iterator[str]:
+        """Yield the source of the functions that a text calls."""
+        if self.is_used:
+            texts = (*lanes_texts(axis, axes_around(axis)), *(exchange.text for exchange in self.exchanges.values()))
+            yield from (text for text in texts if f"{text.split('def ')[1].split('(')[0]}(" in calls)
+
+
+@dataclass(eq=False)
 class Block:
     """A text that has been taken apart.
 
@@ -111,6 +153,8 @@ class Block:
         What lies in memory of the block's for every thread.
     rooms : list of str
         Names of the addresses of memory for the stacks of all threads.
+    lanes : Lanes
+        What lanes of warps tell each other.
     nonnegative : set of str
         Integers that are never negative.
     """
@@ -124,6 +168,7 @@ class Block:
     parts: list[Part]
     kept: list[Kept]
     rooms: list[str]
+    lanes: WarpLanes
     nonnegative: set[str]
 
     @property
@@ -131,7 +176,7 @@ class Block:
         """Return what the function for a whole block takes."""
         sizes = [f"_nb_{letter}{k}" for letter in "kbe" for k in range(AXES)]
         own = [name for name in self.hidden if name not in (CREW, *sizes) and not is_of_thread(name)]
-        return [CREW, *sizes, *own, *self.names]
+        return [CREW, *sizes, NOW, *own, *self.names]
 
     def text(self, widths: Mapping[str, int], lanes: str) -> str:
         """Return the source of the parts and of the function for a whole block.
@@ -145,10 +190,12 @@ class Block:
             *(f"{FROM}{k} = _nb_k{k} * _nb_b{k}" for k in range(min(self.rank, AXES))),
             *(f"{kept.array} = _nb_keep_{k}({CREW}, {SIZE})" for k, kept in enumerate(self.kept)),
             *(f"{room} = _nb_crew_stack_room_{k}({CREW}, {SIZE})" for k, room in enumerate(self.rooms)),
+            *self.lanes.lines(),
             *self._lines(self.nodes, widths, lanes),
             "pass",
         ]
         head = f"def {self.name}({', '.join(self.parameters)}):"
+        parts += self.lanes.functions(self.axis, "\n".join(lines))
         return "".join(parts) + "\n".join(["@_nb_device", head, *(f"    {line}" for line in lines), ""])
 
     def _lines(self, nodes: Sequence[Node], widths: Mapping[str, int], lanes: str) -> Iterator[str]:
@@ -170,6 +217,14 @@ class Block:
         axis = 0 if part.in_order else self.axis
         outer, n = axes_around(axis), part.number
         at = {k: f"_nb_at{k}_{n}" for k in range(AXES)}
+        if part.in_turns:
+            turn, thread = f"_nb_turn_{n}", f"{ORDER}[_nb_turn_{n}]"
+            yield f"for {turn} in range({LIVE}):"
+            yield f"    {at[0]} = {thread} % _nb_b0"
+            yield f"    {at[1]} = {thread} // _nb_b0 % _nb_b1"
+            yield f"    {at[2]} = {thread} // _nb_b0 // _nb_b1"
+            yield f"    {part.name}({', '.join(self._given(part, at, at[self.axis]))})"
+            return
         yield f"for {at[outer[0]]} in range(_nb_e{outer[0]}):"
         yield f"    for {at[outer[1]]} in range(_nb_e{outer[1]}):"
         inner = "        "

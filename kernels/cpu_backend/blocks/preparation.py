@@ -8,8 +8,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
-from numbridge.kernels.cpu_backend.block_syntax import (
+from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
+from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
+    MEETING,
+    SHUFFLES,
+    VOTES,
     NoPartsError,
     blocks_of,
     called_name,
@@ -18,7 +23,6 @@ from numbridge.kernels.cpu_backend.block_syntax import (
     waits,
 )
 from numbridge.kernels.cpu_backend.lanes import stored
-from numbridge.kernels.cpu_backend.name_webs import split_names
 
 __all__ = ["prepared"]
 
@@ -37,7 +41,12 @@ def without_coroutine(tree: ast.FunctionDef) -> ast.FunctionDef:
 
 
 class _Indices(ast.NodeTransformer):
-    """Puts the thread's and the block's own numbers in the place of what is computed from a thread's index."""
+    """Puts the thread's and the block's own numbers in the place of what is computed from a thread's index, or asked of it."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        # It is no meeting.
+        return expression(f"_nb_lanes_before({THREAD})") if ast.unparse(node.func) == f"{MEETING}lanemask_lt" else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
@@ -50,13 +59,13 @@ class _Indices(ast.NodeTransformer):
 
 
 class _Meetings(ast.NodeTransformer):
-    """Gives what threads count together in a statement a name of its own, before the statement."""
+    """Gives what threads learn together in a statement a name of its own, before the statement."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Return a block's statements, with those that count before them."""
+        """Return a block's statements, with those that learn before them."""
         found: list[ast.stmt] = []
         for node in body:
             self._before: list[ast.stmt] = []
@@ -76,7 +85,9 @@ class _Meetings(ast.NodeTransformer):
 
     @staticmethod
     def _is_meeting(value: ast.expr) -> bool:
-        return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and called_name(value) in COUNTS
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
+            return False
+        return called_name(value) in (*COUNTS, *SHUFFLES, *VOTES)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)

@@ -489,7 +489,7 @@ _OPERATIONS = {
     "activemask": _activemask,
     "lanemask_lt": _lanemask_lt,
 }
-# What text for blocks on the CPU refers to: what `block_source` needs, and the operations of numba.cuda by their names.
+# What text for blocks on the CPU refers to: what `source` needs, and the operations of numba.cuda by their names.
 NAMES: dict[str, Any] = {
     "_nb_start": start,
     "_nb_finish": finish,

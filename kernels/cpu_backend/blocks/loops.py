@@ -1,7 +1,7 @@
 """A block's text that is taken apart at its barriers, as functions that need no coroutines.
 
 Of each part there is a function for one thread, and where threads find their data side by side another for several at once, in
-SIMD lanes: see `block_parts` and `lane_code`. Both compute to the last bit what a coroutine for each thread computes. Importing
+SIMD lanes: see `parts` and `lane_code`. Both compute to the last bit what a coroutine for each thread computes. Importing
 this module imports Numba, so only code that is about to compile does.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,28 +18,33 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import callconv
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Step, Text, UnknownError
-from numbridge.kernels.cpu_backend.block_parts import Block, Kept, Part
-from numbridge.kernels.cpu_backend.block_preparation import prepared
-from numbridge.kernels.cpu_backend.block_reading import apart
-from numbridge.kernels.cpu_backend.block_source import CREW, THREAD, WHOLE, BlockSource
-from numbridge.kernels.cpu_backend.block_syntax import REST, NoPartsError
+from numbridge.kernels.cpu_backend.blocks.exchange import GUARDS, OF_WARPS
+from numbridge.kernels.cpu_backend.blocks.parts import Block, Kept, Part
+from numbridge.kernels.cpu_backend.blocks.preparation import prepared
+from numbridge.kernels.cpu_backend.blocks.reading import apart
+from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, WHOLE, BlockSource
+from numbridge.kernels.cpu_backend.blocks.syntax import REST, NoPartsError
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
-from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError
+from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, stored
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION
+from numbridge.kernels.native.memory import store_i64, symbol
+from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
-_WORD = ir.IntType(64)
+_BIT, _HALF, _WORD = (ir.IntType(bits) for bits in (1, 32, 64))
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,13 @@ class _LoopsText(Text):
     """A text with loops over threads, some of which are to be left as they are."""
 
     def _is_short(self, name: str) -> bool:
-        return name.startswith(REST)
+        return name.startswith(REST) or name in self._extremes
+
+    @functools.cached_property
+    def _extremes(self) -> set[str]:
+        """The counters of loops that look for an extreme: LLVM takes minutes for such trips, written out for all threads."""
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For))
+        return {name for loop in loops if finds_extreme(loop) for name in stored(loop.target)}
 
 
 class _PartText(MaskedText):
@@ -130,6 +143,7 @@ class _Maker:
             whole.constant,
             whole.nonnegative,
             self._computes,
+            lambda name: str(whole.kinds_of_names[name]),
         )
         self._keep(block)
         together = {part.name: lanes for part in block.parts if (lanes := self._together(part, block)) is not None}
@@ -138,9 +152,10 @@ class _Maker:
         functions = {f"{LANES}{name}": Typed(lanes) for name, lanes in together.items()}
         names = self._names | {name: function.call for name, function in functions.items()}
         trees = {tree.name: tree for tree in ast.parse(text).body if isinstance(tree, ast.FunctionDef)}
+        parts = {part.name for part in block.parts}
         for name, tree in trees.items():
             types_given = [self._kind(argument.arg) for argument in tree.args.args]
-            known = block.nonnegative if name != WHOLE else ()
+            known = block.nonnegative if name in parts else ()
             made = _LoopsText(tree, types_given, names, fastmath=self._fast, nonnegative=known)
             made.read()
             functions[name] = Typed(made)
@@ -153,6 +168,8 @@ class _Maker:
         text = ast.unparse(function)
         if text.startswith(("_nb_crew_stack_", "_nb_block_")):
             return False
+        if text.startswith(CUDA_FUNCTION):
+            return not text.startswith(f"{CUDA_FUNCTION}threadfence")  # the others are functions of bits
         return only_computes(text, lambda: self._whole.object_of(function))
 
     def _keep(self, block: Block) -> None:
@@ -163,8 +180,14 @@ class _Maker:
             kind = self._kind_of_kept(kept)
             self._arrays[kept.array] = kind
             self._kept_names[f"_nb_keep_{k}"] = _keeping(kind, -1 - k, kept.extents)
+        keys = itertools.count(1 + len(block.kept))
         for k in range(len(block.rooms)):
-            self._kept_names[f"_nb_crew_stack_room_{k}"] = _stack_room(-1 - len(block.kept) - k)
+            self._kept_names[f"_nb_crew_stack_room_{k}"] = _stack_room(-next(keys))
+        for k, (name, dtype) in enumerate(block.lanes.arrays.items()):
+            self._arrays[name] = types.Array(getattr(types, dtype), 1, "C")
+            self._kept_names[f"_nb_tell_{k}"] = _keeping(self._arrays[name], -next(keys), ())
+        self._arrays |= dict.fromkeys(OF_WARPS, types.Array(types.int64, 1, "C"))
+        self._arrays[GUARDS] = types.Array(types.boolean, 1, "C")
         self._names |= self._kept_names
 
     def _kind_of_kept(self, kept: Kept) -> Any:
@@ -196,6 +219,11 @@ class _Maker:
             most=FEW,
         )
         return None if as_typed_or_none(text) is None else text
+
+
+def finds_extreme(loop: ast.For) -> bool:
+    """Tell whether a loop computes the greatest or the least of some numbers."""
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func) in ("max", "min") for node in ast.walk(loop))
 
 
 def as_typed_or_none(text: _PartText) -> Typed | None:
@@ -275,5 +303,36 @@ def _stack_at(typing_context: Any, crew: Any, room: Any, slot: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-NAMES: dict[str, Any] = {"_nb_crew_stack_at": _stack_at, "_nb_told": np.int32}
+@intrinsic
+def _give_up(typing_context: Any) -> Any:
+    """End the launch, as an exception does; why is known by then."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # Numba goes on to build what would follow.
+        with builder.if_then(_BIT(1)):
+            builder.ret(callconv.RETCODE_EXC)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _lanes_before(typing_context: Any, thread: Any) -> Any:
+    """Return the lanes of a warp before a thread's, as a mask."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lane = builder.trunc(builder.urem(arguments[0], _WORD(WARP_SIZE)), _HALF)
+        return builder.sub(builder.shl(_HALF(1), lane), _HALF(1))
+
+    return types.uint32(types.int64), generate
+
+
+NAMES: dict[str, Any] = {
+    "_nb_lanes_before": _lanes_before,
+    "_nb_crew_stack_at": _stack_at,
+    "_nb_give_up": _give_up,
+    "_nb_state": symbol("numbridge_state"),
+    "_nb_store": store_i64,
+    "_nb_told": np.int32,
+}
 """What the text of a whole block calls."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from numbridge.kernels.cpu_backend.block_source import THREAD
+from numbridge.kernels.cpu_backend.blocks.source import THREAD
 
 __all__ = [
     "AT",
     "AXES",
     "BARRIER",
     "COUNTS",
+    "DYNAMIC",
     "FROM",
     "LIVE",
     "MEETING",
@@ -22,10 +23,13 @@ __all__ = [
     "REFUSED",
     "REST",
     "ROW",
+    "SHUFFLES",
     "SIZE",
     "SLOT",
     "STACK",
+    "SYNCWARP",
     "TOLD",
+    "VOTES",
     "NoPartsError",
     "blocks_of",
     "called_name",
@@ -35,6 +39,7 @@ __all__ = [
     "heads_of",
     "is_barrier",
     "is_count",
+    "is_exchange",
     "is_of_thread",
     "loaded_names",
     "made_in_block",
@@ -60,9 +65,13 @@ SLOT, ROW, FROM = "_nb_slot", "_nb_irow", "_nb_ifrom"
 NUMBER = "_nb_inumber"
 MEETING, STACK, _NEW_STACK = "_nb_block_", "_nb_crew_stack_", "_nb_crew_stack_new"
 BARRIER, COUNTS = f"{MEETING}syncthreads", tuple(f"{MEETING}syncthreads_{name}" for name in ("count", "and", "or"))
+SYNCWARP = f"{MEETING}syncwarp"
+SHUFFLES = tuple(f"{MEETING}shfl_{name}sync" for name in ("", "up_", "down_", "xor_"))
+VOTES = tuple(f"{MEETING}{name}_sync" for name in ("ballot", "all", "any", "eq"))
 # What threads say, one after another.
 REFUSED = ("_nb_check", "_nb_print")
-MEMORY = ("_nb_shared", "_nb_elements", "_nb_field")
+DYNAMIC = "_nb_dynamic"
+MEMORY = ("_nb_shared", DYNAMIC, "_nb_elements", "_nb_field")
 # What changes memory that threads share one after another; the array is the second argument of those that are told how.
 ORDERED, TOLD = ("_nb_add", "_nb_atomic_"), ("_nb_add_either",)
 AXES = 3
@@ -133,6 +142,14 @@ def is_count(node: ast.stmt) -> bool:
     return False
 
 
+def is_exchange(node: ast.stmt) -> bool:
+    """Tell whether a statement is an operation of warps that is known here, whose result has a name."""
+    match node:
+        case ast.Assign([ast.Name()], ast.Call(ast.Name(called))):
+            return called in (*SHUFFLES, *VOTES)
+    return _is_call(node, (SYNCWARP,))
+
+
 def new_stack(node: ast.stmt) -> str | None:
     """Return the name of the stack that a statement makes, or None."""
     match node:
@@ -141,13 +158,13 @@ def new_stack(node: ast.stmt) -> str | None:
     return None
 
 
-def made_in_block(node: ast.AST) -> str | None:
-    """Return the name of the block's own memory that a statement makes, or None."""
+def made_in_block(node: ast.AST) -> tuple[str, str] | None:
+    """Return the name of the block's own memory that a statement makes, and which memory that is; or None."""
     match node:
-        case ast.Assign([ast.Name(name)], ast.Call() as made) if any(
-            called_name(c) == "_nb_shared" for c in calls_in(made)
-        ):
-            return name
+        case ast.Assign([ast.Name(name)], ast.Call() as made):
+            called = {called_name(call) for call in calls_in(made)}
+            # Arrays of dynamic memory all begin where that begins.
+            return (name, DYNAMIC) if DYNAMIC in called else (name, name) if "_nb_shared" in called else None
     return None
 
 

@@ -1,0 +1,1 @@
+"""Blocks on the CPU whose threads work together: as coroutines, or taken apart at their barriers into loops over the threads."""
