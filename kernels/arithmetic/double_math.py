@@ -1,8 +1,8 @@
 """Mathematical functions of float64, without branches, tables or calls: as `float_math`, in the arithmetic of their own type.
 
-Each result lies within 2.2 units in the last place of the true value, and those of `exp`, `log`, `log1p` and `atan` within 0.9. What
-needs many more digits on the way is left to the C library: circular functions, which must reduce any argument, powers, and the
-error function.
+Each result lies within 2.5 units in the last place of the true value, and those of `exp`, `log`, `log1p` and `atan` within 0.9.
+What needs many more digits on the way is left to the C library: circular functions, which must reduce any argument, powers, and
+the error function.
 
 Polynomials are minimax approximations (Chebyshev's points) on the intervals that are named. Logarithms and inverse tangents are
 put together so that the largest part is added last, as by W. J. Cody and W. Waite, Software Manual for the Elementary Functions
