@@ -148,9 +148,9 @@ def of_doubles(x, out):
 DOUBLES = {
     np.exp: 0.9,
     np.expm1: 1.2,
-    np.sinh: 2.2,
+    np.sinh: 2.5,
     np.cosh: 1.4,
-    np.tanh: 2,
+    np.tanh: 2.5,
     np.log: 0.9,
     np.log1p: 0.9,
     np.arctan: 0.9,
