@@ -429,6 +429,8 @@ KERNELS = (
     "sum of products in a loop over a grid of 65,536 threads, 4M float32",
     "five-point stencil with periodic boundaries, 1024 x 1024 float32",
     "the same by one index, 1M float32",
+    "adjoint of the product of 256 x 256 float32",
+    "exp, tanh and log1p, 4M float64",
     "product of 512 x 512 float32 in tiles of shared memory",
     "softmax of 20,000 rows of 64 float32, a block for each",
     "sums of 1M edges by 64 features, atomic_add to 100,000 x 64 float32",
@@ -477,6 +479,7 @@ def kernels_once(bench: Bench) -> None:
         {"torch": (lambda: torch.add(tc, tb, alpha=0.0, out=tc), 1.3)},
     )
     products(bench)
+    doubles(bench)
     blocks(bench)
     edges(bench)
     sets(bench)
@@ -509,6 +512,55 @@ def products(bench: Bench) -> None:
         {
             "Warp": (lambda: wp.launch(warp_kernels.product, (n, n), theirs, device="cpu"), 1 / 8),
             "Numba prange": (lambda: by_numba(a, b, c), 1 / 4),
+        },
+    )
+
+    n = 256
+    values = np.random.default_rng(0).random((3, n, n), np.float32)
+    adjoints = np.ones_like(values)
+    theirs, theirs_back = (
+        [wp.array(array, dtype=float, device="cpu") for array in made] for made in (values, adjoints)
+    )
+    derivative = product.adjoint(["a", "b", "c"]).forall((n, n))
+
+    def by_warp():
+        options = {"adj_inputs": theirs_back, "adjoint": True, "device": "cpu"}
+        wp.launch(warp_kernels.product, (n, n), theirs, **options)
+
+    bench.compare(
+        "adjoint of the product of 256 x 256 float32",
+        functools.partial(derivative, *values, *adjoints),
+        {"Warp": (by_warp, 1 / 10), "torch": (_products_by_torch(values, adjoints[2]), None)},
+    )
+
+
+def _products_by_torch(values, adjoint) -> Callable[[], object]:
+    """Return what the adjoint of a product is by a library: two products."""
+    import torch
+
+    a, b, back = (torch.tensor(array) for array in (values[0], values[1], adjoint))
+    return lambda: (back @ b.T, a.T @ back)
+
+
+@nb.kernel
+def growth(x: nb.array[nb.float64], y: nb.array[nb.float64]):
+    i = nb.tid()
+    y[i] = math.exp(-x[i]) * math.tanh(x[i]) + math.log1p(x[i])
+
+
+def doubles(bench: Bench) -> None:
+    """Mathematical functions of float64, in this process."""
+    import torch
+
+    x = np.random.default_rng(0).random(1 << 22)
+    y = np.empty_like(x)
+    tx = torch.tensor(x)
+    bench.compare(
+        "exp, tanh and log1p, 4M float64",
+        functools.partial(growth.forall(x.size), x, y),
+        {
+            "NumPy": (lambda: np.exp(-x) * np.tanh(x) + np.log1p(x), 0.5),
+            "torch": (lambda: torch.exp(-tx) * torch.tanh(tx) + torch.log1p(tx), 1.0),
         },
     )
 
@@ -567,7 +619,7 @@ def blocks(bench: Bench) -> None:
     bench.compare(
         "product of 512 x 512 float32 in tiles of shared memory",
         functools.partial(product_in_tiles[(tiles, tiles), (TILE, TILE)], *factors),
-        {"a sum in each thread": (functools.partial(product.forall((n, n)), *others), 1.0)},
+        {"a sum in each thread": (functools.partial(product.forall((n, n)), *others), 1.25)},
     )
     x, out = np.random.default_rng(0).random((rows, WIDTH), np.float32), np.empty((rows, WIDTH), np.float32)
     given = torch.tensor(x)
