@@ -107,7 +107,11 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
                 ("y", 0, "dim[0]"),
             },
         ),
-        ("y[i % n] = x[(i // 2) % 3]", "i", {("x", 0, "min((dim[0] - 1) // (2), 2) + 1"), ("y", 0, "min(dim[0], n)")}),
+        (
+            "y[i % n] = x[(i // 2) % 3]",
+            "i",
+            {("x", 0, "min((dim[0] - 1) // (2), 2) + 1"), ("y", 0, "min(dim[0], max(n, 1))")},
+        ),
         (
             "a = cuda.grid(1)\ny[a] = x[cuda.blockDim.x * cuda.blockIdx.x + cuda.threadIdx.x]",
             "",
@@ -124,7 +128,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
         # No pair of an index and itself but those on the diagonal
         ("y[i * n + i] = x[i - i]", "i", set()),
         ("y[2 * i % n] = 1", "i", set()),
-        ("y[i % x.shape[0]] = 1\nx[i] = 0", "i", {("x", 0, "dim[0]"), ("y", 0, "min(dim[0], x.shape[0])")}),
+        ("y[i % x.shape[0]] = 1\nx[i] = 0", "i", {("x", 0, "dim[0]"), ("y", 0, "min(dim[0], max(x.shape[0], 1))")}),
         # Guards
         ("if i < n:\n    y[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
         ("if i >= n:\n    return\ny[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
@@ -317,6 +321,27 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
 )
 def test_what_threads_are_sure_to_come_to(body, index, wanted):
     assert reaches(body, index=index, np=np, N=5, positive=positive, root=root) == wanted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if i <= x.shape[0] // n:\n    y[1] = 1.0",
+        "for k in range(x.shape[0] // n + 1):\n    y[1] = 1.0",
+        "if 3 // n >= 0:\n    y[1] = 1.0",
+        "y[(i % n) * (n - 2)] = 1.0",
+        "y[(i % -3) * (0 - 5) - 9] = 1.0",
+    ],
+)
+def test_a_divisor_that_is_not_positive(body):
+    lines = "".join(f"    {line}\n" for line in ["i = nb.tid()", *body.splitlines()])
+    kernel, _ = made(f"def k(x, y, n):\n{lines}")
+    x, y = f32(7), f32(32)[:1]
+    for _ in range(2):
+        nb.launch(kernel, 3, [x, f32(11) if "%" in body else y, -3])
+    if "//" in body:
+        with pytest.raises(nb.NumbridgeValueError, match="parameter 'y'"):
+            nb.launch(kernel, 3, [x, y, 3])
 
 
 def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
