@@ -74,6 +74,12 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
             {("x", 0, "dim[0]"), ("x", 1, "4"), ("y", 0, "dim[1]"), ("y", 1, "dim[0]")},
         ),
         ("y[i, :] = x[1:]", "i", {("y", 0, "dim[0]")}),
+        ("y[i, :] = x[i, 2:]", "i", {("y", 0, "dim[0]")}),
+        (
+            "y[i][j] = x[i][2][j]",
+            "i, j",
+            {("x", 0, "dim[0]"), ("x", 1, "3"), ("x", 2, "dim[1]"), ("y", 0, "dim[0]"), ("y", 1, "dim[1]")},
+        ),
         ("y[..., i] = x[None, i]", "i", set()),
         ("nb.atomic_add(y, 0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "1")}),
         ("nb.atomic_cas(y, i, 0.0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "dim[0]")}),
@@ -342,6 +348,37 @@ def test_a_divisor_that_is_not_positive(body):
     if "//" in body:
         with pytest.raises(nb.NumbridgeValueError, match="parameter 'y'"):
             nb.launch(kernel, 3, [x, y, 3])
+
+
+@nb.func
+def first_of(row, is_there):
+    return row[0] if is_there else 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_element"),
+    [
+        ("r = x[i]\n    if i < x.shape[0]:\n        y[i] = r[0]", False),
+        ("y[i] = x[i].shape[0]", False),
+        ("r = x[i, :]\n    if i < x.shape[0]:\n        y[i] = r[1]", False),
+        ("y[i] = first_of(x[i], i < x.shape[0])", False),
+        ("y[i] = x[i][0]", True),
+        ("y[i] = x[i, 0]", True),
+        ("x[i] = 2.0", True),
+        ("x[i][1] = 2.0", True),
+    ],
+)
+def test_a_view_of_a_row_reads_nothing(line, is_element):
+    kernel, _ = made(f"def k(x, y):\n    i = nb.tid()\n    {line}\n", first_of=first_of)
+    rows, y = f32(8, 4), f32(5)
+    for x in (rows, rows[:3], rows[:3]):
+        if is_element and len(x) == 3:
+            with pytest.raises(nb.NumbridgeValueError, match=r"'x': its shape is \(3, 4\).* so axis 0 must have 5"):
+                nb.launch(kernel, 5, [x, y])
+        else:
+            nb.launch(kernel, 5, [x, y])
+    if is_element:
+        nb.launch(kernel, 3, [rows[:3], y])
 
 
 def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
