@@ -336,7 +336,8 @@ class _Reading:
     def _value(self, node: ast.expr, context: Box) -> Value | None:
         """Return what an expression is, or None if it is more than the launch decides."""
         constant = self.source.fold(node)
-        if isinstance(constant, int | np.integer) and not isinstance(constant, bool):
+        # What is unsigned wraps around, and is a float beside what is signed.
+        if isinstance(constant, int | np.signedinteger) and not isinstance(constant, bool):
             return Size((), int(constant))
         match node:
             case ast.Name(name) if name in context.names:

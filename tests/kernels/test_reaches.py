@@ -381,6 +381,17 @@ def test_a_view_of_a_row_reads_nothing(line, is_element):
         nb.launch(kernel, 3, [rows[:3], y])
 
 
+@pytest.mark.parametrize("guard", ["i > -N", "not i < -N + 1"])
+def test_globals_that_are_unsigned(guard):
+    kernel, function = made(f"def k(y):\n    i = nb.tid()\n    if {guard}:\n        y[5] = 1\n", N=np.uint32(3))
+    y = f32(9) * 0
+    nb.launch(kernel, 3, [y[:2]])
+    assert not y.any()
+    function.__globals__["N"] = np.int32(3)
+    with pytest.raises(nb.NumbridgeValueError, match="'y': its shape is"):
+        nb.launch(kernel, 3, [y[:2]])
+
+
 def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
     kernel = nb.kernel(check_bounds=True)(shifted.function)
     assert reaches_of(shifted) and not reaches_of(kernel)
