@@ -148,10 +148,10 @@ class _Rows:
         for reach in reaches:
             array, rank = self.arrays.get(reach.array, (0, 0))
             extent = reach.axis
+            if not reach.is_along(rank if reach.extents is None else len(reach.extents)):
+                continue
             if reach.extents is not None:
                 array, extent = -1, reach.extents[reach.axis]
-            elif reach.axis >= rank:
-                continue
             try:
                 moved = self.size(Size(reach.least.terms)) if reach.least.terms else -1
             except _UnknownError:

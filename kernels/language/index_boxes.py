@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from numbridge.kernels.language.launch_sizes import (
+    ONE,
     ZERO,
     Along,
     Size,
@@ -148,8 +149,9 @@ def _ends_of(kind: str, left: Ends, right: Ends) -> tuple[Size, Size] | None:
         return None
     if kind == "//":
         return quotient(left.least, divisor), quotient(left.greatest, divisor)
-    # Of numbers from 0 on, in a row, those up to the divisor are their own remainders.
-    return (ZERO, smaller(left.greatest, divisor - 1)) if left.least == ZERO and left.is_dense else None
+    # Of numbers from 0 on, in a row, those up to the divisor are their own remainders; where it is not positive, 0 is one.
+    most = larger(divisor, ONE) - 1
+    return (ZERO, smaller(left.greatest, most)) if left.least == ZERO and left.is_dense else None
 
 
 def moved(value: Value) -> tuple[Variable | None, int, Size] | None:

@@ -173,7 +173,8 @@ class Quotient:
     @property
     def lowest(self) -> int | None:
         """What it is at least."""
-        return None if self.left.lowest is None or self.left.lowest < 0 else 0
+        left, right = self.left.lowest, self.right.lowest
+        return None if left is None or left < 0 or right is None or right < 1 else 0
 
     def value(self, known: Known) -> Any:
         """Return what it is in a launch."""

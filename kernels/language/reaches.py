@@ -77,6 +77,8 @@ class Reach:
         Where it stands: file, line, column, and the line with a caret.
     by_all : bool
         Whether all threads come there, and not only those that pass guards, in trips of loops.
+    most_axes : int, optional
+        How many axes the array has at most, where it is read: an index into more of them is a view's, which reads nothing.
     extents : tuple of int, optional
         Those of local or shared memory.
     """
@@ -90,7 +92,12 @@ class Reach:
     text: str
     place: str
     by_all: bool
+    most_axes: int | None = None
     extents: tuple[int, ...] | None = None
+
+    def is_along(self, axes: int) -> bool:
+        """Tell whether an array of so many axes is read or written there."""
+        return self.axis < axes and (self.most_axes is None or axes <= self.most_axes)
 
     def shape(self, known: Known) -> Any:
         """Return the array's extents in a launch."""
@@ -107,7 +114,7 @@ class Reach:
             Whether an extent is less than another, or None.
         """
         shape, least = self.shape(known), self.least.value(known)
-        if shape is None or self.axis >= len(shape) or least is None:
+        if shape is None or not self.is_along(len(shape)) or least is None:
             return False
         is_short = is_shorter(shape[self.axis], least)
         if is_short is not False:
@@ -161,6 +168,8 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
 def _implies(one: Reach, other: Reach) -> bool:
     """Tell whether an axis that is long enough for one way to reach it is for another."""
     if (one.array, one.axis) != (other.array, other.axis) or not {*one.needs} <= {*other.needs}:
+        return False
+    if one.most_axes is not None and (other.most_axes is None or one.most_axes < other.most_axes):
         return False
     return (one.least - other.least).is_never_negative
 
@@ -327,7 +336,8 @@ class _Reading:
     def _value(self, node: ast.expr, context: Box) -> Value | None:
         """Return what an expression is, or None if it is more than the launch decides."""
         constant = self.source.fold(node)
-        if isinstance(constant, int | np.integer) and not isinstance(constant, bool):
+        # What is unsigned wraps around, and is a float beside what is signed.
+        if isinstance(constant, int | np.signedinteger) and not isinstance(constant, bool):
             return Size((), int(constant))
         match node:
             case ast.Name(name) if name in context.names:
@@ -434,8 +444,8 @@ class _Reading:
             case ast.BoolOp() | ast.Compare() | ast.UnaryOp(ast.Not()):
                 self._tested(node, context)
                 return
-            case ast.Subscript(ast.Name(name), part):
-                self._reached(node, name, elements_of(part), context)
+            case ast.Subscript():
+                self._indexed(node, context)
             case ast.Call(args=[ast.Name(name), *_]):
                 index = atomic_index(self.source, node)
                 if index is not None:
@@ -443,7 +453,20 @@ class _Reading:
         for child in ast.iter_child_nodes(node):
             self._expression(child, context)
 
-    def _reached(self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box) -> None:
+    def _indexed(self, node: ast.Subscript, context: Box) -> None:
+        """Read an element, also one of a row, as in ``x[i][j]``; or a view, of which nothing is read."""
+        index, array, is_read = elements_of(node.slice), node.value, isinstance(node.ctx, ast.Load)
+        moves = any(isinstance(part, ast.Slice) or moves_axes(self.source, part) for part in index) and is_read
+        while isinstance(array, ast.Subscript) and not moves:
+            before = elements_of(array.slice)
+            moves = any(isinstance(part, ast.Slice) or moves_axes(self.source, part) for part in before)
+            index, array = [*before, *index], array.value
+        if isinstance(array, ast.Name) and not moves:
+            self._reached(node, array.id, index, context, len(index) if is_read else None)
+
+    def _reached(
+        self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None
+    ) -> None:
         extents = self.memory.get(name)
         if name not in self.given and extents is None:
             return
@@ -465,8 +488,8 @@ class _Reading:
             ways += [(known.least, -known.least)] if not known.least.has_choice else []
             for furthest, least in ways:
                 if not (length - least).is_never_negative:
-                    needs = context.all_needs()
-                    self.found.append(Reach(name, axis, least, needs, furthest, there, text, place, by_all, extents))
+                    far = name, axis, least, context.all_needs(), furthest, there, text, place, by_all
+                    self.found.append(Reach(*far, most_axes, extents))
 
 
 def _grid_size(axis: int) -> Size:

@@ -74,6 +74,12 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
             {("x", 0, "dim[0]"), ("x", 1, "4"), ("y", 0, "dim[1]"), ("y", 1, "dim[0]")},
         ),
         ("y[i, :] = x[1:]", "i", {("y", 0, "dim[0]")}),
+        ("y[i, :] = x[i, 2:]", "i", {("y", 0, "dim[0]")}),
+        (
+            "y[i][j] = x[i][2][j]",
+            "i, j",
+            {("x", 0, "dim[0]"), ("x", 1, "3"), ("x", 2, "dim[1]"), ("y", 0, "dim[0]"), ("y", 1, "dim[1]")},
+        ),
         ("y[..., i] = x[None, i]", "i", set()),
         ("nb.atomic_add(y, 0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "1")}),
         ("nb.atomic_cas(y, i, 0.0, x[i])", "i", {("x", 0, "dim[0]"), ("y", 0, "dim[0]")}),
@@ -107,7 +113,11 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
                 ("y", 0, "dim[0]"),
             },
         ),
-        ("y[i % n] = x[(i // 2) % 3]", "i", {("x", 0, "min((dim[0] - 1) // (2), 2) + 1"), ("y", 0, "min(dim[0], n)")}),
+        (
+            "y[i % n] = x[(i // 2) % 3]",
+            "i",
+            {("x", 0, "min((dim[0] - 1) // (2), 2) + 1"), ("y", 0, "min(dim[0], max(n, 1))")},
+        ),
         (
             "a = cuda.grid(1)\ny[a] = x[cuda.blockDim.x * cuda.blockIdx.x + cuda.threadIdx.x]",
             "",
@@ -124,7 +134,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
         # No pair of an index and itself but those on the diagonal
         ("y[i * n + i] = x[i - i]", "i", set()),
         ("y[2 * i % n] = 1", "i", set()),
-        ("y[i % x.shape[0]] = 1\nx[i] = 0", "i", {("x", 0, "dim[0]"), ("y", 0, "min(dim[0], x.shape[0])")}),
+        ("y[i % x.shape[0]] = 1\nx[i] = 0", "i", {("x", 0, "dim[0]"), ("y", 0, "min(dim[0], max(x.shape[0], 1))")}),
         # Guards
         ("if i < n:\n    y[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
         ("if i >= n:\n    return\ny[i] = x[i]", "i", {(a, 0, "min(dim[0], n)", "min(dim[0], n)") for a in "xy"}),
@@ -317,6 +327,69 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
 )
 def test_what_threads_are_sure_to_come_to(body, index, wanted):
     assert reaches(body, index=index, np=np, N=5, positive=positive, root=root) == wanted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if i <= x.shape[0] // n:\n    y[1] = 1.0",
+        "for k in range(x.shape[0] // n + 1):\n    y[1] = 1.0",
+        "if 3 // n >= 0:\n    y[1] = 1.0",
+        "y[(i % n) * (n - 2)] = 1.0",
+        "y[(i % -3) * (0 - 5) - 9] = 1.0",
+    ],
+)
+def test_a_divisor_that_is_not_positive(body):
+    lines = "".join(f"    {line}\n" for line in ["i = nb.tid()", *body.splitlines()])
+    kernel, _ = made(f"def k(x, y, n):\n{lines}")
+    x, y = f32(7), f32(32)[:1]
+    for _ in range(2):
+        nb.launch(kernel, 3, [x, f32(11) if "%" in body else y, -3])
+    if "//" in body:
+        with pytest.raises(nb.NumbridgeValueError, match="parameter 'y'"):
+            nb.launch(kernel, 3, [x, y, 3])
+
+
+@nb.func
+def first_of(row, is_there):
+    return row[0] if is_there else 0.0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_element"),
+    [
+        ("r = x[i]\n    if i < x.shape[0]:\n        y[i] = r[0]", False),
+        ("y[i] = x[i].shape[0]", False),
+        ("r = x[i, :]\n    if i < x.shape[0]:\n        y[i] = r[1]", False),
+        ("y[i] = first_of(x[i], i < x.shape[0])", False),
+        ("y[i] = x[i][0]", True),
+        ("y[i] = x[i, 0]", True),
+        ("x[i] = 2.0", True),
+        ("x[i][1] = 2.0", True),
+    ],
+)
+def test_a_view_of_a_row_reads_nothing(line, is_element):
+    kernel, _ = made(f"def k(x, y):\n    i = nb.tid()\n    {line}\n", first_of=first_of)
+    rows, y = f32(8, 4), f32(5)
+    for x in (rows, rows[:3], rows[:3]):
+        if is_element and len(x) == 3:
+            with pytest.raises(nb.NumbridgeValueError, match=r"'x': its shape is \(3, 4\).* so axis 0 must have 5"):
+                nb.launch(kernel, 5, [x, y])
+        else:
+            nb.launch(kernel, 5, [x, y])
+    if is_element:
+        nb.launch(kernel, 3, [rows[:3], y])
+
+
+@pytest.mark.parametrize("guard", ["i > -N", "not i < -N + 1"])
+def test_globals_that_are_unsigned(guard):
+    kernel, function = made(f"def k(y):\n    i = nb.tid()\n    if {guard}:\n        y[5] = 1\n", N=np.uint32(3))
+    y = f32(9) * 0
+    nb.launch(kernel, 3, [y[:2]])
+    assert not y.any()
+    function.__globals__["N"] = np.int32(3)
+    with pytest.raises(nb.NumbridgeValueError, match="'y': its shape is"):
+        nb.launch(kernel, 3, [y[:2]])
 
 
 def test_a_kernel_that_checks_its_indices_says_itself_which_is_wrong():
