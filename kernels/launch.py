@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _MAX_ATTEMPTS = 16
+_MAX_EXTENTS = 256
 _MAX_COUNT = int(np.iinfo(np.int64).max)
 _MAX_LAUNCHERS, _MAX_BLOCKS = 256, 64
 # The block that is meant where none is said; and what stands for a block where a kernel remembers what was said in brackets.
@@ -106,6 +107,7 @@ class _Road:
         self._total = math.prod(geometry.dims)
         self.variants = variants_of(kernel)
         self._table, self._threads = self.variants.table(self.place), kernel.source.threads
+        self._long_enough: set[tuple[Any, ...]] = set()
         self.launcher = self._builtin(0, self.slow)
 
     @functools.cached_property
@@ -137,7 +139,7 @@ class _Road:
         variant = self.variants.checked(found, self.place) or self.variants.specialise(arguments, self.place)
         if self._total >= variant.threads_from:
             start_threads()
-        check_extents(self.kernel, variant, self.geometry, arguments, found)
+        self._check_extents(variant, arguments, found)
         types, weak = variant.parameters, variant.weak_float
         afterwards = watching.announce(self.kernel, self.geometry, arguments, types, weak, found)
         if not (afterwards or self.geometry.is_followed):
@@ -156,6 +158,20 @@ class _Road:
                 return
             self.variants.specialise(arguments, self.place)
         raise NumbridgeError(f"kernel {self.kernel.name!r}: its arguments changed while it was being launched")
+
+    def _check_extents(self, variant: Variant, arguments: Sequence[Any], found: Sequence[Description]) -> None:
+        """Refuse arrays that some thread is sure to overrun, looked at once for each of their extents."""
+        # A global that changes makes new variants, and the old ones are kept, so that no other is taken for one of them.
+        decides = [
+            d.shape if d.is_array else a if d.kind == nb.CLASS_INT else None
+            for a, d in zip(arguments, found, strict=True)
+        ]
+        key = (id(variant), *decides)
+        if key not in self._long_enough:
+            check_extents(self.kernel, variant, self.geometry, arguments, found)
+            if len(self._long_enough) >= _MAX_EXTENTS:
+                self._long_enough.clear()
+            self._long_enough.add(key)
 
     def _refuse_threads(self) -> NoReturn:
         """Refuse to launch a kernel that has become one of other thread indices, or that asks for its block now."""

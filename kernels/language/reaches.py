@@ -131,9 +131,10 @@ class Reach:
         if self.extents is not None:
             way, blocks = _MEMORY_WAY, tuple(known.along("blockDim", axis) for axis in range(len(dims)))
             takes = takes if None in blocks else f"a launch over {tuple(dims)} in blocks of {blocks} takes {self.text}"
-        takes = (
-            f"{takes} with {self.written} = {self.index.value(known)}" if self.written else f"each thread of {takes}"
-        )
+        if self.written:
+            takes = f"{takes} with {self.written} = {self.index.value(known)}"
+        elif self.by_all:
+            takes = f"each thread of {takes}"
         least, broadcast = self.least.value(known), self.by_all and self.extents is None
         return (
             f"its shape is {tuple(self.shape(known))}, and {takes}, so axis {self.axis} must have {least} elements or more"
@@ -481,7 +482,8 @@ class _Reading:
                 continue
             own = moved(value)
             is_plain = by_all and own is not None and not own[2].terms and (own[0] is None or own[0].kind == "own")
-            there = "" if is_plain else ast.unparse(part)
+            is_constant = isinstance(value, Size) and not value.terms
+            there = "" if is_plain or is_constant else ast.unparse(part)
             length = Size.of(Extent(name, axis)) if extents is None else Size((), extents[axis])
             ways = [(known.greatest, known.greatest + 1)]
             # What is negative counts from the end. Guards are not read for that: where they are right, it does not come to it.
