@@ -144,7 +144,6 @@ class _Rows:
             del self.rows[before:]
             self.known = known
             return
-        shared = dict(self.known)
         for reach in reaches:
             array, rank = self.arrays.get(reach.array, (0, 0))
             extent = reach.axis
@@ -160,9 +159,9 @@ class _Rows:
         for place in asked:
             operation, number, *_ = self.rows[place]
             self.rows[place] = (operation, number, len(self.rows), 0, 0)
-        # What stands behind the first question may not have been worked out.
-        first = asked[0] if asked else len(self.rows)
-        self.known = {key: place for key, place in shared.items() if place < first} if asked else self.known
+        if asked:
+            # What stands behind the first question may not have been worked out.
+            self.known = {key: place for key, place in self.known.items() if place < asked[0]}
 
     def size(self, size: Size) -> int:
         """Return the place of a size."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numbridge.kernels.element_types.elements import ElementType, number_fields
-from numbridge.kernels.scalars import COMPLEX, Scalar
+from numbridge.kernels.scalars import COMPLEX, INT, Scalar
 
 __all__ = [
     "ArrayType",
@@ -88,8 +88,8 @@ ParameterType = ArrayType | ScalarType
 
 
 def is_signed(parameter: ParameterType) -> bool:
-    """Tell whether a parameter is a signed integer, passed by value."""
-    return isinstance(parameter, ScalarType) and parameter.element is None and parameter.scalar.name.startswith("int")
+    """Tell whether a parameter is a signed integer, passed by value: Numba takes unsigned ones beside these for floats."""
+    return isinstance(parameter, ScalarType) and parameter.element is None and parameter.scalar.code == INT
 
 
 def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:

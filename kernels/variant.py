@@ -490,7 +490,7 @@ def _loaded(
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
-    is_even = adds and has_even_trips(emitted.text, emitted.entry, parameters)
+    is_even = adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters)
     return Variant(
         parameters,
         weak,

@@ -23,26 +23,11 @@ from typing import Any
 
 from numbridge.kernels.cpu_backend.lanes import stored
 from numbridge.kernels.cpu_backend.totals import can_add_up, constant_index
-from numbridge.kernels.parameter_types import ArrayType, ParameterType
+from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
 __all__ = ["EVERYWHERE", "ActiveRange", "IndexReading", "Stride", "read_indices"]
 
-_INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.GtE,
-    ast.GtE: ast.Lt,
-    ast.Gt: ast.LtE,
-    ast.LtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.Gt,
-    ast.Gt: ast.Lt,
-    ast.LtE: ast.GtE,
-    ast.GtE: ast.LtE,
-    ast.Eq: ast.Eq,
-    ast.NotEq: ast.NotEq,
-}
 # A thread's index, and sums of few numbers as small as extents, are far from where 64 bits end.
 _SMALL, _FAR = 1 << 31, 1 << 62
 _WORD = 4  # bytes; what has no more is small
@@ -181,9 +166,7 @@ class IndexReading:
         self.depends |= {name: {name} for name in self.indices}
         kept = [p for p in self.parameters if p.name not in stored]
         self.arrays = {p.name: p for p in kept if isinstance(p, ArrayType)}
-        numbers = {p.name: p.scalar for p in kept if not isinstance(p, ArrayType) and p.element is None}
-        signed = {name: kind for name, kind in numbers.items() if kind.name.startswith("int")}
-        self.numbers = {name: kind.itemsize <= _WORD for name, kind in signed.items()}
+        self.numbers = {p.name: p.scalar.itemsize <= _WORD for p in kept if is_signed(p)}
         hidden = given - {p.name for p in self.parameters}
         self.numbers |= dict.fromkeys(hidden - {self.index}, True)
 
@@ -390,11 +373,11 @@ class IndexReading:
                     yield from self._conditions(part, holds=holds)
                     if self._acts(part):
                         return
-            case ast.Compare(left, ops, rights) if (holds or len(ops) == 1) and all(type(op) in _INVERSE for op in ops):
+            case ast.Compare(left, ops, rights) if (holds or len(ops) == 1) and all(type(op) in INVERSE for op in ops):
                 for first, op, second in zip([left, *rights], ops, rights, strict=False):
                     if self._acts(first) or self._acts(second):
                         return
-                    yield first, type(op) if holds else _INVERSE[type(op)], second
+                    yield first, type(op) if holds else INVERSE[type(op)], second
 
     def _condition(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr) -> None:
         """Take in a comparison that holds for all threads that do anything."""
@@ -404,7 +387,7 @@ class IndexReading:
             self.promises.append(self.rows[-1])
             return
         if number is not None:
-            left, op, other = right, _MIRRORED[op], number
+            left, op, other = right, MIRRORED[op], number
         shift = self.shifted(left, self.index)
         if shift is None or other is None or op is ast.NotEq:
             return

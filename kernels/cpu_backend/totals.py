@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
-from numbridge.kernels.scalars import INT
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
 __all__ = [
     "Total",
@@ -209,8 +208,8 @@ def has_even_trips(text: str, entry: str, parameters: Sequence[ParameterType]) -
     text, entry, parameters
         What `additions_of` takes.
     """
-    _, tree = _body(text, entry)
-    known = _given(tree, parameters)
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    known = _given(functions[entry], parameters)
 
     def is_even(body: Sequence[ast.stmt]) -> bool:
         for node in body:
@@ -226,13 +225,12 @@ def has_even_trips(text: str, entry: str, parameters: Sequence[ParameterType]) -
                     return False
         return True
 
-    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     reached, new = {entry}, [entry]
     while new:
         named = {node.id for node in ast.walk(functions[new.pop()]) if isinstance(node, ast.Name)}
         new += named & functions.keys() - reached
         reached |= named & functions.keys()
-    return is_even(tree.body) and not any(_has_loop(functions[name]) for name in reached - {entry})
+    return is_even(functions[entry].body) and not any(_has_loop(functions[name]) for name in reached - {entry})
 
 
 def _has_loop(node: ast.AST) -> bool:
@@ -242,7 +240,7 @@ def _has_loop(node: ast.AST) -> bool:
 def _given(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[str, str]:
     """Return what is known of a body's names before it runs: integers that it is given, what is made of them, and its arrays."""
     stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    known = {p.name: p.name for p in parameters if p.name not in stores and (isinstance(p, ArrayType) or _is_int(p))}
+    known = {p.name: p.name for p in parameters if p.name not in stores and (isinstance(p, ArrayType) or is_signed(p))}
     # What a name is that is assigned once it is wherever it is read, also where that is in a branch.
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     for node in sorted(assigned, key=lambda node: node.lineno):
@@ -252,11 +250,6 @@ def _given(tree: ast.FunctionDef, parameters: Sequence[ParameterType]) -> dict[s
                 if text is not None:
                     known[name] = text
     return known
-
-
-def _is_int(parameter: ParameterType) -> bool:
-    """Tell whether a parameter is a signed integer: Numba takes unsigned ones beside these for floats."""
-    return isinstance(parameter, ScalarType) and parameter.element is None and parameter.scalar.code == INT
 
 
 def _expression(node: ast.expr, known: Mapping[str, str]) -> str | None:

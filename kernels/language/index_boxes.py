@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from numbridge.kernels.language.comparisons import MIRRORED
 from numbridge.kernels.language.launch_sizes import (
     ONE,
     ZERO,
@@ -22,11 +23,10 @@ from numbridge.kernels.language.launch_sizes import (
     smaller,
 )
 
-__all__ = ["KINDS", "Box", "Operation", "Span", "Value", "Variable", "ends", "inverse", "moved", "of_threads"]
+__all__ = ["KINDS", "Box", "Operation", "Span", "Value", "Variable", "ends", "moved", "of_threads"]
 
 KINDS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
-
-
+_OF_BOXES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
 _AXES = 3  # of blocks
 
 
@@ -197,29 +197,29 @@ class Box:
         """Tell whether a variable runs where there is any thread's index: the first of these has the first place of a block."""
         return variable.kind != "own" and Variable("own", variable.number) in self.spans and variable.kind != "loop"
 
-    def where(self, left: Value, operation: ast.cmpop, right: Value) -> Box | None:
+    def where(self, left: Value, operation: type[ast.cmpop], right: Value) -> Box | None:
         """Return what is known where a comparison holds, or None if those that pass are no box."""
         one, two = moved(left), moved(right)
-        if one is None or two is None:
+        if one is None or two is None or operation not in _OF_BOXES:
             return None
         (variable, sign, more), (other, other_sign, bound) = one, two
         if variable is not None and other is not None:
             return None
         if variable is None:
-            variable, sign, more, bound, operation = other, other_sign, bound, more, _mirrored(operation)
+            variable, sign, more, bound, operation = other, other_sign, bound, more, MIRRORED[operation]
         if variable is None:
             return self._where_all(more, operation, bound)
         bound = bound - more
         if sign < 0:
-            bound, operation = -bound, _mirrored(operation)
+            bound, operation = -bound, MIRRORED[operation]
         span = self.spans.get(variable)
-        if span is None or not span.is_dense or not isinstance(operation, ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+        if span is None or not span.is_dense:
             return None
         first, last = span.first, span.last
-        if isinstance(operation, ast.Gt | ast.GtE | ast.Eq):
-            first = larger(first, bound + 1 if isinstance(operation, ast.Gt) else bound)
-        if isinstance(operation, ast.Lt | ast.LtE | ast.Eq):
-            last = smaller(last, bound - 1 if isinstance(operation, ast.Lt) else bound)
+        if operation in (ast.Gt, ast.GtE, ast.Eq):
+            first = larger(first, bound + 1 if operation is ast.Gt else bound)
+        if operation in (ast.Lt, ast.LtE, ast.Eq):
+            last = smaller(last, bound - 1 if operation is ast.Lt else bound)
         return self._narrowed(variable, Span(first, last))
 
     def without(self, variable: Variable) -> Box:
@@ -238,48 +238,10 @@ class Box:
             box = box.over(place, Span(ZERO, smaller(self.spans[place].last, span.last)))
         return box
 
-    def _where_all(self, left: Size, operation: ast.cmpop, right: Size) -> Box | None:
+    def _where_all(self, left: Size, operation: type[ast.cmpop], right: Size) -> Box:
         """Return what is known where a comparison holds that is the same for all threads."""
-        match operation:
-            case ast.Lt():
-                needs = [right - left]
-            case ast.LtE():
-                needs = [right - left + 1]
-            case ast.Gt():
-                needs = [left - right]
-            case ast.GtE():
-                needs = [left - right + 1]
-            case ast.Eq():
-                needs = [right - left + 1, left - right + 1]
-            case _:
-                return None
+        if operation in (ast.Gt, ast.GtE):
+            left, operation, right = right, MIRRORED[operation], left
+        needs = [right - left if operation is ast.Lt else right - left + 1]
+        needs += [left - right + 1] if operation is ast.Eq else []
         return replace(self, needs=(*self.needs, *needs))
-
-
-def _mirrored(operation: ast.cmpop) -> ast.cmpop:
-    match operation:
-        case ast.Lt():
-            return ast.Gt()
-        case ast.LtE():
-            return ast.GtE()
-        case ast.Gt():
-            return ast.Lt()
-        case ast.GtE():
-            return ast.LtE()
-    return operation
-
-
-def inverse(operation: ast.cmpop) -> ast.cmpop | None:
-    """Return the comparison that holds where one does not, or None if that leaves no box."""
-    match operation:
-        case ast.Lt():
-            return ast.GtE()
-        case ast.LtE():
-            return ast.Gt()
-        case ast.Gt():
-            return ast.LtE()
-        case ast.GtE():
-            return ast.Lt()
-        case ast.NotEq():
-            return ast.Eq()
-    return None

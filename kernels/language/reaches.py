@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numbridge.kernels.language.comparisons import INVERSE
 from numbridge.kernels.language.dependencies import MISSING, Dependency
 from numbridge.kernels.language.index_boxes import (
     KINDS,
@@ -26,7 +27,6 @@ from numbridge.kernels.language.index_boxes import (
     Value,
     Variable,
     ends,
-    inverse,
     moved,
     of_threads,
 )
@@ -426,11 +426,11 @@ class _Reading:
             if on is None:
                 break
             self._expression(second, on)
-            on = self._where(first, operation, second, on)
-        otherwise = inverse(operations[0]) if len(operations) == 1 else None
+            on = self._where(first, type(operation), second, on)
+        otherwise = INVERSE.get(type(operations[0])) if len(operations) == 1 else None
         return on, None if otherwise is None else self._where(left, otherwise, rights[0], context)
 
-    def _where(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, context: Box) -> Box | None:
+    def _where(self, left: ast.expr, operation: type[ast.cmpop], right: ast.expr, context: Box) -> Box | None:
         sides = self._value(left, context), self._value(right, context)
         return None if sides[0] is None or sides[1] is None else context.where(sides[0], operation, sides[1])
 
