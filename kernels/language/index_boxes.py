@@ -26,7 +26,7 @@ from numbridge.kernels.language.launch_sizes import (
 __all__ = ["KINDS", "Box", "Operation", "Span", "Value", "Variable", "ends", "moved", "of_threads"]
 
 KINDS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%"}
-_OF_BOXES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
+_OF_BOXES = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _AXES = 3  # of blocks
 
 
@@ -208,7 +208,7 @@ class Box:
         if variable is None:
             variable, sign, more, bound, operation = other, other_sign, bound, more, MIRRORED[operation]
         if variable is None:
-            return self._where_all(more, operation, bound)
+            return self._where_all(more, operation, bound) if operation is not ast.NotEq else None
         bound = bound - more
         if sign < 0:
             bound, operation = -bound, MIRRORED[operation]
@@ -216,6 +216,10 @@ class Box:
         if span is None or not span.is_dense:
             return None
         first, last = span.first, span.last
+        if operation is ast.NotEq:
+            if bound not in (first, last):
+                return None
+            return self._narrowed(variable, Span(first + 1, last) if bound == first else Span(first, last - 1))
         if operation in (ast.Gt, ast.GtE, ast.Eq):
             first = larger(first, bound + 1 if operation is ast.Gt else bound)
         if operation in (ast.Lt, ast.LtE, ast.Eq):
@@ -225,6 +229,30 @@ class Box:
     def without(self, variable: Variable) -> Box:
         """Return what is known apart from a variable and those that depend on it."""
         return replace(self, spans={v: span for v, span in self.spans.items() if v.group != variable.group})
+
+    def within(self, variable: Variable, start: Value, stop: Value) -> Box | None:
+        """Return what is known in a loop from `start` up to `stop`, or None if the trips of all threads together are no box.
+
+        Where threads make trips of their own, what these depend on is not known any more: not each of them makes each trip.
+        """
+        one, two = ends(start, self.spans), ends(stop, self.spans)
+        if one is None or two is None:
+            return None
+        needs, by = self.needs, one.by | two.by
+        if one.by & two.by:
+            first, last = moved(start), moved(stop)
+            # Both are one index at some distances.
+            if first is None or last is None or first[:2] != last[:2] or not (one.is_dense and two.is_dense):
+                return None
+            # As many trips for each thread
+            needs = (*needs, last[2] - first[2])
+        return self._apart_from(by, needs).over(variable, Span(one.least, two.greatest - 1))
+
+    def _apart_from(self, by: frozenset[tuple[bool, int]], needs: tuple[Size, ...]) -> Box:
+        """Return what is known apart from some groups of variables, and of `needs` and theirs."""
+        gone = [v for v in self.spans if v.group in by]
+        theirs = tuple(self.spans[v].need for v in gone if not self._is_implied(v))
+        return replace(self, spans={v: s for v, s in self.spans.items() if v not in gone}, needs=(*needs, *theirs))
 
     def over(self, variable: Variable, span: Span) -> Box:
         """Return what is known where one more variable runs."""

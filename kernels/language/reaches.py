@@ -1,8 +1,8 @@
 """How far a kernel goes into its arrays whatever they hold, which says how long they must be for a launch.
 
 Only what is sure counts: that some thread of the launch comes to an element, since nothing that a launch does not decide leads
-around it. What it decides are thread indices, extents, numbers passed by value, guards that compare these, and loops whose ranges
-are made of them. A launch over an array that is shorter would read or write what is not the array's. Nothing is launched or
+around it. What it decides are thread indices, extents, numbers passed by value, guards that compare these, and loops whose trips
+are counted by them. Device functions are read where they are called. A launch over an array that is shorter would read or write what is not the array's. Nothing is launched or
 compiled here.
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 import itertools
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numbridge.kernels.language.comparisons import INVERSE
+from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
 from numbridge.kernels.language.dependencies import MISSING, Dependency
 from numbridge.kernels.language.index_boxes import (
     KINDS,
@@ -31,9 +31,11 @@ from numbridge.kernels.language.index_boxes import (
     of_threads,
 )
 from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes, own_axis, place_of
+from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.launch_sizes import (
+    ONE,
     ZERO,
     Along,
     Extent,
@@ -44,12 +46,15 @@ from numbridge.kernels.language.launch_sizes import (
     quotient,
 )
 from numbridge.kernels.language.source import FunctionSource, Program, call_rank
+from numbridge.kernels.language.static_names import Static
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
 __all__ = ["Reach", "reaches_of"]
 
+# A text in which functions call functions, twice each, is as long as a power of two.
+_MOST_CALLS = 2000
 _MEMORY_WAY = "make it larger, or launch smaller blocks"
 
 
@@ -154,12 +159,14 @@ def reaches_of(kernel: Kernel) -> tuple[Reach, ...]:
 
 
 def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
-    if _calls_may_raise(source):
+    program = Program(source)
+    if _may_raise(program):
         return ()
-    reading = _Reading(source)
-    reading.walk(source.tree.body, Box(reading.threads, {}, ()))
+    read = _Read(program, of_threads(source.index_rank))
+    reading = _Reading(source, read, _Given({name: name for name in source.parameters}, {}, {}))
+    reading.walk(source.tree.body, Box(read.threads, {}, ()))
     furthest: list[Reach] = []
-    for reach in reading.found:
+    for reach in read.found:
         if not any(_implies(other, reach) for other in furthest):
             furthest = [other for other in furthest if not _implies(reach, other)]
             furthest.append(reach)
@@ -168,17 +175,17 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
 
 def _implies(one: Reach, other: Reach) -> bool:
     """Tell whether an axis that is long enough for one way to reach it is for another."""
-    if (one.array, one.axis) != (other.array, other.axis) or not {*one.needs} <= {*other.needs}:
+    what = [(reach.array, reach.axis, reach.extents) for reach in (one, other)]
+    if what[0] != what[1] or not {*one.needs} <= {*other.needs}:
         return False
     if one.most_axes is not None and (other.most_axes is None or one.most_axes < other.most_axes):
         return False
     return (one.least - other.least).is_never_negative
 
 
-def _calls_may_raise(source: FunctionSource) -> bool:
+def _may_raise(program: Program) -> bool:
     """Tell whether a function that the kernel calls may end a thread."""
-    program = Program(source)
-    called = [function for function in program.sources if function is not source]
+    called = [function for function in program.sources if function is not program.root]
     functions = (*called, *program.compiled_sources())
     return any(function is None or any(map(may_raise, function.nodes)) for function in functions)
 
@@ -186,19 +193,75 @@ def _calls_may_raise(source: FunctionSource) -> bool:
 _LEAVES = ast.Return | ast.Break | ast.Continue
 
 
-class _Reading:
-    """One reading of where threads of a kernel are sure to come."""
+@dataclass
+class _Read:
+    """What the reading of a kernel and that of the functions which it calls share.
 
-    def __init__(self, source: FunctionSource) -> None:
-        self.source = source
-        self.found: list[Reach] = []
+    Attributes
+    ----------
+    program : Program
+        All of them.
+    threads : mapping of Variable to Span
+        Where the indices of all threads run.
+    found : list of Reach
+        What was found.
+    loops, calls : iterator of int
+        Numbers of the loops and calls that were read.
+    """
+
+    program: Program
+    threads: Mapping[Variable, Span]
+    found: list[Reach] = field(default_factory=list)
+    loops: Iterator[int] = field(default_factory=itertools.count)
+    calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def callee(self, static: Static | None) -> FunctionSource | None:
+        """Return the source of a device function whose text says what it does, or None."""
+        if static is None or isinstance(static.value, Gradient):
+            return None
+        callee = self.program.callee(static.value) or self.program.compiled(static.value)
+        if callee is None or callee.role != "func" or callee.declared.signatures or callee.declared.variables:
+            return None
+        # Numba's compiled code may have other values than the text reads now.
+        return callee if all(dependency.is_unchanged() for dependency in callee.kept or ()) else None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a function's parameters stand for.
+
+    Attributes
+    ----------
+    arguments : mapping of str to str
+        Parameters of the kernel.
+    memory : mapping of str to tuple
+        Local or shared memory: its name, and its extents.
+    numbers : mapping of str to Value
+        What else is known.
+    """
+
+    arguments: Mapping[str, str]
+    memory: Mapping[str, tuple[str, tuple[int, ...]]]
+    numbers: Mapping[str, Value]
+
+
+class _Reading:
+    """One reading of where threads of a kernel are sure to come: its own text, or that of a function that it calls."""
+
+    def __init__(
+        self, source: FunctionSource, read: _Read, given: _Given, around: tuple[FunctionSource, ...] = ()
+    ) -> None:
+        self.source, self.read, self.around = source, read, (*around, source)
         names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
         self.once = {name for name in names if names.count(name) == 1}
+        self.counting = _counting_in(source, names)
+        self.kept = self.once | {*self.counting.values()}
         # Under a name that is assigned, another array or number may be meant.
-        self.given = frozenset(source.parameters) - {*names}
-        self.memory = {name: extents for name in self.once & source.memory if (extents := _extents_of(source, name))}
-        self.threads = of_threads(source.index_rank)
-        self._loops = itertools.count()
+        self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
+        self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
+        own = {name: extents for name in self.once & source.memory if (extents := _extents_of(source, name))}
+        passed = {name: meant for name, meant in given.memory.items() if name not in names}
+        self.memory = {**passed, **{name: (name, extents) for name, extents in own.items()}}
 
     def walk(self, body: Sequence[ast.stmt], context: Box) -> Box | None:
         """Read statements that all threads of a context come to; return the context of those that go on, or None."""
@@ -219,8 +282,16 @@ class _Reading:
                 return None if _ends_threads(node) else context
             case ast.While(test=test):
                 self._tested(test, context)
+                name = self.counting.get(id(node))
+                if name in context.names:
+                    self._while(node, name, context)
+                    context = replace(context, names={n: value for n, value in context.names.items() if n != name})
                 return None if _ends_threads(node) else context
-            case ast.Return() | ast.Break() | ast.Continue() | ast.Assert() | ast.Raise():
+            case ast.Return(value):
+                if value is not None:
+                    self._expression(value, context)
+                return None
+            case ast.Break() | ast.Continue() | ast.Assert() | ast.Raise():
                 return None
         for part in ast.iter_child_nodes(node):
             self._expression(part, context)
@@ -260,38 +331,59 @@ class _Reading:
             return
         if _leaves(node.body, ast.Break):
             return
-        variable = Variable("loop", next(self._loops))
-        trips = self._trips(node.iter, context, variable)
-        if trips is not None:
-            self.walk(node.body, replace(trips, names={**context.names, name: variable}))
-
-    def _trips(self, node: ast.expr, context: Box, variable: Variable) -> Box | None:
-        """Return what is known in a loop over ``range(...)``, or None."""
-        match node:
+        match node.iter:
             case ast.Call(func, [_, *_] as arguments, []) if self._is(func, range):
-                values = [self._value(argument, context) for argument in arguments]
-            case _:
-                return None
+                self._trips(node.body, name, [self._value(argument, context) for argument in arguments], context)
+
+    def _while(self, node: ast.While, name: str, context: Box) -> None:
+        """Read the body of a loop that counts as ``range`` does."""
+        match node.test, node.body[-1]:
+            case ast.Compare(left, [operation], [right]), ast.AugAssign(_, by, step):
+                is_before = isinstance(left, ast.Name) and left.id == name
+                test = type(operation) if is_before else MIRRORED.get(type(operation))
+                stop = self._value(right if is_before else left, context)
+                moves = self._made("+" if isinstance(by, ast.Add) else "-", ZERO, self._value(step, context), context)
+                if test in (ast.LtE, ast.GtE):
+                    stop = self._made("+" if test is ast.LtE else "-", stop, ONE, context)
+                is_down = isinstance(moves, Size) and (-moves).is_never_negative
+                if test in ((ast.Gt, ast.GtE) if is_down else (ast.Lt, ast.LtE)):
+                    self._trips(node.body[:-1], name, [context.names[name], stop, moves], context)
+
+    def _trips(self, body: Sequence[ast.stmt], name: str, values: Sequence[Value | None], context: Box) -> None:
+        """Read the trips of a loop over ``range(*values)``."""
+        variable = Variable("loop", next(self.read.loops))
+        trips = self._over(values, context, variable)
+        if trips is not None:
+            self.walk(body, replace(trips, names={**context.names, name: variable}))
+
+    def _over(self, values: Sequence[Value | None], context: Box, variable: Variable) -> Box | None:
+        """Return what is known in a loop over ``range(*values)``, or None."""
         match values:
-            case [Variable("own") as own, Size() as stop, Size() as step] if step == _grid_size(own.number):
+            case [Variable("own" | "threadIdx") as own, Size() as stop, Size() as step] if step == _stride(own):
                 return self._strided(own, stop, context, variable)
-            case [Size() as stop]:
-                return context.over(variable, Span(ZERO, stop - 1))
-            case [Size() as start, Size() as stop]:
-                return context.over(variable, Span(start, stop - 1))
+            case [None] | [None, *_] | [_, None, *_]:
+                return None
+            case [stop]:
+                return context.within(variable, ZERO, stop)
+            case [start, stop]:
+                return context.within(variable, start, stop)
+            case [start, stop, Size((), 1)]:
+                return context.within(variable, start, stop)
+            case [start, stop, Size((), -1)]:
+                return context.within(variable, Operation("+", stop, ONE), Operation("+", start, ONE))
             case [Size() as start, Size() as stop, Size((), by)] if by:
                 trips = quotient((stop - start if by > 0 else start - stop) - 1, Size((), abs(by)))
-                last = start + trips * Size((), by) if abs(by) > 1 else stop - by
-                return context.over(variable, Span(*((start, last) if by > 0 else (last, start)), abs(by) == 1))
+                last = start + trips * Size((), by)
+                return context.over(variable, Span(*((start, last) if by > 0 else (last, start)), is_dense=False))
         return None
 
     def _strided(self, own: Variable, stop: Size, context: Box, variable: Variable) -> Box | None:
-        """Return what is known in a loop that goes over the grid, of which all threads together make all trips."""
-        threads = Size.of(Along("dim", own.number))
-        if context.spans.get(own) != Span(ZERO, threads - 1):
+        """Return what is known in a loop that goes over the grid or block, whose threads together make all trips."""
+        if own not in context.spans or context.spans[own] != self.read.threads[own]:
             return None
-        # None of them has its own index in each of these trips; and where only some threads of the grid run, some are not made.
-        needs = (*context.needs, threads - _grid_size(own.number) + 1)
+        # None of them has its own index in each of these trips; and where only some threads of the grid, or of the block, run,
+        # some are not made.
+        needs = (*context.needs, Size.of(Along("dim", own.number)) - _stride(own) + 1)
         return replace(context.without(own).over(variable, Span(ZERO, stop - 1)), needs=needs)
 
     def _assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
@@ -305,7 +397,7 @@ class _Reading:
         kept = {
             named.id: part
             for named, part in zip(targets, parts, strict=False)
-            if isinstance(named, ast.Name) and named.id in self.once and part is not None
+            if isinstance(named, ast.Name) and named.id in self.kept and part is not None
         }
         return replace(context, names={**context.names, **kept}) if kept else context
 
@@ -317,9 +409,9 @@ class _Reading:
             case ast.Tuple(parts) if len(parts) == count:
                 return [self._value(part, context) for part in parts]
             case ast.Attribute(ast.Name(name), "shape") if name in self.given:
-                return [Size.of(Extent(name, axis)) for axis in range(count)]
+                return [Size.of(Extent(self.given[name], axis)) for axis in range(count)]
             case ast.Call():
-                found = self._of_threads(node)
+                found = self._of_threads(node) or self._returned(node, count, context)
                 return found if len(found) == count else []
         return []
 
@@ -334,6 +426,48 @@ class _Reading:
             return [_grid_size(axis) for axis in axes]
         return [Variable("own", axis) for axis in axes]
 
+    def _called(self, node: ast.Call, context: Box) -> tuple[_Reading, Box] | None:
+        """Return the reading of a device function that is called, and what is known where it begins."""
+        callee = self.read.callee(self.source.resolve(node.func))
+        if callee is None or callee in self.around or next(self.read.calls) > _MOST_CALLS:
+            return None
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            return None
+        defaults = callee.function.__defaults__ or ()
+        later = callee.parameters[len(callee.parameters) - len(defaults) :]
+        given: dict[str, Any] = dict(zip(callee.parameters, node.args, strict=False))
+        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        arguments, memory, numbers = {}, {}, {}
+        for name, default in zip(later, defaults, strict=True):
+            if name not in given and isinstance(default, int | np.signedinteger) and not isinstance(default, bool):
+                numbers[name] = Size((), int(default))
+        for name, argument in given.items():
+            match argument:
+                case ast.Name(passed) if passed in self.given:
+                    arguments[name] = self.given[passed]
+                case ast.Name(passed) if passed in self.memory:
+                    memory[name] = self.memory[passed]
+                case _ if (value := self._value(argument, context)) is not None:
+                    numbers[name] = value
+        reading = _Reading(callee, self.read, _Given(arguments, memory, numbers), self.around)
+        return reading, replace(context, names=reading.numbers)
+
+    def _returned(self, node: ast.Call, count: int, context: Box) -> list[Value | None]:
+        """Return so many values of a device function that has one end, or nothing."""
+        called = self._called(node, context)
+        if called is None:
+            return []
+        reading, box = called
+        for statement in reading.source.tree.body:
+            match statement:
+                case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
+                    box = reading._assigned(target, value, box)
+                case ast.Return(ast.expr() as value):
+                    return [reading._value(value, box)] if count == 1 else reading._parts(value, count, box)
+                case _ if _ends_threads(statement):
+                    return []
+        return []
+
     def _value(self, node: ast.expr, context: Box) -> Value | None:
         """Return what an expression is, or None if it is more than the launch decides."""
         constant = self.source.fold(node)
@@ -344,29 +478,32 @@ class _Reading:
             case ast.Name(name) if name in context.names:
                 return context.names[name]
             case ast.Name(name) if name in self.given:
-                return Size.of(Number(name))
+                return Size.of(Number(self.given[name]))
             case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)) if (
                 name in self.given
             ):
-                return Size.of(Extent(name, axis)) if axis >= 0 and axis is not True else None
+                return Size.of(Extent(self.given[name], axis)) if axis >= 0 and axis is not True else None
             case ast.Attribute(ast.Name(name), "size") if name in self.given:
-                return Size.of(Total(name))
+                return Size.of(Total(self.given[name]))
             case ast.Call(func, [ast.Name(name)], []) if name in self.given and self._is(func, len):
-                return Size.of(Extent(name, 0))
+                return Size.of(Extent(self.given[name], 0))
             case ast.Call(func, [inner], []) if self._is(func, int):
                 return self._value(inner, context)
             case ast.Call(func, [left, right], []) if self._is(func, min) or self._is(func, max):
-                return self._made("min" if self._is(func, min) else "max", left, right, context)
+                chosen = "min" if self._is(func, min) else "max"
+                return self._made(chosen, self._value(left, context), self._value(right, context), context)
             case ast.Call():
-                found = self._of_threads(node)
+                found = self._of_threads(node) or self._returned(node, 1, context)
                 return found[0] if len(found) == 1 else None
             case ast.UnaryOp(ast.USub(), inner):
-                return self._made("-", ast.Constant(0), inner, context)
+                return self._made("-", ZERO, self._value(inner, context), context)
             case ast.BinOp(left, operation, right):
                 own, kind = own_axis(self.source, node), KINDS.get(type(operation))
                 if own is not None:
                     return Variable("own", own)
-                return None if kind is None else self._made(kind, left, right, context)
+                if kind is None:
+                    return None
+                return self._made(kind, self._value(left, context), self._value(right, context), context)
         return self._place(node) if isinstance(node, ast.Attribute | ast.Name) else None
 
     def _place(self, node: ast.expr) -> Value | None:
@@ -381,11 +518,11 @@ class _Reading:
                 return Variable(kind, place.axis)
         return None
 
-    def _made(self, kind: str, left: ast.expr, right: ast.expr, context: Box) -> Value | None:
-        parts = self._value(left, context), self._value(right, context)
-        if parts[0] is None or parts[1] is None:
+    def _made(self, kind: str, left: Value | None, right: Value | None, context: Box) -> Value | None:
+        """Return what an operation makes of two values, as a size if the launch decides that, or None."""
+        if left is None or right is None:
             return None
-        made = Operation(kind, parts[0], parts[1])
+        made = Operation(kind, left, right)
         known = ends(made, context.spans)
         return known.least if known is not None and not known.by else made
 
@@ -453,6 +590,9 @@ class _Reading:
                     self._reached(node, name, index, context)
         for child in ast.iter_child_nodes(node):
             self._expression(child, context)
+        called = self._called(node, context) if isinstance(node, ast.Call) else None
+        if called is not None:
+            called[0].walk(called[0].source.tree.body, called[1])
 
     def _indexed(self, node: ast.Subscript, context: Box) -> None:
         """Read an element, also one of a row, as in ``x[i][j]``; or a view, of which nothing is read."""
@@ -468,11 +608,11 @@ class _Reading:
     def _reached(
         self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None
     ) -> None:
-        extents = self.memory.get(name)
-        if name not in self.given and extents is None:
+        array, extents = self.memory.get(name, (self.given.get(name), None))
+        if array is None:
             return
         text, place = f"{name}[{', '.join(map(ast.unparse, index))}]", self.source.excerpt(node)
-        by_all = context.spans == self.threads and not context.needs
+        by_all = context.spans == self.read.threads and not context.needs
         for axis, part in enumerate(index):
             if moves_axes(self.source, part) or (extents is not None and axis >= len(extents)):
                 return
@@ -484,18 +624,55 @@ class _Reading:
             is_plain = by_all and own is not None and not own[2].terms and (own[0] is None or own[0].kind == "own")
             is_constant = isinstance(value, Size) and not value.terms
             there = "" if is_plain or is_constant else ast.unparse(part)
-            length = Size.of(Extent(name, axis)) if extents is None else Size((), extents[axis])
+            length = Size.of(Extent(array, axis)) if extents is None else Size((), extents[axis])
             ways = [(known.greatest, known.greatest + 1)]
             # What is negative counts from the end. Guards are not read for that: where they are right, it does not come to it.
             ways += [(known.least, -known.least)] if not known.least.has_choice else []
             for furthest, least in ways:
                 if not (length - least).is_never_negative:
-                    far = name, axis, least, context.all_needs(), furthest, there, text, place, by_all
-                    self.found.append(Reach(*far, most_axes, extents))
+                    far = array, axis, least, context.all_needs(), furthest, there, text, place, by_all
+                    self.read.found.append(Reach(*far, most_axes, extents))
 
 
 def _grid_size(axis: int) -> Size:
     return Size.of(Along("blockDim", axis)) * Size.of(Along("gridDim", axis))
+
+
+def _stride(variable: Variable) -> Size:
+    """Return how many threads of the grid, or of a block, a thread's index or place is one of."""
+    axis = variable.number
+    return _grid_size(axis) if variable.kind == "own" else Size.of(Along("blockDim", axis))
+
+
+def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str]:
+    """Return which ``while`` loops count, by their identity, and the variable that each counts in.
+
+    It is assigned by a statement in one list with the loop, and by the loop's last statement, which all trips come to.
+    """
+    found = {}
+    for owner in ast.walk(source.tree):
+        for body in (getattr(owner, part, None) for part in ("body", "orelse")):
+            begun: set[str] = set()
+            for node in body if isinstance(body, list) else ():
+                match node:
+                    case ast.Assign() | ast.AnnAssign():
+                        begun |= {
+                            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+                        }
+                    case ast.While(
+                        ast.Compare(left, [_], [right]),
+                        [*before, ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub())],
+                        [],
+                    ):
+                        is_tested = any(isinstance(side, ast.Name) and side.id == name for side in (left, right))
+                        if (
+                            name in begun
+                            and is_tested
+                            and stored.count(name) == 2
+                            and not _leaves(before, ast.Break | ast.Continue)
+                        ):
+                            found[id(node)] = name
+    return found
 
 
 def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:

@@ -49,6 +49,49 @@ def root(v):
     return v**0.5
 
 
+@nb.func
+def far(i, more=2):
+    start = i
+    return start + more
+
+
+@nb.func
+def nearest(i, n):
+    unused = 0
+    for k in range(n):
+        unused += k
+    return min(i, n)
+
+
+@nb.func
+def put(array, a, b, n):
+    if a != 0:
+        array[a - 1, b] = 0.5
+    for k in range(b):
+        if k >= n:
+            return
+        array[a, far(k, 0)] = 0.5
+    array[far(i=b), more_of(a)] = 0.25
+
+
+@njit
+def more_of(i):
+    return i + MORE
+
+
+@cuda.jit(device=True)
+def below(array, a, b):
+    if a >= 3:
+        return array[a - 3, b]
+    return array[a, b + 1]
+
+
+MORE = 1
+
+
+FUNCTIONS = {"far": far, "nearest": nearest, "put": put, "below": below}
+
+
 def reaches(body, parameters="x, y, n, m", index="i", **names):
     """Return what is reached by the lines of a body, as ``(parameter, axis, least extent)``, and what is needed for that."""
     head = f"    {index} = nb.tid()\n" if index else ""
@@ -302,7 +345,81 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
         ("if not (i < n and j < m):\n    y[i] = 1", "i, j", set()),
         ("while x[0] > y[i]:\n    y[i] += x[i]", "i", {("x", 0, "1"), ("y", 0, "dim[0]")}),
         ("for k in range(int(x[i])):\n    y[i] += k", "i", {("x", 0, "dim[0]")}),
-        ("for k in range(i):\n    y[k] = 1", "i", set()),
+        # Trips that threads make by their own number
+        ("for k in range(i):\n    y[k] = 1", "i", {("y", 0, "dim[0] - 1", "dim[0] - 1")}),
+        ("for k in range(i, n):\n    y[k + 1] = 1", "i", {("y", 0, "n + 1", "n")}),
+        (
+            "for k in range(i, j):\n    y[i, k] = x[k]",
+            "i, j",
+            {("x", 0, "dim[1] - 1", "dim[1] - 1"), ("y", 1, "dim[1] - 1", "dim[1] - 1")},
+        ),
+        (
+            "for k in range(i - n, i + n + 1):\n    y[k] = 1",
+            "i",
+            {("y", 0, "dim[0] + n", "2 * n + 1", "dim[0] + 2 * n")},
+        ),
+        ("for k in range(i - 1, -1, -1):\n    y[k] = 1", "i", {("y", 0, "dim[0] - 1", "dim[0] - 1")}),
+        (
+            "if i > n:\n    for k in range(i):\n        for l in range(k, i):\n            y[l] = 1\n        y[k] = 1",
+            "i",
+            {("y", 0, "dim[0] - 1", "dim[0] - max(n, -1) - 1", "dim[0] - 1")},
+        ),
+        ("for k in range(i * 2, i * 3):\n    y[k] = 1", "i", set()),
+        (
+            "if i != 0:\n    y[i - 1] = x[i + 1]",
+            "i",
+            {("y", 0, "dim[0] - 1", "dim[0] - 1"), ("x", 0, "dim[0] + 1", "dim[0] - 1")},
+        ),
+        ("if i == 0:\n    y[9] = 1\nelse:\n    y[-i] = 1", "i", {("y", 0, "10"), ("y", 0, "dim[0] - 1", "dim[0] - 1")}),
+        # Loops that count by themselves
+        ("k = 0\nwhile k < n:\n    y[k] = x[k + 1]\n    k += 1", "i", {("y", 0, "n", "n"), ("x", 0, "n + 1", "n")}),
+        ("k = n\nwhile 0 <= k:\n    y[k] = 1\n    k -= 1\ny[k] = 1", "i", {("y", 0, "n + 1", "n + 1")}),
+        ("k = i + 1\nwhile k != n:\n    y[k] = 1\n    k += 1", "i", set()),
+        ("k = i\nwhile n > k:\n    y[k] = 1\n    k += 1", "i", {("y", 0, "n", "n")}),
+        ("k = 0\nwhile k < 9:\n    y[k] = 1\n    k += 2", "i", {("y", 0, "9")}),
+        ("k = 0\nwhile k < 9:\n    y[k] = 1\n    k -= 1", "i", set()),
+        ("k = 0\nwhile k < 9:\n    if x[0] > 1:\n        continue\n    y[k] = 1\n    k += 1", "i", set()),
+        ("k = 0\nwhile k < 9:\n    y[k] = 1\n    if y[k] > 1:\n        break\n    k += 1", "i", set()),
+        ("k = 0\nfor l in range(n):\n    while k < 9:\n        y[k] = 1\n        k += 1", "i", set()),
+        (
+            "for l in range(n):\n    k = l\n    while k < 9:\n        y[k] = 1\n        k += 1",
+            "i",
+            {("y", 0, "9", "n")},
+        ),
+        (
+            "k = cuda.threadIdx.x\nwhile k < n:\n    y[k] = 1\n    k += cuda.blockDim.x",
+            "i",
+            {("y", 0, "n", "-blockDim[0] + dim[0] + 1", "n")},
+        ),
+        (
+            "for k in range(cuda.threadIdx.x, n, cuda.blockDim.x):\n    y[k] = 1",
+            "i",
+            {("y", 0, "n", "-blockDim[0] + dim[0] + 1", "n")},
+        ),
+        (
+            "k = i\nwhile k < n:\n    y[k] = 1\n    k += cuda.gridsize(1)",
+            "i",
+            {("y", 0, "n", "-blockDim[0] * gridDim[0] + dim[0] + 1", "n")},
+        ),
+        # Device functions
+        ("put(y, i, j, n)", "i, j", {("y", 0, "dim[0] - 1", "dim[0] - 1"), ("y", 1, "dim[1]", "dim[0] - 1")}),
+        (
+            "y[far(i)] = x[far(i, 3), far(more=n, i=4)]",
+            "i",
+            {("x", 0, "dim[0] + 3"), ("x", 1, "n + 5"), ("x", 1, "-n - 4"), ("y", 0, "dim[0] + 2")},
+        ),
+        (
+            "y[nearest(i, 9)] = below(x, i, n)",
+            "i",
+            {
+                ("x", 0, "dim[0] - 3", "dim[0] - 3"),
+                ("x", 0, "min(dim[0], 3)"),
+                ("x", 1, "-n", "dim[0] - 3"),
+                ("x", 1, "-n - 1"),
+                ("x", 1, "n + 2"),
+                ("y", 0, "min(dim[0], 10)"),
+            },
+        ),
         ("for k in range(n):\n    y[k] = 1\n    if y[0] > 1:\n        break", "i", set()),
         ("for k in range(n):\n    if y[0] > 1:\n        continue\n    y[k] = 1", "i", {("y", 0, "1", "n")}),
         ("for k in range(n):\n    k += 1\n    y[k] = 1", "i", {("y", 0, "1", "n")} - {("y", 0, "1", "n")}),
@@ -326,7 +443,7 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
     ],
 )
 def test_what_threads_are_sure_to_come_to(body, index, wanted):
-    assert reaches(body, index=index, np=np, N=5, positive=positive, root=root) == wanted
+    assert reaches(body, index=index, np=np, N=5, positive=positive, root=root, **FUNCTIONS) == wanted
 
 
 @pytest.mark.parametrize(
@@ -419,6 +536,9 @@ INDICES = (
     "j // 2",
     "i % m",
     "n - i",
+    "far(i, n)",
+    "far(j)",
+    "nearest(i + 1, n)",
 )
 IN_LOOPS = ("k", "k + i", "j - k", "k + 1", "2 * k", "k // 2", "k % m", "min(k, n)", "l", "k + l")
 GUARDS = (
@@ -433,8 +553,31 @@ GUARDS = (
     "m <= 2",
     "t < n",
     "2 > c and i < n",
+    "i != 0",
+    "0 != j - m or n != m",
+    "i != 2 and i != 3",
 )
 RANGES = ("n", "m, n", "n, 0, -1", "0, n, 2", "m, -2, -3", "x.shape[0]", "len(y) - 1", "3", "int(2 * v[i])")
+COUNTING = (
+    ("0", "{} < n", "+= 1"),
+    ("i", "n >= {}", "+= 1"),
+    ("j + 1", "{} < 6", "+= 2"),
+    ("far(i)", "{} >= 0", "-= 1"),
+    ("t", "{} < 4", "+= b"),
+    ("n", "m < {}", "-= 2"),
+)
+BY_THREADS = (
+    "i",
+    "j + 1",
+    "i, n",
+    "i, j",
+    "j - 1, j + n",
+    "i - 1, -1, -1",
+    "i // 2, 2 * j",
+    "n - i",
+    "far(j, i)",
+    "i, i % m",
+)
 
 
 @st.composite
@@ -454,8 +597,10 @@ def programs(draw, is_simple=False):
         """Return some lines, the names of the loops around them being known."""
         lines = []
         for _ in range(draw(st.integers(1, 2 if depth else 3))):
-            one = draw(st.sampled_from(("plain", "plain", "if", "if", "for", "for", "end", "either", "and", "unknown")))
-            one = "plain" if depth > 2 or (loops > 1 and one == "for") else one
+            one = draw(
+                st.sampled_from(("plain", "plain", "if", "if", "for", "for", "end", "either", "and", "unknown", "call"))
+            )
+            one = "plain" if depth > 2 or (loops > 1 and one in ("for", "while")) else one
             if one == "plain":
                 lines += [store(kind)]
             elif one in ("if", "unknown"):
@@ -466,9 +611,14 @@ def programs(draw, is_simple=False):
             elif one == "for":
                 name, inner = "kl"[loops], looped if loops else in_one_loop
                 lines += [
-                    f"for {name} in range({draw(st.sampled_from(RANGES))}):",
+                    f"for {name} in range({draw(st.sampled_from(RANGES + BY_THREADS))}):",
                     *indented(block(inner, depth + 1, loops + 1)),
                 ]
+            elif one == "while":
+                name, inner = "kl"[loops], looped if loops else in_one_loop
+                begin, test, step = draw(st.sampled_from(COUNTING))
+                within = [line.replace("continue", "break") for line in block(inner, depth + 1, loops + 1)]
+                lines += [f"{name} = {begin}", f"while {test.format(name)}:", *indented([*within, f"{name} {step}"])]
             elif one == "end":
                 ends = ("return", "continue", "break") if loops else ("return",)
                 lines += [
@@ -476,10 +626,13 @@ def programs(draw, is_simple=False):
                     f"    {store(kind)}",
                     f"    {draw(st.sampled_from(ends))}",
                 ]
+            elif one == "call":
+                names = [draw(st.sampled_from(("x", "y", "z"))), *(draw(st.sampled_from(INDICES[3:13])) for _ in "ab")]
+                lines += [draw(st.sampled_from(("put({}, {}, {}, n)", "v[2] = below({}, {}, {})"))).format(*names)]
             elif one == "either":
                 lines += [f"v[0] = {draw(kind)} if {draw(st.sampled_from(GUARDS))} else {draw(kind)}"]
             else:
-                lines += [f"b = j > {draw(kind)} and {draw(kind)} > 0.0", f"v[1] = {draw(kind)}"]
+                lines += [f"is_far = j > {draw(kind)} and {draw(kind)} > 0.0", f"v[1] = {draw(kind)}"]
         return lines
 
     if is_simple:
@@ -495,10 +648,12 @@ def is_overrun(function, dims, arguments, block=(1, 1)):
     """Tell whether a run of all threads in plain Python takes an element that an array does not have."""
     arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     local, space = SimpleNamespace(array=np.zeros), dict(function.__globals__)
+    function.__globals__["below"] = below.py_func
     try:
         for i, j in np.ndindex(*dims):
             place, number = SimpleNamespace(x=i % block[0]), SimpleNamespace(y=j // block[1])
-            function.__globals__["cuda"] = SimpleNamespace(threadIdx=place, blockIdx=number, local=local)
+            size = SimpleNamespace(x=block[0])
+            function.__globals__["cuda"] = SimpleNamespace(threadIdx=place, blockIdx=number, blockDim=size, local=local)
             function.__globals__["nb"] = SimpleNamespace(tid=lambda i=i, j=j: (i, j))
             function(*arguments)
     except IndexError:
@@ -540,8 +695,12 @@ class Launch:
     st.integers(0, 2**32 - 1),
 )
 def test_random_programs_against_plain_python(lines, dims, block, shape, numbers, seed):
-    head = ("i, j = nb.tid()", "t, c = cuda.threadIdx.x, cuda.blockIdx.y", "z = cuda.local.array((4, 3), np.float64)")
-    kernel, function = made("\n".join(["def k(x, y, v, n, m):", *indented([*head, *lines]), ""]), np=np)
+    head = (
+        "i, j = nb.tid()",
+        "t, c, b = cuda.threadIdx.x, cuda.blockIdx.y, cuda.blockDim.x",
+        "z = cuda.local.array((4, 3), np.float64)",
+    )
+    kernel, function = made("\n".join(["def k(x, y, v, n, m):", *indented([*head, *lines]), ""]), np=np, **FUNCTIONS)
     random = np.random.default_rng(seed)
     arrays = [random.random(extents) for extents in (shape[:2], shape[2:], (8,))]
     arguments = [*arrays, *numbers]
