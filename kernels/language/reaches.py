@@ -2,8 +2,8 @@
 
 Only what is sure counts: that some thread of the launch comes to an element, since nothing that a launch does not decide leads
 around it. What it decides are thread indices, extents, numbers passed by value, guards that compare these, and loops whose trips
-are counted by them. Device functions are read where they are called. A launch over an array that is shorter would read or write what is not the array's. Nothing is launched or
-compiled here.
+are counted by them. Device functions are read where they are called. A launch over an array that is shorter would read or write
+what is not the array's. Nothing is launched or compiled here.
 """
 
 from __future__ import annotations
