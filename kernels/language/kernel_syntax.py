@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -10,7 +12,7 @@ from numbridge.kernels.errors import KernelUnsupportedError
 if TYPE_CHECKING:
     from numbridge.kernels.language.source import FunctionSource
 
-__all__ = ["check_assignments", "check_returns", "check_syntax", "may_raise"]
+__all__ = ["check_assignments", "check_returns", "check_syntax", "ends_threads", "leaves_by", "may_raise"]
 
 RESERVED = "_nb_"
 _WHAT = {"kernel": "a kernel", "func": "a device function"}
@@ -134,3 +136,21 @@ def _fence_parameters(source: FunctionSource) -> None:
             raise source.error(
                 argument, f"the parameter {argument.arg!r} is reserved: generated names start with {RESERVED}"
             )
+
+
+def ends_threads(node: ast.AST) -> bool:
+    """Tell whether a thread may end in a statement."""
+    return any(isinstance(part, ast.Return) or may_raise(part) for part in ast.walk(node))
+
+
+def leaves_by(body: Sequence[ast.stmt], kinds: type[ast.stmt] | types.UnionType) -> bool:
+    """Tell whether a thread may leave statements, by ending or by those of some kinds that are not about a loop within."""
+    for node in body:
+        if ends_threads(node) or isinstance(node, kinds):
+            return True
+        inner = (
+            [] if isinstance(node, ast.For | ast.While) else [*getattr(node, "body", []), *getattr(node, "orelse", [])]
+        )
+        if leaves_by(inner, kinds):
+            return True
+    return False

@@ -10,51 +10,24 @@ from __future__ import annotations
 
 import ast
 import itertools
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
-from numbridge.kernels.language.dependencies import MISSING, Dependency
-from numbridge.kernels.language.index_boxes import (
-    KINDS,
-    Box,
-    Operation,
-    Span,
-    Value,
-    Variable,
-    ends,
-    moved,
-    of_threads,
-)
-from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes, own_axis, place_of
-from numbridge.kernels.language.inner_gradients import Gradient
-from numbridge.kernels.language.intrinsics import intrinsic_of
-from numbridge.kernels.language.kernel_syntax import may_raise
-from numbridge.kernels.language.launch_sizes import (
-    ONE,
-    ZERO,
-    Along,
-    Extent,
-    Known,
-    Number,
-    Size,
-    Total,
-    quotient,
-)
-from numbridge.kernels.language.source import FunctionSource, Program, call_rank
-from numbridge.kernels.language.static_names import Static
+from numbridge.kernels.language.dependencies import Dependency
+from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, Variable, ends, moved, of_threads
+from numbridge.kernels.language.index_values import Callees, Given, Values, grid_size
+from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes
+from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by, may_raise
+from numbridge.kernels.language.launch_sizes import ONE, ZERO, Along, Extent, Known, Size, quotient
+from numbridge.kernels.language.source import FunctionSource, Program
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
 __all__ = ["Reach", "reaches_of"]
 
-# A text in which functions call functions, twice each, is as long as a power of two.
-_MOST_CALLS = 2000
 _MEMORY_WAY = "make it larger, or launch smaller blocks"
 
 
@@ -162,9 +135,9 @@ def _reaches_in(source: FunctionSource) -> tuple[Reach, ...]:
     program = Program(source)
     if _may_raise(program):
         return ()
-    read = _Read(program, of_threads(source.index_rank))
-    reading = _Reading(source, read, _Given({name: name for name in source.parameters}, {}, {}))
-    reading.walk(source.tree.body, Box(read.threads, {}, ()))
+    read = _Read(of_threads(source.index_rank))
+    values = Values(source, Callees(program), Given({name: name for name in source.parameters}, {}, {}))
+    _Reading(values, read).walk(source.tree.body, Box(read.threads, {}, ()))
     furthest: list[Reach] = []
     for reach in read.found:
         if not any(_implies(other, reach) for other in furthest):
@@ -199,69 +172,24 @@ class _Read:
 
     Attributes
     ----------
-    program : Program
-        All of them.
     threads : mapping of Variable to Span
         Where the indices of all threads run.
     found : list of Reach
         What was found.
-    loops, calls : iterator of int
-        Numbers of the loops and calls that were read.
+    loops : iterator of int
+        Numbers of the loops.
     """
 
-    program: Program
     threads: Mapping[Variable, Span]
     found: list[Reach] = field(default_factory=list)
     loops: Iterator[int] = field(default_factory=itertools.count)
-    calls: Iterator[int] = field(default_factory=itertools.count)
-
-    def callee(self, static: Static | None) -> FunctionSource | None:
-        """Return the source of a device function whose text says what it does, or None."""
-        if static is None or isinstance(static.value, Gradient):
-            return None
-        callee = self.program.callee(static.value) or self.program.compiled(static.value)
-        if callee is None or callee.role != "func" or callee.declared.signatures or callee.declared.variables:
-            return None
-        # Numba's compiled code may have other values than the text reads now.
-        return callee if all(dependency.is_unchanged() for dependency in callee.kept or ()) else None
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What a function's parameters stand for.
-
-    Attributes
-    ----------
-    arguments : mapping of str to str
-        Parameters of the kernel.
-    memory : mapping of str to tuple
-        Local or shared memory: its name, and its extents.
-    numbers : mapping of str to Value
-        What else is known.
-    """
-
-    arguments: Mapping[str, str]
-    memory: Mapping[str, tuple[str, tuple[int, ...]]]
-    numbers: Mapping[str, Value]
 
 
 class _Reading:
     """One reading of where threads of a kernel are sure to come: its own text, or that of a function that it calls."""
 
-    def __init__(
-        self, source: FunctionSource, read: _Read, given: _Given, around: tuple[FunctionSource, ...] = ()
-    ) -> None:
-        self.source, self.read, self.around = source, read, (*around, source)
-        names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-        self.once = {name for name in names if names.count(name) == 1}
-        self.counting = _counting_in(source, names)
-        self.kept = self.once | {*self.counting.values()}
-        # Under a name that is assigned, another array or number may be meant.
-        self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
-        self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
-        own = {name: extents for name in self.once & source.memory if (extents := _extents_of(source, name))}
-        passed = {name: meant for name, meant in given.memory.items() if name not in names}
-        self.memory = {**passed, **{name: (name, extents) for name, extents in own.items()}}
+    def __init__(self, values: Values, read: _Read) -> None:
+        self.values, self.read, self.source = values, read, values.source
 
     def walk(self, body: Sequence[ast.stmt], context: Box) -> Box | None:
         """Read statements that all threads of a context come to; return the context of those that go on, or None."""
@@ -279,14 +207,14 @@ class _Reading:
             case ast.For():
                 self._expression(node.iter, context)
                 self._loop(node, context)
-                return None if _ends_threads(node) else context
+                return None if ends_threads(node) else context
             case ast.While(test=test):
                 self._tested(test, context)
-                name = self.counting.get(id(node))
+                name = self.values.counting.get(id(node))
                 if name in context.names:
                     self._while(node, name, context)
                     context = replace(context, names={n: value for n, value in context.names.items() if n != name})
-                return None if _ends_threads(node) else context
+                return None if ends_threads(node) else context
             case ast.Return(value):
                 if value is not None:
                     self._expression(value, context)
@@ -295,11 +223,11 @@ class _Reading:
                 return None
         for part in ast.iter_child_nodes(node):
             self._expression(part, context)
-        if _ends_threads(node):
+        if ends_threads(node):
             return None
         match node:
             case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
-                return self._assigned(target, value, context)
+                return self.values.assigned(target, value, context)
         return context
 
     def _branch(
@@ -314,7 +242,7 @@ class _Reading:
         for side, part in zip(sides, (body, orelse), strict=True):
             if side is not None:
                 self.walk(part, side)
-            gone.append(_leaves(part, _LEAVES))
+            gone.append(leaves_by(part, _LEAVES))
         if not any(gone):
             return context
         # Those go on who take the other side, if this one ends for all who take it.
@@ -329,11 +257,11 @@ class _Reading:
         within = (n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name) and n.id == name)
         if not name or name in context.names or any(isinstance(n.ctx, ast.Store) for n in within):
             return
-        if _leaves(node.body, ast.Break):
+        if leaves_by(node.body, ast.Break):
             return
         match node.iter:
-            case ast.Call(func, [_, *_] as arguments, []) if self._is(func, range):
-                self._trips(node.body, name, [self._value(argument, context) for argument in arguments], context)
+            case ast.Call(func, [_, *_] as arguments, []) if self.values.is_builtin(func, range):
+                self._trips(node.body, name, [self.values.value(argument, context) for argument in arguments], context)
 
     def _while(self, node: ast.While, name: str, context: Box) -> None:
         """Read the body of a loop that counts as ``range`` does."""
@@ -341,10 +269,12 @@ class _Reading:
             case ast.Compare(left, [operation], [right]), ast.AugAssign(_, by, step):
                 is_before = isinstance(left, ast.Name) and left.id == name
                 test = type(operation) if is_before else MIRRORED.get(type(operation))
-                stop = self._value(right if is_before else left, context)
-                moves = self._made("+" if isinstance(by, ast.Add) else "-", ZERO, self._value(step, context), context)
+                stop = self.values.value(right if is_before else left, context)
+                moves = self.values.made(
+                    "+" if isinstance(by, ast.Add) else "-", ZERO, self.values.value(step, context), context
+                )
                 if test in (ast.LtE, ast.GtE):
-                    stop = self._made("+" if test is ast.LtE else "-", stop, ONE, context)
+                    stop = self.values.made("+" if test is ast.LtE else "-", stop, ONE, context)
                 is_down = isinstance(moves, Size) and (-moves).is_never_negative
                 if test in ((ast.Gt, ast.GtE) if is_down else (ast.Lt, ast.LtE)):
                     self._trips(node.body[:-1], name, [context.names[name], stop, moves], context)
@@ -386,150 +316,6 @@ class _Reading:
         needs = (*context.needs, Size.of(Along("dim", own.number)) - _stride(own) + 1)
         return replace(context.without(own).over(variable, Span(ZERO, stop - 1)), needs=needs)
 
-    def _assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
-        """Keep what names stand for from here on."""
-        targets = target.elts if isinstance(target, ast.Tuple) else [target]
-        parts = (
-            self._parts(value, len(targets), context)
-            if isinstance(target, ast.Tuple)
-            else [self._value(value, context)]
-        )
-        kept = {
-            named.id: part
-            for named, part in zip(targets, parts, strict=False)
-            if isinstance(named, ast.Name) and named.id in self.kept and part is not None
-        }
-        return replace(context, names={**context.names, **kept}) if kept else context
-
-    # Values
-
-    def _parts(self, node: ast.expr, count: int, context: Box) -> list[Value | None]:
-        """Return what so many names are assigned together."""
-        match node:
-            case ast.Tuple(parts) if len(parts) == count:
-                return [self._value(part, context) for part in parts]
-            case ast.Attribute(ast.Name(name), "shape") if name in self.given:
-                return [Size.of(Extent(self.given[name], axis)) for axis in range(count)]
-            case ast.Call():
-                found = self._of_threads(node) or self._returned(node, count, context)
-                return found if len(found) == count else []
-        return []
-
-    def _of_threads(self, node: ast.Call) -> list[Value | None]:
-        """Return the numbers of threads that a call gives, or nothing."""
-        static = self.source.resolve(node.func)
-        called = None if static is None else intrinsic_of(static.value)
-        if called is None or called.kind not in ("tid", "grid", "gridsize"):
-            return []
-        axes = range(call_rank(self.source, node, called))
-        if called.kind == "gridsize":
-            return [_grid_size(axis) for axis in axes]
-        return [Variable("own", axis) for axis in axes]
-
-    def _called(self, node: ast.Call, context: Box) -> tuple[_Reading, Box] | None:
-        """Return the reading of a device function that is called, and what is known where it begins."""
-        callee = self.read.callee(self.source.resolve(node.func))
-        if callee is None or callee in self.around or next(self.read.calls) > _MOST_CALLS:
-            return None
-        if any(isinstance(argument, ast.Starred) for argument in node.args):
-            return None
-        defaults = callee.function.__defaults__ or ()
-        later = callee.parameters[len(callee.parameters) - len(defaults) :]
-        given: dict[str, Any] = dict(zip(callee.parameters, node.args, strict=False))
-        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-        arguments, memory, numbers = {}, {}, {}
-        for name, default in zip(later, defaults, strict=True):
-            if name not in given and isinstance(default, int | np.signedinteger) and not isinstance(default, bool):
-                numbers[name] = Size((), int(default))
-        for name, argument in given.items():
-            match argument:
-                case ast.Name(passed) if passed in self.given:
-                    arguments[name] = self.given[passed]
-                case ast.Name(passed) if passed in self.memory:
-                    memory[name] = self.memory[passed]
-                case _ if (value := self._value(argument, context)) is not None:
-                    numbers[name] = value
-        reading = _Reading(callee, self.read, _Given(arguments, memory, numbers), self.around)
-        return reading, replace(context, names=reading.numbers)
-
-    def _returned(self, node: ast.Call, count: int, context: Box) -> list[Value | None]:
-        """Return so many values of a device function that has one end, or nothing."""
-        called = self._called(node, context)
-        if called is None:
-            return []
-        reading, box = called
-        for statement in reading.source.tree.body:
-            match statement:
-                case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
-                    box = reading._assigned(target, value, box)
-                case ast.Return(ast.expr() as value):
-                    return [reading._value(value, box)] if count == 1 else reading._parts(value, count, box)
-                case _ if _ends_threads(statement):
-                    return []
-        return []
-
-    def _value(self, node: ast.expr, context: Box) -> Value | None:
-        """Return what an expression is, or None if it is more than the launch decides."""
-        constant = self.source.fold(node)
-        # What is unsigned wraps around, and is a float beside what is signed.
-        if isinstance(constant, int | np.signedinteger) and not isinstance(constant, bool):
-            return Size((), int(constant))
-        match node:
-            case ast.Name(name) if name in context.names:
-                return context.names[name]
-            case ast.Name(name) if name in self.given:
-                return Size.of(Number(self.given[name]))
-            case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)) if (
-                name in self.given
-            ):
-                return Size.of(Extent(self.given[name], axis)) if axis >= 0 and axis is not True else None
-            case ast.Attribute(ast.Name(name), "size") if name in self.given:
-                return Size.of(Total(self.given[name]))
-            case ast.Call(func, [ast.Name(name)], []) if name in self.given and self._is(func, len):
-                return Size.of(Extent(self.given[name], 0))
-            case ast.Call(func, [inner], []) if self._is(func, int):
-                return self._value(inner, context)
-            case ast.Call(func, [left, right], []) if self._is(func, min) or self._is(func, max):
-                chosen = "min" if self._is(func, min) else "max"
-                return self._made(chosen, self._value(left, context), self._value(right, context), context)
-            case ast.Call():
-                found = self._of_threads(node) or self._returned(node, 1, context)
-                return found[0] if len(found) == 1 else None
-            case ast.UnaryOp(ast.USub(), inner):
-                return self._made("-", ZERO, self._value(inner, context), context)
-            case ast.BinOp(left, operation, right):
-                own, kind = own_axis(self.source, node), KINDS.get(type(operation))
-                if own is not None:
-                    return Variable("own", own)
-                if kind is None:
-                    return None
-                return self._made(kind, self._value(left, context), self._value(right, context), context)
-        return self._place(node) if isinstance(node, ast.Attribute | ast.Name) else None
-
-    def _place(self, node: ast.expr) -> Value | None:
-        """Return what of a thread's place in its block and grid an expression is, or None."""
-        place = place_of(self.source, node)
-        if place is None:
-            return None
-        match place.operation:
-            case "blockDim" | "gridDim" as kind:
-                return Size.of(Along(kind, place.axis))
-            case "threadIdx" | "blockIdx" as kind:
-                return Variable(kind, place.axis)
-        return None
-
-    def _made(self, kind: str, left: Value | None, right: Value | None, context: Box) -> Value | None:
-        """Return what an operation makes of two values, as a size if the launch decides that, or None."""
-        if left is None or right is None:
-            return None
-        made = Operation(kind, left, right)
-        known = ends(made, context.spans)
-        return known.least if known is not None and not known.by else made
-
-    def _is(self, node: ast.expr, builtin: Any) -> bool:
-        static = self.source.resolve(node) if isinstance(node, ast.Name) else None
-        return static is not None and static.value is builtin
-
     # What is evaluated
 
     def _tested(self, test: ast.expr, context: Box) -> tuple[Box | None, Box | None]:
@@ -568,7 +354,7 @@ class _Reading:
         return on, None if otherwise is None else self._where(left, otherwise, rights[0], context)
 
     def _where(self, left: ast.expr, operation: type[ast.cmpop], right: ast.expr, context: Box) -> Box | None:
-        sides = self._value(left, context), self._value(right, context)
+        sides = self.values.value(left, context), self.values.value(right, context)
         return None if sides[0] is None or sides[1] is None else context.where(sides[0], operation, sides[1])
 
     def _expression(self, node: ast.AST, context: Box) -> None:
@@ -590,9 +376,10 @@ class _Reading:
                     self._reached(node, name, index, context)
         for child in ast.iter_child_nodes(node):
             self._expression(child, context)
-        called = self._called(node, context) if isinstance(node, ast.Call) else None
+        called = self.values.called(node, context) if isinstance(node, ast.Call) else None
         if called is not None:
-            called[0].walk(called[0].source.tree.body, called[1])
+            inside, begins = called
+            _Reading(inside, self.read).walk(inside.source.tree.body, begins)
 
     def _indexed(self, node: ast.Subscript, context: Box) -> None:
         """Read an element, also one of a row, as in ``x[i][j]``; or a view, of which nothing is read."""
@@ -608,7 +395,7 @@ class _Reading:
     def _reached(
         self, node: ast.expr, name: str, index: Sequence[ast.expr], context: Box, most_axes: int | None = None
     ) -> None:
-        array, extents = self.memory.get(name, (self.given.get(name), None))
+        array, extents = self.values.memory.get(name, (self.values.given.get(name), None))
         if array is None:
             return
         text, place = f"{name}[{', '.join(map(ast.unparse, index))}]", self.source.excerpt(node)
@@ -616,7 +403,7 @@ class _Reading:
         for axis, part in enumerate(index):
             if moves_axes(self.source, part) or (extents is not None and axis >= len(extents)):
                 return
-            value = self._value(part, context)
+            value = self.values.value(part, context)
             known = None if value is None else ends(value, context.spans)
             if value is None or known is None:
                 continue
@@ -634,72 +421,7 @@ class _Reading:
                     self.read.found.append(Reach(*far, most_axes, extents))
 
 
-def _grid_size(axis: int) -> Size:
-    return Size.of(Along("blockDim", axis)) * Size.of(Along("gridDim", axis))
-
-
 def _stride(variable: Variable) -> Size:
     """Return how many threads of the grid, or of a block, a thread's index or place is one of."""
     axis = variable.number
-    return _grid_size(axis) if variable.kind == "own" else Size.of(Along("blockDim", axis))
-
-
-def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str]:
-    """Return which ``while`` loops count, by their identity, and the variable that each counts in.
-
-    It is assigned by a statement in one list with the loop, and by the loop's last statement, which all trips come to.
-    """
-    found = {}
-    for owner in ast.walk(source.tree):
-        for body in (getattr(owner, part, None) for part in ("body", "orelse")):
-            begun: set[str] = set()
-            for node in body if isinstance(body, list) else ():
-                match node:
-                    case ast.Assign() | ast.AnnAssign():
-                        begun |= {
-                            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-                        }
-                    case ast.While(
-                        ast.Compare(left, [_], [right]),
-                        [*before, ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub())],
-                        [],
-                    ):
-                        is_tested = any(isinstance(side, ast.Name) and side.id == name for side in (left, right))
-                        if (
-                            name in begun
-                            and is_tested
-                            and stored.count(name) == 2
-                            and not _leaves(before, ast.Break | ast.Continue)
-                        ):
-                            found[id(node)] = name
-    return found
-
-
-def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:
-    """Return the extents of local or shared memory, or nothing where they are not constant, or those of dynamic memory."""
-    for node in source.nodes:
-        match node:
-            case ast.Assign([ast.Name(target)], ast.Call(_, arguments, keywords)) if target == name:
-                shapes = [*arguments[:1], *(k.value for k in keywords if k.arg == "shape")]
-                found = source.fold(shapes[0]) if shapes else MISSING
-                extents = found if isinstance(found, tuple) else (found,)
-                return extents if all(type(extent) is int and extent > 0 for extent in extents) else ()
-    return ()
-
-
-def _ends_threads(node: ast.AST) -> bool:
-    """Tell whether a thread may end in a statement."""
-    return any(isinstance(part, ast.Return) or may_raise(part) for part in ast.walk(node))
-
-
-def _leaves(body: Sequence[ast.stmt], kinds: type[ast.stmt] | types.UnionType) -> bool:
-    """Tell whether a thread may leave statements, by ending or by those of some kinds that are not about a loop within."""
-    for node in body:
-        if _ends_threads(node) or isinstance(node, kinds):
-            return True
-        inner = (
-            [] if isinstance(node, ast.For | ast.While) else [*getattr(node, "body", []), *getattr(node, "orelse", [])]
-        )
-        if _leaves(inner, kinds):
-            return True
-    return False
+    return grid_size(axis) if variable.kind == "own" else Size.of(Along("blockDim", axis))

@@ -1,0 +1,291 @@
+"""What a kernel's expressions are where a launch decides it: sizes, thread indices, loop variables, and what is made of these.
+
+Device functions are read where they are called, with what is known of their arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from numbridge.kernels.language.dependencies import MISSING
+from numbridge.kernels.language.index_boxes import KINDS, Box, Operation, Value, Variable, ends
+from numbridge.kernels.language.indexing import own_axis, place_of
+from numbridge.kernels.language.inner_gradients import Gradient
+from numbridge.kernels.language.intrinsics import intrinsic_of
+from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by
+from numbridge.kernels.language.launch_sizes import ZERO, Along, Extent, Number, Size, Total
+from numbridge.kernels.language.source import FunctionSource, Program, call_rank
+from numbridge.kernels.language.static_names import Static
+
+__all__ = ["Callees", "Given", "Values", "grid_size"]
+
+# A text in which functions call functions, twice each, is as long as a power of two.
+_MOST_CALLS = 2000
+
+
+@dataclass
+class Callees:
+    """The device functions of a program, as far as their texts say what they do.
+
+    Attributes
+    ----------
+    program : Program
+        The program.
+    calls : iterator of int
+        Numbers of the calls that were read.
+    """
+
+    program: Program
+    calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def callee(self, static: Static | None) -> FunctionSource | None:
+        """Return the source of a device function whose text says what it does, or None."""
+        if static is None or isinstance(static.value, Gradient):
+            return None
+        callee = self.program.callee(static.value) or self.program.compiled(static.value)
+        if callee is None or callee.role != "func" or callee.declared.signatures or callee.declared.variables:
+            return None
+        # Numba's compiled code may have other values than the text reads now.
+        return callee if all(dependency.is_unchanged() for dependency in callee.kept or ()) else None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a function's parameters stand for.
+
+    Attributes
+    ----------
+    arguments : mapping of str to str
+        Parameters of the kernel.
+    memory : mapping of str to tuple
+        Local or shared memory: its name, and its extents.
+    numbers : mapping of str to Value
+        What else is known.
+    """
+
+    arguments: Mapping[str, str]
+    memory: Mapping[str, tuple[str, tuple[int, ...]]]
+    numbers: Mapping[str, Value]
+
+
+class Values:
+    """What the expressions of a function are: of the kernel, or of a device function in one of its calls.
+
+    Attributes
+    ----------
+    source : FunctionSource
+        The function.
+    counting : mapping of int to str
+        Its ``while`` loops that count, by their identity, and the variable that each counts in.
+    given, memory, numbers
+        What its parameters stand for, as far as they are not assigned to: see `Given`. Its own memory is in `memory`, too.
+    """
+
+    def __init__(
+        self, source: FunctionSource, callees: Callees, given: Given, around: tuple[FunctionSource, ...] = ()
+    ) -> None:
+        self.source, self.callees, self.around = source, callees, (*around, source)
+        names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        once = {name for name in names if names.count(name) == 1}
+        self.counting = _counting_in(source, names)
+        self.kept = once | {*self.counting.values()}
+        # Under a name that is assigned, another array or number may be meant.
+        self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
+        self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
+        own = {name: extents for name in once & source.memory if (extents := _extents_of(source, name))}
+        passed = {name: meant for name, meant in given.memory.items() if name not in names}
+        self.memory = {**passed, **{name: (name, extents) for name, extents in own.items()}}
+
+    def assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
+        """Keep what names stand for from here on."""
+        targets = target.elts if isinstance(target, ast.Tuple) else [target]
+        parts = (
+            self._parts(value, len(targets), context) if isinstance(target, ast.Tuple) else [self.value(value, context)]
+        )
+        kept = {
+            named.id: part
+            for named, part in zip(targets, parts, strict=False)
+            if isinstance(named, ast.Name) and named.id in self.kept and part is not None
+        }
+        return replace(context, names={**context.names, **kept}) if kept else context
+
+    def _parts(self, node: ast.expr, count: int, context: Box) -> list[Value | None]:
+        """Return what so many names are assigned together."""
+        match node:
+            case ast.Tuple(parts) if len(parts) == count:
+                return [self.value(part, context) for part in parts]
+            case ast.Attribute(ast.Name(name), "shape") if name in self.given:
+                return [Size.of(Extent(self.given[name], axis)) for axis in range(count)]
+            case ast.Call():
+                found = self._of_threads(node) or self._returned(node, count, context)
+                return found if len(found) == count else []
+        return []
+
+    def _of_threads(self, node: ast.Call) -> list[Value | None]:
+        """Return the numbers of threads that a call gives, or nothing."""
+        static = self.source.resolve(node.func)
+        called = None if static is None else intrinsic_of(static.value)
+        if called is None or called.kind not in ("tid", "grid", "gridsize"):
+            return []
+        axes = range(call_rank(self.source, node, called))
+        if called.kind == "gridsize":
+            return [grid_size(axis) for axis in axes]
+        return [Variable("own", axis) for axis in axes]
+
+    def called(self, node: ast.Call, context: Box) -> tuple[Values, Box] | None:
+        """Return what a device function that is called makes of its arguments, and what is known where it begins."""
+        callee = self.callees.callee(self.source.resolve(node.func))
+        if callee is None or callee in self.around or next(self.callees.calls) > _MOST_CALLS:
+            return None
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            return None
+        defaults = callee.function.__defaults__ or ()
+        later = callee.parameters[len(callee.parameters) - len(defaults) :]
+        given: dict[str, Any] = dict(zip(callee.parameters, node.args, strict=False))
+        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        arguments, memory, numbers = {}, {}, {}
+        for name, default in zip(later, defaults, strict=True):
+            if name not in given and isinstance(default, int | np.signedinteger) and not isinstance(default, bool):
+                numbers[name] = Size((), int(default))
+        for name, argument in given.items():
+            match argument:
+                case ast.Name(passed) if passed in self.given:
+                    arguments[name] = self.given[passed]
+                case ast.Name(passed) if passed in self.memory:
+                    memory[name] = self.memory[passed]
+                case _ if (value := self.value(argument, context)) is not None:
+                    numbers[name] = value
+        inside = Values(callee, self.callees, Given(arguments, memory, numbers), self.around)
+        return inside, replace(context, names=inside.numbers)
+
+    def _returned(self, node: ast.Call, count: int, context: Box) -> list[Value | None]:
+        """Return so many values of a device function that has one end, or nothing."""
+        called = self.called(node, context)
+        if called is None:
+            return []
+        inside, box = called
+        for statement in inside.source.tree.body:
+            match statement:
+                case ast.Assign([target], value) | ast.AnnAssign(target, _, ast.expr() as value):
+                    box = inside.assigned(target, value, box)
+                case ast.Return(ast.expr() as value):
+                    return [inside.value(value, box)] if count == 1 else inside._parts(value, count, box)
+                case _ if ends_threads(statement):
+                    return []
+        return []
+
+    def value(self, node: ast.expr, context: Box) -> Value | None:
+        """Return what an expression is, or None if it is more than the launch decides."""
+        constant = self.source.fold(node)
+        # What is unsigned wraps around, and is a float beside what is signed.
+        if isinstance(constant, int | np.signedinteger) and not isinstance(constant, bool):
+            return Size((), int(constant))
+        match node:
+            case ast.Name(name) if name in context.names:
+                return context.names[name]
+            case ast.Name(name) if name in self.given:
+                return Size.of(Number(self.given[name]))
+            case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)) if (
+                name in self.given
+            ):
+                return Size.of(Extent(self.given[name], axis)) if axis >= 0 and axis is not True else None
+            case ast.Attribute(ast.Name(name), "size") if name in self.given:
+                return Size.of(Total(self.given[name]))
+            case ast.Call(func, [ast.Name(name)], []) if name in self.given and self.is_builtin(func, len):
+                return Size.of(Extent(self.given[name], 0))
+            case ast.Call(func, [inner], []) if self.is_builtin(func, int):
+                return self.value(inner, context)
+            case ast.Call(func, [left, right], []) if self.is_builtin(func, min) or self.is_builtin(func, max):
+                chosen = "min" if self.is_builtin(func, min) else "max"
+                return self.made(chosen, self.value(left, context), self.value(right, context), context)
+            case ast.Call():
+                found = self._of_threads(node) or self._returned(node, 1, context)
+                return found[0] if len(found) == 1 else None
+            case ast.UnaryOp(ast.USub(), inner):
+                return self.made("-", ZERO, self.value(inner, context), context)
+            case ast.BinOp(left, operation, right):
+                own, kind = own_axis(self.source, node), KINDS.get(type(operation))
+                if own is not None:
+                    return Variable("own", own)
+                if kind is None:
+                    return None
+                return self.made(kind, self.value(left, context), self.value(right, context), context)
+        return self._place(node) if isinstance(node, ast.Attribute | ast.Name) else None
+
+    def _place(self, node: ast.expr) -> Value | None:
+        """Return what of a thread's place in its block and grid an expression is, or None."""
+        place = place_of(self.source, node)
+        if place is None:
+            return None
+        match place.operation:
+            case "blockDim" | "gridDim" as kind:
+                return Size.of(Along(kind, place.axis))
+            case "threadIdx" | "blockIdx" as kind:
+                return Variable(kind, place.axis)
+        return None
+
+    def made(self, kind: str, left: Value | None, right: Value | None, context: Box) -> Value | None:
+        """Return what an operation makes of two values, as a size if the launch decides that, or None."""
+        if left is None or right is None:
+            return None
+        made = Operation(kind, left, right)
+        known = ends(made, context.spans)
+        return known.least if known is not None and not known.by else made
+
+    def is_builtin(self, node: ast.expr, builtin: Any) -> bool:
+        static = self.source.resolve(node) if isinstance(node, ast.Name) else None
+        return static is not None and static.value is builtin
+
+
+def grid_size(axis: int) -> Size:
+    """Return how many threads the grid has along an axis."""
+    return Size.of(Along("blockDim", axis)) * Size.of(Along("gridDim", axis))
+
+
+def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str]:
+    """Return which ``while`` loops count, by their identity, and the variable that each counts in.
+
+    It is assigned by a statement in one list with the loop, and by the loop's last statement, which all trips come to.
+    """
+    found = {}
+    for owner in ast.walk(source.tree):
+        for body in (getattr(owner, part, None) for part in ("body", "orelse")):
+            begun: set[str] = set()
+            for node in body if isinstance(body, list) else ():
+                match node:
+                    case ast.Assign() | ast.AnnAssign():
+                        begun |= {
+                            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+                        }
+                    case ast.While(
+                        ast.Compare(left, [_], [right]),
+                        [*before, ast.AugAssign(ast.Name(name), ast.Add() | ast.Sub())],
+                        [],
+                    ):
+                        is_tested = any(isinstance(side, ast.Name) and side.id == name for side in (left, right))
+                        if (
+                            name in begun
+                            and is_tested
+                            and stored.count(name) == 2
+                            and not leaves_by(before, ast.Break | ast.Continue)
+                        ):
+                            found[id(node)] = name
+    return found
+
+
+def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:
+    """Return the extents of local or shared memory, or nothing where they are not constant, or those of dynamic memory."""
+    for node in source.nodes:
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call(_, arguments, keywords)) if target == name:
+                shapes = [*arguments[:1], *(k.value for k in keywords if k.arg == "shape")]
+                found = source.fold(shapes[0]) if shapes else MISSING
+                extents = found if isinstance(found, tuple) else (found,)
+                return extents if all(type(extent) is int and extent > 0 for extent in extents) else ()
+    return ()
