@@ -149,7 +149,8 @@ class Values:
         later = callee.parameters[len(callee.parameters) - len(defaults) :]
         given: dict[str, Any] = dict(zip(callee.parameters, node.args, strict=False))
         given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-        arguments, memory, numbers = {}, {}, {}
+        arguments, memory = {}, {}
+        numbers: dict[str, Value] = {}
         for name, default in zip(later, defaults, strict=True):
             if name not in given and isinstance(default, int | np.signedinteger) and not isinstance(default, bool):
                 numbers[name] = Size((), int(default))

@@ -210,7 +210,7 @@ class _Reading:
                 return None if ends_threads(node) else context
             case ast.While(test=test):
                 self._tested(test, context)
-                name = self.values.counting.get(id(node))
+                name = self.values.counting.get(id(node), "")
                 if name in context.names:
                     self._while(node, name, context)
                     context = replace(context, names={n: value for n, value in context.names.items() if n != name})
@@ -288,11 +288,12 @@ class _Reading:
 
     def _over(self, values: Sequence[Value | None], context: Box, variable: Variable) -> Box | None:
         """Return what is known in a loop over ``range(*values)``, or None."""
-        match values:
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        match known:
             case [Variable("own" | "threadIdx") as own, Size() as stop, Size() as step] if step == _stride(own):
                 return self._strided(own, stop, context, variable)
-            case [None] | [None, *_] | [_, None, *_]:
-                return None
             case [stop]:
                 return context.within(variable, ZERO, stop)
             case [start, stop]:
