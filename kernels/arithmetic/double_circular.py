@@ -1,0 +1,125 @@
+"""Circular functions of float64 and their inverses, for `double_math`."""
+
+from __future__ import annotations
+
+import math
+
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum
+from numbridge.kernels.arithmetic.rare_calls import else_from_library
+
+__all__ = ["atan", "cos", "sin", "tan"]
+
+# Circular functions: x = k pi / 2 + r with |r| hardly above pi / 4, as r = high + low. The C library reduces what is beyond _FAR.
+
+_FAR = 2.0**30
+# pi / 2 in three parts of 53 bits. What a multiple of the first leaves of x is exact.
+_QUARTERS = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
+
+
+def _quarter(x: Real) -> tuple[Bits, Real, Real]:
+    """Return k, of which two bits matter, and r in two parts, for |x| up to `_FAR`."""
+    rounded = x.fma(2 / math.pi, ROUND)
+    minus_k = ROUND - rounded
+    rest = minus_k.fma(_QUARTERS[0], x)
+    second = minus_k * _QUARTERS[1]
+    high = rest + second
+    # It is a multiple of the last place of `second`, though it may be smaller: so this is exact, too.
+    low = second - (high - rest)
+    low = minus_k.fma(_QUARTERS[2], low + minus_k.fma(_QUARTERS[1], -second))
+    return rounded.bits(), high, low
+
+
+def _sine(high: Real, low: Real) -> tuple[Real, Real]:
+    """Return the sine of high + low as the sum of two numbers, the second of which is smaller."""
+    z = high * high
+    # (sin(r) - r) / r**3, error 2**-57
+    p = z.polynomial(
+        *(-0.16666666666666632, 0.008333333333322417, -0.00019841269829810066),
+        *(2.7557313692689693e-06, -2.5050758231297642e-08, 1.589680201269066e-10),
+    )
+    return high, (high * z).fma(p, (-0.5 * low).fma(z, low))
+
+
+def _cosine(high: Real, low: Real) -> tuple[Real, Real]:
+    """Return the cosine of high + low as the sum of two numbers, the second of which is smaller."""
+    z = high * high
+    # (cos(r) - 1 + r**2 / 2) / r**4, error 2**-60
+    p = z.polynomial(
+        *(0.0416666666666666, -0.0013888888888874127, 2.4801587289483624e-05),
+        *(-2.7557314352748897e-07, 2.0875723329341688e-09, -1.13596506810086e-11),
+    )
+    half = 0.5 * z
+    most = 1.0 - half
+    return most, (z * z).fma(p, (1.0 - most - half) - high * low)
+
+
+def _turned(k: Bits, high: Real, low: Real) -> Real:
+    """Return the sine of what is k right angles further."""
+    (sine, more), (cosine, rest) = _sine(high, low), _cosine(high, low)
+    size = (cosine + rest).if_((k & 1).any(), sine + more)
+    return (size.bits() ^ ((k & 2) << 62)).real()
+
+
+def sin(x: Real) -> Real:
+    k, high, low = _quarter(x)
+    usual = x.if_(x.equals(0.0), _turned(k, high, low))
+    return else_from_library(usual, x.magnitude() > _FAR, "sin", x)
+
+
+def cos(x: Real) -> Real:
+    k, high, low = _quarter(x)
+    return else_from_library(_turned(k + 1, high, low), x.magnitude() > _FAR, "cos", x)
+
+
+def tan(x: Real) -> Real:
+    k, high, low = _quarter(x)
+    sine, sine_lost = ordered_sum(*_sine(high, low))
+    cosine, cosine_lost = ordered_sum(*_cosine(high, low))
+    odd = (k & 1).any()
+    above, below = (-cosine).if_(odd, sine), sine.if_(odd, cosine)
+    above_lost, below_lost = (-cosine_lost).if_(odd, sine_lost), sine_lost.if_(odd, cosine_lost)
+    inverse = 1.0 / below
+    t = above * inverse
+    left = (-t).fma(below, above) + (-t).fma(below_lost, above_lost)
+    usual = x.if_(x.equals(0.0), left.fma(inverse, t))
+    return else_from_library(usual, x.magnitude() > _FAR, "tan", x)
+
+
+# Inverse circular functions: the angle of a point in the first quadrant, turned by the angle of (1, 0), (2, 1), (1, 1), (2, 3) or
+# (0, 1), each in two parts.
+
+_TURNS = (
+    (7 / 16, 0.5, 0.4636476090008061, 2.2698777452961687e-17),
+    (11 / 16, 1.0, 0.7853981633974483, 3.061616997868383e-17),
+    (19 / 16, 1.5, 0.982793723247329, 1.3903311031230998e-17),
+)
+_HALF_PI = (math.pi / 2, 6.123233995736766e-17)
+
+
+def _angle(x: Real, y: Real) -> Real:
+    """Return the angle at which a point with x, y >= 0 is seen."""
+    slope, high, low = (constant(x, 0.0) for _ in range(3))
+    for least, *turn in _TURNS:
+        above = y >= least * x
+        slope, high, low = (
+            constant(x, number).if_(above, other) for number, other in zip(turn, (slope, high, low), strict=True)
+        )
+    steep = y >= 39 / 16 * x
+    above = (-x).if_(steep, (-slope).fma(x, y))
+    along = y.if_(steep, slope.fma(y, x))
+    high, low = (constant(x, part).if_(steep, other) for part, other in zip(_HALF_PI, (high, low), strict=True))
+    t = above / along
+    z = t * t
+    # (atan(t) - t) / t**3, error 2**-57.8
+    p = z.polynomial(
+        *(-0.3333333333333333, 0.19999999999999404, -0.14285714285565465, 0.111111110965279),
+        *(-0.09090908350382436, 0.07692285419714515, -0.06666239748865294, 0.05876924062763387),
+        *(-0.05216532007308444, 0.044916556747777434, -0.033114228762660534, 0.014759380407779155),
+    )
+    return high + (t + (t * z).fma(p, low))
+
+
+def atan(x: Real) -> Real:
+    a = x.magnitude()
+    # From here on it is a right angle, to the last digit.
+    return _angle(constant(x, 1.0), constant(x, 2.0**60).if_(a > 2.0**60, a)).signed_as(x)

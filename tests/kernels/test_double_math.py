@@ -1,0 +1,148 @@
+"""Mathematical functions of float64: their values everywhere, and that loops with them run in lanes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from lane_checks import check, floats, widths
+from numbridge.kernels.launch import launch
+
+
+@nb.kernel
+def circular(x, out):
+    i = nb.tid()
+    out[0, i] = math.sin(x[i])
+    out[1, i] = np.cos(x[i])
+    out[2, i] = math.tan(x[i])
+    out[3, i] = np.arctan(x[i])
+
+
+@nb.kernel
+def exponential(x, out):
+    i = nb.tid()
+    out[0, i] = math.exp(x[i])
+    out[1, i] = np.expm1(x[i])
+    out[2, i] = math.sinh(x[i])
+    out[3, i] = np.cosh(x[i])
+    out[4, i] = math.tanh(x[i])
+
+
+@nb.kernel
+def logarithmic(x, out):
+    i = nb.tid()
+    out[0, i] = np.log(x[i])
+    out[1, i] = math.log1p(x[i])
+
+
+# The functions of each kernel, and how far they may be from the true value in units in the last place.
+BOUNDS = {
+    circular: {np.sin: 0.9, np.cos: 0.9, np.tan: 1.1, np.arctan: 0.9},
+    exponential: {np.exp: 0.9, np.expm1: 1.2, np.sinh: 2.5, np.cosh: 1.4, np.tanh: 2.5},
+    logarithmic: {np.log: 0.9, np.log1p: 0.9},
+}
+
+EDGES = [709.782712893384, 709.7827128933841, 710.4758600739439, 710.475860073944, 745.1332191019411, 745.1332191019412]
+EDGES += [0.0, 5e-324, 1e-310, 2.2250738585072014e-308, 1e-20, 0.5, 1.0, 2.0**60, 2.0**61, 1.7976931348623157e308]
+EDGES += [7 / 16, 11 / 16, 19 / 16, 39 / 16, 0.5**0.5, 2.0**0.5, 20.0, 40.0, math.log(2) / 2, 1 - 2**-53, 22.0, 37.5]
+EDGES += [2.0**30, 2.0**52, 2.0**53, math.pi / 4, math.pi, np.inf]
+
+random = np.random.default_rng(3)
+
+
+def any_bits(n: int) -> np.ndarray:
+    """Return numbers of all magnitudes, signs and kinds."""
+    return random.integers(-(1 << 63), (1 << 63) - 1, n, dtype=np.int64).view(np.float64)
+
+
+def multiples_of_right_angles(n: int) -> np.ndarray:
+    """Return the numbers on both sides of multiples of pi / 2, of which hardly anything remains."""
+    k = np.concatenate([np.arange(1, n), random.integers(1, 1 << 31, n)]).astype(np.longdouble)
+    near = (k * np.longdouble(math.pi / 2) + k * np.longdouble(6.123233995736766e-17)).astype(np.float64)
+    return np.concatenate([near, np.nextafter(near, 0), np.nextafter(near, np.inf)])
+
+
+def arguments() -> np.ndarray:
+    return np.concatenate(
+        [
+            [np.nan, *EDGES, *(-edge for edge in EDGES)],
+            *([np.nextafter(e, way) * s for e in EDGES] for way in (-np.inf, np.inf) for s in (-1, 1)),
+            any_bits(40_000),
+            multiples_of_right_angles(10_000),
+            random.choice([-1.0, 1.0], 40_000) * np.exp(random.uniform(-744, 709, 40_000)),
+            *(random.uniform(-far, far, 40_000) for far in (0.5, 3, 25, 750, 2e9)),
+        ]
+    )
+
+
+def check_near(found: np.ndarray, true: np.ndarray, bound: float, *given: np.ndarray) -> None:
+    """Compare with results of more digits; what is infinite, or none, or a zero with a sign, must be just that."""
+    rounded = true.astype(np.float64)
+    finite = np.isfinite(found) & np.isfinite(rounded)
+    near = np.spacing(np.abs(rounded[finite]))
+    distance = np.abs(found[finite].astype(np.longdouble) - true[finite]) / near
+    worst = int(np.argmax(distance))
+    assert distance[worst] <= bound, [float(distance[worst]), *(x[finite][worst] for x in given), found[finite][worst]]
+    same = (np.isnan(found) & np.isnan(rounded)) | (found == rounded)
+    same = np.where(finite, (np.signbit(found) == np.signbit(rounded)) | (found != 0) | (rounded != 0), same)
+    assert same.all(), [*(x[~same] for x in given), found[~same], rounded[~same]]
+
+
+needs_more_digits = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant < 63, reason="no type of more digits to compare with"
+)
+
+
+@needs_more_digits
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fastmath", [False, True])
+@pytest.mark.parametrize("kernel", BOUNDS, ids=lambda kernel: kernel.name)
+def test_functions_are_as_near_to_the_true_value_as_they_say(kernel, fastmath):
+    x, bounds = arguments(), BOUNDS[kernel]
+    out = np.full((len(bounds), len(x)), 7.0)
+    launch(nb.kernel(fastmath=fastmath)(kernel.function), len(x), [x, out])
+    for row, (function, bound) in zip(out, bounds.items(), strict=True):
+        check_near(row, function(x.astype(np.longdouble)), bound, x)
+
+
+@pytest.mark.parametrize("kernel", BOUNDS, ids=lambda kernel: kernel.name)
+def test_numbers_in_a_vector_and_alone_give_the_same_bits(kernel):
+    x = np.concatenate([random.uniform(-30, 30, 1000), random.uniform(-1, 1, 500), random.uniform(-1e12, 1e12, 500)])
+    together = np.zeros((len(BOUNDS[kernel]), len(x)))
+    launch(kernel, len(x), [x, together])
+    for k in range(0, len(x), 37):
+        one = np.zeros((len(BOUNDS[kernel]), 1))
+        launch(kernel, 1, [x[k : k + 1].copy(), one])
+        assert one[:, 0].tobytes() == together[:, k].tobytes()
+
+
+def newton(x, y):
+    i, j = nb.tid()
+    guess = 0.0
+    for _ in range(30):
+        guess += x[i + j] * math.exp(-guess) - math.tanh(guess) * 0.1
+    y[i + j] = guess
+
+
+def orbit(x, y):
+    i, j = nb.tid()
+    angle = x[i + j]
+    while abs(angle) < 2.5:
+        angle += 0.3 * math.sin(angle) + 0.1 * math.cos(angle) ** 2 + 0.01
+        if angle > 2.0:
+            angle *= 1.0 + math.tan(0.1 * angle) ** 2 + 0.1 * math.sin(1e12 * x[i + j])
+    y[i + j] = angle
+
+
+@pytest.mark.parametrize("function", [newton, orbit])
+def test_loops_with_functions_run_in_lanes(function):
+    values = [np.linspace(0.1, 2, 200), np.zeros(200)]
+    assert function.__name__ in widths(nb.kernel(function), values)
+    check(function, lambda n: [floats(n, dtype=np.float64), np.zeros(n)])
+    nb.launch(nb.kernel(function), (1, 200), values)
+    wanted = np.zeros(200)
+    nb.launch(nb.kernel(simd=False)(function), (1, 200), [values[0], wanted])
+    np.testing.assert_allclose(values[1], wanted, rtol=1e-10)
