@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 
-from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, whole_sum
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum, product, whole_sum
 
-__all__ = ["LN2", "cosh", "exp", "expm1", "sinh", "tanh"]
+__all__ = ["LN2", "cosh", "exp", "exp2", "expm1", "sinh", "tanh"]
 
 _LARGEST = 709.782712893384  # whose exponential is finite
 # log(2): its first 32 bits, so that a multiple by an exponent is exact, and the rest
 LN2 = (0.6931471803691238, 1.9082149292705877e-10)
+_LN2_REST = 2.3190468138462996e-17  # what log(2) has beyond its first 53 bits
 
 
 def _power_of_two(k: Bits) -> Real:
@@ -43,14 +44,34 @@ def _scaled_exp(x: Real, twos: int) -> Real:
     x = constant(x, -746.0).if_(x < -746.0, x)
     x = constant(x, 711.0).if_(x > 711.0, x)
     k, first, second = _exponential(x)
-    # In two steps: the result may be subnormal, or just below what is infinite.
-    k = k + twos
+    return _scaled(first + second + 1.0, k + twos)
+
+
+def _scaled(x: Real, k: Bits) -> Real:
+    """Return x times 2**k, in two steps: the result may be subnormal, or just below what is infinite."""
     half = ((k + 2048) >> 1) - 1024
-    return (first + second + 1.0) * _power_of_two(half) * _power_of_two(k - half)
+    return x * _power_of_two(half) * _power_of_two(k - half)
 
 
 def exp(x: Real) -> Real:
     return _scaled_exp(x, 0)
+
+
+def exp2(x: Real) -> Real:
+    x = constant(x, -1080.0).if_(x < -1080.0, x)
+    x = constant(x, 1030.0).if_(x > 1030.0, x)
+    rounded = x + ROUND
+    r = x - (rounded - ROUND)
+    # (2**r - 1 - r log(2)) / r**2, error 2**-58
+    q = r.polynomial(
+        *(0.24022650695910072, 0.05550410866482164, 0.00961812910762849, 0.0013333558146401948),
+        *(0.00015403530393348256, 1.5252733846887438e-05, 1.321548682822382e-06, 1.0178054646190482e-07),
+        *(7.05488978044866e-09, 4.4562045742163423e-10, 2.5739967202518277e-11),
+    )
+    first, lost = product(r, math.log(2))
+    total, more = ordered_sum(1.0, first)
+    second = (r * r).fma(q, r.fma(_LN2_REST, lost))
+    return _scaled(total + (more + second), rounded.bits() - constant(x, ROUND).bits())
 
 
 def expm1(x: Real) -> Real:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from numbridge.kernels.arithmetic.double_circular import atan, cos, sin, tan
-from numbridge.kernels.arithmetic.double_exponentials import cosh, exp, expm1, sinh, tanh
-from numbridge.kernels.arithmetic.double_logarithms import log, log1p
+from numbridge.kernels.arithmetic.double_exponentials import cosh, exp, exp2, expm1, sinh, tanh
+from numbridge.kernels.arithmetic.double_logarithms import log, log1p, log2, log10
 from numbridge.kernels.arithmetic.llvm_numbers import Real
 
 __all__ = ["FUNCTIONS", "evaluate"]
@@ -23,8 +23,8 @@ FUNCTIONS: dict[str, Callable[..., Real]] = {
     function.__name__: function
     for function in (
         *(sin, cos, tan, atan),
-        *(exp, expm1, sinh, cosh, tanh),
-        *(log, log1p),
+        *(exp, exp2, expm1, sinh, cosh, tanh),
+        *(log, log2, log10, log1p),
     )
 }
 

@@ -29,6 +29,7 @@ def exponential(x, out):
     out[2, i] = math.sinh(x[i])
     out[3, i] = np.cosh(x[i])
     out[4, i] = math.tanh(x[i])
+    out[5, i] = np.exp2(x[i])
 
 
 @nb.kernel
@@ -36,13 +37,15 @@ def logarithmic(x, out):
     i = nb.tid()
     out[0, i] = np.log(x[i])
     out[1, i] = math.log1p(x[i])
+    out[2, i] = np.log2(x[i])
+    out[3, i] = math.log10(x[i])
 
 
 # The functions of each kernel, and how far they may be from the true value in units in the last place.
 BOUNDS = {
     circular: {np.sin: 0.9, np.cos: 0.9, np.tan: 1.1, np.arctan: 0.9},
-    exponential: {np.exp: 0.9, np.expm1: 1.2, np.sinh: 2.5, np.cosh: 1.4, np.tanh: 2.5},
-    logarithmic: {np.log: 0.9, np.log1p: 0.9},
+    exponential: {np.exp: 0.9, np.expm1: 1.2, np.sinh: 2.5, np.cosh: 1.4, np.tanh: 2.5, np.exp2: 0.8},
+    logarithmic: {np.log: 0.9, np.log1p: 0.9, np.log2: 0.8, np.log10: 0.8},
 }
 
 EDGES = [709.782712893384, 709.7827128933841, 710.4758600739439, 710.475860073944, 745.1332191019411, 745.1332191019412]
@@ -117,6 +120,23 @@ def test_numbers_in_a_vector_and_alone_give_the_same_bits(kernel):
         one = np.zeros((len(BOUNDS[kernel]), 1))
         launch(kernel, 1, [x[k : k + 1].copy(), one])
         assert one[:, 0].tobytes() == together[:, k].tobytes()
+
+
+@nb.kernel
+def whole(k, n, out):
+    i = nb.tid()
+    out[0, i] = math.exp2(k[i])
+    out[1, i] = math.log2(math.exp2(k[i]))
+    out[2, i] = math.log10(n[i])
+
+
+def test_whole_results_are_exact():
+    k, digits = np.arange(-1074.0, 1024.0), np.arange(23)
+    out = np.zeros((3, len(k)))
+    launch(whole, len(k), [k, np.resize(10.0**digits, len(k)), out])
+    assert (out[0] == [math.ldexp(1.0, int(power)) for power in k]).all()
+    assert (out[1] == k).all()
+    assert (out[2] == np.resize(digits, len(k))).all()
 
 
 def newton(x, y):
