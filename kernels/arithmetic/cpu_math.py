@@ -90,6 +90,7 @@ def _doubles() -> frozenset[Any]:
     named = {getattr(math, name) for name in double_math.FUNCTIONS} | {
         getattr(np, _NUMPY_NAMES.get(name, name)) for name in double_math.FUNCTIONS
     }
+    named.add(operator.pow)
     return frozenset(own for plain, own in _replacements().items() if plain in named)
 
 

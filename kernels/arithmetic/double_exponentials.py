@@ -6,10 +6,11 @@ With x = k log(2) + r and |r| <= log(2) / 2, exp(x) = 2**k exp(r).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum, product, whole_sum
 
-__all__ = ["LN2", "cosh", "exp", "exp2", "expm1", "sinh", "tanh"]
+__all__ = ["LN2", "cosh", "exp", "exp2", "exp_of_sum", "expm1", "sinh", "tanh"]
 
 _LARGEST = 709.782712893384  # whose exponential is finite
 # log(2): its first 32 bits, so that a multiple by an exponent is exact, and the rest
@@ -22,13 +23,17 @@ def _power_of_two(k: Bits) -> Real:
     return ((k + 1023) << 52).real()
 
 
-def _exponential(x: Real) -> tuple[Bits, Real, Real]:
-    """Return k, and exp(r) - 1 as the sum of two numbers, the second of which is little beside the first."""
+def _exponential(x: Real, more: Any = 0.0) -> tuple[Bits, Real, Real]:
+    """Return k, and exp(r) - 1 as the sum of two numbers, the second of which is little beside the first.
+
+    It is that of x + more, where `more` is what x has lost.
+    """
     rounded = x.fma(1 / math.log(2), ROUND)
     minus_k = ROUND - rounded
     high = minus_k.fma(LN2[0], x)
-    r = minus_k.fma(LN2[1], high)
-    lost = minus_k.fma(LN2[1], high - r)
+    low = minus_k.fma(LN2[1], more)
+    r = high + low
+    lost = low - (r - high)
     # (exp(r) - 1 - r) / r**2, error 2**-59.3
     q = r.polynomial(
         *(0.5, 0.1666666666666667, 0.04166666666666667, 0.008333333333326112, 0.001388888888888373),
@@ -55,6 +60,13 @@ def _scaled(x: Real, k: Bits) -> Real:
 
 def exp(x: Real) -> Real:
     return _scaled_exp(x, 0)
+
+
+def exp_of_sum(x: Real, more: Real, factor: Any = 1.0) -> Real:
+    """Return exp(x + more) times a factor, where x is in the range of `exp` and `more` is what it has lost."""
+    k, first, second = _exponential(x, more)
+    total, lost = ordered_sum(1.0, first)
+    return _scaled((total + (lost + second)) * factor, k)
 
 
 def exp2(x: Real) -> Real:

@@ -15,6 +15,7 @@ __all__ = ["log", "log1p", "log2", "log10"]
 
 _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of the square root of 1/2
 _MANTISSA = (1 << 52) - 1
+_TWO_THIRDS_REST = 3.700743415417188e-17  # what 2 / 3 has beyond its first 53 bits
 
 
 def _split(x: Real) -> tuple[Real, Real]:
@@ -50,6 +51,13 @@ def _special(x: Real, result: Real) -> Real:
     return result.if_(x.builder.and_(x > 0.0, x < math.inf), special)
 
 
+def _normal_split(x: Real) -> tuple[Real, Real]:
+    """Return k and f of a positive x."""
+    is_subnormal = x < 2.0**-1022
+    k, f = _split((x * 2.0**54).if_(is_subnormal, x))
+    return (k - 54.0).if_(is_subnormal, k), f
+
+
 def log(x: Real) -> Real:
     is_subnormal = x < 2.0**-1022
     result = _logarithm((x * 2.0**54).if_(is_subnormal, x), 0.0)
@@ -58,9 +66,7 @@ def log(x: Real) -> Real:
 
 def _to_base(x: Real, of_two: tuple[float, float], of_e: tuple[float, float]) -> Real:
     """Return the logarithm of x to a base, given those of 2 and of e in two parts; multiples of the first one are exact."""
-    is_subnormal = x < 2.0**-1022
-    k, f = _split((x * 2.0**54).if_(is_subnormal, x))
-    k = (k - 54.0).if_(is_subnormal, k)
+    k, f = _normal_split(x)
     s, r = _series(f)
     square, square_lost = product(0.5 * f, f)
     high, lost = ordered_sum(f, -square)
@@ -85,3 +91,30 @@ def log1p(x: Real) -> Real:
     lost = (1.0 - (y - x)).if_(x > 1.0, x - (y - 1.0)) / y
     result = _logarithm(y, lost)
     return _special(y, result).signed_as(x)
+
+
+def log_in_two(x: Real) -> tuple[Real, Real]:
+    """Return the logarithm of a positive and finite x as a number and what it has lost: 66 bits of it are right."""
+    k, f = _normal_split(x)
+    # s, z = s**2 and log(m) = 2 s + s z (2/3 + z q(z)), each in two parts.
+    below, below_lost = ordered_sum(2.0, f)
+    inverse = 1.0 / below
+    s = f * inverse
+    s_lost = inverse * (-s).fma(below_lost, (-s).fma(below, f))
+    z, z_lost = product(s, s)
+    z_lost = (2.0 * s).fma(s_lost, z_lost)
+    # q, error 2**-58.9
+    q = z.polynomial(
+        *(0.4, 0.28571428571429375, 0.2222222222165133, 0.18181818336322408),
+        *(0.15384594872224233, 0.1333480919529892, 0.1170612507385906, 0.1172425897646252),
+    )
+    term, term_lost = product(z, q)
+    factor, factor_lost = ordered_sum(2 / 3, term)
+    factor_lost = factor_lost + (z_lost.fma(q, term_lost) + _TWO_THIRDS_REST)
+    cube, cube_lost = product(s, z)
+    cube_lost = cube_lost + s.fma(z_lost, s_lost * z)
+    third, third_lost = product(cube, factor)
+    third_lost = third_lost + cube.fma(factor_lost, cube_lost * factor)
+    most, lost = ordered_sum(k * LN2[0], 2.0 * s)
+    total, more = ordered_sum(most, third)
+    return ordered_sum(total, lost + more + k.fma(LN2[1], s_lost.fma(2.0, third_lost)))

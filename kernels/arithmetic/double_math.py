@@ -15,7 +15,8 @@ from typing import Any
 from numbridge.kernels.arithmetic.double_circular import atan, cos, sin, tan
 from numbridge.kernels.arithmetic.double_exponentials import cosh, exp, exp2, expm1, sinh, tanh
 from numbridge.kernels.arithmetic.double_logarithms import log, log1p, log2, log10
-from numbridge.kernels.arithmetic.llvm_numbers import Real
+from numbridge.kernels.arithmetic.double_powers import known_power, pow
+from numbridge.kernels.arithmetic.llvm_numbers import Real, known_number
 
 __all__ = ["FUNCTIONS", "evaluate"]
 
@@ -25,6 +26,7 @@ FUNCTIONS: dict[str, Callable[..., Real]] = {
         *(sin, cos, tan, atan),
         *(exp, exp2, expm1, sinh, cosh, tanh),
         *(log, log2, log10, log1p),
+        pow,
     )
 }
 
@@ -46,4 +48,7 @@ def evaluate(name: str, builder: Any, arguments: Sequence[Any]) -> Any:
     llvmlite.ir.Value
         The result, of type double.
     """
-    return FUNCTIONS[name](*(Real(builder, argument) for argument in arguments)).value
+    numbers = [Real(builder, argument) for argument in arguments]
+    exponent = known_number(arguments[1]) if name == "pow" else None
+    known = None if exponent is None else known_power(numbers[0], exponent)
+    return (known or FUNCTIONS[name](*numbers)).value

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.ir.instructions import FastMathFlags
 
-__all__ = ["ROUND", "Bits", "Real", "constant", "ordered_sum", "product", "whole_sum"]
+__all__ = ["ROUND", "Bits", "Real", "constant", "known_number", "ordered_sum", "product", "whole_sum"]
 
 _DOUBLE, _WORD = ir.DoubleType(), ir.IntType(64)
 ROUND = 1.5 * 2.0**52
@@ -183,3 +183,15 @@ def product(a: Real, b: Any) -> tuple[Real, Real]:
     """Return a product and what it has lost."""
     result = a * b
     return result, a.fma(b, -result)
+
+
+def known_number(value: Any) -> float | None:
+    """Return the number that a value is while it is compiled, if that is known."""
+    if isinstance(value, ir.CastInstr) and value.opname in ("fptrunc", "fpext"):
+        return known_number(value.operands[0])
+    if isinstance(value, ir.Instruction) and value.opname == "fsub":  # which is how Numba negates
+        less, more = map(known_number, value.operands)
+        return None if less is None or more is None else less - more
+    if isinstance(value, ir.Constant) and isinstance(value.constant, int | float):
+        return float(value.constant)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import numbridge as nb
 from lane_checks import check, floats, widths
+from numbridge.kernels import variant
+from numbridge.kernels.arithmetic import double_math
 from numbridge.kernels.launch import launch
 
 
@@ -39,6 +42,12 @@ def logarithmic(x, out):
     out[1, i] = math.log1p(x[i])
     out[2, i] = np.log2(x[i])
     out[3, i] = math.log10(x[i])
+
+
+@nb.kernel
+def of_two(x, y, out):
+    i = nb.tid()
+    out[0, i] = x[i] ** y[i]
 
 
 # The functions of each kernel, and how far they may be from the true value in units in the last place.
@@ -111,6 +120,88 @@ def test_functions_are_as_near_to_the_true_value_as_they_say(kernel, fastmath):
         check_near(row, function(x.astype(np.longdouble)), bound, x)
 
 
+PAIRS = {np.power: 0.8}
+CORNERS = [
+    0.0,
+    5e-324,
+    1e-310,
+    0.25,
+    0.5,
+    1.0,
+    1 + 2**-52,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    1e9,
+    2.0**52,
+    2.0**53,
+    2.0**53 + 2,
+    1.7e308,
+    np.inf,
+]
+
+
+def pairs() -> np.ndarray:
+    """Return pairs of special numbers, of any numbers, near ones, and those whose power is barely finite or not quite zero."""
+    corners = [np.nan, *CORNERS, *(-corner for corner in CORNERS)]
+    log_sizes = random.uniform(-744, 709, (2, 40_000))
+    base, near_one = np.exp(log_sizes[0]), 1 + np.exp(random.uniform(-36, -1, 40_000)) * random.choice([-1, 1], 40_000)
+    ends = random.uniform(-745, 709.8, 40_000)
+    parts = [
+        np.array(list(itertools.product(corners, corners))).T,
+        any_bits(80_000).reshape(2, -1),
+        random.uniform(-3, 3, (2, 40_000)),
+        np.exp(log_sizes) * random.choice([-1.0, 1.0], log_sizes.shape),
+        np.exp(random.uniform(-744, -690, (2, 40_000))),
+        [random.uniform(0.5, 2, 40_000), random.uniform(-1000, 1000, 40_000)],
+        [np.round(random.uniform(-50, 50, 40_000)), np.round(random.uniform(-50, 200, 40_000))],
+        [base, ends / np.log(base)],
+        [near_one, ends / np.log(near_one)],
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+@needs_more_digits
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_functions_of_two_numbers_are_as_near_to_the_true_value_as_they_say(fastmath):
+    x, y = (row.copy() for row in pairs())
+    out = np.full((len(PAIRS), len(x)), 7.0)
+    launch(nb.kernel(fastmath=fastmath)(of_two.function), len(x), [x, y, out])
+    for row, (function, bound) in zip(out, PAIRS.items(), strict=True):
+        check_near(row, function(x.astype(np.longdouble), y.astype(np.longdouble)), bound, x, y)
+
+
+WRITTEN = [0.0, 1.0, 2.0, 3.0, -1.0, 0.5]
+
+
+@nb.kernel
+def written_powers(x, out):
+    i = nb.tid()
+    out[0, i] = x[i] ** 0.0
+    out[1, i] = math.pow(x[i], 1.0)
+    out[2, i] = x[i] ** 2.0
+    out[3, i] = np.power(x[i], 3.0)
+    out[4, i] = x[i] ** -1.0
+    out[5, i] = x[i] ** 0.5
+
+
+@needs_more_digits
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_few_exponents_that_are_written_out_take_a_few_instructions(monkeypatch):
+    def refused(*_):
+        raise AssertionError("an exponent that is known goes through a logarithm")
+
+    monkeypatch.setattr(variant, "compiled_or_stored", lambda key, compiled: (compiled(), False))
+    monkeypatch.setitem(double_math.FUNCTIONS, "pow", refused)
+    x = arguments()
+    out = np.full((len(WRITTEN), len(x)), 7.0)
+    launch(written_powers, len(x), [x, out])
+    for row, exponent in zip(out, WRITTEN, strict=True):
+        check_near(row, np.power(x.astype(np.longdouble), np.longdouble(exponent)), 0.8, x)
+
+
 @pytest.mark.parametrize("kernel", BOUNDS, ids=lambda kernel: kernel.name)
 def test_numbers_in_a_vector_and_alone_give_the_same_bits(kernel):
     x = np.concatenate([random.uniform(-30, 30, 1000), random.uniform(-1, 1, 500), random.uniform(-1e12, 1e12, 500)])
@@ -139,6 +230,14 @@ def test_whole_results_are_exact():
     assert (out[2] == np.resize(digits, len(k))).all()
 
 
+def population(x, y):
+    i, j = nb.tid()
+    size = abs(x[i + j])
+    for _ in range(20):
+        size += 0.1 * size**0.7 - 0.2 * size**1.3
+    y[i + j] = math.log2(size) + math.exp2(-size)
+
+
 def newton(x, y):
     i, j = nb.tid()
     guess = 0.0
@@ -157,7 +256,7 @@ def orbit(x, y):
     y[i + j] = angle
 
 
-@pytest.mark.parametrize("function", [newton, orbit])
+@pytest.mark.parametrize("function", [newton, orbit, population])
 def test_loops_with_functions_run_in_lanes(function):
     values = [np.linspace(0.1, 2, 200), np.zeros(200)]
     assert function.__name__ in widths(nb.kernel(function), values)

@@ -1,0 +1,61 @@
+"""Powers of float64, for `double_math`: exp(y log(x)) with the logarithm in two parts.
+
+So powers are right to the last digit, too, where they are large: there y log(x) is large, and its error that of the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numbridge.kernels.arithmetic.double_exponentials import exp_of_sum
+from numbridge.kernels.arithmetic.double_logarithms import log_in_two
+from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, product
+
+__all__ = ["known_power", "pow"]
+
+
+def _size(a: Real, y: Real) -> Real:
+    """Return a**y for a >= 0 where neither is 1 or 0."""
+    most, rest = log_in_two(a)
+    special = constant(a, -math.inf).if_(a.equals(0.0), a)
+    most = most.if_(a.builder.and_(a > 0.0, a < math.inf), special)
+    exponent, lost = product(y, most)
+    lost = y.fma(rest, lost)
+    # Beyond these, it is zero or infinite.
+    for is_beyond, end in ((exponent < -746.0, -746.0), (exponent > 711.0, 711.0)):
+        exponent = constant(a, end).if_(is_beyond, exponent)
+        lost = constant(a, 0.0).if_(is_beyond, lost)
+    return exp_of_sum(exponent, lost)
+
+
+def pow(x: Real, y: Real) -> Real:
+    """Return x**y as C and IEEE 754 define it."""
+    b, a = x.builder, x.magnitude()
+    size = constant(x, 1.0).if_(b.and_(a.equals(1.0), y.equals(y)), _size(a, y))
+    whole = y.call("rint").equals(y)
+    half = 0.5 * y
+    odd = b.and_(whole, b.not_(half.call("rint").equals(half)))
+    size = (-size).if_(b.and_(odd, x.negative()), size)
+    impossible = b.and_(b.and_(x < 0.0, x > -math.inf), b.not_(b.or_(whole, b.not_(y.equals(y)))))
+    size = constant(x, math.nan).if_(impossible, size)
+    return constant(x, 1.0).if_(b.or_(x.equals(1.0), y.equals(0.0)), size)
+
+
+def known_power(x: Real, exponent: float) -> Real | None:
+    """Return the power to a number that is known, if a few instructions give it as well as `pow` does."""
+    match exponent:
+        case 0.0:
+            return constant(x, 1.0)
+        case 1.0:
+            return x
+        case 2.0:
+            return x * x
+        case 3.0:
+            square, lost = product(x, x)
+            return square.fma(x, (x * lost).if_(x.magnitude() < 2.0**342, 0.0))
+        case 0.5:
+            # Of negative zero it is zero, and of what is infinite it is infinite.
+            return (x + 0.0).call("sqrt").if_(x > -math.inf, math.inf).if_(x.equals(x), x)
+        case -1.0:
+            return 1.0 / x
+    return None
