@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum
 from numbridge.kernels.arithmetic.rare_calls import else_from_library
 
-__all__ = ["atan", "cos", "sin", "tan"]
+__all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
 # Circular functions: x = k pi / 2 + r with |r| hardly above pi / 4, as r = high + low. The C library reduces what is beyond _FAR.
 
@@ -94,10 +95,11 @@ _TURNS = (
     (19 / 16, 1.5, 0.982793723247329, 1.3903311031230998e-17),
 )
 _HALF_PI = (math.pi / 2, 6.123233995736766e-17)
+_PI_REST = 1.2246467991473532e-16
 
 
-def _angle(x: Real, y: Real) -> Real:
-    """Return the angle at which a point with x, y >= 0 is seen."""
+def _angle(x: Real, y: Real) -> tuple[Real, Real, Real]:
+    """Return the angle at which a point with x, y >= 0 is seen: a number, what is added to it, and what is added to that."""
     slope, high, low = (constant(x, 0.0) for _ in range(3))
     for least, *turn in _TURNS:
         above = y >= least * x
@@ -108,7 +110,9 @@ def _angle(x: Real, y: Real) -> Real:
     above = (-x).if_(steep, (-slope).fma(x, y))
     along = y.if_(steep, slope.fma(y, x))
     high, low = (constant(x, part).if_(steep, other) for part, other in zip(_HALF_PI, (high, low), strict=True))
-    t = above / along
+    inverse = 1.0 / along
+    t = above * inverse
+    lost = inverse.fma((-t).fma(along, above), low)
     z = t * t
     # (atan(t) - t) / t**3, error 2**-57.8
     p = z.polynomial(
@@ -116,10 +120,64 @@ def _angle(x: Real, y: Real) -> Real:
         *(-0.09090908350382436, 0.07692285419714515, -0.06666239748865294, 0.05876924062763387),
         *(-0.05216532007308444, 0.044916556747777434, -0.033114228762660534, 0.014759380407779155),
     )
-    return high + (t + (t * z).fma(p, low))
+    return high, t, (t * z).fma(p, lost)
 
 
 def atan(x: Real) -> Real:
     a = x.magnitude()
     # From here on it is a right angle, to the last digit.
-    return _angle(constant(x, 1.0), constant(x, 2.0**60).if_(a > 2.0**60, a)).signed_as(x)
+    high, t, rest = _angle(constant(x, 1.0), constant(x, 2.0**60).if_(a > 2.0**60, a))
+    return (high + (t + rest)).signed_as(x)
+
+
+def atan2(y: Real, x: Real) -> Real:
+    b, across, along = y.builder, y.magnitude(), x.magnitude()
+    larger = across.if_(across > along, along)
+    is_infinite = b.or_(across.equals(math.inf), along.equals(math.inf))
+    # Of what is infinite, only the direction is left; products with zero keep NaN.
+    across, along = (
+        constant(x, 1.0).if_(size.equals(math.inf), 0.0 * size).if_(is_infinite, size) for size in (across, along)
+    )
+    along = constant(x, 1.0).if_(larger.equals(0.0), along)
+    # Neither the inverse of the larger one nor what a quotient loses may be too large or too small.
+    scale = constant(x, 2.0**300).if_(larger < 1.0, constant(x, 2.0**-300).if_(larger > 2.0**500, 1.0))
+    high, t, rest = _angle(along * scale, across * scale)
+    # Left of the axis, it is that much less than pi.
+    turned, lost = ordered_sum(math.pi, -high)
+    left = turned - (t + (rest - (lost + _PI_REST)))
+    return left.if_(x.negative(), high + (t + rest)).signed_as(y)
+
+
+# Up to 1/2, asin(x) = x + x**3 p(x**2); else it is pi / 2 - 2 asin(sqrt((1 - x) / 2)).
+
+
+def _small_arc(x: Real) -> tuple[Any, Real, Real]:
+    """Return whether |x| is large, the sine or twice that of half the complement, and what is added to it for the angle."""
+    a = x.magnitude()
+    is_large = a > 0.5
+    z = (0.5 - 0.5 * a).if_(is_large, a * a)
+    sine = (2.0 * z.call("sqrt")).if_(is_large, a)
+    # (asin(r) - r) / r**3, error 2**-55.6
+    p = z.polynomial(
+        *(0.16666666666665383, 0.07500000000343152, 0.04464285682340088, 0.03038195933444072),
+        *(0.022371753449496046, 0.017359772196509277, 0.013884587832605927, 0.012173348767920285),
+        *(0.006510553875946415, 0.01957472322664955, -0.016295350616451685, 0.03195983624498204),
+    )
+    return is_large, sine, sine * z * p
+
+
+def asin(x: Real) -> Real:
+    is_large, sine, more = _small_arc(x)
+    high, low = (constant(x, part).if_(is_large, 0.0) for part in _HALF_PI)
+    total, lost = ordered_sum(high, (-sine).if_(is_large, sine))
+    return (total + (lost + low + (-more).if_(is_large, more))).signed_as(x)
+
+
+def acos(x: Real) -> Real:
+    is_large, sine, more = _small_arc(x)
+    # 2 a, pi - 2 a or pi / 2 - a, where a has a sign
+    twice = constant(x, 2.0).if_(x.negative(), 0.0).if_(is_large, 1.0)
+    sign = (-x).if_(is_large, x)
+    high, low = (twice * part for part in _HALF_PI)
+    total, lost = ordered_sum(high, -sine.signed_as(sign))
+    return total + (lost + low - more.signed_as(sign))

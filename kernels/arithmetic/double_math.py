@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numbridge.kernels.arithmetic.double_circular import atan, cos, sin, tan
+from numbridge.kernels.arithmetic.double_circular import acos, asin, atan, atan2, cos, sin, tan
 from numbridge.kernels.arithmetic.double_exponentials import cosh, exp, exp2, expm1, sinh, tanh
 from numbridge.kernels.arithmetic.double_logarithms import log, log1p, log2, log10
 from numbridge.kernels.arithmetic.double_powers import known_power, pow
@@ -23,7 +23,7 @@ __all__ = ["FUNCTIONS", "evaluate"]
 FUNCTIONS: dict[str, Callable[..., Real]] = {
     function.__name__: function
     for function in (
-        *(sin, cos, tan, atan),
+        *(sin, cos, tan, asin, acos, atan, atan2),
         *(exp, exp2, expm1, sinh, cosh, tanh),
         *(log, log2, log10, log1p),
         pow,
