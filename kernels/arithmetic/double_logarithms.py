@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from numbridge.kernels.arithmetic.double_exponentials import LN2
-from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, ordered_sum, product
+from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, ordered_sum, product, whole_sum
 
 __all__ = ["log", "log1p", "log2", "log10"]
 
@@ -118,3 +118,46 @@ def log_in_two(x: Real) -> tuple[Real, Real]:
     most, lost = ordered_sum(k * LN2[0], 2.0 * s)
     total, more = ordered_sum(most, third)
     return ordered_sum(total, lost + more + k.fma(LN2[1], s_lost.fma(2.0, third_lost)))
+
+
+# Inverse hyperbolic functions: log(1 + b), or of twice what is so large that one is nothing beside it.
+
+_LARGE = 2.0**28
+
+
+def _log1p_of_sum(b: Real, lost: Real) -> tuple[Real, Real]:
+    """Return the arguments of `_logarithm` for log(1 + b + lost)."""
+    y, more = whole_sum(1.0, b)
+    return y, (more + lost) / y
+
+
+def _of_twice(a: Real, y: Real, more: Real) -> Real:
+    """Return log(2 a) where a is large, else log(y) + more."""
+    is_large = a > _LARGE
+    result = _logarithm(a.if_(is_large, y), constant(a, math.log(2)).if_(is_large, more))
+    return result.if_(a < math.inf, a)
+
+
+def asinh(x: Real) -> Real:
+    a = x.magnitude()
+    square = a * a
+    # sqrt(1 + a**2) - 1
+    beyond = square / ((square + 1.0).call("sqrt") + 1.0)
+    return _of_twice(a, *_log1p_of_sum(*ordered_sum(a, beyond))).signed_as(x)
+
+
+def acosh(x: Real) -> Real:
+    y = x - 1.0
+    root = y.fma(y, 2.0 * y).call("sqrt")
+    result = _of_twice(x, *_log1p_of_sum(*ordered_sum(root, y)))
+    return result.if_(x >= 1.0, math.nan)
+
+
+def atanh(x: Real) -> Real:
+    a = x.magnitude()
+    below, lost = ordered_sum(1.0, -a)
+    inverse = 1.0 / below
+    b = 2.0 * a * inverse
+    left = inverse * (-b).fma(lost, (-b).fma(below, 2.0 * a))
+    result = 0.5 * _logarithm(*_log1p_of_sum(b, left))
+    return result.if_(a < 1.0, constant(x, math.inf).if_(a.equals(1.0), math.nan)).signed_as(x)

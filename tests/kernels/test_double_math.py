@@ -44,6 +44,9 @@ def logarithmic(x, out):
     out[1, i] = math.log1p(x[i])
     out[2, i] = np.log2(x[i])
     out[3, i] = math.log10(x[i])
+    out[4, i] = math.asinh(x[i])
+    out[5, i] = np.arccosh(x[i])
+    out[6, i] = math.atanh(x[i])
 
 
 @nb.kernel
@@ -57,7 +60,15 @@ def of_two(x, y, out):
 BOUNDS = {
     circular: {np.sin: 0.9, np.cos: 0.9, np.tan: 1.1, np.arctan: 0.8, np.arcsin: 1.3, np.arccos: 1.3},
     exponential: {np.exp: 0.9, np.expm1: 1.2, np.sinh: 2.5, np.cosh: 1.4, np.tanh: 2.5, np.exp2: 0.8},
-    logarithmic: {np.log: 0.9, np.log1p: 0.9, np.log2: 0.8, np.log10: 0.8},
+    logarithmic: {
+        np.log: 0.9,
+        np.log1p: 0.9,
+        np.log2: 0.8,
+        np.log10: 0.8,
+        np.arcsinh: 1.3,
+        np.arccosh: 1.9,
+        np.arctanh: 1.1,
+    },
 }
 
 EDGES = [709.782712893384, 709.7827128933841, 710.4758600739439, 710.475860073944, 745.1332191019411, 745.1332191019412]
