@@ -76,21 +76,20 @@ def _replacements() -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     if _fused():
         for name in FUNCTIONS:
-            for module, own in ((math, name), (np, _NUMPY_NAMES.get(name, name))):
-                plain = getattr(module, own, None)
-                if plain is not None:
-                    found[plain] = _function(name, plain)
-        found[operator.pow] = _function("pow", operator.pow)
+            found |= {plain: _function(name, plain) for plain in _spellings(name)}
     return found
+
+
+def _spellings(name: str) -> list[Any]:
+    """Return the objects by which Numba knows a function."""
+    named = (getattr(math, name, None), getattr(np, _NUMPY_NAMES.get(name, name), None))
+    return [plain for plain in named if plain is not None] + [operator.pow] * (name == "pow")
 
 
 @functools.cache
 def _doubles() -> frozenset[Any]:
     """Return the functions that need no library for float64, either."""
-    named = {getattr(math, name) for name in double_math.FUNCTIONS} | {
-        getattr(np, _NUMPY_NAMES.get(name, name)) for name in double_math.FUNCTIONS
-    }
-    named.add(operator.pow)
+    named = {plain for name in double_math.FUNCTIONS for plain in _spellings(name)}
     return frozenset(own for plain, own in _replacements().items() if plain in named)
 
 

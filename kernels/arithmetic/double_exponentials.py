@@ -10,7 +10,7 @@ from typing import Any
 
 from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum, product, whole_sum
 
-__all__ = ["LN2", "cosh", "exp", "exp2", "exp_of_sum", "expm1", "sinh", "tanh"]
+__all__ = ["LN2", "cosh", "exp", "exp2", "exp_in_two", "expm1", "scaled", "sinh", "tanh"]
 
 _LARGEST = 709.782712893384  # whose exponential is finite
 # log(2): its first 32 bits, so that a multiple by an exponent is exact, and the rest
@@ -49,10 +49,10 @@ def _scaled_exp(x: Real, twos: int) -> Real:
     x = constant(x, -746.0).if_(x < -746.0, x)
     x = constant(x, 711.0).if_(x > 711.0, x)
     k, first, second = _exponential(x)
-    return _scaled(first + second + 1.0, k + twos)
+    return scaled(first + second + 1.0, k + twos)
 
 
-def _scaled(x: Real, k: Bits) -> Real:
+def scaled(x: Real, k: Bits) -> Real:
     """Return x times 2**k, in two steps: the result may be subnormal, or just below what is infinite."""
     half = ((k + 2048) >> 1) - 1024
     return x * _power_of_two(half) * _power_of_two(k - half)
@@ -62,11 +62,14 @@ def exp(x: Real) -> Real:
     return _scaled_exp(x, 0)
 
 
-def exp_of_sum(x: Real, more: Real, factor: Any = 1.0) -> Real:
-    """Return exp(x + more) times a factor, where x is in the range of `exp` and `more` is what it has lost."""
+def exp_in_two(x: Real, more: Real) -> tuple[Real, Real, Bits]:
+    """Return two numbers and k: their sum times 2**k is exp(x + more).
+
+    x is in the range of `exp`, and `more` is what it has lost.
+    """
     k, first, second = _exponential(x, more)
     total, lost = ordered_sum(1.0, first)
-    return _scaled((total + (lost + second)) * factor, k)
+    return total, lost + second, k
 
 
 def exp2(x: Real) -> Real:
@@ -83,7 +86,7 @@ def exp2(x: Real) -> Real:
     first, lost = product(r, math.log(2))
     total, more = ordered_sum(1.0, first)
     second = (r * r).fma(q, r.fma(_LN2_REST, lost))
-    return _scaled(total + (more + second), rounded.bits() - constant(x, ROUND).bits())
+    return scaled(total + (more + second), rounded.bits() - constant(x, ROUND).bits())
 
 
 def expm1(x: Real) -> Real:

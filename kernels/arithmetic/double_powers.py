@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from numbridge.kernels.arithmetic.double_exponentials import exp_of_sum
+from numbridge.kernels.arithmetic.double_exponentials import exp_in_two, scaled
 from numbridge.kernels.arithmetic.double_logarithms import log_in_two
 from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, product
 
-__all__ = ["known_power", "pow"]
+__all__ = ["hypot", "known_power", "pow"]
 
 
 def _size(a: Real, y: Real) -> Real:
@@ -25,7 +25,8 @@ def _size(a: Real, y: Real) -> Real:
     for is_beyond, end in ((exponent < -746.0, -746.0), (exponent > 711.0, 711.0)):
         exponent = constant(a, end).if_(is_beyond, exponent)
         lost = constant(a, 0.0).if_(is_beyond, lost)
-    return exp_of_sum(exponent, lost)
+    total, more, k = exp_in_two(exponent, lost)
+    return scaled(total + more, k)
 
 
 def pow(x: Real, y: Real) -> Real:
@@ -59,3 +60,13 @@ def known_power(x: Real, exponent: float) -> Real | None:
         case -1.0:
             return 1.0 / x
     return None
+
+
+def hypot(x: Real, y: Real) -> Real:
+    b, x, y = x.builder, x.magnitude(), y.magnitude()
+    larger, smaller = x.if_(x > y, y), y.if_(x > y, x)
+    # No square may be too large, nor lose what counts because it is too small.
+    scale = constant(x, 2.0**600).if_(larger < 2.0**-400, constant(x, 2.0**-600).if_(larger > 2.0**400, 1.0))
+    larger, smaller = larger * scale, smaller * scale
+    length = larger.fma(larger, smaller * smaller).call("sqrt")
+    return constant(x, math.inf).if_(b.or_(x.equals(math.inf), y.equals(math.inf)), length / scale)
