@@ -19,7 +19,7 @@ from numbridge.kernels.arithmetic.double_logarithms import acosh, asinh, atanh, 
 from numbridge.kernels.arithmetic.double_powers import hypot, known_power, pow
 from numbridge.kernels.arithmetic.llvm_numbers import Real, known_number
 
-__all__ = ["FUNCTIONS", "evaluate"]
+__all__ = ["FUNCTIONS", "SLOW_ALONE", "evaluate"]
 
 FUNCTIONS: dict[str, Callable[..., Real]] = {
     function.__name__: function
@@ -31,6 +31,9 @@ FUNCTIONS: dict[str, Callable[..., Real]] = {
         *(erf, erfc),
     )
 }
+
+SLOW_ALONE = frozenset(("log", "log2", "log10", "exp2", "pow"))
+"""Those that a C library computes sooner where a loop is not vectorised: it looks up more, and waits less."""
 
 
 def evaluate(name: str, builder: Any, arguments: Sequence[Any]) -> Any:

@@ -274,6 +274,37 @@ def test_whole_results_are_exact():
     assert (out[2] == np.resize(digits, len(k))).all()
 
 
+@nb.kernel
+def scattered(x, out):
+    i = nb.tid()
+    out[int(x[i])] = x[i] ** 0.7 + math.log(x[i]) + math.sin(x[i])
+
+
+def test_what_the_library_computes_sooner_is_its_own_where_nothing_is_vectorised(monkeypatch):
+    made = []
+    plain = variant.compiled_or_stored
+    monkeypatch.setattr(variant, "compiled_or_stored", lambda *given: made.append(plain(*given)) or made[-1])
+    x = np.arange(50) + 0.25
+    out = np.zeros(50)
+    launch(scattered, 50, [x, out])
+    np.testing.assert_allclose(out, x**0.7 + np.log(x) + np.sin(x), rtol=1e-14)
+    code = b"".join(b"".join(compiled.objects) for compiled, _ in made)
+    assert b"\0pow\0" in code
+    assert b"\0log\0" in code
+
+
+@needs_more_digits
+def test_numbers_beyond_all_reduction_go_to_the_library_from_a_vector():
+    x = np.linspace(1, 20, 1000)
+    x[::7] = 1e22
+    x[5::11] = np.inf
+    out = np.zeros((6, len(x)))
+    launch(circular, len(x), [x, out])
+    for row, function in zip(out[:3], (np.sin, np.cos, np.tan), strict=True):
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_allclose(row, function(x.astype(np.longdouble)).astype(float), rtol=3e-16)
+
+
 def population(x, y):
     i, j = nb.tid()
     size = abs(x[i + j])

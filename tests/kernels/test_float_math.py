@@ -249,6 +249,31 @@ def test_calls_are_chosen_by_the_loop_around_them(body):
     assert ("_nb_library_math" not in ast.unparse(made)) == LOOPS[body]
 
 
+MEETING = {
+    "out[i] = math.log(x[i])": False,
+    "k = i // 2\n    out[k + x.shape[0]] = math.log(x[i])": False,
+    "out[int(x[i])] = math.log(x[i])": True,
+    "k = int(x[i])\n    j = k + 1\n    out[i] = x[j] * math.log(x[i])": True,
+    "_nb_atomic_max(out, i, math.log(x[i]))": True,
+    "_nb_add(out, 0, math.log(x[i]))": True,
+    "_nb_add_private(out, 0, math.log(x[i]))": False,
+    "out[int(x[i])] = 1\n    for j in range(n):\n        out[j] = math.log(x[j])": False,
+    "for j in range(n):\n        out[int(x[j])] = math.log(x[j])": True,
+    "out[int(x[i])] = f(x[i])": True,
+    "out[i] = f(x[i])": False,
+}
+
+
+@pytest.mark.parametrize("body", MEETING)
+def test_threads_that_meet_in_memory_are_not_taken_for_vectors(body):
+    text = f"def f(t):\n    return math.log(t) ** t\n\ndef kernel(i, x, n, out):\n    {body}\n\ndef _nb_run(n):\n    kernel(n)"
+    names = substituted({"math": math})
+    made = ast.unparse(calls_chosen(ast.parse(text), names, fastmath=False))
+    assert ("_nb_alone_math" in made) == MEETING[body]
+    assert ("_nb_alone__nb_power" in made) == (MEETING[body] and "f(" in body)
+    assert "_nb_alone_" not in ast.unparse(calls_chosen(ast.parse(text), names, fastmath=False, lanes=True))
+
+
 def test_a_sum_may_be_vectorised_with_fastmath_and_a_function_is_as_the_loop_that_calls_it():
     summed = "def kernel(x, n):\n    s = x[0]\n    for j in range(n):\n        s += math.exp(x[j])"
     chained = (
