@@ -24,12 +24,13 @@ from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
 
 __all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
 
-_NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS if name[0] == "a"}
+_ALL = FUNCTIONS | double_math.FUNCTIONS
+_NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in _ALL if name[0] == "a"}
 
 
 def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...], *, alone: bool) -> Any:
     """Return the signature of a call, and what generates its code."""
-    if all(types.unliteral(kind) == types.float32 for kind in arguments):
+    if name in FUNCTIONS and all(types.unliteral(kind) == types.float32 for kind in arguments):
         return types.float32(*arguments), functools.partial(_generate, evaluate, name)
     doubles = double_math.FUNCTIONS.keys() - (double_math.SLOW_ALONE if alone else ())
     if name in doubles and all(types.unliteral(kind) == types.float64 for kind in arguments):
@@ -54,7 +55,7 @@ def _function(name: str, plain: Any, *, alone: bool) -> Any:
 
     With `alone`, it is for code that LLVM does not vectorise.
     """
-    if FUNCTIONS[name].__code__.co_argcount == 1:
+    if _ALL[name].__code__.co_argcount == 1:
 
         @intrinsic
         def one(typing_context: Any, x: Any) -> Any:
@@ -80,22 +81,23 @@ def _replacements(*, alone: bool = False) -> dict[Any, Any]:
     """Return the function that takes the place of each that Numba knows."""
     found: dict[Any, Any] = {}
     if _fused():
-        for name in FUNCTIONS:
+        for name in _ALL:
             found |= {plain: _function(name, plain, alone=alone) for plain in _spellings(name)}
     return found
 
 
 def _spellings(name: str) -> list[Any]:
     """Return the objects by which Numba knows a function."""
-    named = (getattr(math, name, None), getattr(np, _NUMPY_NAMES.get(name, name), None))
+    named = [getattr(np, _NUMPY_NAMES.get(name, name), None)]
+    named += [getattr(math, name)] * (name != "cbrt")  # which Numba knows by NumPy's name alone
     return [plain for plain in named if plain is not None] + [operator.pow] * (name == "pow")
 
 
 @functools.cache
-def _doubles() -> frozenset[Any]:
-    """Return the functions that need no library for float64, either."""
-    named = {plain for name in double_math.FUNCTIONS for plain in _spellings(name)}
-    return frozenset(own for plain, own in _replacements().items() if plain in named)
+def _arithmetic(kind: Any) -> frozenset[Any]:
+    """Return the functions that need no library for a type of numbers."""
+    own = {types.float32: FUNCTIONS, types.float64: double_math.FUNCTIONS}.get(kind, {})
+    return frozenset(_replacements()[plain] for name in own for plain in _spellings(name))
 
 
 @functools.cache
@@ -135,8 +137,8 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
     if isinstance(function, type):
         return False
     if function in _replacements().values():
-        is_double = function in _doubles() and all(types.unliteral(kind) == types.float64 for kind in kinds)
-        return not is_double and any(types.unliteral(kind) != types.float32 for kind in kinds)
+        found = {types.unliteral(kind) for kind in kinds}
+        return len(found) > 1 or function not in _arithmetic(*found)
     return _is_mathematical(function) and not is_few_instructions(function)
 
 

@@ -18,7 +18,7 @@ _MANTISSA = (1 << 52) - 1
 _TWO_THIRDS_REST = 3.700743415417188e-17  # what 2 / 3 has beyond its first 53 bits
 
 
-def _split(x: Real) -> tuple[Real, Real]:
+def _split_normal(x: Real) -> tuple[Real, Real]:
     """Return k and f of a normal x."""
     offset = x.bits() - _ROOT_HALF + (1024 << 52)  # the exponent's bits hold k + 1024, which is positive
     k = ((offset >> 52) | (1075 << 52)).real() - (2.0**52 + 1024.0)
@@ -38,7 +38,7 @@ def _series(f: Real) -> tuple[Real, Real]:
 
 def _logarithm(x: Real, more: Any) -> Real:
     """Return log(x) + more for a normal x, where `more` is little beside it."""
-    k, f = _split(x)
+    k, f = _split_normal(x)
     s, r = _series(f)
     square = 0.5 * f * f
     small = s.fma(square + r, k.fma(LN2[1], more))
@@ -51,10 +51,10 @@ def _special(x: Real, result: Real) -> Real:
     return result.if_(x.builder.and_(x > 0.0, x < math.inf), special)
 
 
-def _normal_split(x: Real) -> tuple[Real, Real]:
+def split(x: Real) -> tuple[Real, Real]:
     """Return k and f of a positive x."""
     is_subnormal = x < 2.0**-1022
-    k, f = _split((x * 2.0**54).if_(is_subnormal, x))
+    k, f = _split_normal((x * 2.0**54).if_(is_subnormal, x))
     return (k - 54.0).if_(is_subnormal, k), f
 
 
@@ -66,7 +66,7 @@ def log(x: Real) -> Real:
 
 def _to_base(x: Real, of_two: tuple[float, float], of_e: tuple[float, float]) -> Real:
     """Return the logarithm of x to a base, given those of 2 and of e in two parts; multiples of the first one are exact."""
-    k, f = _normal_split(x)
+    k, f = split(x)
     s, r = _series(f)
     square, square_lost = product(0.5 * f, f)
     high, lost = ordered_sum(f, -square)
@@ -95,7 +95,7 @@ def log1p(x: Real) -> Real:
 
 def log_in_two(x: Real) -> tuple[Real, Real]:
     """Return the logarithm of a positive and finite x as a number and what it has lost: 66 bits of it are right."""
-    k, f = _normal_split(x)
+    k, f = split(x)
     # s, z = s**2 and log(m) = 2 s + s z (2/3 + z q(z)), each in two parts.
     below, below_lost = ordered_sum(2.0, f)
     inverse = 1.0 / below

@@ -16,7 +16,7 @@ from numbridge.kernels.arithmetic.double_circular import acos, asin, atan, atan2
 from numbridge.kernels.arithmetic.double_errors import erf, erfc
 from numbridge.kernels.arithmetic.double_exponentials import cosh, exp, exp2, expm1, sinh, tanh
 from numbridge.kernels.arithmetic.double_logarithms import acosh, asinh, atanh, log, log1p, log2, log10
-from numbridge.kernels.arithmetic.double_powers import hypot, known_power, pow
+from numbridge.kernels.arithmetic.double_powers import cbrt, hypot, known_power, pow
 from numbridge.kernels.arithmetic.llvm_numbers import Real, known_number
 
 __all__ = ["FUNCTIONS", "SLOW_ALONE", "evaluate"]
@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, Callable[..., Real]] = {
         *(sin, cos, tan, asin, acos, atan, atan2),
         *(exp, exp2, expm1, sinh, cosh, tanh),
         *(log, log2, log10, log1p, asinh, acosh, atanh),
-        *(pow, hypot),
+        *(pow, cbrt, hypot),
         *(erf, erfc),
     )
 }

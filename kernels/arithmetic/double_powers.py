@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from numbridge.kernels.arithmetic.double_exponentials import exp_in_two, scaled
-from numbridge.kernels.arithmetic.double_logarithms import log_in_two
-from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, product
+from numbridge.kernels.arithmetic.double_logarithms import log_in_two, split
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Real, constant, product
 
-__all__ = ["hypot", "known_power", "pow"]
+__all__ = ["cbrt", "hypot", "known_power", "pow"]
 
 
 def _size(a: Real, y: Real) -> Real:
@@ -60,6 +60,33 @@ def known_power(x: Real, exponent: float) -> Real | None:
         case -1.0:
             return 1.0 / x
     return None
+
+
+_ROOTS = (0.7937005259840998, 1.2599210498948732)  # cube roots of 1/2 and 2
+
+
+def cbrt(x: Real) -> Real:
+    a = x.magnitude()
+    k, f = split(a)
+    rounded = k.fma(1 / 3, ROUND)
+    third = rounded - ROUND
+    rest = third.fma(-3.0, k)  # -1, 0 or 1
+    above, below = rest > 0.5, rest < -0.5
+    m = (f + 1.0) * constant(x, 2.0).if_(above, constant(x, 0.5).if_(below, 1.0))
+    # (1 + f)**(-1/3), relative error 2**-20
+    start = f.polynomial(
+        *(1.0000007549383358, -0.3333432026075879, 0.22207587928723801, -0.17206989800372083),
+        *(0.1478661336119082, -0.14134496027457602, 0.09328682375480273),
+    )
+    inverse = start * constant(x, _ROOTS[0]).if_(above, constant(x, _ROOTS[1]).if_(below, 1.0))
+    # Newton's method for the inverse, and for the root with what its square has lost
+    inverse = inverse.fma((1.0 - m * inverse * (inverse * inverse)) * (1 / 3), inverse)
+    square = inverse * inverse
+    root = m * square
+    power, lost = product(root, root)
+    root = (power.fma(root, -m) + lost * root).fma(square * (-1 / 3), root)
+    result = root * (((rounded.bits() - constant(x, ROUND).bits()) + 1023) << 52).real()
+    return result.if_(x.builder.and_(a > 0.0, a < math.inf), a).signed_as(x)
 
 
 def hypot(x: Real, y: Real) -> Real:

@@ -49,6 +49,7 @@ def logarithmic(x, out):
     out[4, i] = math.asinh(x[i])
     out[5, i] = np.arccosh(x[i])
     out[6, i] = math.atanh(x[i])
+    out[7, i] = np.cbrt(x[i])
 
 
 @nb.kernel
@@ -93,6 +94,7 @@ BOUNDS = {
         np.arcsinh: 1.3,
         np.arccosh: 1.9,
         np.arctanh: 1.1,
+        np.cbrt: 0.6,
     },
 }
 
