@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum
-from numbridge.kernels.arithmetic.rare_calls import else_from_library
+from llvmlite import ir
+
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, ordered_sum, product
+from numbridge.kernels.arithmetic.rare_calls import else_called
 
 __all__ = ["acos", "asin", "atan", "atan2", "cos", "sin", "tan"]
 
-# Circular functions: x = k pi / 2 + r with |r| hardly above pi / 4, as r = high + low. The C library reduces what is beyond _FAR.
+# Circular functions: x = k pi / 2 + r with |r| hardly above pi / 4, as r = high + low.
 
 _FAR = 2.0**30
+_MANTISSA = (1 << 52) - 1
 # pi / 2 in three parts of 53 bits. What a multiple of the first leaves of x is exact.
 _QUARTERS = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
 
@@ -54,26 +57,18 @@ def _cosine(high: Real, low: Real) -> tuple[Real, Real]:
     return most, (z * z).fma(p, (1.0 - most - half) - high * low)
 
 
-def _turned(k: Bits, high: Real, low: Real) -> Real:
+def _sin_of(k: Bits, high: Real, low: Real) -> Real:
     """Return the sine of what is k right angles further."""
     (sine, more), (cosine, rest) = _sine(high, low), _cosine(high, low)
     size = (cosine + rest).if_((k & 1).any(), sine + more)
     return (size.bits() ^ ((k & 2) << 62)).real()
 
 
-def sin(x: Real) -> Real:
-    k, high, low = _quarter(x)
-    usual = x.if_(x.equals(0.0), _turned(k, high, low))
-    return else_from_library(usual, x.magnitude() > _FAR, "sin", x)
+def _cos_of(k: Bits, high: Real, low: Real) -> Real:
+    return _sin_of(k + 1, high, low)
 
 
-def cos(x: Real) -> Real:
-    k, high, low = _quarter(x)
-    return else_from_library(_turned(k + 1, high, low), x.magnitude() > _FAR, "cos", x)
-
-
-def tan(x: Real) -> Real:
-    k, high, low = _quarter(x)
+def _tan_of(k: Bits, high: Real, low: Real) -> Real:
     sine, sine_lost = ordered_sum(*_sine(high, low))
     cosine, cosine_lost = ordered_sum(*_cosine(high, low))
     odd = (k & 1).any()
@@ -82,8 +77,87 @@ def tan(x: Real) -> Real:
     inverse = 1.0 / below
     t = above * inverse
     left = (-t).fma(below, above) + (-t).fma(below_lost, above_lost)
-    usual = x.if_(x.equals(0.0), left.fma(inverse, t))
-    return else_from_library(usual, x.magnitude() > _FAR, "tan", x)
+    return left.fma(inverse, t)
+
+
+# Beyond _FAR, digits of 2 / pi are chosen that matter there (M. Payne and R. Hanek, SIGNUM Newsletter 18, 1983).
+
+_DIGITS, _TABLE = 1168, "_nb_two_by_pi"
+_TWO_BY_PI = int(
+    "a2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561b7246e3a424dd2e006492eea09d1921cfe1d"
+    "eb1cb129a73ee88235f52ebb4484e99c7026b45f7e413991d639835339f49c845f8bbdf9283b1ff897ffde05980fef2f118b"
+    "5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d085603",
+    16,
+)
+
+
+def _digits(builder: Any, skipped: Any, size: Any) -> Any:
+    """Return digits of 2 / pi as an integer of some size, without as many of the last ones."""
+    word, wide = ir.IntType(64), ir.IntType(256)
+    words = ir.ArrayType(word, _DIGITS // 64 + 4)
+    if _TABLE not in builder.module.globals:
+        table = ir.GlobalVariable(builder.module, words, _TABLE)
+        table.linkage, table.global_constant = "internal", True
+        table.initializer = words([_TWO_BY_PI >> 64 * k & (1 << 64) - 1 for k in range(words.count)])
+    table, first, found = builder.module.globals[_TABLE], builder.lshr(skipped, word(6)), wide(0)
+    for k in range(4):
+        part = builder.load(builder.gep(table, [word(0), builder.add(first, word(k))]))
+        found = builder.or_(found, builder.shl(builder.zext(part, wide), wide(64 * k)))
+    return builder.trunc(builder.lshr(found, builder.zext(builder.and_(skipped, word(63)), wide)), size)
+
+
+def _far_quarter(x: Real) -> tuple[Bits, Real, Real]:
+    """Return what `_quarter` does, for |x| of at least 2."""
+    b = x.builder
+    bits = x.bits()
+    size = ir.IntType(192)
+    # Two digits before the point, and 190 after it; those further left add whole turns.
+    exponent = (bits >> 52) & 0x7FF  # and 1075 more than that of the last place
+    skipped = b.sub(ir.Constant(bits.value.type, _DIGITS - 190 + 1075), exponent.value)
+    factor = _digits(b, skipped, size)
+    turns = b.mul(b.zext(((bits & _MANTISSA) | (1 << 52)).value, size), factor)
+    rounded = b.add(turns, ir.Constant(size, 1 << 189))
+    k = b.lshr(rounded, ir.Constant(size, 190))
+    rest = b.sub(turns, b.shl(k, ir.Constant(size, 190)))
+    # Parts of 53 digits, of which the first one has the sign
+    parts = [b.ashr(rest, ir.Constant(size, 137))]
+    parts += [b.and_(b.lshr(rest, ir.Constant(size, place)), ir.Constant(size, (1 << 53) - 1)) for place in (84, 31)]
+    first, second, third = (
+        Real(b, b.sitofp(b.trunc(part, bits.value.type), x.value.type)) * 2.0 ** (-53 * place)
+        for place, part in enumerate(parts, 1)
+    )
+    most, lost = ordered_sum(first, second)
+    most, lost = ordered_sum(most, lost + third)
+    high, low = product(most, _QUARTERS[0])
+    low = most.fma(_QUARTERS[1], lost.fma(_QUARTERS[0], low))
+    # A negative number is turned backwards.
+    whole = Bits(b, b.trunc(k, bits.value.type))
+    turned = b.select(x.negative(), b.neg(whole.value), whole.value)
+    return Bits(b, turned), (-high).if_(x.negative(), high), (-low).if_(x.negative(), low)
+
+
+def _far(x: Real, which: Real) -> Real:
+    """Return the sine (0), cosine (1) or tangent (2) of |x| of at least 2."""
+    k, high, low = _far_quarter(x)
+    cosine = _cos_of(k, high, low).if_(which.equals(1.0), _sin_of(k, high, low))
+    result = _tan_of(k, high, low).if_(which.equals(2.0), cosine)
+    return result.if_(x.magnitude() < math.inf, math.nan)
+
+
+def _of_any(x: Real, near: Real, which: float) -> Real:
+    return else_called(near, x.magnitude() > _FAR, _far, x, constant(x, which))
+
+
+def sin(x: Real) -> Real:
+    return x.if_(x.equals(0.0), _of_any(x, _sin_of(*_quarter(x)), 0.0))
+
+
+def cos(x: Real) -> Real:
+    return _of_any(x, _cos_of(*_quarter(x)), 1.0)
+
+
+def tan(x: Real) -> Real:
+    return x.if_(x.equals(0.0), _of_any(x, _tan_of(*_quarter(x)), 2.0))
 
 
 # Inverse circular functions: the angle of a point in the first quadrant, turned by the angle of (1, 0), (2, 1), (1, 1), (2, 3) or

@@ -1,8 +1,7 @@
 """Mathematical functions of float64, without branches, tables or calls: as `float_math`, in the arithmetic of their own type.
 
 Each result lies within 2.5 units in the last place of the true value, and those of the most frequent functions within 0.9;
-tests/kernels/test_double_math.py has the bound of each. Circular functions of numbers beyond 2**30 are the C library's, see
-`rare_calls`.
+tests/kernels/test_double_math.py has the bound of each. Circular functions of numbers beyond 2**30 are called, see `rare_calls`.
 
 Polynomials are minimax approximations on the intervals that are named. Logarithms and inverse tangents are put together so that
 the largest part is added last, as by W. J. Cody and W. Waite, Software Manual for the Elementary Functions (1980).

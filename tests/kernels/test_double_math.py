@@ -101,7 +101,7 @@ BOUNDS = {
 EDGES = [709.782712893384, 709.7827128933841, 710.4758600739439, 710.475860073944, 745.1332191019411, 745.1332191019412]
 EDGES += [0.0, 5e-324, 1e-310, 2.2250738585072014e-308, 1e-20, 0.5, 1.0, 2.0**60, 2.0**61, 1.7976931348623157e308]
 EDGES += [7 / 16, 11 / 16, 19 / 16, 39 / 16, 0.5**0.5, 2.0**0.5, 20.0, 40.0, math.log(2) / 2, 1 - 2**-53, 22.0, 37.5]
-EDGES += [2.0**30, 2.0**52, 2.0**53, math.pi / 4, math.pi, np.inf]
+EDGES += [2.0**30, 2.0**52, 2.0**53, math.pi / 4, math.pi, 6381956970095103.0 * 2.0**797, np.inf]
 
 random = np.random.default_rng(3)
 
@@ -295,16 +295,42 @@ def test_what_the_library_computes_sooner_is_its_own_where_nothing_is_vectorised
     assert b"\0log\0" in code
 
 
-@needs_more_digits
-def test_numbers_beyond_all_reduction_go_to_the_library_from_a_vector():
-    x = np.linspace(1, 20, 1000)
-    x[::7] = 1e22
-    x[5::11] = np.inf
-    out = np.zeros((6, len(x)))
-    launch(circular, len(x), [x, out])
-    for row, function in zip(out[:3], (np.sin, np.cos, np.tan), strict=True):
-        with np.errstate(invalid="ignore"):
-            np.testing.assert_allclose(row, function(x.astype(np.longdouble)).astype(float), rtol=3e-16)
+@nb.kernel
+def sines(x, out):
+    i = nb.tid()
+    out[0, i] = math.sin(x[i])
+    out[1, i] = math.cos(x[i])
+    out[2, i] = math.tan(x[i])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_large_numbers_among_others_are_reduced_as_exactly():
+    x = np.concatenate([10.0 ** np.arange(309), 2.0 ** np.arange(1024), np.linspace(1, 20, 500), [np.inf] * 3])
+    x = random.permutation(np.concatenate([x, -x]))
+    out = np.zeros((3, len(x)))
+    launch(sines, len(x), [x, out])
+    with mpmath.workprec(1300):
+        for row, function in zip(out, (mpmath.sin, mpmath.cos, mpmath.tan), strict=True):
+            for found, number in zip(row, x, strict=True):
+                if np.isinf(number):
+                    assert np.isnan(found)
+                    continue
+                exact = function(mpmath.mpf(float(number)))
+                assert abs(float(found - exact)) <= 1.1 * np.spacing(abs(found)), (function.__name__, number, found)
+
+
+@nb.kernel
+def of_a_constant(out):
+    i = nb.tid()
+    out[i] = math.sin(1e300) + math.tan(-(2.0**40)) * i
+
+
+def test_a_constant_is_reduced_where_nothing_else_is():
+    out = np.zeros(20)
+    launch(of_a_constant, 20, [out])
+    with mpmath.workprec(1300):
+        sine, tangent = float(mpmath.sin(mpmath.mpf(1e300))), float(mpmath.tan(mpmath.mpf(-(2.0**40))))
+    np.testing.assert_allclose(out, sine + tangent * np.arange(20), rtol=1e-14)
 
 
 def population(x, y):
