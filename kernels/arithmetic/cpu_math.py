@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -23,14 +24,16 @@ from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
 
 __all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
 
-_NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in FUNCTIONS if name[0] == "a"}
+_ALL = FUNCTIONS | double_math.FUNCTIONS
+_NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in _ALL if name[0] == "a"}
 
 
-def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
+def _typed(typing_context: Any, name: str, plain: Any, arguments: tuple[Any, ...], *, alone: bool) -> Any:
     """Return the signature of a call, and what generates its code."""
-    if all(types.unliteral(kind) == types.float32 for kind in arguments):
+    if name in FUNCTIONS and all(types.unliteral(kind) == types.float32 for kind in arguments):
         return types.float32(*arguments), functools.partial(_generate, evaluate, name)
-    if name in double_math.FUNCTIONS and all(types.unliteral(kind) == types.float64 for kind in arguments):
+    doubles = double_math.FUNCTIONS.keys() - (double_math.SLOW_ALONE if alone else ())
+    if name in doubles and all(types.unliteral(kind) == types.float64 for kind in arguments):
         return types.float64(*arguments), functools.partial(_generate, double_math.evaluate, name)
     kind = typing_context.resolve_value_type(plain)
     found = typing_context.resolve_function_type(kind, arguments, {})
@@ -47,19 +50,22 @@ def _generate(append: Any, name: str, context: Any, builder: Any, signature: Any
     return append(name, builder, values)
 
 
-def _function(name: str, plain: Any) -> Any:
-    """Return a function for kernels that takes the place of `plain`, an object that Numba knows."""
-    if FUNCTIONS[name].__code__.co_argcount == 1:
+def _function(name: str, plain: Any, *, alone: bool) -> Any:
+    """Return a function for kernels that takes the place of `plain`, an object that Numba knows.
+
+    With `alone`, it is for code that LLVM does not vectorise.
+    """
+    if _ALL[name].__code__.co_argcount == 1:
 
         @intrinsic
         def one(typing_context: Any, x: Any) -> Any:
-            return _typed(typing_context, name, plain, (x,))
+            return _typed(typing_context, name, plain, (x,), alone=alone)
 
         return one
 
     @intrinsic
     def two(typing_context: Any, x: Any, y: Any) -> Any:
-        return _typed(typing_context, name, plain, (x, y))
+        return _typed(typing_context, name, plain, (x, y), alone=alone)
 
     return two
 
@@ -71,35 +77,36 @@ def _fused() -> bool:
 
 
 @functools.cache
-def _replacements() -> dict[Any, Any]:
+def _replacements(*, alone: bool = False) -> dict[Any, Any]:
     """Return the function that takes the place of each that Numba knows."""
     found: dict[Any, Any] = {}
     if _fused():
-        for name in FUNCTIONS:
-            for module, own in ((math, name), (np, _NUMPY_NAMES.get(name, name))):
-                plain = getattr(module, own, None)
-                if plain is not None:
-                    found[plain] = _function(name, plain)
-        found[operator.pow] = _function("pow", operator.pow)
+        for name in _ALL:
+            found |= {plain: _function(name, plain, alone=alone) for plain in _spellings(name)}
     return found
 
 
-@functools.cache
-def _doubles() -> frozenset[Any]:
-    """Return the functions that need no library for float64, either."""
-    named = {getattr(math, name) for name in double_math.FUNCTIONS} | {
-        getattr(np, _NUMPY_NAMES.get(name, name)) for name in double_math.FUNCTIONS
-    }
-    return frozenset(own for plain, own in _replacements().items() if plain in named)
+def _spellings(name: str) -> list[Any]:
+    """Return the objects by which Numba knows a function."""
+    named = [getattr(np, _NUMPY_NAMES.get(name, name), None)]
+    named += [getattr(math, name)] * (name != "cbrt")  # which Numba knows by NumPy's name alone
+    return [plain for plain in named if plain is not None] + [operator.pow] * (name == "pow")
 
 
 @functools.cache
-def _module(original: ModuleType) -> ModuleType:
+def _arithmetic(kind: Any) -> frozenset[Any]:
+    """Return the functions that need no library for a type of numbers."""
+    own = {types.float32: FUNCTIONS, types.float64: double_math.FUNCTIONS}.get(kind, {})
+    return frozenset(_replacements()[plain] for name in own for plain in _spellings(name))
+
+
+@functools.cache
+def _module(original: ModuleType, *, alone: bool) -> ModuleType:
     """Return a module that has what `original` has, with the replacements in their places."""
     made = ModuleType(original.__name__)
     for name, value in vars(original).items():
         if value.__hash__ is not None and value in _replacements():
-            setattr(made, name, _replacements()[value])
+            setattr(made, name, _replacements(alone=alone)[value])
     made.__dict__["__getattr__"] = functools.partial(getattr, original)
     return made
 
@@ -108,22 +115,21 @@ def substituted(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Return the globals of a text for `calls_chosen`: with `float_math`, and what it stands for under other names."""
     found = dict(namespace)
     for name, value in namespace.items():
-        new = value
-        if value is math or value is np:
-            new = _module(value)
-        elif callable(value):
-            new = _replacement(value)
+        new = _replacement(value, alone=False)
         if new is not value:
-            found |= {name: new, f"{_LIBRARY}{name}": value}
-    found[_POWER] = _replacements().get(operator.pow, operator.pow)
+            found |= {name: new, f"{_LIBRARY}{name}": value, f"{_ALONE}{name}": _replacement(value, alone=True)}
+    for prefix, alone in (("", False), (_ALONE, True)):
+        found[f"{prefix}{_POWER}"] = _replacement(operator.pow, alone=alone)
     return found
 
 
-def _replacement(function: Any) -> Any:
+def _replacement(value: Any, *, alone: bool) -> Any:
+    if value is math or value is np:
+        return _module(value, alone=alone)
     try:
-        return _replacements().get(function, function)
+        return _replacements(alone=alone).get(value, value) if callable(value) else value
     except TypeError:
-        return function  # it has no hash, as a C function of ctypes, and so is none of these
+        return value  # it has no hash, as a C function of ctypes, and so is none of these
 
 
 def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
@@ -131,8 +137,8 @@ def is_library_call(function: Any, kinds: Sequence[Any]) -> bool:
     if isinstance(function, type):
         return False
     if function in _replacements().values():
-        is_double = function in _doubles() and all(types.unliteral(kind) == types.float64 for kind in kinds)
-        return not is_double and any(types.unliteral(kind) != types.float32 for kind in kinds)
+        found = {types.unliteral(kind) for kind in kinds}
+        return len(found) > 1 or function not in _arithmetic(*found)
     return _is_mathematical(function) and not is_few_instructions(function)
 
 
@@ -157,7 +163,8 @@ _INSTRUCTIONS = frozenset(
 )
 
 
-_POWER, _LIBRARY = "_nb_power", "_nb_library_"
+_POWER, _LIBRARY, _ALONE = "_nb_power", "_nb_library_", "_nb_alone_"
+_ATOMIC_ADD, _ATOMIC = "_nb_add", "_nb_atomic_"
 _FEW = 4  # loops of so few trips are unrolled
 
 
@@ -187,6 +194,28 @@ def _is_independent(loop: ast.AST, *, fastmath: bool) -> bool:
     assigned = {name.id for name in names if isinstance(name.ctx, ast.Store)}
     summed = _only_summed(body) if fastmath else set()
     return not (assigned - summed) & _read_first(body)
+
+
+def _is_scattered(body: Sequence[ast.stmt]) -> bool:
+    """Tell whether LLVM cannot vectorise a body, as its threads may meet: it is atomic, or finds indices in memory."""
+    parts = [part for statement in body for part in ast.walk(statement)]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    if any(name == _ATOMIC_ADD or name.startswith(_ATOMIC) for name in names):
+        return True
+    read: set[str] = set()
+    for part in parts:
+        match part:
+            case ast.Assign([ast.Name(name)], value) if _reads_memory(value, read):
+                read.add(name)
+    return any(isinstance(part, ast.Subscript) and _reads_memory(part.slice, read) for part in parts)
+
+
+def _reads_memory(node: ast.AST, read: Collection[str]) -> bool:
+    """Tell whether an expression has an element of an array, or one of the names of what was read."""
+    if _loaded(node) & set(read):
+        return True
+    elements = [part for part in ast.walk(node) if isinstance(part, ast.Subscript)]
+    return any(not (isinstance(part.value, ast.Attribute) and part.value.attr == "shape") for part in elements)
 
 
 def _only_summed(body: Sequence[ast.stmt]) -> set[str]:
@@ -222,25 +251,27 @@ def _loaded(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 
+@dataclass
 class _Chooser(ast.NodeTransformer):
     """Makes the calls of one function those of a library, but where the loop around them is vectorised."""
 
-    def __init__(
-        self, names: Mapping[str, Any], functions: Collection[str], *, vectorised: bool, fastmath: bool, lanes: bool
-    ) -> None:
-        self.names = names
-        self.functions = functions
-        self.vectorised = vectorised
-        self.fastmath = fastmath
-        self.lanes = lanes
-        self.scalar_calls: set[str] = set()
+    names: Mapping[str, Any]
+    functions: Collection[str]
+    vectorised: bool
+    alone: bool
+    fastmath: bool
+    lanes: bool
+    scalar_calls: set[str] = field(default_factory=set)
+    alone_calls: set[str] = field(default_factory=set)
 
     def visit(self, node: ast.AST) -> Any:
         if not _is_loop(node):
             return super().visit(node)
-        outside, self.vectorised = self.vectorised, self.lanes or _is_independent(node, fastmath=self.fastmath)
+        outside = self.vectorised, self.alone
+        self.vectorised = self.lanes or _is_independent(node, fastmath=self.fastmath)
+        self.alone = not self.lanes and _is_scattered([node])
         made = self.generic_visit(node)
-        self.vectorised = outside
+        self.vectorised, self.alone = outside
         return made
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
@@ -248,10 +279,15 @@ class _Chooser(ast.NodeTransformer):
         root: Any = node.func
         while isinstance(root, ast.Attribute):
             root = root.value
-        if isinstance(root, ast.Name) and not self.vectorised:
-            self.scalar_calls |= {root.id} & set(self.functions)
-        if isinstance(root, ast.Name) and (not self.vectorised or self._writes(node)):
+        if not isinstance(root, ast.Name):
+            return node
+        if root.id in self.functions:
+            self.scalar_calls |= set() if self.vectorised else {root.id}
+            self.alone_calls |= {root.id} if self.alone else set()
+        elif not self.vectorised or self._writes(node):
             root.id = f"{_LIBRARY}{root.id}" if f"{_LIBRARY}{root.id}" in self.names else root.id
+        elif self.alone:
+            root.id = f"{_ALONE}{root.id}" if f"{_ALONE}{root.id}" in self.names else root.id
         return node
 
     def _writes(self, node: ast.Call) -> bool:
@@ -273,7 +309,8 @@ class _Chooser(ast.NodeTransformer):
             case ast.BinOp(op=ast.Pow(), right=ast.Constant(int()) | ast.UnaryOp(operand=ast.Constant(int()))):
                 return node
             case ast.BinOp(left, ast.Pow(), right) if self.vectorised:
-                made = ast.Call(ast.Name(_POWER, ast.Load()), [left, right], [])
+                power = f"{_ALONE}{_POWER}" if self.alone else _POWER
+                made = ast.Call(ast.Name(power, ast.Load()), [left, right], [])
                 return ast.fix_missing_locations(ast.copy_location(made, node))
         return node
 
@@ -281,8 +318,9 @@ class _Chooser(ast.NodeTransformer):
 def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, lanes: bool = False) -> ast.Module:
     """Return a text in which each call is of the function that is faster there.
 
-    `float_math` is arithmetic, which LLVM vectorises: several times as fast as a library's functions. Where nothing is
-    vectorised, in a loop that waits for each result, a library answers sooner.
+    `float_math` and `double_math` are arithmetic, which LLVM vectorises: several times as fast as a library's functions. Where
+    nothing is vectorised, in a loop that waits for each result, a library answers sooner. Of float64 it also does so for a few
+    functions in threads that wait for nothing, but meet in memory.
 
     Parameters
     ----------
@@ -302,9 +340,12 @@ def calls_chosen(tree: ast.Module, names: Mapping[str, Any], *, fastmath: bool, 
     entries = {name for function in drivers for name in _loaded(function)} & set(bodies)
     looping = any(_has_loop(function) for function in bodies.values())
     scalar = entries if looping else set()
+    scattered: set[str] = set()
     for name, function in reversed(bodies.items()):
         vectorised = lanes or (name not in scalar and not _has_loop(function))
-        chooser = _Chooser(names, bodies, vectorised=vectorised, fastmath=fastmath, lanes=lanes)
+        alone = not lanes and (name in scattered or _is_scattered(function.body))
+        chooser = _Chooser(names, bodies, vectorised, alone, fastmath, lanes)
         chooser.visit(function)
         scalar |= chooser.scalar_calls
+        scattered |= chooser.alone_calls
     return tree

@@ -16,7 +16,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant
+from numbridge.kernels.arithmetic.llvm_numbers import ROUND, Bits, Real, constant, known_number
 
 __all__ = ["FUNCTIONS", "evaluate"]
 
@@ -178,18 +178,6 @@ def _whole_power(x: Real, exponent: int) -> Real:
     return 1.0 / result if exponent < 0 else result
 
 
-def _known(value: Any) -> float | None:
-    """Return the number that a value is while it is compiled, if that is known."""
-    if isinstance(value, ir.CastInstr) and value.opname in ("fptrunc", "fpext"):
-        return _known(value.operands[0])
-    if isinstance(value, ir.Instruction) and value.opname == "fsub":  # which is how Numba negates
-        less, more = map(_known, value.operands)
-        return None if less is None or more is None else less - more
-    if isinstance(value, ir.Constant) and isinstance(value.constant, int | float):
-        return float(value.constant)
-    return None
-
-
 def _hypot(x: Real, y: Real) -> Real:
     x, y = x.magnitude(), y.magnitude()
     length = x.fma(x, y * y).call("sqrt")
@@ -329,7 +317,7 @@ def evaluate(name: str, builder: Any, arguments: Sequence[Any]) -> Any:
         The result, of type float.
     """
     wide = [Real(builder, builder.fpext(argument, _DOUBLE)) for argument in arguments]
-    exponent = _known(arguments[1]) if name == "pow" else None
+    exponent = known_number(arguments[1]) if name == "pow" else None
     if exponent is not None and exponent.is_integer() and abs(exponent) < 2**_SQUARINGS:
         return builder.fptrunc(_whole_power(wide[0], int(exponent)).value, ir.FloatType())
     return builder.fptrunc(FUNCTIONS[name](*wide).value, ir.FloatType())

@@ -1,4 +1,4 @@
-"""Mathematical functions of float32 and float64: their values everywhere, and where which function is called."""
+"""Mathematical functions of float32: their values everywhere, and where which function is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from lane_checks import widths
 from numbridge.kernels import variant
 from numbridge.kernels.arithmetic import float_math
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
@@ -131,104 +130,6 @@ def test_functions_of_two_numbers_are_within_0_56_units_of_the_last_place():
         assert distance[worst] <= 0.56, (function.__name__, x[worst], y[worst], row[worst])
 
 
-@nb.kernel
-def of_doubles(x, out):
-    i = nb.tid()
-    out[0, i] = math.exp(x[i])
-    out[1, i] = np.expm1(x[i])
-    out[2, i] = math.sinh(x[i])
-    out[3, i] = np.cosh(x[i])
-    out[4, i] = math.tanh(x[i])
-    out[5, i] = np.log(x[i])
-    out[6, i] = math.log1p(x[i])
-    out[7, i] = np.arctan(x[i])
-
-
-# The functions, and how far they may be from the true value in units in the last place.
-DOUBLES = {
-    np.exp: 0.9,
-    np.expm1: 1.2,
-    np.sinh: 2.5,
-    np.cosh: 1.4,
-    np.tanh: 2.5,
-    np.log: 0.9,
-    np.log1p: 0.9,
-    np.arctan: 0.9,
-}
-EDGES = [709.782712893384, 709.7827128933841, 710.4758600739439, 710.475860073944, 745.1332191019411, 745.1332191019412]
-EDGES += [
-    0.0,
-    5e-324,
-    1e-310,
-    2.2250738585072014e-308,
-    1e-20,
-    0.5,
-    1.0,
-    2.0**60,
-    2.0**61,
-    1.7976931348623157e308,
-    np.inf,
-]
-EDGES += [7 / 16, 11 / 16, 19 / 16, 39 / 16, 0.5**0.5, 2.0**0.5, 20.0, 40.0, math.log(2) / 2, 1 - 2**-53, 22.0, 37.5]
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no type of more digits to compare with")
-def test_functions_of_doubles_are_as_near_to_the_true_value_as_they_say():
-    random = np.random.default_rng(3)
-    signs = random.choice([-1.0, 1.0], 40_000)
-    x = np.concatenate(
-        [
-            [np.nan, *EDGES, *(-edge for edge in EDGES)],
-            *([np.nextafter(e, way) * s for e in EDGES] for way in (-np.inf, np.inf) for s in (-1, 1)),
-            signs * np.exp(random.uniform(-744, 709, 40_000)),
-            *(random.uniform(-far, far, 40_000) for far in (0.5, 3, 25, 750)),
-        ]
-    )
-    out = np.full((len(DOUBLES), len(x)), 7.0)
-    launch(of_doubles, len(x), [x, out])
-    for row, (function, bound) in zip(out, DOUBLES.items(), strict=True):
-        true = function(x.astype(np.longdouble))
-        rounded = true.astype(np.float64)
-        finite = np.isfinite(row) & np.isfinite(rounded)
-        distance = np.abs(row[finite].astype(np.longdouble) - true[finite]) / np.spacing(np.abs(rounded[finite]))
-        worst = int(np.argmax(distance))
-        assert distance[worst] <= bound, (function, x[finite][worst], row[finite][worst])
-        # What is infinite, or none, or has a sign, is and has it there, too, but where the true value is between two numbers.
-        other = ~finite & ~((np.isnan(row) & np.isnan(rounded)) | (row == rounded))
-        assert not other.any(), (function, x[other], row[other], rounded[other])
-        assert (np.signbit(row) == np.signbit(rounded))[(rounded == 0) & (row == 0)].all(), function
-
-
-def test_doubles_in_a_vector_and_alone_are_the_same_numbers():
-    x = np.random.default_rng(5).uniform(-30, 30, 1000)
-    together = np.zeros((len(DOUBLES), len(x)))
-    launch(of_doubles, len(x), [x, together])
-    for k in range(0, len(x), 37):
-        one = np.zeros((len(DOUBLES), 1))
-        launch(of_doubles, 1, [x[k : k + 1].copy(), one])
-        assert one[:, 0].tobytes() == together[:, k].tobytes()
-
-
-@nb.kernel
-def newton(x, y):
-    i = nb.tid()
-    guess = 0.0
-    for _ in range(30):
-        guess += x[i] * math.exp(-guess) - math.tanh(guess) * 0.1
-    y[i] = guess
-
-
-def test_loops_with_functions_of_doubles_run_in_lanes():
-    values = [np.linspace(0.1, 2, 200), np.zeros(200)]
-    assert widths(newton, values) == {"newton": 64}
-    alone = nb.kernel(simd=False)(newton.function)
-    nb.launch(newton, 200, values)
-    wanted = np.zeros(200)
-    nb.launch(alone, 200, [values[0], wanted])
-    np.testing.assert_allclose(values[1], wanted, rtol=1e-12)
-
-
 THIRD = 3.0
 POWERS = [2.0, 3.0, -1.0, -2.0, 5.0, 15.0, 0.0]
 
@@ -346,6 +247,31 @@ def test_calls_are_chosen_by_the_loop_around_them(body):
     names = substituted({"math": math})
     made = calls_chosen(ast.parse(f"{text}\ndef _nb_run(n):\n    kernel(n)"), names, fastmath=False)
     assert ("_nb_library_math" not in ast.unparse(made)) == LOOPS[body]
+
+
+MEETING = {
+    "out[i] = math.log(x[i])": False,
+    "k = i // 2\n    out[k + x.shape[0]] = math.log(x[i])": False,
+    "out[int(x[i])] = math.log(x[i])": True,
+    "k = int(x[i])\n    j = k + 1\n    out[i] = x[j] * math.log(x[i])": True,
+    "_nb_atomic_max(out, i, math.log(x[i]))": True,
+    "_nb_add(out, 0, math.log(x[i]))": True,
+    "_nb_add_private(out, 0, math.log(x[i]))": False,
+    "out[int(x[i])] = 1\n    for j in range(n):\n        out[j] = math.log(x[j])": False,
+    "for j in range(n):\n        out[int(x[j])] = math.log(x[j])": True,
+    "out[int(x[i])] = f(x[i])": True,
+    "out[i] = f(x[i])": False,
+}
+
+
+@pytest.mark.parametrize("body", MEETING)
+def test_threads_that_meet_in_memory_are_not_taken_for_vectors(body):
+    text = f"def f(t):\n    return math.log(t) ** t\n\ndef kernel(i, x, n, out):\n    {body}\n\ndef _nb_run(n):\n    kernel(n)"
+    names = substituted({"math": math})
+    made = ast.unparse(calls_chosen(ast.parse(text), names, fastmath=False))
+    assert ("_nb_alone_math" in made) == MEETING[body]
+    assert ("_nb_alone__nb_power" in made) == (MEETING[body] and "f(" in body)
+    assert "_nb_alone_" not in ast.unparse(calls_chosen(ast.parse(text), names, fastmath=False, lanes=True))
 
 
 def test_a_sum_may_be_vectorised_with_fastmath_and_a_function_is_as_the_loop_that_calls_it():
