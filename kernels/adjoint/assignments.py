@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
 from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
@@ -168,6 +168,10 @@ class Assignments(Calls):
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
             raise self._refused(target, "only a number can be stored into an element of an array")
+        if inference.complex_of(view.array.dtype) is not None and (
+            complex_program.has_complex(value) or inference.element_of(value.type) is None
+        ):
+            value = self.cast(value, view.array.dtype)
         if (inference.element_of(value.type) or inference.element_of(view.array.dtype)) and (
             value.type != view.array.dtype
         ):

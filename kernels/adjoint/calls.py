@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import (
     Binding,
     Missing,
@@ -109,6 +109,10 @@ class Calls(Expressions):
                 return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
                 return self._inline(node, self._functions[name])
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "conjugate" and not (node.args or node.keywords):
+            owner = self._owner(node.func.value)
+            if isinstance(owner, Value) and complex_program.has_complex(owner):
+                return complex_program.conjugate(self, owner)
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
             raise self._refused(node, "only functions can be called")
@@ -134,9 +138,13 @@ class Calls(Expressions):
             )
         if isinstance(callee.value, ElementType):
             return self._element(node, callee.value, arguments)
+        kind = complex if callee.value is complex else inference.dtype_of(callee.value)
+        if kind is complex or isinstance(kind, types.Complex):
+            return self._complex_number(node, callee, kind, arguments)
+        if complex_program.has_complex(*arguments):
+            return self._complex_function(node, callee, arguments)
         if has_element(*arguments):
             return self._element_function(node, callee, arguments)
-        kind = inference.dtype_of(callee.value)
         if kind is not None and len(arguments) == 1:
             return self.cast(arguments[0], kind)
         if callee.value in (int, bool) and len(arguments) == 1:
@@ -162,6 +170,30 @@ class Calls(Expressions):
             listed = ", ".join(kind_name(argument) for argument in arguments)
             raise self._refused(
                 node, f"{element.name} has {element.count} components, and cannot be made of ({listed})"
+            )
+        return made
+
+    def _complex_number(self, node: ast.Call, callee: Static, kind: Any, arguments: list[Value]) -> Value:
+        """Return what a complex type makes of a number, or of two real ones."""
+        if kind is complex:
+            given = [Value("", inference.complex_of(a.type) or a.type) for a in arguments]
+            found = inference.result_type(complex, given)
+            kind = None if found is None else found[0]
+        if kind is None or not arguments or len(arguments) > 2 or has_element(*arguments[1:]):
+            raise self._refused(node, f"{callee.text} makes a complex number of one number, or of two real ones")
+        wanted = inference.parts_of(kind)
+        if len(arguments) == 1:
+            return self.cast(arguments[0], wanted)
+        real, imag = (self.cast(argument, wanted.dtype) for argument in arguments)
+        return complex_program.pair(self, real, imag)
+
+    def _complex_function(self, node: ast.Call, callee: Static, arguments: list[Value]) -> Binding:
+        made = complex_program.called(self, callee.value, arguments) if _hashable(callee.value) else None
+        if made is None:
+            raise self._refused(
+                node,
+                f"{callee.text} has no derivative for complex numbers here; write it with their parts, z.real and z.imag, or "
+                "with cmath.exp, cmath.log, cmath.sqrt and circular functions",
             )
         return made
 
@@ -263,6 +295,7 @@ class Calls(Expressions):
         of = "local" if called == "_nb_local_array" else "shared"
         if made is node:
             kind = inference.dtype_of(self._static(dtype))
+            kind = inference.parts_of(kind) or kind
         else:
             element = self._static(node.args[1])
             kind, extents = numba_element(element), extents[:-1]

@@ -100,6 +100,12 @@ class Fields:
             )
         return self._known[key]
 
+    def parts(self, array: Array) -> Array:
+        """Return an array of complex numbers as one of their parts, which are pairs."""
+        kind = inference.parts_of(array.dtype)
+        made = Array(self._names.fresh(f"{array.name}_parts"), kind, array.ndim, owner=array, label=array.called)
+        return self._known.setdefault((array, ()), made)
+
     def components(self, array: Array) -> Array:
         """Return the components of an array of elements."""
         extents = array.dtype.element.extents
