@@ -82,7 +82,9 @@ class Assignments(Calls):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         return self._memory_place(target, self._indexed(target, owner))
 
-    def _memory_place(self, target: ast.expr, found: View | Window | Records) -> _Place:
+    def _memory_place(self, target: ast.expr, found: View | Window | Records | MemoryPart) -> _Place:
+        if isinstance(found, MemoryPart):
+            return self._place_in_memory(target, found)
         if isinstance(found, Window) or (isinstance(found, View) and not found.is_element):
             return _Place(lambda: found, lambda value: self._fill(target, found, value))
         if isinstance(found, Records):

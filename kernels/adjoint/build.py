@@ -117,9 +117,9 @@ class _Builder(Iteration):
     def _argument(self, item: Array | Value) -> Binding:
         if isinstance(item, Value):
             return self._in_parts_of(item)
-        if isinstance(item.dtype, types.Complex):
-            return View(self._fields.parts(item))
-        return View(self._fields.components(item)) if memory_key(item) in self._in_components else memory(item)
+        if memory_key(item) in self._in_components:
+            return View(self._fields.components(item))
+        return View(self._fields.parts(item)) if isinstance(item.dtype, types.Complex) else memory(item)
 
     def _in_parts_of(self, number: Value) -> Value:
         """Return a number that is passed by value; a complex one as its parts."""

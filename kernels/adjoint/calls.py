@@ -40,7 +40,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER
-from numbridge.kernels.adjoint.memory_parts import whole_element
+from numbridge.kernels.adjoint.memory_parts import MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
@@ -233,6 +233,10 @@ class Calls(Expressions):
         if not isinstance(array, View | Window):
             raise self._refused(node, "an atomic operation needs an array")
         view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
+        if isinstance(view, MemoryPart):
+            number = view.view.array.dtype
+            values = [self.cast(self._scalar(argument), number) for argument in node.args[-count:]]
+            return self._update(node, operation, view.view, values)
         if not isinstance(view, View) or not view.is_element:
             raise self._refused(node, "an atomic operation needs one index for each dimension")
         values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
@@ -257,6 +261,8 @@ class Calls(Expressions):
         if element is None:
             return self.cast(self._scalar(argument), kind)
         value = self._value(argument)
+        if inference.complex_of(kind) is not None:
+            value = self.cast(value, kind)
         if value.type != kind:
             raise self._refused(node, f"the elements of {array.called} are {element.name}, not {kind_name(value)}")
         return value

@@ -692,8 +692,8 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
             )
         if parameter.name in kernel.wanted and row.code == scalars.COMPLEX and not isinstance(parameter, ArrayType):
             raise NumbridgeTypeError(
-                f"the {kernel.name}: parameter {parameter.name!r} is {row.name} by value, and only arrays of complex numbers have "
-                "a gradient; pass an array of one element, or None for it"
+                f"the {kernel.name}: parameter {parameter.name!r} is {row.name} by value, and only arrays of complex numbers "
+                "have a gradient; pass an array of one element, or None for it"
             )
         if parameter.name in kernel.wanted and not row.is_inexact:
             raise NumbridgeTypeError(

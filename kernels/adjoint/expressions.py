@@ -20,7 +20,12 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Sta
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
-from numbridge.kernels.adjoint.memory_parts import ComponentRangeError, MemoryPart, whole_element
+from numbridge.kernels.adjoint.memory_parts import (
+    ComponentRangeError,
+    MemoryPart,
+    NeedsComponentsError,
+    whole_element,
+)
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
@@ -192,6 +197,8 @@ class Expressions(Scope):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, Records) and node.attr in base.type.fields:
             return self._field(node, base, node.attr)
+        if isinstance(base, View) and node.attr in ("real", "imag"):
+            return self._parts_of_array(node, base)
         if isinstance(base, View | Window | Records):
             return self._property(node, base)
         if isinstance(base, Value) and node.attr in ("real", "imag"):
@@ -207,6 +214,20 @@ class Expressions(Scope):
         if inference.element_of(number.type) is not None:
             return self._part_named(node, number)
         return number if node.attr == "real" else self.zero(number.type)
+
+    def _parts_of_array(self, node: ast.Attribute, view: View) -> View:
+        """Return the real or the imaginary parts of an array, which threads may change one by one."""
+        array = view.array
+        if inference.complex_of(array.whole) is not None and view.part is None:
+            return dataclasses.replace(view, part=self.constant(int(node.attr == "imag")))
+        if inference.complex_of(array.dtype) is not None and array.owner is not None:
+            raise NeedsComponentsError(array.owner)
+        if inference.is_float_type(array.dtype) and node.attr == "real":
+            return view
+        raise self._refused(
+            node,
+            f"gradients do not follow .{node.attr} of {array.called}; take it of the elements, as in z[i].{node.attr}",
+        )
 
     def _part_named(self, node: ast.Attribute, owner: Value) -> Value:
         found = named_part(self, owner, node.attr)
@@ -387,14 +408,14 @@ class Expressions(Scope):
             raise self._refused(node, f"{kind_name(owner)} has no such component; index it by integers")
         return found
 
-    def _indexed(self, node: ast.Subscript, base: Binding) -> View | Window:
+    def _indexed(self, node: ast.Subscript, base: Binding) -> View | Window | MemoryPart:
         if not isinstance(base, View | Window):
             raise self._refused(node, "only arrays and tuples have elements here")
         return self._narrowed(node, base, self._cuts(node))
 
     def _narrowed(
         self, node: ast.AST, base: View | Window, given: Sequence[Value | Cut | EllipsisType]
-    ) -> View | Window:
+    ) -> View | Window | MemoryPart:
         """Return what indices and slices select of an array, of some of its rows, or of a slice."""
         axes, free = list(windows.axes_of(base)), windows.open_axes(base)
         if Ellipsis in given:
@@ -407,7 +428,15 @@ class Expressions(Scope):
         extents = self._extents(View(base.array))
         for axis, chosen in zip(free, given, strict=False):
             axes[axis] = self._along(axes[axis], chosen, extents[axis])
-        return windows.window(base.array, axes)
+        found = windows.window(base.array, axes)
+        part = base.part if isinstance(base, View) else None
+        if part is None:
+            return found
+        if isinstance(found, Window):
+            raise self._refused(node, "slices of the parts of complex arrays have no derivative; write a loop")
+        if found.is_element:
+            return MemoryPart(View(found.array, (*found.index, part)), None)
+        return dataclasses.replace(found, part=part)
 
     def _along(self, axis: Any, chosen: Any, extent: Callable[[], Value]) -> windows.Axis:
         if isinstance(chosen, Cut):

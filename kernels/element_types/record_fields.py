@@ -73,9 +73,10 @@ def _components(element: ElementType) -> Leaf:
     return Leaf((), scalar, 0, element.extents, inner)
 
 
-def _parts(kind: Any) -> Leaf:
-    """Return complex numbers as pairs of real ones."""
-    return Leaf((), numba_element(complex_parts(scalars.by_name(str(kind.underlying_float)))), 0, (), ())
+def _parts(kind: Any, *, as_pairs: bool) -> Leaf:
+    """Return complex numbers as pairs of real ones, or as one more dimension of real ones."""
+    pairs = complex_parts(scalars.by_name(str(kind.underlying_float)))
+    return Leaf((), numba_element(pairs), 0, (), ()) if as_pairs else _components(pairs)
 
 
 def _itemsize(kind: Any) -> int:
@@ -104,13 +105,13 @@ def overlap(record: Any) -> bool:
 def field(typing_context: Any, array: Any, number: Any) -> Any:
     """Return the array of a field, by its number among the `leaves`, on the memory of an array of records or elements.
 
-    Of an array of complex numbers, the array of their parts.
+    Of an array of complex numbers, the array of their parts: number 0 is one of pairs, and 1 of real numbers.
     """
     if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Record | NumbaElement | types.Complex):
         return None
     is_element = not isinstance(array.dtype, types.Record)
     if isinstance(array.dtype, types.Complex):
-        leaf = _parts(array.dtype)
+        leaf = _parts(array.dtype, as_pairs=number.literal_value == 0)
     else:
         leaf = _components(array.dtype.element) if is_element else leaves(array.dtype)[number.literal_value]
     aligned, ndim = array.aligned and (is_element or is_aligned(array.dtype)), array.ndim + len(leaf.extents)
