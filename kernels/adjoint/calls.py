@@ -483,7 +483,7 @@ class Calls(Expressions):
         ]
 
     def _gradient(self, node: ast.Call, source: FunctionSource, made: Value, argument: Value) -> Value:
-        if not has_element(made, argument):
+        if not has_element(made, argument) or complex_program.has_complex(argument):
             return self.cast(made, argument.type)
         if made.type != argument.type:
             raise self._refused(
