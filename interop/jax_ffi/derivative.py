@@ -95,12 +95,17 @@ class Form:
 
 def floating_results(call: Call) -> tuple[int, ...]:
     """Return the results of a call that have a derivative."""
-    return tuple(k for k, (_, dtype) in enumerate(call.results) if scalar_of(dtype).is_float)
+    return tuple(k for k, (_, dtype) in enumerate(call.results) if scalar_of(dtype).is_inexact)
 
 
 def floating_operands(call: Call) -> tuple[int, ...]:
     """Return the operands of a call by which there are derivatives."""
-    return tuple(k for k, kind in operand_types(call).items() if kind.scalar.is_float)
+    return tuple(k for k, kind in operand_types(call).items() if _has_gradient(kind))
+
+
+def _has_gradient(kind: ParameterType) -> bool:
+    """Tell whether there are derivatives by what a parameter is: by complex numbers only in arrays."""
+    return kind.scalar.is_inexact if isinstance(kind, ArrayType) else kind.scalar.is_float
 
 
 def _operand_of(slot: Slot) -> int | None:
@@ -157,7 +162,7 @@ class _Planner:
         self.cotangents = {self.ends[k]: place + n for n, k in enumerate(self.form.given or ())}
 
     def _carries(self, kind: ParameterType) -> bool:
-        return isinstance(kind, ArrayType) and kind.scalar.is_float and self.base[kind.name].kind == nb.RESULT
+        return isinstance(kind, ArrayType) and _has_gradient(kind) and self.base[kind.name].kind == nb.RESULT
 
     def _parameter(self, operand: int) -> str:
         return next(name for name, slot in self.base.items() if _operand_of(slot) == operand)

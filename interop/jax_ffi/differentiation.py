@@ -18,6 +18,7 @@ from numbridge.jax_ffi.derivative import Form, Spread, floating_operands, floati
 from numbridge.jax_ffi.plan import Call
 from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.parameter_types import ArrayType
 from numbridge.kernels.scalars import COMPLEX
 
 __all__ = ["differentiate", "pull_jvp", "pull_transpose"]
@@ -129,7 +130,7 @@ def differentiate(call: Call, primals: Sequence[Any], tangents: Sequence[Any], r
 
 
 def _check_results(call: Call) -> None:
-    """Refuse results that have floating parts and get no tangent: records, which are bytes to JAX, and complex numbers."""
+    """Refuse results that have floating parts and get no tangent: records, which are bytes to JAX."""
     for slot, kind in zip(call.slots, call.types, strict=True):
         element = kind.element
         if slot.kind != nb.RESULT:
@@ -139,22 +140,16 @@ def _check_results(call: Call) -> None:
                 f"{call.signature.what} under JAX, result {kind.name!r}: it has records, which are bytes to JAX and carry no "
                 "gradient; give each field an array of its own, or use jax.lax.stop_gradient(x) for the arguments"
             )
-        if kind.scalar.code == COMPLEX:
-            raise _complex_refused(f"{call.signature.what} under JAX, result {kind.name!r}", kind.scalar.name)
-
-
-def _complex_refused(where: str, dtype: str) -> KernelUnsupportedError:
-    return KernelUnsupportedError(
-        f"{where}: it is {dtype}, and complex numbers have no derivative here; pass real and imaginary parts as arrays of their "
-        "own, or use jax.lax.stop_gradient(x) for all arguments"
-    )
 
 
 def _direction(call: Call, spread: Spread, tangents: Sequence[Any]) -> dict[int, Spreading]:
     """Return the tangents that are not zero, by operand."""
     for k, kind in operand_types(call).items():
-        if kind.scalar.code == COMPLEX and not _is_zero(tangents[k]):
-            raise _complex_refused(f"{call.signature.what} under JAX, argument {kind.name!r}", kind.scalar.name)
+        if kind.scalar.code == COMPLEX and not isinstance(kind, ArrayType) and not _is_zero(tangents[k]):
+            raise KernelUnsupportedError(
+                f"{call.signature.what} under JAX, argument {kind.name!r}: it is {kind.scalar.name} by value, and only arrays of "
+                "complex numbers have a derivative; pass an array of one element, or jax.lax.stop_gradient(x)"
+            )
     found = {}
     for k in floating_operands(call):
         flags = spread[k]
@@ -192,16 +187,23 @@ def pull_transpose(form: Form, cotangents: Sequence[Any], operands: Sequence[Any
     group = point.groups()[place]
     whole = (True,) * len(form.batch)
     names = floating_results(form.call) if form.given is None else form.wanted
-    given = {k: (value, whole) for k, value in zip(names, cotangents, strict=True) if not _is_zero(value)}
+    given = {k: (_conjugate(value), whole) for k, value in zip(names, cotangents, strict=True) if not _is_zero(value)}
     made: dict[int, Any] = {}
     if given:
         following = _transposed(point, place, given)
-        made = dict(zip(_results_of(following), following.bind(), strict=True))
+        made = dict(zip(_results_of(following), map(_conjugate, following.bind()), strict=True))
     return [None] * form.call.operands + [
         _summed(made[k], flags) if k in made and names is group else None
         for names in point.groups()
         for k, (_, flags) in names.items()
     ]
+
+
+def _conjugate(value: Any) -> Any:
+    """Return what JAX calls a cotangent of complex numbers, given ours, and the reverse: it pairs them without conjugation."""
+    import jax.numpy as jnp
+
+    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
 
 
 def _transposed(point: Point, place: int, given: Group) -> Point:

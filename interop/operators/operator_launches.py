@@ -88,8 +88,8 @@ class Launches:
         """Return a contiguous copy of a tensor."""
         raise NotImplementedError
 
-    def is_floating(self, tensor: Any) -> bool:
-        """Tell whether a tensor holds real floating-point numbers."""
+    def has_gradient(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds floating-point numbers, real or complex."""
         raise NotImplementedError
 
     def is_integral(self, tensor: Any) -> bool:
@@ -124,7 +124,7 @@ class Launches:
 
     def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
         """Return the gradients by the `wanted` inputs, given those by all outputs."""
-        coming = [name for name, grad in zip(self.plan.outputs, grads, strict=True) if self.is_floating(grad)]
+        coming = [name for name, grad in zip(self.plan.outputs, grads, strict=True) if self.has_gradient(grad)]
         return self.adjoint_by(tuple(wanted), tuple(coming)).run(values, grads)
 
     def adjoint_by(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> Adjoint:

@@ -59,25 +59,25 @@ class Launches(operator_launches.Launches):
         """Return a contiguous copy of a tensor."""
         return tensor.clone()
 
-    def is_floating(self, tensor: Any) -> bool:
-        """Tell whether a tensor holds real floating-point numbers."""
-        return _is_floating(tensor)
+    def has_gradient(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds floating-point numbers, real or complex."""
+        return _has_gradient(tensor)
 
     def is_integral(self, tensor: Any) -> bool:
         """Tell whether a tensor holds integers or booleans."""
-        return not (_is_floating(tensor) or tensor.is_complex())
+        return not _has_gradient(tensor)
 
 
-def _is_floating(tensor: Any) -> bool:
+def _has_gradient(tensor: Any) -> bool:
     # Paddle's own question takes longer than a launch.
-    return tensor.dtype in _floating_dtypes()
+    return tensor.dtype in _inexact_dtypes()
 
 
 @functools.cache
-def _floating_dtypes() -> frozenset[Any]:
+def _inexact_dtypes() -> frozenset[Any]:
     import paddle
 
-    names = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+    names = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
     return frozenset(getattr(paddle, name) for name in names)
 
 
@@ -163,12 +163,12 @@ class Operator:
         """Return the gradients of the adjoint: by inputs the adjoint of the tangent, by gradients of outputs the tangent."""
         everything, count = held.unchanged(tensors), len(self.level.inputs)
         values, grads = everything[:count], everything[count:]
-        floats = [n for n, grad in zip(self.level.outputs, grads, strict=True) if _is_floating(grad)]
+        floats = [n for n, grad in zip(self.level.outputs, grads, strict=True) if _has_gradient(grad)]
         tangent, moved = self.tangent(held.rest, floats), [*values, *seconds]
         by_inputs = [self.level.inputs[k] for k in held.tracked if k < count]
         made = []
         if by_inputs:
-            made += tangent.adjoint(moved, [grad for grad in grads if _is_floating(grad)], by_inputs)
+            made += tangent.adjoint(moved, [grad for grad in grads if _has_gradient(grad)], by_inputs)
         if len(made) < len(held.tracked):
             by_grads = dict(zip(floats, tangent(moved), strict=True))
             made += [by_grads[self.level.outputs[k - count]] for k in held.tracked if k >= count]
@@ -182,7 +182,7 @@ def _tracked(values: Sequence[Any]) -> list[int]:
     if not paddle.is_grad_enabled():
         return []
     tensors = ((k, value) for k, value in enumerate(values) if isinstance(value, paddle.Tensor))
-    return [k for k, tensor in tensors if not tensor.stop_gradient and _is_floating(tensor)]
+    return [k for k, tensor in tensors if not tensor.stop_gradient and _has_gradient(tensor)]
 
 
 def _layers(operator: Operator) -> tuple[Any, Any]:

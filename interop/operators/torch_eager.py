@@ -17,10 +17,15 @@ from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.operators import operator_launches
 from numbridge.operators.operators import OperatorPlan
 
-__all__ = ["Launches", "forward_mode_check", "named", "quick_way"]
+__all__ = ["Launches", "forward_mode_check", "has_gradient", "named", "quick_way"]
 
 
 _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Tell whether a tensor holds floating-point numbers, real or complex."""
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 class Launches(operator_launches.Launches):
@@ -61,9 +66,9 @@ class Launches(operator_launches.Launches):
         """Return a tensor, or a copy of it that is contiguous."""
         return tensor.contiguous()
 
-    def is_floating(self, tensor: Any) -> bool:
-        """Tell whether a tensor holds real floating-point numbers."""
-        return bool(tensor.is_floating_point())
+    def has_gradient(self, tensor: Any) -> bool:
+        """Tell whether a tensor holds floating-point numbers, real or complex."""
+        return has_gradient(tensor)
 
     def is_integral(self, tensor: Any) -> bool:
         """Tell whether a tensor holds integers or booleans."""
@@ -250,7 +255,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
 
     def adjoint(key: Any, needed: tuple[bool, ...], grads: Sequence[Any]) -> tuple[Callable[..., list[Any]], list[int]]:
         wanted = tuple(plan.inputs[k] for k in arrays if needed[k])
-        coming = tuple(n for n, grad in zip(plan.outputs, grads, strict=True) if grad.is_floating_point())
+        coming = tuple(n for n, grad in zip(plan.outputs, grads, strict=True) if has_gradient(grad))
         others = [k for k, name in enumerate(plan.inputs) if name not in wanted]
         found = known[key] = launches.adjoint_by(wanted, coming).run, others
         return found
@@ -289,7 +294,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
                 kind = type(tensor)
                 if kind is not plain and kind is not parameter:
                     return at_length(inputs, grads, needed)
-            key = (needed, *[grad.is_floating_point() for grad in grads]) if several else needed
+            key = (needed, *map(has_gradient, grads)) if several else needed
             back, others = known.get(key) or adjoint(key, needed, grads)
             try:
                 made = back(inputs, grads)

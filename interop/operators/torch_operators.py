@@ -17,7 +17,7 @@ from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
 from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.kernels.variant import variants_of
 from numbridge.operators.operator_levels import Level, detached, returned
-from numbridge.operators.torch_eager import forward_mode_check, named
+from numbridge.operators.torch_eager import forward_mode_check, has_gradient, named
 
 __all__ = ["NAMESPACE", "Operator"]
 
@@ -210,14 +210,13 @@ class Operator:
     def mask(self, needs: Sequence[bool], inputs: Sequence[Any]) -> list[bool]:
         """Return which of the tensors a gradient is needed by."""
         pairs = zip(self.level.inputs, needs, inputs, strict=False)
-        return [bool(n) and v.is_floating_point() for name, n, v in pairs if self.level.kinds[name] == "array"]
+        return [bool(n) and has_gradient(v) for name, n, v in pairs if self.level.kinds[name] == "array"]
 
     def moved(self, given: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], list[bool]]:
         """Return the tangents among what is given for each tensor, and for which there is one."""
         arrays = self._arrays(inputs)
         moved = [
-            t is not None and t.numel() == a.numel() and a.is_floating_point()
-            for t, a in zip(given, arrays, strict=True)
+            t is not None and t.numel() == a.numel() and has_gradient(a) for t, a in zip(given, arrays, strict=True)
         ]
         return [t for t, move in zip(given, moved, strict=True) if move], moved
 
@@ -248,10 +247,10 @@ class Operator:
         tangents, moved = self.moved(asked, inputs)
         if not any(moved):
             return (*[None] * (len(inputs) + len(grads)), None)
-        floats = [g.is_floating_point() for g in grads]
+        floats = [*map(has_gradient, grads)]
         operator, values = self.tangent(moved, floats), [*inputs, *tangents]
         by = [*self.mask(ctx.needs_input_grad, inputs), *[False] * len(tangents)]
-        first = operator.gradients(values, [g for g in grads if g.is_floating_point()], by)[: len(inputs)]
+        first = operator.gradients(values, [*filter(has_gradient, grads)], by)[: len(inputs)]
         back = iter(operator(values) if any(ctx.needs_input_grad[len(inputs) : -1]) else [None] * len(grads))
         return (*first, *[next(back) if is_float else None for is_float in floats], None)
 
@@ -275,7 +274,7 @@ def _run_function(operator: Operator) -> Any:
         def jvp(ctx: Any, *given: Any) -> Any:
             inputs = _kept(ctx)
             tangents, moved = operator.moved(operator._arrays(given), inputs)
-            floats = [dtype.is_floating_point for _, dtype, _ in ctx.results]
+            floats = [dtype.is_floating_point or dtype.is_complex for _, dtype, _ in ctx.results]
             found = iter(operator.tangent(moved, floats)([*inputs, *tangents]))
             return tuple(next(found) if is_float else None for is_float in floats)
 
@@ -306,8 +305,8 @@ def _adjoint_function(operator: Operator) -> Any:
             total = operator.adjoint(inputs, by_grads, wanted)
             tangents, moved = operator.moved(operator._arrays(given[:count]), inputs)
             if any(moved):
-                further = operator.tangent(moved, [g.is_floating_point() for g in grads])
-                floats, more = [g for g in grads if g.is_floating_point()], [False] * len(tangents)
+                further = operator.tangent(moved, [*map(has_gradient, grads)])
+                floats, more = [*filter(has_gradient, grads)], [False] * len(tangents)
                 found = further.adjoint([*inputs, *tangents], floats, [*wanted, *more])
                 # torch has turned forward mode off for its own operations here, also that of transforms further out.
                 with forward_ad._set_fwd_grad_enabled(True):

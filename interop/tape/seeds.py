@@ -17,6 +17,7 @@ from numbridge.kernels.devices import Device
 from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.scalars import COMPLEX
 from numbridge.storage.element_views import packed
 from numbridge.tape.places import has_floats
 
@@ -65,6 +66,10 @@ def floating(array: Any, what: str = "an array in grads") -> Description:
 def one_element(loss: Any) -> tuple[int, ...]:
     """Return the shape of a loss, which must be one number."""
     found = floating(loss, "the loss")
+    if found.scalar is not None and found.scalar.code == COMPLEX:
+        raise NumbridgeTypeError(
+            f"backward: the loss is {found.scalar.name}, and must be a real number; pass grads={{array: gradient}}"
+        )
     if found.element is not None and found.element.fields is not None:
         raise NumbridgeTypeError("backward: the loss is a record, and must be a number; pass grads={array: gradient}")
     if any(extent != 1 for extent in full_shape(found)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
 from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
@@ -82,7 +82,9 @@ class Assignments(Calls):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         return self._memory_place(target, self._indexed(target, owner))
 
-    def _memory_place(self, target: ast.expr, found: View | Window | Records) -> _Place:
+    def _memory_place(self, target: ast.expr, found: View | Window | Records | MemoryPart) -> _Place:
+        if isinstance(found, MemoryPart):
+            return self._place_in_memory(target, found)
         if isinstance(found, Window) or (isinstance(found, View) and not found.is_element):
             return _Place(lambda: found, lambda value: self._fill(target, found, value))
         if isinstance(found, Records):
@@ -168,6 +170,10 @@ class Assignments(Calls):
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
             raise self._refused(target, "only a number can be stored into an element of an array")
+        if inference.complex_of(view.array.dtype) is not None and (
+            complex_program.has_complex(value) or inference.element_of(value.type) is None
+        ):
+            value = self.cast(value, view.array.dtype)
         if (inference.element_of(value.type) or inference.element_of(view.array.dtype)) and (
             value.type != view.array.dtype
         ):

@@ -40,10 +40,11 @@ class Static:
 
 @dataclass(frozen=True)
 class View:
-    """An array, or the part of one that leading indices select."""
+    """An array, or the part of one that leading indices select; of complex numbers perhaps one `part`, 0 or 1."""
 
     array: Array
     index: tuple[Value, ...] = ()
+    part: Value | None = None
 
     @property
     def ndim(self) -> int:

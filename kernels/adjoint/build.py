@@ -18,7 +18,9 @@ from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Vie
 from numbridge.kernels.adjoint.ir import (
     Array,
     Carried,
+    Compute,
     Effect,
+    Function,
     If,
     Loop,
     Merge,
@@ -114,8 +116,19 @@ class _Builder(Iteration):
 
     def _argument(self, item: Array | Value) -> Binding:
         if isinstance(item, Value):
-            return item
-        return View(self._fields.components(item)) if memory_key(item) in self._in_components else memory(item)
+            return self._in_parts_of(item)
+        if memory_key(item) in self._in_components:
+            return View(self._fields.components(item))
+        return View(self._fields.parts(item)) if isinstance(item.dtype, types.Complex) else memory(item)
+
+    def _in_parts_of(self, number: Value) -> Value:
+        """Return a number that is passed by value; a complex one as its parts."""
+        kind = inference.parts_of(number.type)
+        if kind is None:
+            return number
+        made = self.value(number.name, kind)
+        self.add(Compute(made, Function("parts", f"{self.type_name(kind)}({{0}}.real, {{0}}.imag)", None), [number]))
+        return made
 
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]

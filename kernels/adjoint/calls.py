@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import (
     Binding,
     Missing,
@@ -40,7 +40,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.lowering import ANSWER
-from numbridge.kernels.adjoint.memory_parts import whole_element
+from numbridge.kernels.adjoint.memory_parts import MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
@@ -109,6 +109,10 @@ class Calls(Expressions):
                 return self._meet(node, name.removeprefix("_nb_block_"))
             if name in self._functions and (bound is None or isinstance(bound, Static)):
                 return self._inline(node, self._functions[name])
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "conjugate" and not (node.args or node.keywords):
+            owner = self._owner(node.func.value)
+            if isinstance(owner, Value) and complex_program.has_complex(owner):
+                return complex_program.conjugate(self, owner)
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
             raise self._refused(node, "only functions can be called")
@@ -134,9 +138,13 @@ class Calls(Expressions):
             )
         if isinstance(callee.value, ElementType):
             return self._element(node, callee.value, arguments)
+        kind = complex if callee.value is complex else inference.dtype_of(callee.value)
+        if kind is complex or isinstance(kind, types.Complex):
+            return self._complex_number(node, callee, kind, arguments)
+        if complex_program.has_complex(*arguments):
+            return self._complex_function(node, callee, arguments)
         if has_element(*arguments):
             return self._element_function(node, callee, arguments)
-        kind = inference.dtype_of(callee.value)
         if kind is not None and len(arguments) == 1:
             return self.cast(arguments[0], kind)
         if callee.value in (int, bool) and len(arguments) == 1:
@@ -162,6 +170,30 @@ class Calls(Expressions):
             listed = ", ".join(kind_name(argument) for argument in arguments)
             raise self._refused(
                 node, f"{element.name} has {element.count} components, and cannot be made of ({listed})"
+            )
+        return made
+
+    def _complex_number(self, node: ast.Call, callee: Static, kind: Any, arguments: list[Value]) -> Value:
+        """Return what a complex type makes of a number, or of two real ones."""
+        if kind is complex:
+            given = [Value("", inference.complex_of(a.type) or a.type) for a in arguments]
+            found = inference.result_type(complex, given)
+            kind = None if found is None else found[0]
+        if kind is None or not arguments or len(arguments) > 2 or has_element(*arguments[1:]):
+            raise self._refused(node, f"{callee.text} makes a complex number of one number, or of two real ones")
+        wanted = inference.parts_of(kind)
+        if len(arguments) == 1:
+            return self.cast(arguments[0], wanted)
+        real, imag = (self.cast(argument, wanted.dtype) for argument in arguments)
+        return complex_program.pair(self, real, imag)
+
+    def _complex_function(self, node: ast.Call, callee: Static, arguments: list[Value]) -> Binding:
+        made = complex_program.called(self, callee.value, arguments) if _hashable(callee.value) else None
+        if made is None:
+            raise self._refused(
+                node,
+                f"{callee.text} has no derivative for complex numbers here; write it with their parts, z.real and z.imag, or "
+                "with cmath.exp, cmath.log, cmath.sqrt and circular functions",
             )
         return made
 
@@ -201,6 +233,10 @@ class Calls(Expressions):
         if not isinstance(array, View | Window):
             raise self._refused(node, "an atomic operation needs an array")
         view = self._indexed(ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Load()), node), array)
+        if isinstance(view, MemoryPart):
+            number = view.view.array.dtype
+            values = [self.cast(self._scalar(argument), number) for argument in node.args[-count:]]
+            return self._update(node, operation, view.view, values)
         if not isinstance(view, View) or not view.is_element:
             raise self._refused(node, "an atomic operation needs one index for each dimension")
         values = [self._atomic_value(node, argument, view.array) for argument in node.args[-count:]]
@@ -225,6 +261,8 @@ class Calls(Expressions):
         if element is None:
             return self.cast(self._scalar(argument), kind)
         value = self._value(argument)
+        if inference.complex_of(kind) is not None:
+            value = self.cast(value, kind)
         if value.type != kind:
             raise self._refused(node, f"the elements of {array.called} are {element.name}, not {kind_name(value)}")
         return value
@@ -263,6 +301,7 @@ class Calls(Expressions):
         of = "local" if called == "_nb_local_array" else "shared"
         if made is node:
             kind = inference.dtype_of(self._static(dtype))
+            kind = inference.parts_of(kind) or kind
         else:
             element = self._static(node.args[1])
             kind, extents = numba_element(element), extents[:-1]
@@ -444,7 +483,7 @@ class Calls(Expressions):
         ]
 
     def _gradient(self, node: ast.Call, source: FunctionSource, made: Value, argument: Value) -> Value:
-        if not has_element(made, argument):
+        if not has_element(made, argument) or complex_program.has_complex(argument):
             return self.cast(made, argument.type)
         if made.type != argument.type:
             raise self._refused(

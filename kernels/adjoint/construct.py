@@ -16,9 +16,11 @@ from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTI
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
-__all__ = ["ARITHMETIC", "CAST", "Construct"]
+__all__ = ["ARITHMETIC", "CAST", "HELD", "Construct"]
 
 CAST = "cast"
+# What has no derivative, because it cancels out of what is computed with it.
+HELD = "held"
 
 
 def _infix(key: str, symbol: str, primitive: Any) -> Function:
@@ -85,6 +87,8 @@ class Construct:
         self.namespace = namespace
         self.prefix = prefix
         self.region: Region = []
+        # Complex numbers by the parts that they were made of
+        self.pairs: dict[Value, tuple[Value, Value]] = {}
         self.place: Any = None
 
     def add(self, op: Op) -> None:

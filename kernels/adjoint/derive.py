@@ -683,11 +683,6 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
                     "have no gradient; pass None for it"
                 )
             continue
-        if row.code == scalars.COMPLEX:
-            raise KernelError(
-                f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and complex numbers have no derivative "
-                "here; pass real and imaginary parts as arrays of their own"
-            )
         # The components of vectors and matrices are not widened.
         least = _HALF if parameter.element is None else _SINGLE
         if row.is_float and row.itemsize < least:
@@ -695,7 +690,12 @@ def check_floats(kernel: Derivative, types: Sequence[ParameterType]) -> None:
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, and derivatives are computed in float32 and "
                 "float64; convert it first"
             )
-        if parameter.name in kernel.wanted and not row.is_float:
+        if parameter.name in kernel.wanted and row.code == scalars.COMPLEX and not isinstance(parameter, ArrayType):
+            raise NumbridgeTypeError(
+                f"the {kernel.name}: parameter {parameter.name!r} is {row.name} by value, and only arrays of complex numbers "
+                "have a gradient; pass an array of one element, or None for it"
+            )
+        if parameter.name in kernel.wanted and not row.is_inexact:
             raise NumbridgeTypeError(
                 f"the {kernel.name}: parameter {parameter.name!r} is {row.name}, which has no gradient; pass None for it"
             )

@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from numbridge.kernels.adjoint import inference, windows
+from numbridge.kernels.adjoint import complex_program, inference, windows
 from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
-from numbridge.kernels.adjoint.memory_parts import ComponentRangeError, MemoryPart, whole_element
+from numbridge.kernels.adjoint.memory_parts import (
+    ComponentRangeError,
+    MemoryPart,
+    NeedsComponentsError,
+    whole_element,
+)
 from numbridge.kernels.adjoint.record_program import Records, why_no_derivative
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Scope
@@ -50,6 +55,7 @@ _INTEGER = {
 _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 # What Python's operators are called in the table of what elements can do.
 _ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
+_SIGN: dict[Any, str] = {ast.USub: "neg"}
 _BITS = 63  # of an integer without its sign
 # What to write instead of a method of an array
 _SWAPPED = "swap the indices of its elements instead, as in a[j, i]"
@@ -122,9 +128,7 @@ class Expressions(Scope):
 
     def _constant(self, node: ast.Constant) -> Value:
         if type(node.value) is complex:
-            raise self._refused(
-                node, "complex numbers have no derivative; keep real and imaginary parts in real variables and arrays"
-            )
+            return complex_program.of_number(self, node.value, types.complex128)
         if type(node.value) not in (bool, int, float):
             raise self._refused(node, f"{node.value!r} cannot be used in a kernel that is differentiated; use numbers")
         return self.constant(node.value, literal=True)
@@ -162,6 +166,8 @@ class Expressions(Scope):
             return View(Array(text, kind, value.ndim, "constant"))
         if isinstance(value, np.generic):
             kind = inference.constant_type(value)
+            if isinstance(kind, types.Complex):
+                return complex_program.of_number(self, value.item(), kind)
             return Value(text, kind, value.item())
         return Static(value, text)
 
@@ -191,11 +197,37 @@ class Expressions(Scope):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
         if isinstance(base, Records) and node.attr in base.type.fields:
             return self._field(node, base, node.attr)
+        if isinstance(base, View) and node.attr in ("real", "imag"):
+            return self._parts_of_array(node, base)
         if isinstance(base, View | Window | Records):
             return self._property(node, base)
+        if isinstance(base, Value) and node.attr in ("real", "imag"):
+            return self._complex_part(node, base)
         if isinstance(base, Value) and inference.element_of(base.type) is not None:
             return self._part_named(node, base)
         raise self._refused(node, f"gradients do not follow .{node.attr}; pass it as an argument")
+
+    def _complex_part(self, node: ast.Attribute, number: Value) -> Value:
+        """Return the real or the imaginary part of a number, which may be real."""
+        if complex_program.has_complex(number):
+            return complex_program.parts(self, number)[node.attr == "imag"]
+        if inference.element_of(number.type) is not None:
+            return self._part_named(node, number)
+        return number if node.attr == "real" else self.zero(number.type)
+
+    def _parts_of_array(self, node: ast.Attribute, view: View) -> View:
+        """Return the real or the imaginary parts of an array, which threads may change one by one."""
+        array = view.array
+        if inference.complex_of(array.whole) is not None and view.part is None:
+            return dataclasses.replace(view, part=self.constant(int(node.attr == "imag")))
+        if inference.complex_of(array.dtype) is not None and array.owner is not None:
+            raise NeedsComponentsError(array.owner)
+        if inference.is_float_type(array.dtype) and node.attr == "real":
+            return view
+        raise self._refused(
+            node,
+            f"gradients do not follow .{node.attr} of {array.called}; take it of the elements, as in z[i].{node.attr}",
+        )
 
     def _part_named(self, node: ast.Attribute, owner: Value) -> Value:
         found = named_part(self, owner, node.attr)
@@ -306,7 +338,7 @@ class Expressions(Scope):
             return part
         if not isinstance(found, View) or not found.is_element:
             return found
-        if found.array.kind in ("parameter", "shared") and inference.element_of(found.array.dtype) is not None:
+        if found.array.kind in ("parameter", "shared") and _is_of_components(found.array):
             self._in_parts.add(found.array)
         return self._load_number(found)
 
@@ -376,14 +408,14 @@ class Expressions(Scope):
             raise self._refused(node, f"{kind_name(owner)} has no such component; index it by integers")
         return found
 
-    def _indexed(self, node: ast.Subscript, base: Binding) -> View | Window:
+    def _indexed(self, node: ast.Subscript, base: Binding) -> View | Window | MemoryPart:
         if not isinstance(base, View | Window):
             raise self._refused(node, "only arrays and tuples have elements here")
         return self._narrowed(node, base, self._cuts(node))
 
     def _narrowed(
         self, node: ast.AST, base: View | Window, given: Sequence[Value | Cut | EllipsisType]
-    ) -> View | Window:
+    ) -> View | Window | MemoryPart:
         """Return what indices and slices select of an array, of some of its rows, or of a slice."""
         axes, free = list(windows.axes_of(base)), windows.open_axes(base)
         if Ellipsis in given:
@@ -396,7 +428,15 @@ class Expressions(Scope):
         extents = self._extents(View(base.array))
         for axis, chosen in zip(free, given, strict=False):
             axes[axis] = self._along(axes[axis], chosen, extents[axis])
-        return windows.window(base.array, axes)
+        found = windows.window(base.array, axes)
+        part = base.part if isinstance(base, View) else None
+        if part is None:
+            return found
+        if isinstance(found, Window):
+            raise self._refused(node, "slices of the parts of complex arrays have no derivative; write a loop")
+        if found.is_element:
+            return MemoryPart(View(found.array, (*found.index, part)), None)
+        return dataclasses.replace(found, part=part)
 
     def _along(self, axis: Any, chosen: Any, extent: Callable[[], Value]) -> windows.Axis:
         if isinstance(chosen, Cut):
@@ -466,6 +506,8 @@ class Expressions(Scope):
         return made
 
     def _binary(self, node: Any, op: ast.operator, left: Value, right: Value) -> Value:
+        if complex_program.has_complex(left, right):
+            return self._on_complex(node, _BINARY.get(type(op), ""), left, right)
         if has_element(left, right):
             return self._on_elements(node, _ON_ELEMENTS.get(type(op), ""), left, right)
         key = _BINARY.get(type(op))
@@ -490,6 +532,13 @@ class Expressions(Scope):
             return value.constant.bit_length() if value.constant >= 0 else None
         return self._nonnegative.get(value)
 
+    def _on_complex(self, node: Any, key: str, *operands: Value) -> Value:
+        made = complex_program.operate(self, ARITHMETIC[key], operands) if key in ARITHMETIC else None
+        if made is None:
+            listed = ", ".join(str(inference.complex_of(operand.type) or operand.type) for operand in operands)
+            raise self._refused(node, f"there is no such operation for ({listed})")
+        return made
+
     def _on_elements(self, node: Any, name: str, *operands: Value) -> Value:
         made = operate(self, name, *operands)
         if made is None:
@@ -499,6 +548,12 @@ class Expressions(Scope):
 
     def _unary(self, node: ast.UnaryOp) -> Value:
         operand = self._value(node.operand)
+        if complex_program.has_complex(operand):
+            return (
+                operand
+                if isinstance(node.op, ast.UAdd)
+                else self._on_complex(node, _SIGN.get(type(node.op), ""), operand)
+            )
         if has_element(operand):
             return self._on_elements(node, {ast.USub: "neg", ast.UAdd: "pos"}.get(type(node.op), ""), operand)
         match node.op:
@@ -524,7 +579,9 @@ class Expressions(Scope):
                 node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
             )
         right, key = self._value(right_node), _COMPARISON[type(op)]
-        if has_element(left, right):
+        if complex_program.has_complex(left, right):
+            made = self._on_complex(node, key, left, right)
+        elif has_element(left, right):
             made = self._on_elements(node, key, left, right)
         else:
             made = self._checked(node, ARITHMETIC[key], [left, right])
@@ -542,6 +599,11 @@ class Expressions(Scope):
         if isinstance(node.op, ast.And):
             return self._choice(node, first, lambda: self._boolean(node, parts[1:]), lambda: first)
         return self._choice(node, first, lambda: first, lambda: self._boolean(node, parts[1:]))
+
+
+def _is_of_components(array: Array) -> bool:
+    """Tell whether the elements of an array are vectors or matrices."""
+    return inference.element_of(array.dtype) is not None and inference.complex_of(array.dtype) is None
 
 
 def _kinds(item: Binding) -> Any:

@@ -16,8 +16,9 @@ from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.np.numpy_support import from_dtype
 
+from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.ir import Value
-from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.elements import ElementType, complex_parts
 from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element
 from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.parameter_types import ParameterType
@@ -25,11 +26,13 @@ from numbridge.kernels.scalars import Scalar
 
 __all__ = [
     "FLOAT_NAMES",
+    "complex_of",
     "constant_type",
     "dtype_of",
     "element_of",
     "is_float_type",
     "parameter_type",
+    "parts_of",
     "range_type",
     "result_type",
     "scalar_type",
@@ -68,6 +71,23 @@ def element_of(kind: Any) -> ElementType | None:
     return kind.element if isinstance(kind, NumbaElement) else None
 
 
+def parts_of(kind: Any) -> Any:
+    """Return the type of the pairs of real numbers that complex numbers of a type are in a program, or None for another type."""
+    return (
+        numba_element(complex_parts(scalars.by_name(str(kind.underlying_float))))
+        if isinstance(kind, types.Complex)
+        else None
+    )
+
+
+def complex_of(kind: Any) -> Any:
+    """Return the complex type that a type of pairs stands for, or None for another type."""
+    element = element_of(kind)
+    if element is None or element.family != "complex":
+        return None
+    return types.complex64 if element.scalar.name == "float32" else types.complex128
+
+
 def dtype_of(value: Any) -> Any:
     """Return the type that a NumPy scalar type, dtype, Numba type or its name stands for, or None."""
     if isinstance(value, str):
@@ -89,7 +109,9 @@ def constant_type(value: Any) -> Any:
 
 def unified(kinds: Sequence[Any]) -> Any:
     """Return the type of a variable that holds values of several types, or None if there is none."""
-    found = _context().unify_types(*kinds)
+    found = _context().unify_types(*(complex_of(kind) or kind for kind in kinds))
+    if isinstance(found, types.Complex):
+        return parts_of(found)
     return found if isinstance(found, types.Number | types.Boolean | NumbaElement) else None
 
 

@@ -100,17 +100,25 @@ class Fields:
             )
         return self._known[key]
 
+    def parts(self, array: Array) -> Array:
+        """Return an array of complex numbers as one of their parts, which are pairs."""
+        kind = inference.parts_of(array.dtype)
+        made = Array(self._names.fresh(f"{array.name}_parts"), kind, array.ndim, owner=array, label=array.called)
+        return self._known.setdefault((array, ()), made)
+
     def components(self, array: Array) -> Array:
-        """Return the components of an array of elements."""
-        extents = array.dtype.element.extents
+        """Return the components of an array of elements, or of complex numbers."""
+        kind = inference.parts_of(array.dtype) or array.dtype
+        extents = kind.element.extents
         made = Array(
             self._names.fresh(f"{array.name}_components"),
-            array.dtype.dtype,
+            kind.dtype,
             array.ndim + len(extents),
             extents=extents,
             owner=array,
+            leaf=int(kind is not array.dtype),
             label=array.called,
-            whole=array.dtype,
+            whole=kind,
         )
         return self._known.setdefault((array, ()), made)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.construct import CAST, Construct
+from numbridge.kernels.adjoint.construct import CAST, HELD, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Function, Value
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
@@ -285,6 +285,7 @@ _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 RULES: dict[str, Rule] = {
     CAST: lambda a, r: (ONE,),
+    HELD: lambda a, r: (None,),
     "pos": lambda a, r: (ONE,),
     "add": lambda a, b, r: (ONE, ONE),
     "sub": lambda a, b, r: (ONE, MINUS_ONE),

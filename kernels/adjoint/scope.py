@@ -13,7 +13,7 @@ from typing import Any
 
 from numba import types
 
-from numbridge.kernels.adjoint import inference
+from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value, defined_by, walk
@@ -86,6 +86,11 @@ class Scope(Construct, ABC):
     @abstractmethod
     def _extents(self, view: View | Window | Records) -> Sequence[Callable[[], Value]]:
         """Return what gives the extents of the dimensions that no index has been given for."""
+
+    def cast(self, value: Value, kind: Any) -> Value:
+        """Return a value converted to a type."""
+        is_complex = inference.complex_of(kind) is not None
+        return complex_program.converted(self, value, kind) if is_complex else super().cast(value, kind)
 
     def _refused(self, node: Any, message: str) -> KernelError:
         return self._frames[-1].source.error(node, message, KernelUnsupportedError)

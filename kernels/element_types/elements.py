@@ -27,6 +27,7 @@ __all__ = [
     "Element",
     "ElementType",
     "by_number",
+    "complex_parts",
     "dtype_of",
     "element_types",
     "float_fields",
@@ -89,7 +90,7 @@ __all__ = [
     "vector",
 ]
 
-Family = Literal["vector", "matrix", "quaternion", "transform", "record"]
+Family = Literal["vector", "matrix", "quaternion", "transform", "record", "complex"]
 
 # Above this an element would be an array: unrolled code grows with its square.
 MAX_COMPONENTS = 256
@@ -107,8 +108,8 @@ class ElementType(type):
 
     Attributes
     ----------
-    family : {'vector', 'matrix', 'quaternion', 'transform', 'record'}
-        What products mean; records have none.
+    family : {'vector', 'matrix', 'quaternion', 'transform', 'record', 'complex'}
+        What products mean; records have none. Those of complex numbers are within derivatives alone.
     extents : tuple of int
         ``(length,)`` or ``(rows, columns)``: the trailing dimensions of an array of such elements in other frameworks.
     scalar : Scalar
@@ -388,10 +389,10 @@ def scalar_in_memory(element: ElementType) -> type[np.generic]:
 
 
 def has_gradient(element: ElementType | None, scalar: Scalar) -> bool:
-    """Tell whether what an array holds has a gradient: real floats, elements of such, or records with such a field."""
+    """Tell whether what an array holds has a gradient: floats, complex numbers, elements, or records with a field of floats."""
     if element is not None and element.fields is not None:
         return any(True for _ in float_fields(element.fields))
-    return scalar.is_float
+    return scalar.is_inexact
 
 
 def float_fields(dtype: np.dtype[Any]) -> Iterator[tuple[str, ...]]:
@@ -432,7 +433,13 @@ def _described(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
 def _name(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
     suffix = _SUFFIXES.get(scalar.name, f"_{scalar.name}")
     if family != "matrix":
-        stem = {"vector": f"vec{extents[0]}", "quaternion": "quat", "transform": "transform"}[family]
+        stems = {
+            "vector": f"vec{extents[0]}",
+            "quaternion": "quat",
+            "transform": "transform",
+            "complex": "complex_parts",
+        }
+        stem = stems[family]
         return stem + suffix
     between = "" if max(extents) < 10 else "x"
     return f"mat{extents[0]}{between}{extents[1]}{suffix}"
@@ -441,6 +448,11 @@ def _name(family: Family, extents: tuple[int, ...], scalar: Scalar) -> str:
 def quaternion(scalar: Scalar) -> ElementType:
     """Return the type of quaternions of a scalar type."""
     return _element_type("quaternion", (4,), scalar)
+
+
+def complex_parts(scalar: Scalar) -> ElementType:
+    """Return the type of complex numbers as pairs of real ones, of a scalar type, which derivatives compute with."""
+    return _element_type("complex", (2,), scalar)
 
 
 def by_number(number: int) -> ElementType | None:

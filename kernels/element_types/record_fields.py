@@ -19,8 +19,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from numbridge.kernels.element_types.elements import ElementType
-from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_scalar
+from numbridge.kernels import scalars
+from numbridge.kernels.element_types.elements import ElementType, complex_parts
+from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element, numba_scalar
 
 __all__ = ["Leaf", "field", "is_aligned", "leaves", "overlap"]
 
@@ -72,6 +73,12 @@ def _components(element: ElementType) -> Leaf:
     return Leaf((), scalar, 0, element.extents, inner)
 
 
+def _parts(kind: Any, *, as_pairs: bool) -> Leaf:
+    """Return complex numbers as pairs of real ones, or as one more dimension of real ones."""
+    pairs = complex_parts(scalars.by_name(str(kind.underlying_float)))
+    return Leaf((), numba_element(pairs), 0, (), ()) if as_pairs else _components(pairs)
+
+
 def _itemsize(kind: Any) -> int:
     return max(getattr(kind, "bitwidth", 8) // 8, 1)
 
@@ -96,11 +103,17 @@ def overlap(record: Any) -> bool:
 
 @intrinsic(prefer_literal=True)
 def field(typing_context: Any, array: Any, number: Any) -> Any:
-    """Return the array of a field, by its number among the `leaves`, on the memory of an array of records or elements."""
-    if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Record | NumbaElement):
+    """Return the array of a field, by its number among the `leaves`, on the memory of an array of records or elements.
+
+    Of an array of complex numbers, the array of their parts: number 0 is one of pairs, and 1 of real numbers.
+    """
+    if not isinstance(array, types.Array) or not isinstance(array.dtype, types.Record | NumbaElement | types.Complex):
         return None
-    is_element = isinstance(array.dtype, NumbaElement)
-    leaf = _components(array.dtype.element) if is_element else leaves(array.dtype)[number.literal_value]
+    is_element = not isinstance(array.dtype, types.Record)
+    if isinstance(array.dtype, types.Complex):
+        leaf = _parts(array.dtype, as_pairs=number.literal_value == 0)
+    else:
+        leaf = _components(array.dtype.element) if is_element else leaves(array.dtype)[number.literal_value]
     aligned, ndim = array.aligned and (is_element or is_aligned(array.dtype)), array.ndim + len(leaf.extents)
     layout = "C" if is_element and array.layout == "C" else "A"
     kind = types.Array(leaf.type, ndim, layout, readonly=not array.mutable, aligned=aligned)

@@ -417,25 +417,6 @@ def test_refusals_at_trace_time():
     with pytest.raises(nb.KernelError, match="declared with enable_backward=False"):
         jax.grad(lambda x: jax_kernel(off, enable_backward=True)(x)[0].sum())(x)
 
-    @nb.kernel
-    def turned(z: nb.array[nb.complex64], y: nb.array[nb.float32]):
-        i = nb.tid()
-        y[i] = z[i].real
-
-    with pytest.raises(nb.KernelError, match="complex numbers have no derivative here"):
-        jax.grad(lambda r: jax_kernel(turned, enable_backward=True)(r + 1j * r)[0].sum())(x)
-
-    @nb.kernel
-    def made_complex(x: nb.array[nb.float32], z: nb.array[nb.complex64]):
-        i = nb.tid()
-        z[i] = x[i] * 2.0
-
-    f = jax_kernel(made_complex, enable_backward=True)
-    for derivative in (jax.grad(lambda x: jnp.abs(f(x)[0]).sum()), lambda x: jax.jvp(f, (x,), (x,))):
-        with pytest.raises(nb.KernelError, match="result 'z': it is complex64, and complex numbers have no derivative"):
-            derivative(x)
-    assert jax.grad(lambda x: (f(jax.lax.stop_gradient(x))[0].real * x).sum())(x).tolist() == (2 * x).tolist()
-
 
 def test_a_derivative_by_hand_comes_before_jax_has_traced_one():
     @nb.func

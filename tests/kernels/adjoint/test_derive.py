@@ -235,12 +235,6 @@ def test_adjoints_whose_indices_meet_are_refused():
         launch(saxpy, 6, [y.copy(), np.ones(6), 2.0], adj_inputs=[view, np.ones(6), None], adjoint=True)
 
 
-def test_complex_numbers_are_refused():
-    z = np.ones(3, np.complex64)
-    refused(KernelError, "complex numbers have no derivative here; pass real and imag", saxpy, 3, [z, z * 2, 2.0],
-            adj_inputs=[z * 3, z * 4, None])  # fmt: skip
-
-
 def test_switched_off():
     @kernel(enable_backward=False)
     def off(x):
