@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from numba import types
 
@@ -18,6 +19,7 @@ from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsEr
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.adjoint.scope import COUNTED
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.element_types.numba_elements import numba_element
 from numbridge.kernels.language.element_stores import PARTS
 
 __all__ = ["Assignments"]
@@ -128,8 +130,10 @@ class Assignments(Calls):
             value = self.cast(value, found.array.dtype)
         self._fill_along(target, found, value, [extent() for extent in self._extents(found)])
 
-    def _fill_along(self, target: ast.expr, found: View | Window, value: Value, extents: Sequence[Value]) -> None:
-        if not extents:
+    def _fill_along(
+        self, target: ast.expr, found: View | Window | MemoryPart, value: Value, extents: Sequence[Value]
+    ) -> None:
+        if not extents or isinstance(found, MemoryPart):
             self._memory_place(target, found).write(value)
             return
         known = [extent.constant for extent in extents if extent.constant is not None]
@@ -170,10 +174,8 @@ class Assignments(Calls):
     def _store(self, target: ast.expr, view: View, value: Binding) -> None:
         if not isinstance(value, Value):
             raise self._refused(target, "only a number can be stored into an element of an array")
-        if inference.complex_of(view.array.dtype) is not None and (
-            complex_program.has_complex(value) or inference.element_of(value.type) is None
-        ):
-            value = self.cast(value, view.array.dtype)
+        if inference.complex_of(view.array.dtype) is not None:
+            value = self._complex_or_not(value, view.array.dtype)
         if (inference.element_of(value.type) or inference.element_of(view.array.dtype)) and (
             value.type != view.array.dtype
         ):
@@ -185,8 +187,15 @@ class Assignments(Calls):
         self._as_wholes.add(view.array)
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 
+    def _complex_or_not(self, value: Value, kind: Any) -> Value:
+        """Return a number, which may be real, as a complex one; vectors and matrices stay what they are."""
+        is_number = complex_program.has_complex(value) or inference.element_of(value.type) is None
+        return self.cast(value, kind) if is_number else value
+
     def _store_part(self, target: ast.expr, part: MemoryPart, value: Binding) -> None:
         """Store all numbers of a part of an element, and no others."""
+        if isinstance(value, Value) and part.element is not None and part.element.family == "complex":
+            value = self._complex_or_not(value, numba_element(part.element))
         given = inference.element_of(value.type) if isinstance(value, Value) else None
         if not isinstance(value, Value) or given is not part.element:
             wanted = "a number" if part.element is None else part.element.name

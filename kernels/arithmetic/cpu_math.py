@@ -196,7 +196,7 @@ def _is_independent(loop: ast.AST, *, fastmath: bool) -> bool:
     return not (assigned - summed) & _read_first(body)
 
 
-def _is_scattered(body: Sequence[ast.stmt]) -> bool:
+def _is_scattered(body: Sequence[ast.AST]) -> bool:
     """Tell whether LLVM cannot vectorise a body, as its threads may meet: it is atomic, or finds indices in memory."""
     parts = [part for statement in body for part in ast.walk(statement)]
     names = {part.id for part in parts if isinstance(part, ast.Name)}

@@ -128,6 +128,15 @@ def added_parts(x, y, r, out):
     out.real[i] += r[i]
 
 
+@nb.kernel
+def stored_parts(x, y, r, out):
+    i = nb.tid()
+    y.imag[i] = x[i].real * r[i]
+    x.real[i] *= 2.0
+    out[i] = x[i] * y[i]
+    y[i] = r[i]
+
+
 @nb.func
 def rotated(z, angle):
     return z * cmath.exp(1j * angle), abs(z)
