@@ -251,6 +251,17 @@ class Size:
         return any(isinstance(atom, Choice) for atoms, _ in self.terms for atom in atoms)
 
     @property
+    def numbers(self) -> frozenset[str]:
+        """The integers passed by value that it is made of."""
+        found: set[str] = set()
+        for atom in (atom for atoms, _ in self.terms for atom in atoms):
+            if isinstance(atom, Number):
+                found.add(atom.parameter)
+            elif isinstance(atom, Choice | Quotient):
+                found |= atom.left.numbers | atom.right.numbers
+        return frozenset(found)
+
+    @property
     def lowest(self) -> int | None:
         """What it is at least, whatever the launch; None where that is not seen."""
         least = self.constant
