@@ -39,7 +39,8 @@ __all__ = ["Launched", "check_extents", "extent_rows", "numbers_of", "refused", 
 _GEOMETRY = {"dim": nb.PLAN_DIMS, "blockDim": nb.PLAN_BLOCK, "gridDim": nb.PLAN_GRID}
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
 _GUARDS_WAY = "pass a longer array, or end the loop or the guard around it earlier"
-_OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of output_dims"
+_OPERATORS_WAY = "expand it, or pass launch_dims"
+_OUTPUTS = "an output gets the extents of output_dims"
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,12 @@ def check_extents(
     if variant.launch_function == 0 or geometry.place.form != "masked":
         counts |= {"blockDim": geometry.block, "gridDim": geometry.grid}
     launch = Launched(counts, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
-    refusal = refused(reaches_of(kernel), launch, _OPERATORS_WAY if geometry.is_followed else _LAUNCHES_WAY)
+    refusal = refused(reaches_of(kernel), launch, is_followed=geometry.is_followed)
     if refusal is not None:
         raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {refusal}")
 
 
-def refused(reaches: Sequence[Reach], launch: Launched, way: str = _LAUNCHES_WAY) -> str | None:
+def refused(reaches: Sequence[Reach], launch: Launched, *, is_followed: bool) -> str | None:
     """Return what the first array that is too short for a launch is, and what to do; None if there is none.
 
     Parameters
@@ -119,13 +120,14 @@ def refused(reaches: Sequence[Reach], launch: Launched, way: str = _LAUNCHES_WAY
         How far threads of the kernel are sure to go along axes of its arrays.
     launch : Launched
         The launch, of a thread or more.
-    way : str
-        What to do where all threads go beyond the end.
+    is_followed : bool
+        Whether a framework makes it, whose users say what its outputs are.
     """
     for reach in reaches:
         if reach.missing(launch, operator.lt):
             what = "parameter" if reach.extents is None else "local or shared memory"
-            said = reach.refusal(launch, launch.counts["dim"], way if reach.by_all else _GUARDS_WAY)
+            way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
+            said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
             return f"{what} {reach.array!r}: {said}"
     return None
 

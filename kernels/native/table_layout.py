@@ -135,8 +135,8 @@ SPEC_TOGETHER = 112
 # How long arrays must be for a launch: so many rows, each an operation and four numbers.
 SPEC_REACHES, SPEC_REACH_COUNT, SPEC_PARAMETERS = 120, 128, 136
 REACH_OPERATION, REACH_A, REACH_B, REACH_C, REACH_D, REACH_SIZE = 0, 8, 16, 24, 32, 40
-# An axis is long enough if it has what a row gives, and so much more: where its extent lies in the block of arguments, nothing, row
-# (or -1), more. A kernel's own memory has -1 for a place, and then the extent.
+# An axis is long enough if it has what a row gives, and so much more: where its extent lies in the block of arguments, nothing,
+# row (or -1), more. A kernel's own memory has -1 for a place, and then the extent.
 REACH_LEAST = 0
 # Goes on at another row unless what a row gives is positive: row, where.
 REACH_IF = 1
