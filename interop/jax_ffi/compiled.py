@@ -545,20 +545,27 @@ def is_answered(frame, traits, error):
     return load_i32(frame, frame_stage) != xla.STAGE_EXECUTE
 
 
-@inlined
-def answer(frame):
-    """Answer an execution; return XLA's error, or 0."""
+@native
+def try_again(frame, outcome):
+    """Ask Python about an execution that has not been done, and repeat it if it may be; return XLA's error, or 0."""
     asks = True
     # Code that is missing is compiled once, and extents that wrap around are looked at once.
-    for _ in range(3):
-        outcome = execute(frame, asks)
-        if outcome == nb.DONE:
-            return 0
+    for _ in range(2):
         error = report(frame, outcome)
         if error != 0:
             return error
         asks = asks and outcome & 0xFF != nb.TOO_SHORT
-    return plain_error(frame, text("numbridge: a call failed again after what it lacked had been found"))
+        outcome = execute(frame, asks)
+        if outcome == nb.DONE:
+            return 0
+    return report(frame, outcome)
+
+
+@inlined
+def answer(frame):
+    """Answer an execution; return XLA's error, or 0."""
+    outcome = execute(frame, True)
+    return 0 if outcome == nb.DONE else try_again(frame, outcome)
 
 
 @native
