@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.launch import Geometry
     from numbridge.kernels.variant import Variant
 
-__all__ = ["Launched", "check_extents", "extent_rows", "numbers_of", "refused", "whole_numbers"]
+__all__ = ["Launched", "atoms_of", "check_extents", "extent_rows", "refused", "whole_numbers"]
 
 _GEOMETRY = {"dim": nb.PLAN_DIMS, "blockDim": nb.PLAN_BLOCK, "gridDim": nb.PLAN_GRID}
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
@@ -132,9 +132,9 @@ def refused(reaches: Sequence[Reach], launch: Launched, *, is_followed: bool) ->
     return None
 
 
-def numbers_of(reaches: Sequence[Reach]) -> frozenset[str]:
-    """Return the integers passed by value that decide how long arrays must be."""
-    return frozenset[str]().union(*(size.numbers for reach in reaches for size in (reach.least, *reach.needs)))
+def atoms_of(reaches: Sequence[Reach]) -> frozenset[Atom]:
+    """Return what decides how long arrays must be."""
+    return frozenset[Atom]().union(*(size.atoms for reach in reaches for size in (reach.least, *reach.needs)))
 
 
 def whole_numbers(parameters: Sequence[ParameterType], found: Sequence[Description]) -> list[str]:

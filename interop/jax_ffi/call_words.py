@@ -59,7 +59,7 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
         nb.WORD_RANK: len(dims),
         nb.WORD_WEAK: targets.WEAK.index(call.weak),
         nb.WORD_LENGTH: len(made),
-        nb.WORD_NUMBERS: targets.number_bits(call.types, by_reference(call.types, call.slots)),
+        nb.WORD_UNKNOWN: nb.BLOCKS_BIT | targets.number_bits(call.types, by_reference(call.types, call.slots)),
     }
     for offset, value in head.items():
         made[offset // 8] = value

@@ -478,7 +478,7 @@ def execute(frame, asks):
     store_i64(call, nb.CALL_COUNT, count)
     store_i64(call, nb.CALL_ROWS, rows)
     store_i64(call, nb.CALL_ROW_SIZE, row_size)
-    if load_i64(words, nb.WORD_NUMBERS) & load_i64(code, nb.CODE_NUMBERS) != 0 and asks and per > 0:
+    if load_i64(words, nb.WORD_UNKNOWN) & load_i64(code, nb.CODE_DECIDES) != 0 and asks and per > 0:
         short = first_short(call, code, elements)
         if short >= 0:
             return nb.TOO_SHORT | short << 8

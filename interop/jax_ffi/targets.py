@@ -22,7 +22,7 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frame_launches import launches_of, slots_of
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
-from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
+from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from, untraced_reaches
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
@@ -31,9 +31,10 @@ from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeError
-from numbridge.kernels.extent_checks import extent_rows, numbers_of, refused
+from numbridge.kernels.extent_checks import atoms_of, extent_rows, refused
 from numbridge.kernels.kernel import Kernel, Parameter
-from numbridge.kernels.language.reaches import Reach, reaches_of
+from numbridge.kernels.language.launch_sizes import Along, Number
+from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, is_signed, kernel_places
@@ -62,7 +63,7 @@ WEAK = ("float32", "float64")
 _FIRST_SLOTS = 256
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
 _declared: dict[str, list[Kernel]] = {}
-# Of code for the CPU, what was asked of integers that only a call knows, with the globals as they were when it was compiled
+# Of code for the CPU, what it asks that no trace tells, with the globals as they were when it was compiled
 _reaches: dict[Key, tuple[tuple[ParameterType, ...], Sequence[Reach]]] = {}
 _DRIVER_FUNCTIONS = {
     nb.ROOM_COPY: "cuMemcpyDtoDAsync_v2",
@@ -185,6 +186,8 @@ def _filled(size: int, fields: Mapping[int, int]) -> Any:
 def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
     """Return the native code of a variant for the CPU, and what it points to."""
     rows = extent_rows(reaches, variant.parameters, [p.name for p in variant.parameters if is_signed(p)])
+    decides = atoms_of(reaches)
+    blocks = nb.BLOCKS_BIT if any(isinstance(atom, Along) and atom.kind != "dim" for atom in decides) else 0
     fields = {
         nb.CODE_RUN: variant.address,
         nb.CODE_BLOCK_SIZE: variant.block_size,
@@ -192,7 +195,8 @@ def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
         nb.CODE_GRAIN: variant.grain,
         nb.CODE_REACHES: rows.ctypes.data,
         nb.CODE_REACH_COUNT: len(rows),
-        nb.CODE_NUMBERS: number_bits(variant.parameters, numbers_of(reaches)),
+        nb.CODE_DECIDES: blocks
+        | number_bits(variant.parameters, {atom.parameter for atom in decides if isinstance(atom, Number)}),
     }
     return _filled(nb.CODE_SIZE, fields), rows
 
@@ -348,8 +352,7 @@ def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) 
     variant = variants_of(kernel).variant_of(parameters, weak)
     key = identity_of(kernel, parameters, weak, variant)
     if room().codes.get(key) is None:
-        # All else is known when a program is traced.
-        reaches = [reach for reach in reaches_of(kernel) if numbers_of([reach])]
+        reaches = untraced_reaches(kernel)
         _reaches.setdefault(key, (parameters, reaches))
         room().codes.enter(key, *_code(variant, reaches))
     return key

@@ -10,9 +10,9 @@ WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WOR
 WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK = 56, 64, 96, 120, 144
 # The hardware's grid and block on CUDA; a grid of 0 has to be worked out. Then how many words there are in all: behind the
 # parameters are the values of static vectors and matrices. Then a bit for each parameter that is an integer, of which only the
-# call tells what it is: that of its number's remainder by NUMBER_BITS.
-WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_NUMBERS, WORD_PARAMETERS = 152, 176, 200, 208, 216
-NUMBER_BITS = 63
+# call tells what it is: that of its number's remainder by NUMBER_BITS; and BLOCKS_BIT, for no trace knows blocks.
+WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_UNKNOWN, WORD_PARAMETERS = 152, 176, 200, 208, 216
+NUMBER_BITS, BLOCKS_BIT = 62, 1 << 62
 # A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
 # of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
@@ -61,9 +61,9 @@ ROOM_INSTANTIATE, ROOM_EXEC_UPDATE, ROOM_EXEC_DESTROY, ROOM_GRAPH_DESTROY, ROOM_
 ROOM_SIZE = 152
 INDEX_MASK, INDEX_SLOTS = 0, 8
 CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN = 0, 8, 16, 24, 32, 40
-# Rows that ask whether arrays are long enough, as the launcher has them: where they lie, how many, and the bits of the integers
-# that decide it: nobody asks where the call site knows all of these (`WORD_NUMBERS`).
-CODE_REACHES, CODE_REACH_COUNT, CODE_NUMBERS, CODE_SIZE = 48, 56, 64, 72
+# Rows that ask whether arrays are long enough, as the launcher has them: where they lie, how many, and the bits of what decides
+# that. Nobody asks where the call site knows all of it: see WORD_UNKNOWN.
+CODE_REACHES, CODE_REACH_COUNT, CODE_DECIDES, CODE_SIZE = 48, 56, 64, 72
 # One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
 # each of the parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x, how
 # many axes of a batch one launch runs (else it is one for each element), of how many arrays, and how many ids a thread takes

@@ -251,15 +251,11 @@ class Size:
         return any(isinstance(atom, Choice) for atoms, _ in self.terms for atom in atoms)
 
     @property
-    def numbers(self) -> frozenset[str]:
-        """The integers passed by value that it is made of."""
-        found: set[str] = set()
-        for atom in (atom for atoms, _ in self.terms for atom in atoms):
-            if isinstance(atom, Number):
-                found.add(atom.parameter)
-            elif isinstance(atom, Choice | Quotient):
-                found |= atom.left.numbers | atom.right.numbers
-        return frozenset(found)
+    def atoms(self) -> frozenset[Atom]:
+        """What it is made of, and what that is made of."""
+        own = {atom for atoms, _ in self.terms for atom in atoms}
+        made = [atom for atom in own if isinstance(atom, Choice | Quotient)]
+        return frozenset(own).union(*(side.atoms for atom in made for side in (atom.left, atom.right)))
 
     @property
     def lowest(self) -> int | None:

@@ -319,7 +319,7 @@ def test_what_is_no_size():
     for n in (np.uint8(3), np.float32(2.5), np.bool_(True)):
         x, y = np.arange(8, dtype=np.float32), np.zeros(4, np.float32)
         call = Made(kernel, [x, np.array(n)], [y], options=replace(OPTIONS, output_dims=4))
-        assert call.words[wl.WORD_NUMBERS // 8] == 0
+        assert call.words[wl.WORD_UNKNOWN // 8] == wl.BLOCKS_BIT
         assert call.run() == 0 and y.tolist() == [x[i] if i < n else 0 for i in range(4)]
 
 
@@ -354,7 +354,54 @@ def test_bits_that_stand_for_several_numbers(monkeypatch):
     assert bits == 0b11
     monkeypatch.undo()
     many = [ScalarType(str(k), scalars.by_name("int8")) for k in range(200)]
-    assert 0 < targets.number_bits(many, [p.name for p in many]) < 1 << 63
+    assert 0 < targets.number_bits(many, [p.name for p in many]) < wl.BLOCKS_BIT
+
+
+@nb.kernel
+def tiled(x: nb.array[float], y: nb.array[float]):
+    tile = cuda.shared.array(32, np.float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    tile[t] = x[i]
+    cuda.syncthreads()
+    y[i] = tile[t]
+
+
+@nb.kernel
+def strided(x: nb.array[float], n: int, y: nb.array[float]):
+    for k in range(cuda.grid(1), n, cuda.gridsize(1)):
+        y[k] = x[k]
+
+
+def test_blocks():
+    x = jnp.arange(64.0)
+    assert jax.jit(jax_kernel(tiled, block_dim=32))(x)[0].tolist() == x.tolist()
+    with pytest.raises(
+        failures, match=r"'tile': its shape is \(32,\), and a launch over \(64,\) in blocks of \(64,\) takes"
+    ):
+        jax.jit(jax_kernel(tiled, block_dim=64))(x)[0].block_until_ready()
+    f = jax_kernel(strided, launch_dims=32, output_dims=60, block_dim=32)
+    assert jax.jit(lambda x: f(x, 60)[0])(x).tolist() == x[:60].tolist()
+    for n, dims in ((61, 32), (64, 64)):
+        with pytest.raises(
+            failures, match=rf"over \({dims},\) takes y\[k\] with k = {n - 1}, so axis 0 must have {n} elements"
+        ):
+            jax.jit(lambda x, n=n, dims=dims: f(x, n, launch_dims=dims)[0])(x).block_until_ready()
+    # Of a block, only half the threads run, and so they do not make all trips.
+    half = jax.jit(lambda x: f(x, 20, launch_dims=16, output_dims=16)[0])
+    assert half(x).tolist() == x[:16].tolist()
+
+
+def test_derivatives_with_one_text_and_other_reaches():
+    """What has no derivative is not in a derivative's text, but a derivative refuses what its kernel would."""
+    head = "def k(x: nb.array[float], n: int, y: nb.array[float], z: nb.array[int]):\n    i = nb.tid()\n"
+    for index, most in (("i + n", 2), ("i + 2 * n", 1), ("i", 9)):
+        kernel, _ = made(f"{head}    y[i] = x[i] * x[i]\n    z[{index}] = i\n")
+        f = jax_kernel(kernel, num_outputs=2, output_dims={"y": 4, "z": 6}, enable_backward=True)
+        pull = jax.jit(lambda n, f=f: jax.vjp(lambda x: f(x, n)[0], x4)[1](jnp.ones(4))[0])
+        assert pull(most).tolist() == [0, 2, 4, 6]
+        if most < 9:
+            with pytest.raises(failures, match="the adjoint of kernel 'k' under JAX, parameter 'z': its shape is"):
+                pull(most + 1).block_until_ready()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -367,12 +414,12 @@ def test_what_a_trace_knows_is_not_asked_again():
     known = Made(shifted, [x, Number(int, 2)], [y], options=options)
     traced = Made(shifted, [x, np.array(2, np.int32)], [y], options=options)
     packed = Made(shifted, [x, Number(int, None, packed=True)], [y], [np.zeros(4, np.uint32), x], options=options)
-    assert [int(call.words[wl.WORD_NUMBERS // 8]) for call in (known, traced, packed)] == [0, 2, 2]
+    assert [int(call.words[wl.WORD_UNKNOWN // 8]) ^ wl.BLOCKS_BIT for call in (known, traced, packed)] == [0, 2, 2]
     other = Made(
         scale, [np.ones((2, 3), np.float32), Number(float, 1.0), np.array(2, np.int32)], [np.ones((2, 3), np.float32)]
     )
     codes = [targets.room().codes.get(call.call.key) for call in (traced, other)]
-    assert [code[wl.CODE_NUMBERS // 8] for code in codes] == [2, 0]
+    assert [code[wl.CODE_DECIDES // 8] for code in codes] == [2, 0]
     assert codes[0][wl.CODE_REACH_COUNT // 8] > 0 == codes[1][wl.CODE_REACH_COUNT // 8]
 
 
