@@ -72,7 +72,7 @@ def _numbers(slot: Any, dtype: np.dtype[Any], inputs: Sequence[Buffer]) -> np.nd
     """Return a scalar, or one for each element of a batch."""
     kind, index = int(slot[nb.SLOT_KIND // 8]), int(slot[nb.SLOT_INDEX // 8])
     if kind == nb.STATIC:
-        return np.frombuffer(slot[nb.SLOT_VALUE // 8 :].tobytes(), dtype, 1)[0]
+        return np.frombuffer(slot[nb.SLOT_VALUE // 8 :].tobytes(), dtype, 1).reshape(())
     shape, place = (
         ((), inputs[0].data + nb.SCALAR_ROOM * index)
         if kind == nb.PACKED
