@@ -187,7 +187,8 @@ def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
     """Return the native code of a variant for the CPU, and what it points to."""
     rows = extent_rows(reaches, variant.parameters, [p.name for p in variant.parameters if is_signed(p)])
     decides = atoms_of(reaches)
-    blocks = nb.BLOCKS_BIT if any(isinstance(atom, Along) and atom.kind != "dim" for atom in decides) else 0
+    numbers = {atom.parameter for atom in decides if isinstance(atom, Number)}
+    has_blocks = any(isinstance(atom, Along) and atom.kind != "dim" for atom in decides)
     fields = {
         nb.CODE_RUN: variant.address,
         nb.CODE_BLOCK_SIZE: variant.block_size,
@@ -195,8 +196,7 @@ def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
         nb.CODE_GRAIN: variant.grain,
         nb.CODE_REACHES: rows.ctypes.data,
         nb.CODE_REACH_COUNT: len(rows),
-        nb.CODE_DECIDES: blocks
-        | number_bits(variant.parameters, {atom.parameter for atom in decides if isinstance(atom, Number)}),
+        nb.CODE_DECIDES: number_bits(variant.parameters, numbers) | has_blocks * nb.BLOCKS_BIT,
     }
     return _filled(nb.CODE_SIZE, fields), rows
 
