@@ -1,12 +1,13 @@
 """Whether arrays are long enough for a launch: as Python asks it, with a message, and as rows that compiled code goes through.
 
-How far threads go is read from a kernel's source: see `language.reaches`. Layout of the rows: `table_layout`.
+How far threads go is read from a kernel's source: see `language.reaches`. Layout of the rows: `table_layout`; what goes through
+them: `native.extents`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from numbridge.kernels.language.launch_sizes import (
 )
 from numbridge.kernels.language.reaches import Reach, reaches_of
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, is_signed
 from numbridge.kernels.readers import Description
 
 if TYPE_CHECKING:
@@ -33,17 +34,28 @@ if TYPE_CHECKING:
     from numbridge.kernels.launch import Geometry
     from numbridge.kernels.variant import Variant
 
-__all__ = ["check_extents", "extent_rows"]
+__all__ = ["Launched", "atoms_of", "check_extents", "extent_rows", "refused", "whole_numbers"]
 
-_ALONG = {"dim": nb.REACH_DIM, "blockDim": nb.REACH_BLOCK, "gridDim": nb.REACH_GRID}
+_GEOMETRY = {"dim": nb.PLAN_DIMS, "blockDim": nb.PLAN_BLOCK, "gridDim": nb.PLAN_GRID}
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
 _GUARDS_WAY = "pass a longer array, or end the loop or the guard around it earlier"
-_OPERATORS_WAY = "expand it, or pass launch_dims; an output gets the extents of output_dims"
+_OPERATORS_WAY = "expand it, or pass launch_dims"
+_OUTPUTS = "an output gets the extents of output_dims"
 
 
 @dataclass(frozen=True)
-class _Launch:
-    """What a launch knows of itself, as `launch_sizes.Known` asks for it."""
+class Launched:
+    """What a launch knows of itself, as `launch_sizes.Known` asks for it.
+
+    Attributes
+    ----------
+    counts : mapping of str to sequence of int
+        How many there are along each axis, by the kinds of `launch_sizes.Along`.
+    shapes : mapping of str to sequence of int
+        The extents of arrays, without those of vectors and matrices.
+    numbers : mapping of str to int
+        The signed integers that are passed by value.
+    """
 
     counts: Mapping[str, Sequence[int]]
     shapes: Mapping[str, Sequence[int]]
@@ -93,20 +105,58 @@ def check_extents(
     # On CUDA, what is launched over so many threads is in blocks of the hardware's.
     if variant.launch_function == 0 or geometry.place.form != "masked":
         counts |= {"blockDim": geometry.block, "gridDim": geometry.grid}
-    launch = _Launch(counts, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
-    for reach in reaches_of(kernel):
+    launch = Launched(counts, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
+    refusal = refused(reaches_of(kernel), launch, is_followed=geometry.is_followed)
+    if refusal is not None:
+        raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {refusal}")
+
+
+def refused(reaches: Sequence[Reach], launch: Launched, *, is_followed: bool) -> str | None:
+    """Return what the first array that is too short for a launch is, and what to do; None if there is none.
+
+    Parameters
+    ----------
+    reaches : sequence of Reach
+        How far threads of the kernel are sure to go along axes of its arrays.
+    launch : Launched
+        The launch, of a thread or more.
+    is_followed : bool
+        Whether a framework makes it, whose users say what its outputs are.
+    """
+    for reach in reaches:
         if reach.missing(launch, operator.lt):
-            way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if geometry.is_followed else _LAUNCHES_WAY
             what = "parameter" if reach.extents is None else "local or shared memory"
-            refusal = reach.refusal(launch, dims, way)
-            raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {what} {reach.array!r}: {refusal}")
+            way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
+            said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
+            return f"{what} {reach.array!r}: {said}"
+    return None
+
+
+def atoms_of(reaches: Sequence[Reach]) -> frozenset[Atom]:
+    """Return what decides how long arrays must be."""
+    return frozenset[Atom]().union(*(size.atoms for reach in reaches for size in (reach.least, *reach.needs)))
+
+
+def whole_numbers(parameters: Sequence[ParameterType], found: Sequence[Description]) -> list[str]:
+    """Return the parameters that are signed integers to a kernel, and to whoever passed them."""
+    return [p.name for p, d in zip(parameters, found, strict=True) if _is_whole(p, d)]
 
 
 def extent_rows(
-    reaches: Sequence[Reach], parameters: Sequence[ParameterType], found: Sequence[Description]
+    reaches: Sequence[Reach], parameters: Sequence[ParameterType], numbers: Collection[str]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return how compiled code asks the same, for arguments like those that were `found`: rows of `REACH_SIZE` bytes."""
-    rows = _Rows(parameters, found)
+    """Return how compiled code asks the same, where arguments are laid out: rows of `REACH_SIZE` bytes.
+
+    Parameters
+    ----------
+    reaches : sequence of Reach
+        How far threads of the kernel are sure to go along axes of its arrays.
+    parameters : sequence of ParameterType
+        What it was compiled for.
+    numbers : collection of str
+        The signed integers among its parameters of which that may be asked.
+    """
+    rows = _Rows(parameters, numbers)
     for needs in dict.fromkeys(reach.needs for reach in reaches):
         rows.add(needs, [reach for reach in reaches if reach.needs == needs])
     return np.array(rows.rows, np.int64).reshape(-1, nb.REACH_SIZE // 8)
@@ -124,10 +174,11 @@ class _UnknownError(Exception):
 class _Rows:
     """Rows as they are made: each gives a number, by its place, or asks something of such numbers."""
 
-    def __init__(self, parameters: Sequence[ParameterType], found: Sequence[Description]) -> None:
-        self.arrays = {p.name: (k, p.ndim) for k, p in enumerate(parameters) if isinstance(p, ArrayType)}
-        given = enumerate(zip(parameters, found, strict=True))
-        self.numbers = {p.name: k for k, (p, d) in given if _is_whole(p, d)}
+    def __init__(self, parameters: Sequence[ParameterType], numbers: Collection[str]) -> None:
+        placed = [*zip(parameters, block_offsets(parameters), strict=False)]
+        # Of arrays, where their extents lie and how many; of integers, where they lie, and the bits that they do not have.
+        self.arrays = {p.name: (at + nb.VALUE_SHAPE, p.ndim) for p, at in placed if isinstance(p, ArrayType)}
+        self.numbers = {p.name: (at, 64 - 8 * p.scalar.itemsize) for p, at in placed if p.name in numbers}
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.known: dict[tuple[int, int, int], int] = {}
 
@@ -145,20 +196,18 @@ class _Rows:
             self.known = known
             return
         for reach in reaches:
-            array, rank = self.arrays.get(reach.array, (0, 0))
-            extent = reach.axis
+            first, rank = self.arrays.get(reach.array, (0, 0))
             if not reach.is_along(rank if reach.extents is None else len(reach.extents)):
                 continue
-            if reach.extents is not None:
-                array, extent = -1, reach.extents[reach.axis]
+            place, extent = (first + 8 * reach.axis, 0) if reach.extents is None else (-1, reach.extents[reach.axis])
             try:
                 moved = self.size(Size(reach.least.terms)) if reach.least.terms else -1
             except _UnknownError:
                 continue
-            self.rows.append((nb.REACH_LEAST, array, extent, moved, reach.least.constant))
-        for place in asked:
-            operation, number, *_ = self.rows[place]
-            self.rows[place] = (operation, number, len(self.rows), 0, 0)
+            self.rows.append((nb.REACH_LEAST, place, extent, moved, reach.least.constant))
+        for row in asked:
+            operation, number, *_ = self.rows[row]
+            self.rows[row] = (operation, number, len(self.rows), 0, 0)
         if asked:
             # What stands behind the first question may not have been worked out.
             self.known = {key: place for key, place in self.known.items() if place < asked[0]}
@@ -184,14 +233,14 @@ class _Rows:
         """Return the place of an atom."""
         match atom:
             case Along(kind, axis):
-                return self.row(_ALONG[kind], axis)
+                return self.row(nb.REACH_ALONG, _GEOMETRY[kind] - nb.PLAN_DIMS + 8 * axis)
             case Extent(name, axis) if axis < self.arrays.get(name, (0, 0))[1]:
-                return self.row(nb.REACH_EXTENT, self.arrays[name][0], axis)
+                return self.row(nb.REACH_GIVEN, self.arrays[name][0] + 8 * axis)
             case Total(name) if name in self.arrays:
                 axes = tuple(Extent(name, axis) for axis in range(self.arrays[name][1]))
                 return self.size(Size(((axes, 1),))) if axes else self.number(1)
             case Number(name) if name in self.numbers:
-                return self.row(nb.REACH_GIVEN, self.numbers[name])
+                return self.row(nb.REACH_GIVEN, *self.numbers[name])
             case Choice(is_smaller, left, right):
                 return self.row(nb.REACH_SMALLER if is_smaller else nb.REACH_LARGER, self.size(left), self.size(right))
             case Quotient(left, right):

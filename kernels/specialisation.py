@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbridge.kernels.element_types.element_arguments import inner_dimensions
-from numbridge.kernels.extent_checks import extent_rows
+from numbridge.kernels.extent_checks import extent_rows, whole_numbers
 from numbridge.kernels.global_guards import guards
 from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.native import table_layout as nb
@@ -99,7 +99,7 @@ def specialisation(
     offsets = block_offsets(variant.parameters)
     seen = guards(dependencies)
     places = np.array(kernel_places(variant.parameters), np.int64)
-    far = extent_rows(reaches, variant.parameters, found)
+    far = extent_rows(reaches, variant.parameters, whole_numbers(variant.parameters, found))
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {
         nb.SPEC_COUNT: count,

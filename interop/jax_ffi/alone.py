@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import NonFiniteError
+from numbridge.kernels.errors import NonFiniteError, NumbridgeValueError
 
-__all__ = ["check_finite", "run_alone"]
+__all__ = ["check_finite", "run_alone", "run_eagerly"]
+
+_REFUSED = "INVALID_ARGUMENT: numbridge: "
 
 
 def run_alone(what: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -44,6 +46,23 @@ def check_finite(what: str, results: Sequence[Any]) -> None:
     for text, option, has in checks:
         if getattr(jax.config, option) and any(has(part).any() for result in results for part in _floats(result)):
             raise NonFiniteError(f"{what} under JAX: there is {text} in its results, and {option} is set")
+
+
+def run_eagerly(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Return what a jitted function makes of a user's arguments.
+
+    Raises
+    ------
+    NumbridgeValueError
+        If the handler refuses a call, of which XLA makes an error of its own.
+    """
+    try:
+        return function(*arguments)
+    except (RuntimeError, ValueError) as error:
+        before, found, text = str(error).partition(_REFUSED)
+        if before or not found:
+            raise
+        raise NumbridgeValueError(text) from None
 
 
 def _floats(result: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.plan import SCALAR_ROOM, Call, buffer_scalar
+from numbridge.jax_ffi.plan import Call, buffer_scalar, by_reference
 from numbridge.kernels.block_dims import block_axes, cuda_block_of, cuda_shapes
 from numbridge.kernels.parameter_types import ArrayType
 from numbridge.operators.element_dims import inner_extents
@@ -59,6 +59,7 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
         nb.WORD_RANK: len(dims),
         nb.WORD_WEAK: targets.WEAK.index(call.weak),
         nb.WORD_LENGTH: len(made),
+        nb.WORD_UNKNOWN: nb.BLOCKS_BIT | targets.number_bits(call.types, by_reference(call.types, call.slots)),
     }
     for offset, value in head.items():
         made[offset // 8] = value
@@ -76,7 +77,7 @@ def words(call: Call, references: Sequence[int] = ()) -> np.ndarray[Any, np.dtyp
         ranks = ndim | len(inner_extents(kind.element)) << nb.INNER_SHIFT
         row = [slot.kind, slot.index, _CODES[buffer_scalar(kind).name], ranks, itemsize, slot.alias, slot.fill]
         if kind.element is None:
-            number = np.frombuffer(slot.value.ljust(SCALAR_ROOM, b"\0"), np.int64)
+            number = np.frombuffer(slot.value.ljust(nb.SCALAR_ROOM, b"\0"), np.int64)
         else:
             number, tail = np.array([8 * tail, 0]), tail + len(long[k]) // 8
         start = nb.WORD_PARAMETERS // 8 + k * size

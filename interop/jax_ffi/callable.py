@@ -21,6 +21,7 @@ import numpy as np
 from numbridge.arrays.array import Array
 from numbridge.arrays.creation import making
 from numbridge.jax_ffi import targets
+from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import (
     Number,
@@ -250,7 +251,8 @@ class JaxCallable(Remade):
                 if len(self._calls) >= _MAX_CALLS:
                     self._calls.clear()
                 call = self._calls[key] = self._with_numbers(options, arguments, given)
-        result: tuple[Any, ...] = call(*(a for a, number in zip(arguments, given, strict=True) if number is None))
+        operands = [a for a, number in zip(arguments, given, strict=True) if number is None]
+        result: tuple[Any, ...] = run_eagerly(call, operands)
         return result
 
     def _forget(self) -> None:

@@ -17,6 +17,7 @@ from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.kernels.native import table_layout as core
 from numbridge.kernels.native.entry import share
+from numbridge.kernels.native.extents import long_enough
 from numbridge.kernels.native.memory import (
     external,
     function_symbol,
@@ -86,7 +87,6 @@ error_message, error_code = xla.XLA_FFI_Error_Create_Args.message.offset, xla.XL
 error_size = error_code + 4
 
 ATTRIBUTES = 2  # "kernel", for people, and "words"; XLA sorts them by name
-SCALAR_ROOM = 16
 
 
 @inlined
@@ -256,10 +256,10 @@ def lay_out_packed(slot, args, target):
     buffer = buffer_at(args, 0)
     wrong = check_buffer(buffer, xla.CODE_UINT32, 1)
     if wrong == nb.DONE:
-        offset = load_i64(slot, nb.SLOT_INDEX) * SCALAR_ROOM
-        if 4 * load_i64(load_i64(buffer, buffer_dims), 0) < offset + SCALAR_ROOM:
+        offset = load_i64(slot, nb.SLOT_INDEX) * nb.SCALAR_ROOM
+        if 4 * load_i64(load_i64(buffer, buffer_dims), 0) < offset + nb.SCALAR_ROOM:
             return nb.WRONG_DIMS
-        copy_scalar(target, load_i64(buffer, buffer_data) + offset, SCALAR_ROOM)
+        copy_scalar(target, load_i64(buffer, buffer_data) + offset, nb.SCALAR_ROOM)
     return wrong
 
 
@@ -284,7 +284,7 @@ def lay_out(words, args, rets, levels, extents, block, rows, row_size):
     offset, row = 0, rows
     for k in range(load_i64(words, nb.WORD_COUNT)):
         slot, target = words + nb.WORD_PARAMETERS + k * nb.SLOT_SIZE, block + offset
-        kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, SCALAR_ROOM
+        kind, wrong, size = load_i64(slot, nb.SLOT_KIND), nb.DONE, nb.SCALAR_ROOM
         if kind == nb.STATIC:
             size = lay_out_static(words, slot, target)
             wrong = nb.DONE if size > 0 else nb.WRONG_DIMS
@@ -412,9 +412,38 @@ def read_extents(rets, levels, extents):
     return elements
 
 
+@native
+def batch_of_numbers(call):
+    """Tell whether a scalar is another one for each element of the batch."""
+    row = load_i64(call, nb.CALL_ROWS)
+    for _ in range(load_i64(call, nb.CALL_COUNT)):
+        if load_i64(row, nb.ROW_BYTES) != 0:
+            for level in range(load_i64(call, nb.CALL_LEVELS)):
+                if load_i64(row, nb.ROW_STRIDES + 8 * level) != 0:
+                    return True
+        row += load_i64(call, nb.CALL_ROW_SIZE)
+    return False
+
+
+@native
+def first_short(call, code, elements):
+    """Return the first element of a batch of which a thread is sure to go beyond the end of an array, or -1."""
+    rows, count = load_i64(code, nb.CODE_REACHES), load_i64(code, nb.CODE_REACH_COUNT)
+    block, geometry = load_i64(call, nb.CALL_BLOCK), load_i64(call, nb.CALL_GEOMETRY)
+    # Extents are the same for all.
+    for element in range(elements if batch_of_numbers(call) else min(elements, 1)):
+        move_to(call, block, element)
+        if not long_enough(rows, count, block, geometry):
+            return element
+    return -1
+
+
 @inlined
-def execute(frame):
-    """Answer a call; return DONE or what kept it from running, with the parameter's number above the lowest byte."""
+def execute(frame, asks):
+    """Answer a call; return DONE or what kept it from running, with a number above the lowest byte.
+
+    With `asks`, arrays must be long enough where the call alone tells.
+    """
     words = words_of(frame)
     if words == 0:
         return nb.WRONG_WORDS
@@ -449,6 +478,10 @@ def execute(frame):
     store_i64(call, nb.CALL_COUNT, count)
     store_i64(call, nb.CALL_ROWS, rows)
     store_i64(call, nb.CALL_ROW_SIZE, row_size)
+    if load_i64(words, nb.WORD_UNKNOWN) & load_i64(code, nb.CODE_DECIDES) != 0 and asks and per > 0:
+        short = first_short(call, code, elements)
+        if short >= 0:
+            return nb.TOO_SHORT | short << 8
     return nb.DONE if run(call, code) == 0 else nb.RAISED
 
 
@@ -512,16 +545,27 @@ def is_answered(frame, traits, error):
     return load_i32(frame, frame_stage) != xla.STAGE_EXECUTE
 
 
-@inlined
-def answer(frame):
-    """Answer an execution; return XLA's error, or 0."""
-    outcome = execute(frame)
-    if outcome == nb.UNKNOWN_KERNEL:
+@native
+def try_again(frame, outcome):
+    """Ask Python about an execution that has not been done, and repeat it if it may be; return XLA's error, or 0."""
+    asks = True
+    # Code that is missing is compiled once, and extents that wrap around are looked at once.
+    for _ in range(2):
         error = report(frame, outcome)
         if error != 0:
             return error
-        outcome = execute(frame)
-    return 0 if outcome == nb.DONE else report(frame, outcome)
+        asks = asks and outcome & 0xFF != nb.TOO_SHORT
+        outcome = execute(frame, asks)
+        if outcome == nb.DONE:
+            return 0
+    return report(frame, outcome)
+
+
+@inlined
+def answer(frame):
+    """Answer an execution; return XLA's error, or 0."""
+    outcome = execute(frame, True)
+    return 0 if outcome == nb.DONE else try_again(frame, outcome)
 
 
 @native

@@ -58,7 +58,7 @@ ordinal_get = xla.XLA_FFI_Api.XLA_FFI_DeviceOrdinal_Get.offset
 question_context, answer_place = xla.XLA_FFI_Stream_Get_Args.ctx.offset, xla.XLA_FFI_Stream_Get_Args.stream.offset
 question_size = answer_place + 8
 
-SCALAR_ROOM, SCALAR_AS_ARRAY = 16, 64
+SCALAR_AS_ARRAY = 64
 
 
 @inlined
@@ -154,8 +154,8 @@ def lay_out_packed(slot, args, target):
     buffer = buffer_at(args, 0)
     wrong = check_buffer(buffer, xla.CODE_UINT32, 1)
     if wrong == nb.DONE:
-        offset = load_i64(slot, nb.SLOT_INDEX) * SCALAR_ROOM
-        if 4 * load_i64(load_i64(buffer, buffer_dims), 0) < offset + SCALAR_ROOM:
+        offset = load_i64(slot, nb.SLOT_INDEX) * nb.SCALAR_ROOM
+        if 4 * load_i64(load_i64(buffer, buffer_dims), 0) < offset + nb.SCALAR_ROOM:
             return nb.WRONG_DIMS
         lay_out_reference(load_i64(buffer, buffer_data) + offset, load_i64(slot, nb.SLOT_ITEMSIZE), target)
     return wrong

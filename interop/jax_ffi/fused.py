@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.plan import SCALAR_ROOM, Call
+from numbridge.jax_ffi.plan import Call
 from numbridge.jax_ffi.pointwise import Pointwise, Step, is_exact, pointwise_of, shape_of
 from numbridge.jax_ffi.widths import all_kept
 
@@ -143,7 +143,7 @@ def _unpacked(words: Any, number: int, dtype: np.dtype[Any]) -> Any:
     """Return one of the numbers that an eager call passes in one operand of 32-bit words."""
     import jax
 
-    start = number * SCALAR_ROOM // 4
+    start = number * nb.SCALAR_ROOM // 4
     if dtype.itemsize >= 4:
         count = dtype.itemsize // 4
         found = jax.lax.slice(words, (start,), (start + count,))

@@ -11,25 +11,28 @@ from collections.abc import Sequence
 
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.extent_checks import atoms_of
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.launch_sizes import Along, Atom, Number
+from numbridge.kernels.language.reaches import Reach, reaches_of
 from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = ["Key", "check_current", "identity_of", "is_current", "root_of", "spelled", "steps_from"]
+__all__ = ["Key", "check_current", "identity_of", "is_current", "root_of", "spelled", "steps_from", "untraced_reaches"]
 
 Key = tuple[int, int]
 _FORMAT = "numbridge kernel 1"
-_known: dict[tuple[str, int], Key] = {}
+_known: dict[tuple[str, int, str], Key] = {}
 _lock = threading.Lock()
 
 
 def identity_of(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, variant: Variant) -> Key:
     """Return the key of a kernel for parameter types as two signed 64-bit integers.
 
-    What has one key computes the same, on the CPU and on CUDA. `variant` is its code on either.
+    What has one key computes and refuses the same, on the CPU and on CUDA. `variant` is its code on either.
     """
-    known = (variant.source_file, variant.address)
+    known = (variant.source_file, variant.address, _spelled_reaches(kernel))
     found = _known.get(known)
     if found is None:
         made = _identity(kernel, parameters, weak)
@@ -69,9 +72,26 @@ def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) ->
     code = "\n".join(line for line in emitted.text.splitlines() if not line.startswith("#"))
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)
     options = f"{weak} {bool(kernel.options.get('fastmath'))} {kernel.source.index_rank}"
-    name = digest(_FORMAT, kernel.name, code, emitted.fingerprint, listed, options)
+    name = digest(_FORMAT, kernel.name, code, emitted.fingerprint, listed, options, _spelled_reaches(kernel))
     low, high = (int.from_bytes(bytes.fromhex(half), "little", signed=True) for half in (name[:16], name[16:]))
     return low, high
+
+
+def untraced_reaches(kernel: Kernel) -> tuple[Reach, ...]:
+    """Return how far threads of a kernel are sure to go where no trace tells: it may not know integers, and knows no blocks."""
+    return tuple(reach for reach in reaches_of(kernel) if any(map(_is_untraced, atoms_of([reach]))))
+
+
+def _is_untraced(atom: Atom) -> bool:
+    return isinstance(atom, Number) or (isinstance(atom, Along) and atom.kind != "dim")
+
+
+def _spelled_reaches(kernel: Kernel) -> str:
+    """Return those as text; a derivative has the same code as that of a kernel that goes elsewhere in what has no derivative."""
+    return "\n".join(
+        f"{(r.array, r.axis, r.extents, r.most_axes)} {r.least} {[*map(str, r.needs)]}"
+        for r in untraced_reaches(kernel)
+    )
 
 
 def root_of(kernel: Kernel) -> Kernel:

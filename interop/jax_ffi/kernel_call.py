@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbridge.jax_ffi import targets
+from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
@@ -196,7 +197,7 @@ class JaxKernel(Remade):
         call = self._calls.get(key)
         if call is None:
             call = self._remember(key, arguments, options)
-        result: tuple[Any, ...] = call(*arguments)
+        result: tuple[Any, ...] = run_eagerly(call, arguments)
         return result
 
     def __repr__(self) -> str:

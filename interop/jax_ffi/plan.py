@@ -50,7 +50,6 @@ __all__ = [
 
 _CLASSES = {bool: 0, int: 1, float: 2, complex: 3}
 _KINDS = {scalars.BOOL: 0, scalars.INT: 1, scalars.UINT: 1, scalars.FLOAT: 2, scalars.COMPLEX: 3}
-SCALAR_ROOM = 16  # bytes: the widest scalar, complex128
 
 
 @dataclass(frozen=True)
@@ -614,7 +613,7 @@ def packed(where: str, value: Any, row: Scalar) -> bytes:
     # A NumPy scalar is converted by C's rules, as a launch does; a Python float that is too large becomes infinite.
     try:
         with np.errstate(over="ignore"):
-            return np.asarray(value).astype(row.numpy).tobytes().ljust(SCALAR_ROOM, b"\0")
+            return np.asarray(value).astype(row.numpy).tobytes().ljust(nb.SCALAR_ROOM, b"\0")
     except OverflowError:
         raise NumbridgeValueError(
             f"{where}: an integer of {int(value).bit_length()} bits does not fit into {row.name}"

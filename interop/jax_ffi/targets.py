@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
+from numbridge.jax_ffi.frame_launches import launches_of, slots_of
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
-from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from
+from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from, untraced_reaches
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
@@ -29,10 +31,13 @@ from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.extent_checks import atoms_of, extent_rows, refused
 from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.language.launch_sizes import Along, Number
+from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, is_signed, kernel_places
 from numbridge.kernels.variant import Variant, variants_of
 from numbridge.operators.element_dims import element_of, records_of, value_of
 from numbridge.storage.memory import native
@@ -46,6 +51,7 @@ __all__ = [
     "enter_cpu",
     "enter_cuda",
     "graphs_of",
+    "number_bits",
     "register",
     "register_plans",
     "room",
@@ -57,6 +63,8 @@ WEAK = ("float32", "float64")
 _FIRST_SLOTS = 256
 _NAMES = {code: name for name, code in xla.DATA_TYPES}
 _declared: dict[str, list[Kernel]] = {}
+# Of code for the CPU, what it asks that no trace tells, with the globals as they were when it was compiled
+_reaches: dict[Key, tuple[tuple[ParameterType, ...], Sequence[Reach]]] = {}
 _DRIVER_FUNCTIONS = {
     nb.ROOM_COPY: "cuMemcpyDtoDAsync_v2",
     nb.ROOM_FILL: "cuMemsetD8Async",
@@ -175,16 +183,28 @@ def _filled(size: int, fields: Mapping[int, int]) -> Any:
     return made
 
 
-def _code(variant: Variant) -> Any:
-    return _filled(
-        nb.CODE_SIZE,
-        {
-            nb.CODE_RUN: variant.address,
-            nb.CODE_BLOCK_SIZE: variant.block_size,
-            nb.CODE_SERIAL_BELOW: variant.serial_below,
-            nb.CODE_GRAIN: variant.grain,
-        },
-    )
+def _code(variant: Variant, reaches: Sequence[Reach]) -> tuple[Any, Any]:
+    """Return the native code of a variant for the CPU, and what it points to."""
+    rows = extent_rows(reaches, variant.parameters, [p.name for p in variant.parameters if is_signed(p)])
+    decides = atoms_of(reaches)
+    numbers = {atom.parameter for atom in decides if isinstance(atom, Number)}
+    has_blocks = any(isinstance(atom, Along) and atom.kind != "dim" for atom in decides)
+    fields = {
+        nb.CODE_RUN: variant.address,
+        nb.CODE_BLOCK_SIZE: variant.block_size,
+        nb.CODE_SERIAL_BELOW: variant.serial_below,
+        nb.CODE_GRAIN: variant.grain,
+        nb.CODE_REACHES: rows.ctypes.data,
+        nb.CODE_REACH_COUNT: len(rows),
+        nb.CODE_DECIDES: number_bits(variant.parameters, numbers) | has_blocks * nb.BLOCKS_BIT,
+    }
+    return _filled(nb.CODE_SIZE, fields), rows
+
+
+def number_bits(parameters: Sequence[ParameterType], names: Collection[str]) -> int:
+    """Return the bits of those signed integers that have some names; see `words_layout`."""
+    places = (k % nb.NUMBER_BITS for k, p in enumerate(parameters) if is_signed(p) and p.name in names)
+    return functools.reduce(operator.or_, (1 << place for place in places), 0)
 
 
 def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
@@ -331,7 +351,10 @@ def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) 
     """Do what `enter` does, for the CPU."""
     variant = variants_of(kernel).variant_of(parameters, weak)
     key = identity_of(kernel, parameters, weak, variant)
-    room().codes.enter(key, _code(variant))
+    if room().codes.get(key) is None:
+        reaches = untraced_reaches(kernel)
+        _reaches.setdefault(key, (parameters, reaches))
+        room().codes.enter(key, *_code(variant, reaches))
     return key
 
 
@@ -377,13 +400,19 @@ def _component(row: scalars.Scalar, parameter: Parameter) -> scalars.Scalar:
 
 
 def report(address: int, outcome: int) -> int:
-    """Return the address of the XLA error for a call that did not run, or 0 if code that was missing is there now."""
+    """Return the address of the XLA error for a call that did not run, or 0 if it is to be tried again.
+
+    That is so if code that was missing is there now, and if no array is too short.
+    """
     frame = Frame(address)
     if outcome & 0xFF == nb.UNKNOWN_PLAN:
         graphs_of(frame.attributes["words"])
         return 0
     if outcome & 0xFF in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA) and _find(frame, outcome & 0xFF):
         return 0
+    if outcome & 0xFF == nb.TOO_SHORT:
+        refusal = _too_short(frame, outcome >> 8)
+        return 0 if refusal is None else error_in(frame, f"numbridge: {_where(frame)}, {refusal}")
     code = xla.INTERNAL if outcome & 0xFF in (nb.RAISED, nb.DRIVER_REFUSED) else xla.INVALID_ARGUMENT
     return error_in(frame, _explain(frame, outcome & 0xFF, outcome >> 8), code)
 
@@ -409,24 +438,34 @@ def _find(frame: Frame, outcome: int) -> bool:
     return False
 
 
-def _slots(words: Any) -> Any:
-    """Return the words of each parameter."""
-    first, count, size = nb.WORD_PARAMETERS // 8, int(words[nb.WORD_COUNT // 8]), nb.SLOT_SIZE // 8
-    return words[first : first + count * size].reshape(count, size)
+def _too_short(frame: Frame, element: int) -> str | None:
+    """Return which array is too short for a call, from an element of its batch on, or None."""
+    words = frame.attributes["words"]
+    parameters, reaches = _reaches[int(words[nb.WORD_KEY // 8]), int(words[nb.WORD_KEY_HIGH // 8])]
+    launches = launches_of(frame, words, parameters, element)
+    refusals = (refused(reaches, launch, is_followed=True) for launch in launches)
+    return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def _references(kernel: Kernel, words: Any) -> list[str]:
-    kinds = _slots(words)[:, nb.SLOT_KIND // 8]
+    kinds = slots_of(words)[:, nb.SLOT_KIND // 8]
     return [p.name for p, kind in zip(kernel.parameters, kinds, strict=True) if kind in (nb.TRACED, nb.PACKED)]
 
 
 def _rows(words: Any) -> list[tuple[scalars.Scalar, int | None]]:
     rows: list[tuple[scalars.Scalar, int | None]] = []
-    for slot in _slots(words):
+    for slot in slots_of(words):
         row = scalars.by_name(_NAMES[int(slot[nb.SLOT_TYPE // 8])])
         is_array = slot[nb.SLOT_KIND // 8] in (nb.OPERAND, nb.RESULT)
         rows.append((row, int(slot[nb.SLOT_NDIM // 8]) & nb.RANK_MASK if is_array else None))
     return rows
+
+
+def _where(frame: Frame) -> str:
+    """Return what messages call a call site."""
+    name, *steps = str(frame.attributes.get("kernel")).split("\n")
+    derived = "".join(f"the {step.partition(' ')[0]} of " for step in reversed(steps))
+    return f"{derived}kernel {name!r} under JAX"
 
 
 def _explain(frame: Frame, outcome: int, place: int) -> str:
@@ -434,9 +473,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
     if outcome == nb.DRIVER_REFUSED and int(attributes["words"][0]) == nb.PLAN_MAGIC:
         name, said = cuda_driver.driver().describe(place)
         return f"numbridge: a graph of {_listed(attributes)} under JAX: the CUDA driver refused it: {name} ({place}): {said}"
-    name, *steps = str(attributes.get("kernel")).split("\n")
-    derived = "".join(f"the {step.partition(' ')[0]} of " for step in reversed(steps))
-    where = f"{derived}kernel {name!r} under JAX"
+    where, (name, *steps) = _where(frame), str(attributes.get("kernel")).split("\n")
     if outcome == nb.WRONG_WORDS:
         return f"numbridge: this call of {TARGET} carries no words of this version; export the program again"
     if outcome == nb.DRIVER_REFUSED:
@@ -479,7 +516,7 @@ def _listed(attributes: Mapping[str, Any]) -> str:
 
 
 def _wrong_buffer(frame: Frame, words: Any, outcome: int, place: int) -> str:
-    slot = _slots(words)[place]
+    slot = slots_of(words)[place]
     buffers = frame.outputs if slot[nb.SLOT_KIND // 8] == nb.RESULT else frame.inputs
     index = 0 if slot[nb.SLOT_KIND // 8] == nb.PACKED else int(slot[nb.SLOT_INDEX // 8])
     found: Buffer | str = buffers[index] if index < len(buffers) else "nothing"

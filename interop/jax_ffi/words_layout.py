@@ -5,12 +5,14 @@ threads, where each parameter comes from. They hold no address, so an exported m
 """
 
 # The words of a call site. The first one says how to read the rest.
-WORDS_MAGIC = 0x6E62_7264_6765_0004
+WORDS_MAGIC = 0x6E62_7264_6765_0005
 WORD_MAGIC, WORD_KEY, WORD_KEY_HIGH, WORD_LEVELS, WORD_COUNT, WORD_OPERANDS, WORD_RESULTS = 0, 8, 16, 24, 32, 40, 48
 WORD_RANK, WORD_DIMS, WORD_BLOCK, WORD_GRID, WORD_WEAK = 56, 64, 96, 120, 144
 # The hardware's grid and block on CUDA; a grid of 0 has to be worked out. Then how many words there are in all: behind the
-# parameters are the values of static vectors and matrices.
-WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_PARAMETERS = 152, 176, 200, 208
+# parameters are the values of static vectors and matrices. Then a bit for each parameter that is an integer, of which only the
+# call tells what it is: that of its number's remainder by NUMBER_BITS; and BLOCKS_BIT, for no trace knows blocks.
+WORD_CUDA_GRID, WORD_CUDA_BLOCK, WORD_LENGTH, WORD_UNKNOWN, WORD_PARAMETERS = 152, 176, 200, 208, 216
+NUMBER_BITS, BLOCKS_BIT = 62, 1 << 62
 # A launch dimension that is not known when the program is traced is the extent of an operand: -1 - (operand << 8 | axis). A grid
 # of 0 then says that it has to be worked out too.
 REFERENCE_SHIFT, REFERENCE_MASK = 8, 0xFF
@@ -32,6 +34,8 @@ SLOT_KIND, SLOT_INDEX, SLOT_TYPE, SLOT_NDIM, SLOT_ITEMSIZE, SLOT_ALIAS, SLOT_FIL
 )
 INNER_SHIFT, RANK_MASK = 8, 0xFF
 OPERAND, RESULT, STATIC, TRACED, PACKED = 0, 1, 2, 3, 4
+# Bytes of a scalar in an operand into which an eager call packs all of its own: those of the widest, complex128
+SCALAR_ROOM = 16
 
 # The native state of this room, its table of pointers (open addressing on the key), and one kernel's code in it
 ROOM_TABLE, ROOM_REPORT, ROOM_MAJOR, ROOM_MINOR = 0, 8, 16, 24
@@ -56,7 +60,10 @@ ROOM_INSTANTIATE, ROOM_EXEC_UPDATE, ROOM_EXEC_DESTROY, ROOM_GRAPH_DESTROY, ROOM_
 )
 ROOM_SIZE = 152
 INDEX_MASK, INDEX_SLOTS = 0, 8
-CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN, CODE_SIZE = 0, 8, 16, 24, 32, 40, 48
+CODE_KEY, CODE_KEY_HIGH, CODE_RUN, CODE_BLOCK_SIZE, CODE_SERIAL_BELOW, CODE_GRAIN = 0, 8, 16, 24, 32, 40
+# Rows that ask whether arrays are long enough, as the launcher has them: where they lie, how many, and the bits of what decides
+# that. Nobody asks where the call site knows all of it: see WORD_UNKNOWN.
+CODE_REACHES, CODE_REACH_COUNT, CODE_DECIDES, CODE_SIZE = 48, 56, 64, 72
 # One kernel's code on CUDA: the driver function that launches it, its handle, the size of the block of arguments, where in that
 # each of the parameters lies, how many dimensions follow, how many indices it asks for, whether the first is along x, how
 # many axes of a batch one launch runs (else it is one for each element), of how many arrays, and how many ids a thread takes
@@ -107,6 +114,7 @@ CALL_LEVELS, CALL_EXTENTS, CALL_COUNT, CALL_ROWS, CALL_ROW_SIZE, CALL_SIZE = 64,
 # one stride in bytes for each level.
 ROW_TARGET, ROW_BASE, ROW_BYTES, ROW_STRIDES = 0, 8, 16, 24
 
-# How a call ended; a parameter's number may stand above the lowest byte.
+# How a call ended; a parameter's number may stand above the lowest byte, or that of an element of the batch for which an array is
+# too short.
 DONE, UNKNOWN_KERNEL, RAISED, WRONG_WORDS, WRONG_COUNT, WRONG_TYPE, WRONG_RANK, WRONG_DIMS = 0, 1, 2, 3, 4, 5, 6, 7
-UNKNOWN_ON_CUDA, DRIVER_REFUSED, UNKNOWN_PLAN = 8, 9, 10
+UNKNOWN_ON_CUDA, DRIVER_REFUSED, UNKNOWN_PLAN, TOO_SHORT = 8, 9, 10, 11

@@ -251,6 +251,13 @@ class Size:
         return any(isinstance(atom, Choice) for atoms, _ in self.terms for atom in atoms)
 
     @property
+    def atoms(self) -> frozenset[Atom]:
+        """What it is made of, and what that is made of."""
+        own = {atom for atoms, _ in self.terms for atom in atoms}
+        made = [atom for atom in own if isinstance(atom, Choice | Quotient)]
+        return frozenset(own).union(*(side.atoms for atom in made for side in (atom.left, atom.right)))
+
+    @property
     def lowest(self) -> int | None:
         """What it is at least, whatever the launch; None where that is not seen."""
         least = self.constant

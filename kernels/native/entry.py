@@ -16,6 +16,7 @@ from numba import types
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.cuda_entry import launch_on_device, on_device, restore_thread, save_thread
+from numbridge.kernels.native.extents import long_enough
 from numbridge.kernels.native.memory import (
     external,
     function_symbol,
@@ -142,59 +143,13 @@ def find_variant(plan, readings, count):
     return 0
 
 
-@native
-def given_by(row, sizes, plan, readings):
-    """Return what a row about a launch gives: see `extent_checks`."""
-    operation, a, b = load_i64(row, nb.REACH_OPERATION), load_i64(row, nb.REACH_A), load_i64(row, nb.REACH_B)
-    if operation == nb.REACH_NUMBER:
-        return a
-    if operation == nb.REACH_DIM:
-        return load_i64(plan, nb.PLAN_DIMS + 8 * a)
-    if operation == nb.REACH_GRID:
-        return load_i64(plan, nb.PLAN_GRID + 8 * a)
-    if operation == nb.REACH_BLOCK:
-        return load_i64(plan, nb.PLAN_BLOCK + 8 * a)
-    if operation == nb.REACH_EXTENT:
-        return load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b)
-    if operation == nb.REACH_GIVEN:
-        return load_i64(readings + a * nb.READ_SIZE, nb.READ_INTEGER)
-    left, right = load_i64(sizes, 8 * a), load_i64(sizes, 8 * b)
-    if operation == nb.REACH_PLUS:
-        return left + right
-    if operation == nb.REACH_TIMES:
-        return left * right
-    if operation == nb.REACH_SMALLER:
-        return left if left < right else right
-    if operation == nb.REACH_LARGER:
-        return left if left > right else right
-    # Nothing is sure of a quotient by what is not positive; the slow road knows.
-    return left // right if right > 0 else 0
-
-
 @inlined
-def long_enough(spec, plan, readings):
-    """Tell whether no thread is sure to go beyond the end of an array, or that has been looked at: see `extent_checks`."""
-    count, base = load_i64(spec, nb.SPEC_REACH_COUNT), load_i64(spec, nb.SPEC_REACHES)
+def arrays_suffice(spec, plan, block):
+    """Tell whether no thread is sure to go beyond the end of an array, or that has been looked at."""
     if load_i64(plan, nb.PLAN_TOTAL) <= 0 or load_i64(plan, nb.PLAN_FLAGS) & nb.PLAN_GUARDS_PASSED != 0:
         return True
-    sizes, resumed = stack(8 * count), 0
-    for k in range(count):
-        if k < resumed:
-            continue
-        row = base + k * nb.REACH_SIZE
-        operation, a, b = load_i64(row, nb.REACH_OPERATION), load_i64(row, nb.REACH_A), load_i64(row, nb.REACH_B)
-        if operation == nb.REACH_LEAST:
-            place, more = load_i64(row, nb.REACH_C), load_i64(row, nb.REACH_D)
-            least = more + load_i64(sizes, 8 * place) if place >= 0 else more
-            extent = load_i64(load_i64(readings + a * nb.READ_SIZE, nb.READ_SHAPE), 8 * b) if a >= 0 else b
-            if extent < least:
-                return False
-        elif operation == nb.REACH_IF:
-            if load_i64(sizes, 8 * a) <= 0:
-                resumed = b
-        else:
-            store_i64(sizes, 8 * k, given_by(row, sizes, plan, readings))
-    return True
+    rows, count = load_i64(spec, nb.SPEC_REACHES), load_i64(spec, nb.SPEC_REACH_COUNT)
+    return long_enough(rows, count, block, plan + nb.PLAN_DIMS)
 
 
 @native
@@ -425,10 +380,10 @@ def launch_readings(plan, arguments, readings, count):
     spec = find_variant(plan, readings, count)
     if spec == 0 or threads_missing(spec, plan):
         return nb.MISSED
-    if not long_enough(spec, plan, readings) or not autograd_agrees(spec, plan, readings, count, arguments):
-        return nb.MISSED
     block = stack(load_i64(spec, nb.SPEC_BLOCK_SIZE))
-    if not lay_out(spec, readings, count, block):
+    if not lay_out(spec, readings, count, block) or not arrays_suffice(spec, plan, block):
+        return nb.MISSED
+    if not autograd_agrees(spec, plan, readings, count, arguments):
         return nb.MISSED
     count_versions(spec, readings, count)
     if load_i64(spec, nb.SPEC_LAUNCH) != 0:

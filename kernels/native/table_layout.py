@@ -135,15 +135,15 @@ SPEC_TOGETHER = 112
 # How long arrays must be for a launch: so many rows, each an operation and four numbers.
 SPEC_REACHES, SPEC_REACH_COUNT, SPEC_PARAMETERS = 120, 128, 136
 REACH_OPERATION, REACH_A, REACH_B, REACH_C, REACH_D, REACH_SIZE = 0, 8, 16, 24, 32, 40
-# An axis is long enough if it has what a row gives, and so much more: array, axis, row (or -1), more. A kernel's own memory has
-# -1 for an array, and an extent.
+# An axis is long enough if it has what a row gives, and so much more: where its extent lies in the block of arguments, nothing,
+# row (or -1), more. A kernel's own memory has -1 for a place, and then the extent.
 REACH_LEAST = 0
 # Goes on at another row unless what a row gives is positive: row, where.
 REACH_IF = 1
-# The others give a number: a constant; along an axis, the threads of the launch and of a block, and the blocks; an extent, of an
-# argument and an axis; an integer that is an argument; and what is made of two rows.
-REACH_NUMBER, REACH_DIM, REACH_BLOCK, REACH_GRID, REACH_EXTENT, REACH_GIVEN = 2, 3, 4, 5, 6, 7
-REACH_PLUS, REACH_TIMES, REACH_SMALLER, REACH_LARGER, REACH_QUOTIENT = 8, 9, 10, 11, 12
+# The others give a number: a constant; what a variant's range function finds in its geometry, by its place there; an integer of
+# the block of arguments, by its place and how many of 64 bits it does not have; and what is made of two rows.
+REACH_NUMBER, REACH_ALONG, REACH_GIVEN = 2, 3, 4
+REACH_PLUS, REACH_TIMES, REACH_SMALLER, REACH_LARGER, REACH_QUOTIENT = 5, 6, 7, 8, 9
 # A grid of so many blocks fills every device several times over, also where each thread takes eight ids.
 LARGE_GRID = 16384
 # Rank and item size of an array parameter (an element's size for one by value, whose tag is ELEMENT_TAG); and, where the

@@ -67,6 +67,15 @@ def lookup(table: nb.array[float], indices: nb.array[int], out: nb.array[float])
 
 
 @nb.kernel
+def sums(x: nb.array2d[float], n: int, out: nb.array[float]):
+    i = nb.tid()
+    s = 0.0
+    for k in range(n):
+        s += x[i, k]
+    out[i] = s
+
+
+@nb.kernel
 def differences(x: nb.array[float], out: nb.array[float]):
     i = nb.tid()
     if i > 0:
@@ -573,6 +582,28 @@ def check_exports():
     checks = [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
     made = jax.export.export(jax.jit(jax_kernel(double)), disabled_checks=checks)(jnp.zeros(16))
     np.testing.assert_array_equal(made.call(values(16))[0], 2 * values(16))
+
+
+def check_integers_that_only_a_call_knows():
+    f = jax_kernel(sums)
+    whole = put(np.arange(48.0, dtype=np.float32).reshape(16, 3), "x", None, mesh=LINE)
+    cut = jax.jit(lambda x, n: f(x, n, launch_dims=16)[0])
+    inside = jax.shard_map(
+        lambda x, n: f(x, n[0], launch_dims=2)[0], mesh=LINE, in_specs=(P("x"), P("x")), out_specs=P("x")
+    )
+    each = jax.pmap(lambda x, n: f(x, n, launch_dims=2)[0])
+    one_more = np.arange(8) == 5
+    for run, two, four, rows in (
+        (cut, 2, 4, 2),
+        (jax.jit(inside), np.full(8, 2), 2 + 2 * one_more, 2),
+        (lambda x, n: each(x.reshape(8, 2, 3), n).reshape(16), np.full(8, 2), 2 + 2 * one_more, 2),
+    ):
+        np.testing.assert_array_equal(run(whole, two), np.asarray(whole)[:, :2].sum(1))
+        message = rf"'x': its shape is \({rows}, 3\), and a launch over \({rows},\) takes x\[i, k\] with k = 3"
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+            jax.block_until_ready(run(whole, four))
+        np.testing.assert_array_equal(run(whole, two), np.asarray(whole)[:, :2].sum(1))
+    assert "all-gather" not in cut.lower(whole, 2).compile().as_text()
 
 
 def check_rules_that_do_not_fit_are_refused():

@@ -190,7 +190,7 @@ def test_the_table_grows():
     variant, before = variants_of(add).variant_of(parameters, "float32"), room.state[wl.ROOM_TABLE // 8]
     first = int(made.words[1]) // 2
     for k in range(600):
-        room.codes.enter((first + k, -k - 1), targets._code(variant))
+        room.codes.enter((first + k, -k - 1), *targets._code(variant, []))
     assert room.state[wl.ROOM_TABLE // 8] != before
     assert made.run() == 0 and (made.results[0] == 2).all()
     for k in (0, 300, 599):
