@@ -351,9 +351,9 @@ def enter_cpu(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str) 
     """Do what `enter` does, for the CPU."""
     variant = variants_of(kernel).variant_of(parameters, weak)
     key = identity_of(kernel, parameters, weak, variant)
+    # Another kernel may have the same text, and so the same code: messages show the one that was traced last.
+    _, reaches = _reaches[key] = parameters, untraced_reaches(kernel)
     if room().codes.get(key) is None:
-        reaches = untraced_reaches(kernel)
-        _reaches.setdefault(key, (parameters, reaches))
         room().codes.enter(key, *_code(variant, reaches))
     return key
 
