@@ -85,13 +85,13 @@ def operate(construct: Construct, function: Function, operands: Sequence[Value])
     found = inference.result_type(function.primitive, kinds)
     if found is None:
         return None
-    if key == "pow" and type(operands[1].constant) is int and operands[1].literal:
-        power = operands[1].constant
-        if abs(power) <= _MOST_FACTORS:
-            return _whole_power(construct, operands[0], power)
     of = found[0] if isinstance(found[0], types.Complex) else found[1][0]
     kind = inference.parts_of(of)
     assert kind is not None
+    if key == "pow" and type(operands[1].constant) is int and operands[1].literal:
+        power = operands[1].constant
+        if abs(power) <= _MOST_FACTORS:
+            return converted(construct, _whole_power(construct, operands[0], power), kind)
     given = [
         converted(construct, operand, kind) if has_complex(operand) else construct.cast(operand, kind.dtype)
         for operand in operands
