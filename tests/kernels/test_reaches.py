@@ -64,6 +64,14 @@ def nearest(i, n):
 
 
 @nb.func
+def halved(n):
+    steps = n
+    while steps > 1:
+        steps -= 2
+    return steps
+
+
+@nb.func
 def put(array, a, b, n):
     if a != 0:
         array[a - 1, b] = 0.5
@@ -89,7 +97,7 @@ def below(array, a, b):
 MORE = 1
 
 
-FUNCTIONS = {"far": far, "nearest": nearest, "put": put, "below": below}
+FUNCTIONS = {"far": far, "nearest": nearest, "halved": halved, "put": put, "below": below}
 
 
 def reaches(body, parameters="x, y, n, m", index="i", **names):
@@ -420,6 +428,8 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
                 ("y", 0, "min(dim[0], 10)"),
             },
         ),
+        # What it returns is not what it began to count with.
+        ("y[halved(i)] = x[halved(9)]", "i", set()),
         ("for k in range(n):\n    y[k] = 1\n    if y[0] > 1:\n        break", "i", set()),
         ("for k in range(n):\n    if y[0] > 1:\n        continue\n    y[k] = 1", "i", {("y", 0, "1", "n")}),
         ("for k in range(n):\n    k += 1\n    y[k] = 1", "i", {("y", 0, "1", "n")} - {("y", 0, "1", "n")}),
@@ -539,6 +549,7 @@ INDICES = (
     "far(i, n)",
     "far(j)",
     "nearest(i + 1, n)",
+    "halved(j)",
 )
 IN_LOOPS = ("k", "k + i", "j - k", "k + 1", "2 * k", "k // 2", "k % m", "min(k, n)", "l", "k + l")
 GUARDS = (
@@ -598,7 +609,9 @@ def programs(draw, is_simple=False):
         lines = []
         for _ in range(draw(st.integers(1, 2 if depth else 3))):
             one = draw(
-                st.sampled_from(("plain", "plain", "if", "if", "for", "for", "end", "either", "and", "unknown", "call"))
+                st.sampled_from(
+                    ("plain", "plain", "if", "if", "for", "for", "while", "end", "either", "and", "unknown", "call")
+                )
             )
             one = "plain" if depth > 2 or (loops > 1 and one in ("for", "while")) else one
             if one == "plain":
