@@ -922,6 +922,40 @@ def test_an_integer_that_is_no_size():
         nb.launch(shifted_by, 1, [y, 2**63 - 2])
 
 
+BIG = {"FARTHEST": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "length"),
+    [
+        ("if i < n:\n    y[i + n] = 1.0", 2**63 - 1, 2**63 + 3),
+        ("y[i + n * n] = 1.0", 2**32, 2**64 + 4),
+        ("y[i + n * n] = 1.0", -(2**32) - 1, 2**64 + 2**33 + 5),
+        ("if n * n > 5:\n    y[i - n] = 1.0", -(2**32), 2**32 + 4),
+        ("for k in range(n * n):\n    y[k] = 1.0", 2**32, 2**64),
+        ("y[i + FARTHEST] = 1.0", 0, 2**63 + 3),
+        ("y[FARTHEST] = 1.0", 0, 2**63),
+        ("y[0] = n\ny[n - FARTHEST] = 1.0", -5, 2**63 + 4),
+    ],
+)
+def test_what_64_bits_do_not_hold_does_not_come_back_into_an_array(body, number, length):
+    kernel, _ = made(
+        f"def k(y, n):\n    i = nb.tid()\n{''.join(f'    {line}' for line in body.splitlines(True))}\n", **BIG
+    )
+    y = np.zeros(64)
+    with pytest.raises(nb.NumbridgeValueError, match=f"axis 0 must have {length} elements"):
+        nb.launch(kernel, 4, [y[:8], number])
+    assert not y.any()
+
+
+def test_integers_that_are_far_and_in_range():
+    kernel, _ = made("def k(y, n):\n    i = nb.tid()\n    if i + n < FARTHEST:\n        y[i - n + n] = 1.0\n", **BIG)
+    for number, wanted in ((2**62, 4), (-(2**63) + 1, 4), (2**63 - 3, 2)):
+        y = np.zeros(4)
+        nb.launch(kernel, 4 if wanted == 4 else 2, [y, number])
+        assert y.tolist() == [1.0] * wanted + [0.0] * (4 - wanted)
+
+
 def test_arrays_of_other_frameworks_and_of_vectors():
     out = torch.zeros(3)
     for x in (f32(2, 3), torch.ones(2, 3), jnp.ones((2, 3)), nb.ones(2, dtype=nb.vec3)):
