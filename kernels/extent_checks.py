@@ -159,7 +159,10 @@ def extent_rows(
     rows = _Rows(parameters, numbers)
     for needs in dict.fromkeys(reach.needs for reach in reaches):
         rows.add(needs, [reach for reach in reaches if reach.needs == needs])
-    return np.array(rows.rows, np.int64).reshape(-1, nb.REACH_SIZE // 8)
+    # What 64 bits do not hold is beyond all extents as well at their end.
+    ends = np.iinfo(np.int64)
+    held = [[min(max(number, ends.min), ends.max) for number in row] for row in rows.rows]
+    return np.array(held, np.int64).reshape(-1, nb.REACH_SIZE // 8)
 
 
 def _is_whole(parameter: ParameterType, found: Description) -> bool:

@@ -428,8 +428,8 @@ def kernel(
         On the CPU, whether neighbouring threads of a kernel with loops, and of its derivatives, run their trips together in
         the lanes of SIMD instructions. By default they do where that is faster; True is wherever it is possible, False is never.
         The results are the same to the last bit, but for what threads add up together and, in loops where each trip waits for
-        the last, functions of float32 numbers such as `math.tanh`: with True these are numbridge's own, otherwise the C
-        library's, which is quicker for one number at a time. They differ by two units in the last place at most. With False
+        the last, functions such as `math.tanh`: where threads run together these are numbridge's own, otherwise the C
+        library's, which is quicker for one number at a time. They differ by three units in the last place at most. With False
         the threads of a block that wait for each other are coroutines, which compile faster and run slower. On CUDA, it keeps a
         thread of a large grid from taking several ids at once.
 

@@ -86,15 +86,26 @@ def digest(*parts: bytes | str) -> str:
     return total.hexdigest()[:32]
 
 
+# Numba's variables that decide about code: somebody who asks for that of another CPU is not to get what was stored for this one.
+_CHOICES = tuple(
+    f"NUMBA_{name}"
+    for name in (
+        *("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE"),
+        *("DISABLE_INTEL_SVML", "DEBUGINFO", "BOUNDSCHECK"),
+    )
+)
+
+
 @functools.cache
 def machine_fingerprint() -> str:
-    """Return what compiled code depends on besides its source: versions and the CPU."""
+    """Return what compiled code depends on besides its source: versions, the CPU, and what Numba is told of how to compile."""
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features().flatten()
+    chosen = [f"{name}={os.environ[name]}" for name in _CHOICES if name in os.environ]
     versions = [_version(name) for name in ("numba", "llvmlite", "numpy")]
     sources = _sources("native", "cpu_backend", *_BOTH_BACK_ENDS)
-    return "\n".join([*versions, platform.machine(), sys.version, llvm.get_host_cpu_name(), features, sources])
+    return "\n".join([*versions, platform.machine(), sys.version, llvm.get_host_cpu_name(), features, *chosen, sources])
 
 
 def _version(package: str) -> str:

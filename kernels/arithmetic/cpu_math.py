@@ -17,6 +17,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic
 
 from numbridge.kernels.arithmetic import double_math
@@ -72,8 +73,11 @@ def _function(name: str, plain: Any, *, alone: bool) -> Any:
 
 def _fused() -> bool:
     """Tell whether the CPU multiplies and adds with one rounding; a library would have to do it otherwise."""
+    is_x86 = "x86" in llvm.get_process_triple()
+    if config.CPU_FEATURES is not None:  # those that code is compiled for, whatever this CPU has
+        return not is_x86 or "+fma" in config.CPU_FEATURES.split(",")
     features = llvm.get_host_cpu_features()
-    return bool(features.get("fma", True)) and ("x86" not in llvm.get_process_triple() or "fma" in features)
+    return bool(features.get("fma", True)) and (not is_x86 or "fma" in features)
 
 
 @functools.cache

@@ -115,6 +115,11 @@ class Values:
         }
         return replace(context, names={**context.names, **kept}) if kept else context
 
+    def behind(self, loop: ast.While, context: Box) -> Box:
+        """Return what is known behind a loop: no more where the variable is that it counts in."""
+        name = self.counting.get(id(loop))
+        return replace(context, names={n: value for n, value in context.names.items() if n != name})
+
     def _parts(self, node: ast.expr, count: int, context: Box) -> list[Value | None]:
         """Return what so many names are assigned together."""
         match node:
@@ -179,6 +184,8 @@ class Values:
                     return [inside.value(value, box)] if count == 1 else inside._parts(value, count, box)
                 case _ if ends_threads(statement):
                     return []
+                case ast.While():
+                    box = inside.behind(statement, box)
         return []
 
     def value(self, node: ast.expr, context: Box) -> Value | None:

@@ -27,9 +27,6 @@ __all__ = [
     "smaller",
 ]
 
-# Where a kernel's own arithmetic, of 64 bits, ends: sums and products that come back into it are right there, too.
-_FAR = 1 << 63
-
 
 class Known(Protocol):
     """What a launch knows of itself, or a trace of one, where extents may be symbolic; None for what it does not."""
@@ -283,7 +280,7 @@ class Size:
         return False
 
     def value(self, known: Known) -> Any:
-        """Return what it is in a launch, or None if that is not known or not what 64 bits hold."""
+        """Return what it is in a launch, or None if that is not known; 64 bits may not hold it."""
         total: Any = self.constant
         for atoms, factor in self.terms:
             product: Any = factor
@@ -293,7 +290,7 @@ class Size:
                     return None
                 product = product * value
             total = total + product
-        return None if isinstance(total, int) and abs(total) >= _FAR else total
+        return total
 
 
 ZERO, ONE = Size(), Size((), 1)

@@ -213,7 +213,7 @@ class _Reading:
                 name = self.values.counting.get(id(node), "")
                 if name in context.names:
                     self._while(node, name, context)
-                    context = replace(context, names={n: value for n, value in context.names.items() if n != name})
+                    context = self.values.behind(node, context)
                 return None if ends_threads(node) else context
             case ast.Return(value):
                 if value is not None:

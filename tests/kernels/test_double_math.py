@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import platform
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+from numba.core import config
 
 import numbridge as nb
 from lane_checks import check, floats, widths
 from numbridge.kernels import variant
-from numbridge.kernels.arithmetic import double_math
+from numbridge.kernels.arithmetic import cpu_math, double_math
 from numbridge.kernels.launch import launch
 
 
@@ -280,6 +282,13 @@ def test_whole_results_are_exact():
 def scattered(x, out):
     i = nb.tid()
     out[int(x[i])] = x[i] ** 0.7 + math.log(x[i]) + math.sin(x[i])
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="others always multiply and add at once")
+@pytest.mark.parametrize(("features", "is_arithmetic"), [("", False), ("+avx2,-fma", False), ("+avx2,+fma", True)])
+def test_code_for_a_cpu_that_does_not_multiply_and_add_at_once_calls_the_library(monkeypatch, features, is_arithmetic):
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    assert (math.sin in cpu_math._replacements.__wrapped__()) == is_arithmetic
 
 
 def test_what_the_library_computes_sooner_is_its_own_where_nothing_is_vectorised(monkeypatch):

@@ -93,6 +93,29 @@ def test_the_cache_is_valid_across_processes_and_knows_what_changed(tmp_path):
     assert run(script, ADD.format(constant=unique, inner=1, more="")) == f"{unique + 1} True False"
 
 
+FOR_ANOTHER_CPU = """
+import math
+
+@kernel
+def sines(x):
+    i = tid()
+    x[i] = math.sin(x[i] + {unique})
+
+x = np.zeros(100)
+launch(sines, 100, [x])
+assert abs(x - math.sin({unique})).max() < 1e-15
+print(sines.explain(x).variant.from_cache)
+"""
+
+
+def test_code_for_another_cpu_is_its_own(tmp_path):
+    script, body = tmp_path / "another.py", FOR_ANOTHER_CPU.format(unique=os.getpid() + 0.25)
+    assert run(script, body) == "False"
+    assert run(script, body, NUMBA_CPU_NAME="generic") == "False"
+    assert run(script, body, NUMBA_CPU_NAME="generic") == "True"
+    assert run(script, body) == "True"
+
+
 OF_NUMBA = """
 import ctypes
 import enum

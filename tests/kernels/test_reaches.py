@@ -64,6 +64,14 @@ def nearest(i, n):
 
 
 @nb.func
+def halved(n):
+    steps = n
+    while steps > 1:
+        steps -= 2
+    return steps
+
+
+@nb.func
 def put(array, a, b, n):
     if a != 0:
         array[a - 1, b] = 0.5
@@ -89,7 +97,7 @@ def below(array, a, b):
 MORE = 1
 
 
-FUNCTIONS = {"far": far, "nearest": nearest, "put": put, "below": below}
+FUNCTIONS = {"far": far, "nearest": nearest, "halved": halved, "put": put, "below": below}
 
 
 def reaches(body, parameters="x, y, n, m", index="i", **names):
@@ -420,6 +428,8 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
                 ("y", 0, "min(dim[0], 10)"),
             },
         ),
+        # What it returns is not what it began to count with.
+        ("y[halved(i)] = x[halved(9)]", "i", set()),
         ("for k in range(n):\n    y[k] = 1\n    if y[0] > 1:\n        break", "i", set()),
         ("for k in range(n):\n    if y[0] > 1:\n        continue\n    y[k] = 1", "i", {("y", 0, "1", "n")}),
         ("for k in range(n):\n    k += 1\n    y[k] = 1", "i", {("y", 0, "1", "n")} - {("y", 0, "1", "n")}),
@@ -539,6 +549,7 @@ INDICES = (
     "far(i, n)",
     "far(j)",
     "nearest(i + 1, n)",
+    "halved(j)",
 )
 IN_LOOPS = ("k", "k + i", "j - k", "k + 1", "2 * k", "k // 2", "k % m", "min(k, n)", "l", "k + l")
 GUARDS = (
@@ -598,7 +609,9 @@ def programs(draw, is_simple=False):
         lines = []
         for _ in range(draw(st.integers(1, 2 if depth else 3))):
             one = draw(
-                st.sampled_from(("plain", "plain", "if", "if", "for", "for", "end", "either", "and", "unknown", "call"))
+                st.sampled_from(
+                    ("plain", "plain", "if", "if", "for", "for", "while", "end", "either", "and", "unknown", "call")
+                )
             )
             one = "plain" if depth > 2 or (loops > 1 and one in ("for", "while")) else one
             if one == "plain":
@@ -907,6 +920,40 @@ def test_an_integer_that_is_no_size():
     nb.launch(below, 3, [y, 2])
     with pytest.raises(nb.NumbridgeValueError, match="must have 9223372036854775807 elements"):
         nb.launch(shifted_by, 1, [y, 2**63 - 2])
+
+
+BIG = {"FARTHEST": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "length"),
+    [
+        ("if i < n:\n    y[i + n] = 1.0", 2**63 - 1, 2**63 + 3),
+        ("y[i + n * n] = 1.0", 2**32, 2**64 + 4),
+        ("y[i + n * n] = 1.0", -(2**32) - 1, 2**64 + 2**33 + 5),
+        ("if n * n > 5:\n    y[i - n] = 1.0", -(2**32), 2**32 + 4),
+        ("for k in range(n * n):\n    y[k] = 1.0", 2**32, 2**64),
+        ("y[i + FARTHEST] = 1.0", 0, 2**63 + 3),
+        ("y[FARTHEST] = 1.0", 0, 2**63),
+        ("y[0] = n\ny[n - FARTHEST] = 1.0", -5, 2**63 + 4),
+    ],
+)
+def test_what_64_bits_do_not_hold_does_not_come_back_into_an_array(body, number, length):
+    kernel, _ = made(
+        f"def k(y, n):\n    i = nb.tid()\n{''.join(f'    {line}' for line in body.splitlines(True))}\n", **BIG
+    )
+    y = np.zeros(64)
+    with pytest.raises(nb.NumbridgeValueError, match=f"axis 0 must have {length} elements"):
+        nb.launch(kernel, 4, [y[:8], number])
+    assert not y.any()
+
+
+def test_integers_that_are_far_and_in_range():
+    kernel, _ = made("def k(y, n):\n    i = nb.tid()\n    if i + n < FARTHEST:\n        y[i - n + n] = 1.0\n", **BIG)
+    for number, wanted in ((2**62, 4), (-(2**63) + 1, 4), (2**63 - 3, 2)):
+        y = np.zeros(4)
+        nb.launch(kernel, 4 if wanted == 4 else 2, [y, number])
+        assert y.tolist() == [1.0] * wanted + [0.0] * (4 - wanted)
 
 
 def test_arrays_of_other_frameworks_and_of_vectors():

@@ -341,6 +341,15 @@ def test_compiled_code_that_is_not_sure_asks_python(body, monkeypatch):
         f(x4, 3).block_until_ready()
 
 
+@pytest.mark.parametrize(("index", "n"), [("i + n", 2**63 - 1), ("i + n * n", 2**32), ("i - n * n * n", 2**21 + 1)])
+def test_what_64_bits_do_not_hold_does_not_come_back_into_an_array(index, n):
+    kernel, _ = made(f"def k(x, n, y):\n    i = nb.tid()\n    y[i] = x[{index}]\n")
+    with jax.enable_x64(True):
+        f = jax.jit(lambda x, n: jax_kernel(kernel, output_dims=4)(x, n)[0])
+        with pytest.raises(failures, match="parameter 'x': its shape"):
+            f(x4, n).block_until_ready()
+
+
 def test_bits_that_stand_for_several_numbers(monkeypatch):
     monkeypatch.setattr(wl, "NUMBER_BITS", 2)
     kernel, _ = made("def k(x, n, m, l, y):\n    i = nb.tid()\n    y[i + n + m] = l * x[i]\n")
