@@ -320,7 +320,8 @@ class Calls(Expressions):
         known = next((a for a in shared if kind in (a.whole, a.dtype)), None)
         if known is not None:
             return View(known)
-        whole = kind if place in self._in_components and made is not node else None
+        in_components = made is not node or inference.complex_of(kind) is not None
+        whole = kind if place in self._in_components and in_components else None
         if whole is not None:
             kind, extents = whole.dtype, (*extents, *whole.element.extents)
         text = self._memory_dtype(kind)

@@ -34,7 +34,7 @@ __all__ = [
 
 # Powers up to this are products.
 _MOST_FACTORS = 16
-_ATAN2 = Function("atan2", "_nb_math.atan2({0}, {1})", math.atan2)
+_ATAN2 = Function("angle", "_nb_math.atan2({0}, {1})", math.atan2)
 
 
 def has_complex(*values: Value) -> bool:

@@ -238,8 +238,9 @@ class Expressions(Scope):
         array = view.array
         if inference.complex_of(array.whole) is not None and view.part is None:
             return dataclasses.replace(view, part=self.constant(int(node.attr == "imag")))
-        if inference.complex_of(array.dtype) is not None and array.owner is not None:
-            raise NeedsComponentsError(array.owner)
+        is_shared = array.kind == "shared" and not array.is_dynamic
+        if inference.complex_of(array.dtype) is not None and (array.owner is not None or is_shared):
+            raise NeedsComponentsError(array.owner or array)
         if inference.is_float_type(array.dtype) and node.attr == "real":
             return view
         raise self._refused(
