@@ -301,12 +301,13 @@ def _float_parts(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def add(gradient: Adjoint, more: Adjoint) -> None:
-    """Add to a gradient; the fields of records that have none stay as they are."""
+    """Add to a gradient, of real numbers what is real; the fields of records that have none stay as they are."""
     if not isinstance(gradient, np.ndarray):
         device_adjoints.add(gradient, more)  # type: ignore[arg-type]
         return
     if gradient.dtype.fields is None:
-        np.add(gradient, more, gradient)
+        # The gradient of what real numbers were copied to may be complex.
+        np.add(gradient, more.real if gradient.dtype.kind == "f" else more, gradient)
         return
     for part, other in zip(_float_parts(gradient), _float_parts(more), strict=True):  # type: ignore[arg-type]
         np.add(part, other, out=part)

@@ -16,6 +16,7 @@ from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import forall
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description
+from numbridge.kernels.scalars import COMPLEX
 from numbridge.storage.memory import allocate, native, row_of, wrap
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ def _added(target, more):  # type: ignore[no-untyped-def]  # any array is meant
     target[i, j, k, n] = target[i, j, k, n] + more[i, j, k, n]
 
 
+def _added_real(target, more):  # type: ignore[no-untyped-def]
+    i, j, k, n = tid()
+    target[i, j, k, n] = target[i, j, k, n] + more[i, j, k, n].real
+
+
 @functools.cache
-def _adder() -> Kernel:
-    return kernel(_added)
+def _adder(*, of_real: bool) -> Kernel:
+    return kernel(_added_real if of_real else _added)
 
 
 def zeros(size: int, row: Scalar, ordinal: int) -> Array:
@@ -52,7 +58,8 @@ def like(block: Array, offset: int, found: Description) -> Array:
 
 
 def add(target: Array, more: Array) -> None:
-    """Add one array to another of its shape and dtype."""
+    """Add one array to another of its shape and dtype, or the real parts to an array of real numbers."""
+    of_real = row_of(more).code == COMPLEX and row_of(target).code != COMPLEX
     first, second = (array[(None,) * (_RANK - array.ndim)] for array in (target, more))
     with watching.unrecorded():
-        forall(_adder(), first.shape)(first, second)
+        forall(_adder(of_real=of_real), first.shape)(first, second)

@@ -82,6 +82,10 @@ def one_element(loss: Any) -> tuple[int, ...]:
 def cotangent_of(found: Description, value: Any) -> Any:
     """Return the gradient that was given for an array where the array lies: on the host, or on its device."""
     wanted = found.shape if found.element is None else full_shape(found)
+    if found.scalar is not None and found.scalar.code != COMPLEX and _is_complex(value):
+        raise NumbridgeTypeError(
+            f"backward: the gradient is complex, and its array has real numbers, {found.scalar.name}; give its real part"
+        )
     if found.is_on_cuda:
         values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
     elif type(value) is Array:
@@ -100,3 +104,11 @@ def cotangent_of(found: Description, value: Any) -> Any:
             f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
         )
     return packed(values, found.element) if found.is_on_cuda and found.element is not None else values
+
+
+def _is_complex(value: Any) -> bool:
+    """Tell whether there are complex numbers in an array, or in what can be made one."""
+    given = describe(value)
+    if not given.is_array:
+        return bool(np.iscomplexobj(as_values(value)))
+    return given.scalar is not None and given.scalar.code == COMPLEX

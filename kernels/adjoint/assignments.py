@@ -183,7 +183,9 @@ class Assignments(Calls):
                 target, f"{kind_name(value)} cannot be stored into an array of {kind_name(view.array)}; make one"
             )
         if view.array.kind == "constant":
-            raise self._refused(target, f"{view.array.name} is a constant array of the program; pass it as an argument")
+            raise self._refused(
+                target, f"{view.array.called} is a constant array of the program; pass it as an argument"
+            )
         self._as_wholes.add(view.array)
         self.add(Store(view.array, list(view.index), self.cast(value, view.array.dtype)))
 

@@ -92,7 +92,7 @@ def kind_name(item: Array | Value) -> str:
     """Return what a message calls the type of a value, or of an array's elements."""
     kind = item.dtype if isinstance(item, Array) else item.type
     element = inference.element_of(kind)
-    return str(kind) if element is None else element.name
+    return str(inference.complex_of(kind) or kind) if element is None or element.family == "complex" else element.name
 
 
 def as_argument(value: Binding) -> Binding:

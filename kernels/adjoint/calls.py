@@ -110,8 +110,8 @@ class Calls(Expressions):
             if name in self._functions and (bound is None or isinstance(bound, Static)):
                 return self._inline(node, self._functions[name])
         if isinstance(node.func, ast.Attribute) and node.func.attr == "conjugate" and not (node.args or node.keywords):
-            owner = self._owner(node.func.value)
-            if isinstance(owner, Value) and complex_program.has_complex(owner):
+            owner = self._loaded(self._owner(node.func.value))
+            if isinstance(owner, Value) and (complex_program.has_complex(owner) or not has_element(owner)):
                 return complex_program.conjugate(self, owner)
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
@@ -145,6 +145,9 @@ class Calls(Expressions):
             return self._complex_function(node, callee, arguments)
         if has_element(*arguments):
             return self._element_function(node, callee, arguments)
+        made = complex_program.called_with_real(self, callee.value, arguments) if _hashable(callee.value) else None
+        if made is not None:
+            return made
         if kind is not None and len(arguments) == 1:
             return self.cast(arguments[0], kind)
         if callee.value in (int, bool) and len(arguments) == 1:
@@ -317,7 +320,8 @@ class Calls(Expressions):
         known = next((a for a in shared if kind in (a.whole, a.dtype)), None)
         if known is not None:
             return View(known)
-        whole = kind if place in self._in_components and made is not node else None
+        in_components = made is not node or inference.complex_of(kind) is not None
+        whole = kind if place in self._in_components and in_components else None
         if whole is not None:
             kind, extents = whole.dtype, (*extents, *whole.element.extents)
         text = self._memory_dtype(kind)
@@ -403,7 +407,10 @@ class Calls(Expressions):
         """Return what a function with a declared signature takes or returns, as one of its types."""
         if _is_of(value, kind):
             return value
-        if isinstance(value, Value) and isinstance(kind, types.Integer | types.Float | types.Boolean):
+        if isinstance(value, Value) and isinstance(kind, types.Complex):
+            if complex_program.has_complex(value) or not has_element(value):
+                return self.cast(value, inference.parts_of(kind))
+        elif isinstance(value, Value) and isinstance(kind, types.Number | types.Boolean) and not has_element(value):
             return self.cast(value, kind)
         raise self._refused(
             node, f"{source.name} is declared with {kind} here, and is given something else; leave its signature out"
@@ -584,7 +591,7 @@ def _is_of(value: Binding, kind: Any) -> bool:
     if isinstance(value, tuple):
         return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(_is_of, value, kind))
     if isinstance(value, Value):
-        return bool(types.unliteral(value.type) == kind)
+        return bool((inference.complex_of(value.type) or types.unliteral(value.type)) == kind)
     return True
 
 

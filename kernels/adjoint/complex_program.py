@@ -20,11 +20,21 @@ from numbridge.kernels.adjoint.construct import ARITHMETIC, HELD, Construct
 from numbridge.kernels.adjoint.element_program import component_at, made_of
 from numbridge.kernels.adjoint.ir import Compute, Function, Value
 
-__all__ = ["called", "conjugate", "converted", "has_complex", "of_number", "operate", "pair", "parts"]
+__all__ = [
+    "called",
+    "called_with_real",
+    "conjugate",
+    "converted",
+    "has_complex",
+    "of_number",
+    "operate",
+    "pair",
+    "parts",
+]
 
 # Powers up to this are products.
 _MOST_FACTORS = 16
-_ATAN2 = Function("atan2", "_nb_math.atan2({0}, {1})", math.atan2)
+_ATAN2 = Function("angle", "_nb_math.atan2({0}, {1})", math.atan2)
 
 
 def has_complex(*values: Value) -> bool:
@@ -71,7 +81,9 @@ def converted(construct: Construct, value: Value, kind: Any) -> Value:
 
 
 def conjugate(construct: Construct, value: Value) -> Value:
-    """Return the conjugate."""
+    """Return the conjugate; a real number is its own."""
+    if _is_real(value):
+        return value
     real, imag = parts(construct, value)
     return pair(construct, real, construct.apply("neg", imag))
 
@@ -104,8 +116,33 @@ def called(construct: Construct, function: Any, arguments: Sequence[Value]) -> A
     key = _OPERATIONS.get(function)
     if key is not None:
         return operate(construct, ARITHMETIC[key], arguments) if len(arguments) == 2 or key == "neg" else None
+    if function is cmath.log and len(arguments) == 2:
+        both = [called_with_real(construct, function, [a]) if _is_real(a) else _log(construct, a) for a in arguments]
+        return operate(construct, ARITHMETIC["div"], both)
     known = _FUNCTIONS.get(function)
     return None if known is None or len(arguments) != 1 else known(construct, arguments[0])
+
+
+def called_with_real(construct: Construct, function: Any, arguments: Sequence[Value]) -> Any:
+    """Return what a function of complex numbers gives of real ones, or None for one that is not known here."""
+    if function is cmath.log and len(arguments) == 2:
+        both = [called_with_real(construct, function, [argument]) for argument in arguments]
+        return operate(construct, ARITHMETIC["div"], both)
+    if function is cmath.rect and len(arguments) == 2:
+        found = inference.result_type(function, arguments)
+        if found is None:
+            return None
+        size, angle = (construct.cast(argument, kind) for argument, kind in zip(arguments, found[1], strict=True))
+        return pair(construct, *(construct.apply("mul", size, construct.apply(f, angle)) for f in ("cos", "sin")))
+    if len(arguments) != 1:
+        return None
+    if function in _OF_REAL:
+        return _OF_REAL[function](construct, arguments[0])
+    if function not in _FUNCTIONS or getattr(cmath, function.__name__, None) is not function:
+        return None
+    found = inference.result_type(function, arguments)
+    kind = None if found is None else inference.parts_of(found[1][0])
+    return None if kind is None else _FUNCTIONS[function](construct, converted(construct, arguments[0], kind))
 
 
 # Operators, on numbers of which one may be real
@@ -205,7 +242,13 @@ def _pow(c: Construct, a: Value, b: Value) -> Value:
     pr, pi = parts(c, _exp(c, _mul(c, b, _log(c, base))))
     exponent = parts(c, b)[0]
     at_zero = c.select(_eq(c, b, zero), one, c.select(c.apply("gt", exponent, zero), zero, c.apply("div", one, zero)))
-    return pair(c, c.select(is_zero, at_zero, pr), c.select(is_zero, zero, pi))
+    made_r, made_i = c.select(is_zero, at_zero, pr), c.select(is_zero, zero, pi)
+    # The first two powers are zero at zero, too, and have slopes there, as in a series of powers.
+    for power, known in ((1.0, a), (2.0, _mul(c, a, a))):
+        known_r, known_i = parts(c, known)
+        is_known = c.select(is_zero, _eq(c, b, c.constant(power, kind.dtype)), c.constant(False))
+        made_r, made_i = c.select(is_known, known_r, made_r), c.select(is_known, known_i, made_i)
+    return pair(c, made_r, made_i)
 
 
 _OPERATORS: dict[str, Callable[..., Value]] = {
@@ -257,11 +300,13 @@ def _sqrt(c: Construct, a: Value) -> Value:
     is_zero = _eq(c, a, zero)
     x = c.select(is_zero, one, real)
     size = c.apply("hypot", x, imag)
-    root = c.apply("sqrt", c.apply("mul", half, c.apply("add", c.apply("abs", x), size)))
-    other = c.apply("div", c.apply("mul", half, imag), root)
     is_right = c.apply("ge", x, zero)
+    # Not abs, whose slope is zero at zero, where x and imag each may be.
+    sided = c.select(is_right, x, c.apply("neg", x))
+    root = c.apply("sqrt", c.apply("mul", half, c.apply("add", sided, size)))
+    other = c.apply("div", c.apply("mul", half, imag), root)
     turned = c.apply("copysign", root, imag)
-    made_r = c.select(is_right, root, c.apply("abs", other))
+    made_r = c.select(is_right, root, c.apply("mul", c.apply("copysign", one, imag), other))
     made_i = c.select(is_right, other, turned)
     return pair(c, c.select(is_zero, zero, made_r), c.select(is_zero, zero, made_i))
 
@@ -316,6 +361,22 @@ def _polar(c: Construct, a: Value) -> tuple[Value, Value]:
     return _abs(c, a), _angle(c, a)
 
 
+def _tested(c: Construct, name: str, value: Value) -> Value:
+    made = c.compute(Function("test", f"_nb_math.{name}({{0}})", getattr(math, name)), [value])
+    assert made is not None
+    return made
+
+
+def _either(c: Construct, name: str, a: Value) -> Value:
+    real, imag = (_tested(c, name, part) for part in parts(c, a))
+    return c.select(real, real, imag)
+
+
+def _is_finite(c: Construct, a: Value) -> Value:
+    real, imag = (_tested(c, "isfinite", part) for part in parts(c, a))
+    return c.select(real, imag, real)
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((abs, np.absolute), _abs),
     **dict.fromkeys((cmath.phase, np.angle), _angle),
@@ -323,6 +384,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.real: lambda c, a: parts(c, a)[0],
     np.imag: lambda c, a: parts(c, a)[1],
     cmath.polar: _polar,
+    **dict.fromkeys((cmath.isnan, np.isnan), lambda c, a: _either(c, "isnan", a)),
+    **dict.fromkeys((cmath.isinf, np.isinf), lambda c, a: _either(c, "isinf", a)),
+    **dict.fromkeys((cmath.isfinite, np.isfinite), _is_finite),
     np.square: lambda c, a: _mul(c, a, a),
     np.reciprocal: lambda c, a: _quotient(c, c.constant(1.0, a.type.dtype), a),
     **dict.fromkeys((cmath.exp, np.exp), _exp),
@@ -335,6 +399,10 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((cmath.sinh, np.sinh), _sinh),
     **dict.fromkeys((cmath.cosh, np.cosh), _cosh),
     **dict.fromkeys((cmath.tanh, np.tanh), _tanh),
+}
+_OF_REAL: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((np.conjugate, np.conj, np.real), conjugate),
+    np.imag: lambda c, a: c.zero(a.type),
 }
 _OPERATIONS: dict[Any, str] = {
     pow: "pow",

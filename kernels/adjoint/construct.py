@@ -105,7 +105,9 @@ class Construct:
         """Return a number of a type as a value that needs no operation."""
         kind = inference.constant_type(number) if kind is None else kind
         if isinstance(number, Element):
-            parts = ", ".join(map(repr, number.numpy().reshape(-1).tolist()))
+            numbers = number.numpy().reshape(-1).tolist()
+            # What is no number has no literal.
+            parts = ", ".join(repr(n) if np.isfinite(n) else self.constant(n, kind.dtype).name for n in numbers)
             return Value(f"{self.type_name(kind)}({parts})", kind, number)
         if isinstance(kind, types.Boolean):
             return Value(repr(bool(number)), kind, bool(number), literal)

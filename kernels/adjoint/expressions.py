@@ -83,6 +83,11 @@ class Expressions(Scope):
 
     def _scalar(self, node: ast.expr) -> Value:
         value = self._expression(node)
+        if isinstance(value, Value) and complex_program.has_complex(value):
+            raise self._refused(
+                node,
+                "a real number is needed here, and this is complex; take a part of it, or compare it, as in z != 0",
+            )
         if not isinstance(value, Value) or inference.element_of(value.type) is not None:
             raise self._refused(node, "a number is needed here, and this is none; take an element of it")
         return value
@@ -163,6 +168,8 @@ class Expressions(Scope):
     def _known(self, value: Any, text: str) -> Binding:
         if isinstance(value, np.ndarray):
             kind = inference.dtype_of(value.dtype)
+            if isinstance(kind, types.Complex):
+                return View(self._constant_parts(value, text, inference.parts_of(kind)))
             return View(Array(text, kind, value.ndim, "constant"))
         if isinstance(value, np.generic):
             kind = inference.constant_type(value)
@@ -170,6 +177,15 @@ class Expressions(Scope):
                 return complex_program.of_number(self, value.item(), kind)
             return Value(text, kind, value.item())
         return Static(value, text)
+
+    def _constant_parts(self, value: np.ndarray, text: str, kind: Any) -> Array:
+        """Return a constant array of complex numbers as that of their parts, which are its last dimension."""
+        if text not in self._constants:
+            name = self.names.fresh(f"{text.replace('.', '_')}_components")
+            self.namespace[name] = np.stack([value.real, value.imag], axis=-1)
+            ndim = value.ndim + 1
+            self._constants[text] = Array(name, kind.dtype, ndim, "constant", label=text, whole=kind)
+        return self._constants[text]
 
     def _static(self, node: ast.expr) -> Any:
         """Return the object that an expression stands for, or None."""
@@ -191,6 +207,8 @@ class Expressions(Scope):
     def _named(self, node: ast.Attribute) -> Binding:
         """Return what a name after a point stands for; a part of an element in memory is not loaded."""
         base = self._owner(node.value)
+        if isinstance(base, MemoryPart) and base.element is None and node.attr in ("real", "imag"):
+            return self._complex_part(node, self._part_loaded(base))
         if isinstance(base, MemoryPart):
             return self._part_in_memory(node, base)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
@@ -220,13 +238,15 @@ class Expressions(Scope):
         array = view.array
         if inference.complex_of(array.whole) is not None and view.part is None:
             return dataclasses.replace(view, part=self.constant(int(node.attr == "imag")))
-        if inference.complex_of(array.dtype) is not None and array.owner is not None:
-            raise NeedsComponentsError(array.owner)
+        is_shared = array.kind == "shared" and not array.is_dynamic
+        if inference.complex_of(array.dtype) is not None and (array.owner is not None or is_shared):
+            raise NeedsComponentsError(array.owner or array)
         if inference.is_float_type(array.dtype) and node.attr == "real":
             return view
         raise self._refused(
             node,
-            f"gradients do not follow .{node.attr} of {array.called}; take it of the elements, as in z[i].{node.attr}",
+            f"gradients do not follow .{node.attr} of {array.called}; take it of the elements, as in z[i].{node.attr}, and "
+            "store whole ones",
         )
 
     def _part_named(self, node: ast.Attribute, owner: Value) -> Value:

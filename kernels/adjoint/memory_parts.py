@@ -57,6 +57,9 @@ class MemoryPart:
 
     def named(self, construct: Construct, name: str) -> MemoryPart | None:
         """Return the part of a name, or None if there is none."""
+        if self.element is not None and self.element.family == "complex":
+            place = {"real": 0, "imag": 1}.get(name)
+            return None if place is None else MemoryPart(_extended(self.view, construct.constant(place)), None)
         found = None if self.element is None else component(self.element, name)
         if found is None:
             return None

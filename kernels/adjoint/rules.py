@@ -243,6 +243,13 @@ def _atan2(a: E, b: E, r: E) -> tuple[Any, ...]:
     if r.is_double:
         square = nowhere.where(1, a * a + b * b)
         return x / square, -y / square
+    return _angle(a, b, r)
+
+
+def _angle(a: E, b: E, r: E) -> tuple[Any, ...]:
+    """The slopes of atan2, also where squares are out of range: of a complex number the size is asked for mostly, too."""
+    nowhere = a.equals(0).where(b.equals(0), False)
+    x, y = nowhere.where(0, b), nowhere.where(0, a)
     length = nowhere.where(1, a.call("hypot", b))
     return x / length / length, -(y / length / length)
 
@@ -311,6 +318,7 @@ RULES: dict[str, Rule] = {
     "acos": lambda a, r: (-1 / _less_square(a).call("sqrt"),),
     "atan": lambda a, r: (1 / (1 + a * a),),
     "atan2": _atan2,
+    "angle": _angle,
     "sinh": lambda a, r: (a.call("cosh"),),
     "cosh": lambda a, r: (a.call("sinh"),),
     "tanh": _tanh,

@@ -14,7 +14,7 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import complex_program, inference
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, parameter_item, readable
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, View, kind_name, parameter_item, readable
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.ir import Array, Function, If, Merge, Names, Parameter, Region, Value, defined_by, walk
 from numbridge.kernels.adjoint.record_program import Fields, Records
@@ -71,6 +71,8 @@ class Scope(Construct, ABC):
         self.locals: list[Array] = []
         self._fields = Fields(self.names)
         self._in_components = in_components
+        # Constant arrays of complex numbers, by their text
+        self._constants: dict[str, Array] = {}
         # What the device functions that are being read have been given, and the places of the shared memory of each
         self._given: list[Hashable] = [()]
         self._places: dict[tuple[int, Hashable], int] = {}
@@ -127,7 +129,7 @@ class Scope(Construct, ABC):
             return _DIFFERENT
         kind = inference.unified([a.type, b.type])
         if kind is None:
-            return Missing(f"is {a.type} on one path to here and {b.type} on another")
+            return Missing(f"is {kind_name(a)} on one path to here and {kind_name(b)} on another")
         return self._merge(readable(name), self._cast_in(then, a, kind), self._cast_in(orelse, b, kind), merges)
 
     def _merge_variables(
@@ -201,6 +203,6 @@ class Scope(Construct, ABC):
     def _checked(self, node: Any, function: Function, arguments: Sequence[Value], base: str = "value") -> Value:
         made = self.compute(function, arguments, base)
         if made is None:
-            listed = ", ".join(str(argument.type) for argument in arguments)
+            listed = ", ".join(map(kind_name, arguments))
             raise self._refused(node, f"Numba has no such operation for ({listed})")
         return made

@@ -85,3 +85,19 @@ def test_no_memory_of_a_device_is_left(devices):
         program("cuda:0")
     gc.collect()
     assert len(devices._memory) == before
+
+
+def test_real_numbers_that_are_copied_to_complex_ones(devices):
+    def copied(device):
+        x, z = given(device), nb.zeros(4, nb.complex128, device=device, requires_grad=True)
+        with nb.Tape() as tape:
+            nb.copy(z, x)
+        tape.backward(grads={z: VALUES * (1 + 2j)})
+        with nb.Tape() as tape:
+            y = x.clone()
+        with pytest.raises(nb.NumbridgeTypeError, match="the gradient is complex, and its array has real numbers"):
+            tape.backward(grads={y: VALUES * 1j})
+        return x.grad.numpy()
+
+    np.testing.assert_allclose(copied("cuda:0"), VALUES)
+    np.testing.assert_allclose(copied("cpu"), VALUES)

@@ -185,6 +185,53 @@ def of_function(x, y, r, out):
     out[i] = by_z * y[i] + by_w
 
 
+@njit("complex128(complex128)")
+def declared(z):
+    return z * z + 1j
+
+
+@njit("complex64(complex64)")
+def declared_narrow(z):
+    return z * 2
+
+
+CONSTANTS = np.array([1 + 2j, 3 - 1j, 0.5j])
+NOWHERE = complex(0.0, math.inf)
+
+
+@nb.kernel
+def constants(x, y, r, out):
+    """Constant arrays, and constants that are no finite numbers."""
+    i = nb.tid()
+    z = NOWHERE
+    if r[i] > 1:
+        z = x[i] * CONSTANTS[i % 3]
+    for factor in CONSTANTS[1:]:
+        y[i] *= factor
+    at_least = z if cmath.isfinite(z) else y[i]
+    out[i] = at_least + CONSTANTS.imag[i % 3] * y[i] if not (np.isnan(z) or cmath.isinf(x[i])) else 0
+
+
+@nb.kernel
+def of_real_numbers(x, y, r, out):
+    i = nb.tid()
+    angles = cmath.exp(-r[i]) + cmath.rect(r[i], 2 * r[i]) * np.conj(r[i]) + np.imag(r[i]) + r[i].conjugate()
+    out[i] = cmath.sqrt(-r[i]) * x[i] + cmath.log(r[i], 2.0) + cmath.log(x[i], y[i]) * cmath.log(y[i], r[i]) * angles
+
+
+@nb.kernel
+def in_declared_functions(x, y, r, out):
+    i = nb.tid()
+    out[i] = declared(x[i]) * y[i] + declared(r[i]) + declared_narrow(np.complex64(2j))
+
+
+@nb.kernel
+def read_in_parts(x, y, r, out):
+    """Elements of an array of whose elements parts are stored."""
+    i = nb.tid()
+    out.real[i] = out[i].real * out[i].conjugate().imag * out.real[i].real + x[i].real * r[i]
+
+
 CASES = (
     *(
         product,
@@ -201,6 +248,7 @@ CASES = (
         added_parts,
     ),
     *(in_functions, by_hand, of_function),
+    *(constants, of_real_numbers, in_declared_functions, read_in_parts),
 )
 
 
@@ -324,6 +372,76 @@ def test_shared_memory():
 
 
 @nb.kernel
+def parts_in_a_block(x, out):
+    t = cuda.threadIdx.x
+    tile, total = cuda.shared.array(4, np.complex128), cuda.shared.array(1, np.complex128)
+    tile.real[t] = x[t].imag
+    tile.imag[t] = x[t].real
+    total[0] = 0
+    cuda.syncthreads()
+    cuda.atomic.add(total.imag, 0, abs(x[t]) ** 2)
+    cuda.syncthreads()
+    out[t] = tile[3 - t] * tile[t] + total[0]
+
+
+def test_parts_in_shared_memory():
+    x, given = arguments()[0][:4], like(arguments()[:1], 5)[0][:4]
+    by_x, out = np.zeros_like(x), np.zeros_like(x)
+    parts_in_a_block[1, 4](x, out)
+    turned = x.imag + 1j * x.real
+    np.testing.assert_allclose(out, turned[::-1] * turned + 1j * (np.abs(x) ** 2).sum())
+    parts_in_a_block.adjoint(["x", "out"])[1, 4](x, np.zeros_like(x), by_x, given.copy())
+    by_turned = turned.conj()[::-1] * (given + given[::-1])
+    np.testing.assert_allclose(by_x, by_turned.imag + 1j * by_turned.real + 2 * x * given.imag.sum())
+
+
+@nb.kernel
+def root(x, out):
+    i = nb.tid()
+    out[i] = cmath.sqrt(x[i])
+
+
+@nb.kernel
+def logarithm(x, out):
+    i = nb.tid()
+    out[i] = cmath.log(x[i])
+
+
+def adjoint_of_ones(kernel, *values, names):
+    """Return the gradient by the first argument, where that of the result is one."""
+    out, by = np.zeros_like(values[0]), [np.zeros_like(value) for value in values]
+    nb.launch(kernel.adjoint(names), values[0].size, [*values, out, *by, np.ones_like(out)])
+    return by[0]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_roots_on_the_axes(sign):
+    x = np.array([4.0, 2j, -3j, complex(-4.0, 0.0), complex(-1.0, -0.0), complex(-0.0, 1.0)]) * sign
+    np.testing.assert_allclose(adjoint_of_ones(root, x, names=["x", "out"]), np.conj(0.5 / np.sqrt(x)), rtol=1e-14)
+
+
+def test_logarithms_of_numbers_whose_squares_are_out_of_range():
+    x = np.array([1e200 + 2e200j, -1e155 + 1e155j, 1e-160 - 2e-160j, 3e-200j])
+    found = adjoint_of_ones(logarithm, x, names=["x", "out"])
+    np.testing.assert_allclose(found, np.conj(1 / x), rtol=1e-14)
+
+
+@nb.kernel
+def series(x, factors, out):
+    i = nb.tid()
+    total = 0j
+    for n in range(factors.shape[0]):
+        total += factors[n] * x[i] ** n
+    out[i] = total
+
+
+def test_powers_of_zero():
+    x, factors = np.array([0j, 0.5 - 1j, 2.0]), np.array([3.0, 1 + 1j, 2j])
+    found = adjoint_of_ones(series, x, factors, names=["x", "factors", "out"])
+    np.testing.assert_allclose(found, np.conj(factors[1] + 2 * factors[2] * x), rtol=1e-13)
+
+
+@nb.kernel
 def scaled(x, factor: complex, out):
     i = nb.tid()
     out[i] = factor * x[i] + factor.conjugate()
@@ -386,6 +504,23 @@ def test_tapes():
         tape.backward(y[:1])
 
 
+def test_real_numbers_have_real_gradients_on_a_tape():
+    r, z = nb.array([1.0, -2.0], requires_grad=True), nb.zeros(2, nb.complex64, requires_grad=True)
+    loss = nb.zeros(1, requires_grad=True)
+    with nb.Tape() as tape:
+        nb.copy(z, r)
+        nb.launch(summed, 2, [z], [loss])
+    tape.backward(loss)
+    np.testing.assert_allclose(r.grad.numpy(), [2.0, -4.0])
+    with nb.Tape() as tape:
+        copied = r.clone()
+    for seed in (np.ones(2, complex), [1j, 2], nb.ones(2, nb.complex64)):
+        with pytest.raises(
+            NumbridgeTypeError, match=r"the gradient is complex, and its array has real numbers, float32"
+        ):
+            tape.backward(grads={copied: seed})
+
+
 @nb.kernel
 def doubled(x: nb.array[nb.complex64], y: nb.array[nb.complex64]):
     i = nb.tid()
@@ -402,7 +537,9 @@ REFUSED = (
     ("out[i] = cmath.asin(x[i])", r"cmath.asin has no derivative for complex numbers here.*z.real"),
     ("out[i] = x[i] // 2", "there is no such operation"),
     ("out[i] = x.real[1:][0]", "slices of the parts of complex arrays"),
-    ("if x[i]:\n        out[i] = 1.0", "a number is needed here"),
+    ("if x[i]:\n        out[i] = 1.0", "a real number is needed here, and this is complex.*z != 0"),
+    ("out[i] = np.maximum(x[i], y[i])", "np.maximum has no derivative for complex numbers here"),
+    ("h = cuda.local.array(2, np.complex128); h.real[0] = r[i]; out[i] = h[0]", "store whole ones"),
 )
 
 
