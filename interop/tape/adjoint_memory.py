@@ -306,6 +306,7 @@ def add(gradient: Adjoint, more: Adjoint) -> None:
         device_adjoints.add(gradient, more)  # type: ignore[arg-type]
         return
     if gradient.dtype.fields is None:
+        assert isinstance(more, np.ndarray)
         # The gradient of what real numbers were copied to may be complex.
         np.add(gradient, more.real if gradient.dtype.kind == "f" else more, gradient)
         return
