@@ -214,9 +214,9 @@ def _is_scattered(body: Sequence[ast.AST]) -> bool:
     return any(isinstance(part, ast.Subscript) and _reads_memory(part.slice, read) for part in parts)
 
 
-def _reads_memory(node: ast.AST, read: Collection[str]) -> bool:
+def _reads_memory(node: ast.AST, read: set[str]) -> bool:
     """Tell whether an expression has an element of an array, or one of the names of what was read."""
-    if _loaded(node) & set(read):
+    if not read.isdisjoint(_loaded(node)):
         return True
     elements = [part for part in ast.walk(node) if isinstance(part, ast.Subscript)]
     return any(not (isinstance(part.value, ast.Attribute) and part.value.attr == "shape") for part in elements)

@@ -491,7 +491,7 @@ class _Spread:
                 lanes.forked.add(id(node))
         elif lanes.varies(node.test) and id(node) in lanes.agreed:
             # What is known nowhere else need not vary: all lanes come by together, or each by itself from end to end.
-            inside = [id(inner) for inner in ast.walk(node)]
+            inside = {id(inner) for inner in ast.walk(node)}
             elsewhere = {n.id for n in ast.walk(lanes.tree) if isinstance(n, ast.Name) and id(n) not in inside}
             self._add(name for name in stored(node) if name in elsewhere)
         apart = apart or not lanes.is_split(node)
