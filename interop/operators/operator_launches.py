@@ -94,7 +94,7 @@ class Launches:
 
     def is_integral(self, tensor: Any) -> bool:
         """Tell whether a tensor holds integers or booleans."""
-        raise NotImplementedError
+        return not self.has_gradient(tensor)
 
     def arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return the kernel's arguments."""

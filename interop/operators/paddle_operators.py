@@ -63,10 +63,6 @@ class Launches(operator_launches.Launches):
         """Tell whether a tensor holds floating-point numbers, real or complex."""
         return _has_gradient(tensor)
 
-    def is_integral(self, tensor: Any) -> bool:
-        """Tell whether a tensor holds integers or booleans."""
-        return not _has_gradient(tensor)
-
 
 def _has_gradient(tensor: Any) -> bool:
     # Paddle's own question takes longer than a launch.

@@ -70,10 +70,6 @@ class Launches(operator_launches.Launches):
         """Tell whether a tensor holds floating-point numbers, real or complex."""
         return has_gradient(tensor)
 
-    def is_integral(self, tensor: Any) -> bool:
-        """Tell whether a tensor holds integers or booleans."""
-        return not (tensor.is_floating_point() or tensor.is_complex())
-
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         import torch

@@ -126,8 +126,7 @@ def called(construct: Construct, function: Any, arguments: Sequence[Value]) -> A
 def called_with_real(construct: Construct, function: Any, arguments: Sequence[Value]) -> Any:
     """Return what a function of complex numbers gives of real ones, or None for one that is not known here."""
     if function is cmath.log and len(arguments) == 2:
-        both = [called_with_real(construct, function, [argument]) for argument in arguments]
-        return operate(construct, ARITHMETIC["div"], both)
+        return called(construct, function, arguments)
     if function is cmath.rect and len(arguments) == 2:
         found = inference.result_type(function, arguments)
         if found is None:
@@ -258,7 +257,6 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     "div": _quotient,
     "pow": _pow,
     "neg": _neg,
-    "pos": lambda c, a: a,
     "eq": _eq,
     "ne": _ne,
 }

@@ -55,7 +55,6 @@ _INTEGER = {
 _COMPARISON = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
 # What Python's operators are called in the table of what elements can do.
 _ON_ELEMENTS: dict[Any, str] = {**_BINARY, ast.MatMult: "matmul", ast.Div: "truediv"}
-_SIGN: dict[Any, str] = {ast.USub: "neg"}
 _BITS = 63  # of an integer without its sign
 # What to write instead of a method of an array
 _SWAPPED = "swap the indices of its elements instead, as in a[j, i]"
@@ -555,7 +554,7 @@ class Expressions(Scope):
     def _on_complex(self, node: Any, key: str, *operands: Value) -> Value:
         made = complex_program.operate(self, ARITHMETIC[key], operands) if key in ARITHMETIC else None
         if made is None:
-            listed = ", ".join(str(inference.complex_of(operand.type) or operand.type) for operand in operands)
+            listed = ", ".join(kind_name(operand) for operand in operands)
             raise self._refused(node, f"there is no such operation for ({listed})")
         return made
 
@@ -569,11 +568,9 @@ class Expressions(Scope):
     def _unary(self, node: ast.UnaryOp) -> Value:
         operand = self._value(node.operand)
         if complex_program.has_complex(operand):
-            return (
-                operand
-                if isinstance(node.op, ast.UAdd)
-                else self._on_complex(node, _SIGN.get(type(node.op), ""), operand)
-            )
+            if isinstance(node.op, ast.UAdd):
+                return operand
+            return self._on_complex(node, "neg" if isinstance(node.op, ast.USub) else "", operand)
         if has_element(operand):
             return self._on_elements(node, {ast.USub: "neg", ast.UAdd: "pos"}.get(type(node.op), ""), operand)
         match node.op:

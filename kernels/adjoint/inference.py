@@ -16,10 +16,9 @@ from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.np.numpy_support import from_dtype
 
-from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.ir import Value
-from numbridge.kernels.element_types.elements import ElementType, complex_parts
-from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element
+from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.numba_elements import NumbaElement, complex_pair, numba_element
 from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import Scalar
@@ -73,11 +72,7 @@ def element_of(kind: Any) -> ElementType | None:
 
 def parts_of(kind: Any) -> Any:
     """Return the type of the pairs of real numbers that complex numbers of a type are in a program, or None for another type."""
-    return (
-        numba_element(complex_parts(scalars.by_name(str(kind.underlying_float))))
-        if isinstance(kind, types.Complex)
-        else None
-    )
+    return complex_pair(kind) if isinstance(kind, types.Complex) else None
 
 
 def complex_of(kind: Any) -> Any:

@@ -238,12 +238,12 @@ def _copysign(a: E, b: E, r: E) -> tuple[Any, ...]:
 
 
 def _atan2(a: E, b: E, r: E) -> tuple[Any, ...]:
+    if not r.is_double:
+        return _angle(a, b, r)
     nowhere = a.equals(0).where(b.equals(0), False)
     x, y = nowhere.where(0, b), nowhere.where(0, a)
-    if r.is_double:
-        square = nowhere.where(1, a * a + b * b)
-        return x / square, -y / square
-    return _angle(a, b, r)
+    square = nowhere.where(1, a * a + b * b)
+    return x / square, -y / square
 
 
 def _angle(a: E, b: E, r: E) -> tuple[Any, ...]:

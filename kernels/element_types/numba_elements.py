@@ -23,12 +23,13 @@ from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.built_calls import Body, built
 from numbridge.kernels.element_types.element_functions import FUNCTIONS, inner
 from numbridge.kernels.element_types.element_operations import constants, expand, implementation
-from numbridge.kernels.element_types.elements import ElementType, component, element_types, vector
-from numbridge.kernels.scalars import Scalar
+from numbridge.kernels.element_types.elements import ElementType, complex_parts, component, element_types, vector
+from numbridge.kernels.scalars import Scalar, by_name
 
 __all__ = [
     "NumbaElement",
     "at",
+    "complex_pair",
     "declare",
     "maker",
     "numba_element",
@@ -72,6 +73,11 @@ def numba_scalar(scalar: Scalar) -> Any:
 def numba_element(element: ElementType) -> Any:
     """Return the Numba type of an element type."""
     return NumbaElement(element)
+
+
+def complex_pair(kind: Any) -> Any:
+    """Return the Numba type of the pairs of real numbers that complex numbers of a type are."""
+    return numba_element(complex_parts(by_name(str(kind.underlying_float))))
 
 
 @register_model(NumbaElement)

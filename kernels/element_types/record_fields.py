@@ -19,9 +19,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from numbridge.kernels import scalars
-from numbridge.kernels.element_types.elements import ElementType, complex_parts
-from numbridge.kernels.element_types.numba_elements import NumbaElement, numba_element, numba_scalar
+from numbridge.kernels.element_types.elements import ElementType
+from numbridge.kernels.element_types.numba_elements import NumbaElement, complex_pair, numba_scalar
 
 __all__ = ["Leaf", "field", "is_aligned", "leaves", "overlap"]
 
@@ -75,8 +74,8 @@ def _components(element: ElementType) -> Leaf:
 
 def _parts(kind: Any, *, as_pairs: bool) -> Leaf:
     """Return complex numbers as pairs of real ones, or as one more dimension of real ones."""
-    pairs = complex_parts(scalars.by_name(str(kind.underlying_float)))
-    return Leaf((), numba_element(pairs), 0, (), ()) if as_pairs else _components(pairs)
+    pairs = complex_pair(kind)
+    return Leaf((), pairs, 0, (), ()) if as_pairs else _components(pairs.element)
 
 
 def _itemsize(kind: Any) -> int:

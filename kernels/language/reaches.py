@@ -296,9 +296,7 @@ class _Reading:
                 return self._strided(own, stop, context, variable)
             case [stop]:
                 return context.within(variable, ZERO, stop)
-            case [start, stop]:
-                return context.within(variable, start, stop)
-            case [start, stop, Size((), 1)]:
+            case [start, stop] | [start, stop, Size((), 1)]:
                 return context.within(variable, start, stop)
             case [start, stop, Size((), -1)]:
                 return context.within(variable, Operation("+", stop, ONE), Operation("+", start, ONE))
