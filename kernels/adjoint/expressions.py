@@ -175,12 +175,18 @@ class Expressions(Scope):
             if isinstance(kind, types.Complex):
                 return complex_program.of_number(self, value.item(), kind)
             return Value(text, kind, value.item())
+        if type(value) is tuple:
+            return tuple(self._held(part, f"{text}[{k}]") for k, part in enumerate(value))
         return Static(value, text)
+
+    def _held(self, value: Any, text: str) -> Binding:
+        """Return what a tuple around the kernel holds, where numbers have types of their own, as Numba gives them."""
+        return self.constant(value) if type(value) in (bool, int, float) else self._known(value, text)
 
     def _constant_parts(self, value: np.ndarray, text: str, kind: Any) -> Array:
         """Return a constant array of complex numbers as that of their parts, which are its last dimension."""
         if text not in self._constants:
-            name = self.names.fresh(f"{text.replace('.', '_')}_components")
+            name = self.names.fresh(f"{text}_components")
             self.namespace[name] = np.stack([value.real, value.imag], axis=-1)
             ndim = value.ndim + 1
             self._constants[text] = Array(name, kind.dtype, ndim, "constant", label=text, whole=kind)

@@ -309,7 +309,8 @@ class Names:
         self._next: dict[str, int] = {}
 
     def fresh(self, base: str) -> str:
-        """Return a new name that begins with `base`."""
+        """Return a new name that begins with `base`, which may be a module's array, such as `settings.table`."""
+        base = re.sub(r"\W", "_", base)
         base = re.sub(r"_\d+$", "", base) or base
         while True:
             self._next[base] = number = self._next.get(base, 0) + 1

@@ -446,9 +446,10 @@ class Text:
 
     def _global(self, value: Any) -> Expression:
         kind = self._type_of(value)
-        if not isinstance(kind, types.Array | types.Number | types.Boolean):
+        if not isinstance(kind, types.Array | types.Number | types.Boolean | types.BaseTuple):
             return Expression(kind, lambda frame: frame.context.get_dummy_value(), value)
-        return Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, value))
+        known = value if isinstance(value, tuple) else None
+        return Expression(kind, lambda frame: frame.context.get_constant_generic(frame.builder, kind, value), known)
 
     def _tuple(self, parts: Sequence[Expression], *, literal: bool = False) -> Expression:
         kind = types.Tuple.from_types([p.type if literal else types.unliteral(p.type) for p in parts])
@@ -482,6 +483,8 @@ class Text:
 
     def _element(self, node: ast.Subscript) -> Expression:
         match self._expression(node.value), node.slice:
+            case Expression(number=tuple() as parts), ast.Constant(int() as place):
+                return self._global(parts[place])
             case Expression(types.BaseTuple() as kind) as parts, ast.Constant(int() as place):
                 return Expression(kind[place], lambda frame: frame.builder.extract_value(parts.build(frame), place))
         return self._resolved(operator.getitem, [self._expression(node.value), self._index(node.slice)])

@@ -113,7 +113,8 @@ def field(typing_context: Any, array: Any, number: Any) -> Any:
         leaf = _parts(array.dtype, as_pairs=number.literal_value == 0)
     else:
         leaf = _components(array.dtype.element) if is_element else leaves(array.dtype)[number.literal_value]
-    aligned, ndim = array.aligned and (is_element or is_aligned(array.dtype)), array.ndim + len(leaf.extents)
+    # Numba calls every array of records without align=True unaligned, wherever their fields lie.
+    aligned, ndim = array.aligned if is_element else is_aligned(array.dtype), array.ndim + len(leaf.extents)
     layout = "C" if is_element and array.layout == "C" else "A"
     kind = types.Array(leaf.type, ndim, layout, readonly=not array.mutable, aligned=aligned)
 

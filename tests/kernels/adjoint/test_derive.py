@@ -324,6 +324,59 @@ def test_elements_of_global_arrays_are_the_same_in_every_variant_and_derivative_
     assert by_x.tolist() == single.tolist() == y.tolist() == [100.0, 2.0, 3.0]
 
 
+class Detector:
+    BORDERS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    TABLES = (np.array([1.0, 2.0, 4.0]), 0.5, np.array([3.0, 5.0]))
+    SIZES = (np.int64(2), np.int64(3))
+
+
+@kernel
+def within_borders(x, y):
+    i = tid()
+    total = 0.0
+    for j in range(i + 1):
+        if x[i] * j > 1.5:
+            continue
+        total += x[i] * Detector.BORDERS[j, 1] * Detector.BORDERS[i][0]
+    y[i] = total
+
+
+@kernel
+def from_tables(x, y):
+    i = tid()
+    first, scale, last = Detector.TABLES
+    y[i] = x[i] * first[i] * scale + x[i] * Detector.TABLES[2][i % len(last)] * Detector.TABLES[1]
+
+
+@kernel
+def as_far_as(x, y):
+    i = tid()
+    total = 0.0
+    for j in range(5):
+        if x[i] * j > 2.5:
+            continue
+        if j < Detector.SIZES[0] or j == Detector.SIZES[i % 2]:
+            total += x[i] * j
+    y[i] = total
+
+
+@pytest.mark.parametrize(
+    ("declared", "wanted"),
+    [
+        (within_borders, [2.0 * 1.0, (2.0 + 4.0) * 3.0, (2.0 + 4.0) * 5.0]),
+        (from_tables, [0.5 * (1.0 + 3.0), 0.5 * (2.0 + 5.0), 0.5 * (4.0 + 3.0)]),
+        (as_far_as, [1.0 + 2.0, 1.0 + 0.0, 1.0 + 2.0]),
+    ],
+    ids=["array", "arrays and numbers in a tuple", "tuple of NumPy's numbers"],
+)
+def test_what_is_held_by_a_module_or_class_around_the_kernel(declared, wanted):
+    x, y, by_x = np.array([0.5, 1.0, 1.25]), np.zeros(3), np.zeros(3)
+    launch(declared, 3, [x, y], adj_inputs=[by_x, np.ones(3)], adjoint=True)
+    np.testing.assert_allclose(by_x, wanted)
+    launch(declared, 3, [x, y])
+    np.testing.assert_allclose(y, x * wanted)
+
+
 def test_a_cached_adjoint_is_not_generated_again(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -314,6 +314,22 @@ def test_packed_records():
         nb.launch(first, N, [p], [out], adj_inputs=[adjoint], adj_outputs=[np.ones(N)], adjoint=True)
 
 
+def test_threads_add_to_one_record_without_gaps():
+    # As np.dtype makes them: not aligned as C structs are, and every number at a multiple of its size all the same.
+    dense = np.dtype([("x", np.float64), ("n", np.int64), ("y", np.float64)])
+    assert not dense.isalignedstruct
+
+    @nb.kernel
+    def shared(p, out):
+        i = nb.tid()
+        out[i] = p[i % 2].x * p[0].y
+
+    p, adjoint = random_records(2, dense), np.zeros(2, dense)
+    nb.launch(shared, 9, [p], [np.zeros(9)], adj_inputs=[adjoint], adj_outputs=[np.ones(9)], adjoint=True)
+    np.testing.assert_allclose(adjoint["x"], p["y"][0] * np.array([5.0, 4.0]))
+    np.testing.assert_allclose(adjoint["y"], [5.0 * p["x"][0] + 4.0 * p["x"][1], 0.0])
+
+
 def test_a_field_that_needs_an_adjoint_and_has_none():
     @nb.kernel
     def through(p, q, out):
