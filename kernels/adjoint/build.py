@@ -39,6 +39,7 @@ from numbridge.kernels.adjoint.scope import COUNTED, Frame
 from numbridge.kernels.adjoint.thread_sharing import own_arrays
 from numbridge.kernels.adjoint.windows import Window
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
+from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import GIVEN, Rewritten
 from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.parameter_types import ParameterType
@@ -73,8 +74,11 @@ def build(
         builder.prints, builder.derived = prints, derived
         try:
             program = builder.run()
-        except NeedsComponentsError as found:  # which is seen where the first part is stored, after other accesses
-            in_components.add(found.memory)
+        except KernelError:
+            if not builder.needed:  # what went wrong after a statement that was left out may be no error at all
+                raise
+        if builder.needed:  # which is seen where the first part is stored, after other accesses
+            in_components |= builder.needed
             continue
         # Threads that read a component of another's element add to the adjoint of that component alone.
         more = builder.read_in_parts(own_arrays(program))
@@ -85,6 +89,11 @@ def build(
 
 class _Builder(Iteration):
     prints = False
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # Memory of which parts are stored, that was not known by its components: this reading is only for finding all of it.
+        self.needed: set[str | int] = set()
 
     def run(self) -> Program:
         """Read the kernel."""
@@ -143,7 +152,13 @@ class _Builder(Iteration):
     def _block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             self.place = (self._frames[-1].source, statement)
-            self._statement(statement)
+            state, depth = (self.region, self._env), len(self._frames)
+            try:
+                self._statement(statement)
+            except NeedsComponentsError as found:
+                if not self.needed or isinstance(found.memory, str):  # shared memory is counted, and some was left out
+                    self.needed.add(found.memory)
+                (self.region, self._env), self._frames[depth:] = state, []
 
     def _statement(self, node: ast.stmt) -> None:
         match node:

@@ -82,6 +82,8 @@ class Plan:
         As in `Emitted`.
     active : tuple
         What an `ActiveRange` is made of: for which indices the kernel has anything to do, and so a derivative on the CPU.
+    namespace : mapping or None
+        The globals of the text, if it was generated in this process.
     """
 
     text: str
@@ -99,6 +101,7 @@ class Plan:
     measured: Measured | None = None
     in_blocks: bool = False
     active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
+    namespace: Mapping[str, Any] | None = None
 
 
 class _Read:
@@ -211,11 +214,15 @@ class Derivative(Kernel):
             *(f"{p.name} {p}" for p in parameters),
         )
 
+        namespaces = []
+
         def generate() -> Compiled:
-            return Compiled((), {}, (), {"plan": vars(self._generate_for_all(parameters, weak, target))})
+            plan = self._generate_for_all(parameters, weak, target)
+            namespaces.append(plan.namespace)
+            return Compiled((), {}, (), {"plan": vars(dataclasses.replace(plan, namespace=None))})
 
         compiled, _ = compiled_or_stored(key, generate)
-        return Plan(**compiled.facts["plan"])
+        return dataclasses.replace(Plan(**compiled.facts["plan"]), namespace=namespaces[0] if namespaces else None)
 
     def dependencies(self) -> tuple[Dependency, ...]:
         """Return every global and closure value that decides what this is."""
@@ -275,12 +282,12 @@ class Derivative(Kernel):
 
     def _generate_for_all(self, parameters: Sequence[ParameterType], weak: str, target: Target) -> Plan:
         """Return the plan, of which the CPU's says what a launch anywhere must do."""
-        plan = self._generate(parameters, weak, target)[0]
+        plan = self._generate(parameters, weak, target)
         if target == "cuda" or not ActiveRange.of(plan.active).strides:
             return plan
         try:
             # Loops over the grid are in its text, which may need more than that of one trip.
-            other = self._generate(parameters, weak, "cuda")[0]
+            other = self._generate(parameters, weak, "cuda")
         except KernelError:
             return plan  # there is none for CUDA, and who launches it there is told so
         return dataclasses.replace(
@@ -291,10 +298,7 @@ class Derivative(Kernel):
             spent=plan.spent & other.spent,
         )
 
-    def _generate(
-        self, parameters: Sequence[ParameterType], weak: str, target: Target
-    ) -> tuple[Plan, Mapping[str, Any]]:
-        """Return the plan and the globals of its text."""
+    def _generate(self, parameters: Sequence[ParameterType], weak: str, target: Target) -> Plan:
         if self.mode == "tangent":
             return self._generate_tangent(parameters, weak, target)
         from numbridge.kernels.adjoint.checkpoint import CUDA_SLOTS
@@ -323,7 +327,7 @@ class Derivative(Kernel):
         if made.stacks and target == "cuda":
             counting = measure(program, self.wanted, f"{program.name}_stacks")
             measured = dataclasses.replace(counting, text=_for(target, program, counting.text))
-        plan = Plan(
+        return Plan(
             _for(target, program, text),
             made.name,
             _hidden(target, program),
@@ -339,8 +343,8 @@ class Derivative(Kernel):
             measured,
             in_crew,
             dataclasses.astuple(rewritten.active),
+            program.namespace,
         )
-        return plan, program.namespace
 
     def _check_unused(self, used: frozenset[str]) -> None:
         for name in self.unused:
@@ -349,16 +353,14 @@ class Derivative(Kernel):
                     f"the {self.name} uses what parameter {name!r} holds; pass the array as it was before the launch"
                 )
 
-    def _generate_tangent(
-        self, parameters: Sequence[ParameterType], weak: str, target: Target
-    ) -> tuple[Plan, Mapping[str, Any]]:
+    def _generate_tangent(self, parameters: Sequence[ParameterType], weak: str, target: Target) -> Plan:
         from numbridge.kernels.adjoint.emit import program_text
         from numbridge.kernels.adjoint.forward import facts
 
         program, rewritten = self.program(parameters, weak, target, check_bounds=target == "cpu" and self.checks_bounds)
         name = f"{program.name}_tangent"
         found = facts(program)
-        plan = Plan(
+        return Plan(
             _for(target, program, program_text(program, name)),
             name,
             _hidden(target, program),
@@ -372,8 +374,8 @@ class Derivative(Kernel):
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
             active=dataclasses.astuple(rewritten.active),
+            namespace=program.namespace,
         )
-        return plan, program.namespace
 
     def typed(self, parameters: tuple[ParameterType, ...], weak: str) -> tuple[ParameterType, ...]:
         """Return the types of all parameters, of contiguous arrays, for those of the base's.
@@ -415,7 +417,9 @@ class Derivative(Kernel):
         self, plan: Plan, parameters: tuple[ParameterType, ...], weak: str, target: Target
     ) -> Emitted:
         """Return the text of a plan, to compile where it may need memory for stacks."""
-        namespace = _Later(lambda: self._generate(parameters, weak, target)[1])
+        namespace = plan.namespace
+        if namespace is None:
+            namespace = _Later(lambda: self._generate(parameters, weak, target).namespace or {})
         return Emitted(
             plan.text,
             plan.entry,
