@@ -398,7 +398,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
-    ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
+    is_swapped = emitted.order != tuple(range(rank))
+    ahead = [] if emitted.generated or is_swapped or not large else [name for name in large if name in indexing_of(kernel).loaded]
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -423,6 +424,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             additions=greater(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
             active=emitted.active,
             interior=emitted.interior if is_plain else None,
+            order=emitted.order,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 

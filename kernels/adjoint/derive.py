@@ -82,6 +82,8 @@ class Plan:
         As in `Emitted`.
     active : tuple
         What an `ActiveRange` is made of: for which indices the kernel has anything to do, and so a derivative on the CPU.
+    order : tuple of int
+        As in `Emitted`.
     """
 
     text: str
@@ -99,6 +101,7 @@ class Plan:
     measured: Measured | None = None
     in_blocks: bool = False
     active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
+    order: tuple[int, ...] = ()
 
 
 class _Read:
@@ -339,6 +342,7 @@ class Derivative(Kernel):
             measured,
             in_crew,
             dataclasses.astuple(rewritten.active),
+            rewritten.order,
         )
         return plan, program.namespace
 
@@ -372,6 +376,7 @@ class Derivative(Kernel):
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
             active=dataclasses.astuple(rewritten.active),
+            order=rewritten.order,
         )
         return plan, program.namespace
 
@@ -429,6 +434,7 @@ class Derivative(Kernel):
             private=None if plan.private is None else Private(*plan.private),
             in_blocks=plan.in_blocks,
             active=ActiveRange.of(plan.active),
+            order=plan.order,
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:
