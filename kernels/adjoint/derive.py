@@ -262,12 +262,14 @@ class Derivative(Kernel):
         if isinstance(self.base, Derivative):
             return self.base.program(parameters[: len(self.base.base.parameters)], weak, target)
         from numbridge.kernels.adjoint.build import build
-        from numbridge.kernels.adjoint.fence import check_races
+        from numbridge.kernels.adjoint.fence import check_races, check_waits
         from numbridge.kernels.adjoint.thread_sharing import are_trips_apart
 
         types = parameters if target == "cpu" else None
         rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds, parameters=types)
         rewritten.program.check_kept()
+        if self.wanted or self.mode == "tangent":
+            check_waits(rewritten.program.sources)
         program = build(rewritten, parameters, prints=not self.wanted)
         if rewritten.active.strides and not are_trips_apart(program):
             # The loop stays in the body, where its trips are reversed.

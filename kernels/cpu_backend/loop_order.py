@@ -114,7 +114,9 @@ class _Reading:
             match node:
                 case ast.Subscript(ast.Name(array), place) if array in self._arrays:
                     yield weight, self._apart(place)
-                case ast.Call(args=[ast.Name(array), place, *_]) if array in self._arrays and id(node) not in self._calls:
+                case ast.Call(args=[ast.Name(array), place, *_]) if (
+                    array in self._arrays and id(node) not in self._calls
+                ):
                     yield weight, self._apart(place)  # an atomic operation
                 case ast.Call():
                     yield from self._called(node, weight)

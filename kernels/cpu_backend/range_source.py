@@ -164,7 +164,9 @@ def range_source(
         base = {"b": _BLOCK_DIMS, "g": _GRID_DIMS}.get(name[4])
         if base is not None:
             number = int(name[5:])
-            lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * (order[number] if number < len(order) else number)})")
+            lines.append(
+                f"    {name} = _nb_load(_nb_geometry, {base + 8 * (order[number] if number < len(order) else number)})"
+            )
     lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * (order[k] if order else k)})" for k in range(rank)]
     threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed, interior)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]

@@ -23,7 +23,7 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, read_indices
-from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, as_coroutine
+from numbridge.kernels.cpu_backend.blocks.source import ASKED, CREW, THREAD, as_coroutine
 from numbridge.kernels.cpu_backend.bounds import first_site
 from numbridge.kernels.cpu_backend.interior import Interior, with_interior
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
@@ -260,13 +260,14 @@ class _Writer:
         users: set[int] = set()
         for part in self.program.sources:  # callee before caller
             calls = any(id(callee) in users for _, callee in self.program.calls(part))
-            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
+            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._waits_unseen(part))
             if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
                 users.add(id(part))
         return users
 
-    def _syncs_grid(self, part: FunctionSource) -> bool:
-        return self.in_grid and any(part.is_grid_sync(node) for node in part.nodes)
+    def _waits_unseen(self, part: FunctionSource) -> bool:
+        """Tell whether a function waits for all blocks, or asks memory for what others do."""
+        return any(part.asks_memory(node) or (self.in_grid and part.is_grid_sync(node)) for node in part.nodes)
 
     def _find_waiting(self) -> set[int]:
         """Return the functions, by identity, in which a thread may wait for others."""
@@ -276,7 +277,7 @@ class _Writer:
         for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
             calls = list(self.program.calls(part))
             waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
-            if waits or self._syncs_grid(part) or any(id(callee) in waiting for _, callee in calls):
+            if waits or self._waits_unseen(part) or any(id(callee) in waiting for _, callee in calls):
                 waiting.add(id(part))
             backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
             seen.add(id(part))
@@ -790,9 +791,10 @@ class _Rewriter(ast.NodeTransformer):
         index = arguments[1:-values]
         place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
         place = self._checked(node, node.args[0], arguments[0], place)
-        return ast.Call(
+        made = ast.Call(
             ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
         )
+        return _of_block(ASKED, [made]) if self.writer.in_crew and self.source.asks_memory(node) else made
 
     def _element(self, node: ast.Call) -> ElementType | None:
         """Return the element type that local or shared memory is asked for, if it is one."""

@@ -128,7 +128,9 @@ def test_every_thread_keeps_its_place_in_the_block_and_the_grid():
     out = np.full((5, 6, 7), -1, np.int64)
     places[(2, 3, 4), (4, 2, 3)](out)  # more threads than elements along each axis but y
     z, y, x = np.indices(out.shape)
-    expected = x + 100 * y + 10_000 * z + 1_000_000 * (x % 4) + 10_000_000 * (y // 2) + 100_000_000 * 3 + 1_000_000_000 * 2
+    expected = (
+        x + 100 * y + 10_000 * z + 1_000_000 * (x % 4) + 10_000_000 * (y // 2) + 100_000_000 * 3 + 1_000_000_000 * 2
+    )
     npt.assert_array_equal(out, expected)
     assert "_nb_i2 % _nb_b2" in str(places.explain(out).source)  # cuda.threadIdx.x, along the inner loop
 
@@ -158,7 +160,9 @@ def strided_one_way(a, b):
             b[y, column] += a[y, column] + column
 
 
-@pytest.mark.parametrize(("kernel", "grid"), [(strided, (2, 3)), (strided_one_way, (2, 9))], ids=("both ways", "one way"))
+@pytest.mark.parametrize(
+    ("kernel", "grid"), [(strided, (2, 3)), (strided_one_way, (2, 9))], ids=("both ways", "one way")
+)
 def test_loops_over_the_grid_take_the_steps_of_their_own_axis(kernel, grid):
     a, b = np.random.rand(2, 33, 50)
     expected = b + (a + np.arange(50))
@@ -209,7 +213,11 @@ def test_derivatives_are_those_of_the_kernel_with_its_indices_exchanged():
 def test_operators_have_second_derivatives_whichever_index_comes_first():
     torch = pytest.importorskip("torch")
     blur = nb.torch_op(
-        blurred, outputs="b", launch_dims=lambda a, w: a.shape[::-1], output_dims=lambda a, w: a.shape, name="order::blur"
+        blurred,
+        outputs="b",
+        launch_dims=lambda a, w: a.shape[::-1],
+        output_dims=lambda a, w: a.shape,
+        name="order::blur",
     )
     a, weights = torch.rand(4, 5, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     given = a.requires_grad_(), weights.requires_grad_()
