@@ -26,7 +26,7 @@ _IN_LOOP = 8
 _ANYWHERE = 2
 
 _Far = Mapping[int, int]
-"""By how many extents what an expression gives differs from a thread to the next along an axis; axes that do not matter are left out."""
+"""By how many extents a number differs from a thread to the next along each axis that it depends on."""
 
 
 def loop_order(source: FunctionSource, parameters: Sequence[ParameterType]) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, 
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, CREW, THREAD, as_coroutine
 from numbridge.kernels.cpu_backend.bounds import first_site
 from numbridge.kernels.cpu_backend.interior import Interior, with_interior
-from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.cpu_backend.loop_order import loop_order
+from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library

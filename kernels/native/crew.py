@@ -1,8 +1,9 @@
 """Compiled: the threads of a block on the CPU, which one worker runs in turn from one place where they wait to the next.
 
 Each thread is a coroutine (LLVM's "switched-resume lowering", https://llvm.org/docs/Coroutines.html) that says what it waits
-for before it suspends itself. Here is who goes on when: lanes of a warp once all that they name have come, threads of a
-block once none of them runs. A thread that asks memory for what others do there lets those run first. A thread that is through is waited for by nobody, as on a GPU; a lane that a warp lacks neither.
+for before it suspends itself. Here is who goes on when: lanes of a warp once all that they name have come, threads of a block
+once none of them runs. A thread that asks memory for what others do there lets those run first. A thread that is through is
+waited for by nobody, as on a GPU; a lane that a warp lacks neither.
 """
 
 from __future__ import annotations
