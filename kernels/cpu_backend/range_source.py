@@ -1,8 +1,8 @@
 """The loop around a kernel's body on the CPU, as source.
 
 The generated function is ``run(block, geometry, first, last)``: `block` holds the arguments as Numba values, `geometry` the
-launch's dimensions, and threads are numbered along the last dimension first. The inner loop runs over the last dimension
-alone, with plain increments, so LLVM sees what it needs for SIMD; outer indices are carried, not divided. This module
+launch's dimensions, in the order of `loop_order`, and threads are numbered along the last of them first. The inner loop runs over
+that alone, with plain increments, so LLVM sees what it needs for SIMD; outer indices are carried, not divided. This module
 compiles nothing.
 """
 
