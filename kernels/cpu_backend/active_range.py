@@ -373,7 +373,7 @@ class IndexReading:
                     yield from self._conditions(part, holds=holds)
                     if self._acts(part):
                         return
-            case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as op, right) if isinstance(op, ast.BitAnd) is holds:
+            case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as both, right) if isinstance(both, ast.BitAnd) is holds:
                 # Both sides are asked, whatever the other one is.
                 if not self._acts(test):
                     yield from self._conditions(left, holds=holds)

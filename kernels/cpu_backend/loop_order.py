@@ -22,6 +22,8 @@ __all__ = ["loop_order"]
 
 # What happens in a loop counts this many times as much.
 _IN_LOOP = 8
+# Of how many calls the functions are read, which may call others in turn
+_MOST_CALLS = 200
 # How many axes away the next element is taken to be that is found by an index out of memory.
 _ANYWHERE = 2
 
@@ -44,8 +46,8 @@ def loop_order(source: FunctionSource, parameters: Sequence[ParameterType]) -> t
     if len(axes) < 2 or not arrays:
         return tuple(axes)
     distance: Counter[int] = Counter()
-    program = Program(source)
-    for weight, far in _Reading(program, source, arrays, {}, ()).accesses(source.tree.body, 1):
+    reading = _Reading(Program(source), source, arrays, {}, (), iter(range(_MOST_CALLS)))
+    for weight, far in reading.accesses(source.tree.body, 1):
         for axis, extents in far.items():
             distance[axis] += weight * extents
     return tuple(sorted(axes, key=lambda axis: -distance[axis]))
@@ -69,9 +71,10 @@ class _Reading:
         arrays: Mapping[str, str],
         given: Mapping[str, _Far],
         within: tuple[FunctionSource, ...],
+        left: Iterator[int],
     ) -> None:
         self._program, self._source, self._arrays = program, source, arrays
-        self._within = (*within, source)
+        self._within, self._left = (*within, source), left
         self._known: dict[str, _Far] = {**given}
         self._values: dict[str, list[ast.expr]] = defaultdict(list)
         self._calls = {id(node): callee for node, callee in program.calls(source)}
@@ -133,8 +136,10 @@ class _Reading:
             return
         pairs = list(zip(callee.parameters, node.args, strict=False))
         arrays = {name: a.id for name, a in pairs if isinstance(a, ast.Name) and a.id in self._arrays}
+        if not arrays or next(self._left, None) is None:
+            return
         given = {name: self._far(argument) for name, argument in pairs}
-        reading = _Reading(self._program, callee, arrays, given, self._within)
+        reading = _Reading(self._program, callee, arrays, given, self._within, self._left)
         yield from reading.accesses(callee.tree.body, weight)
 
     def _far(self, node: ast.expr) -> _Far:
@@ -142,8 +147,8 @@ class _Reading:
         if kind in ("tid", "grid"):
             return {0: 0} if count == 1 else {}
         if kind == "axis":
-            place = place_of(self._source, node)
-            return {count - 1: 0} if place is not None and place.operation == "threadIdx" else {}
+            found = place_of(self._source, node)
+            return {count - 1: 0} if found is not None and found.operation == "threadIdx" else {}
         match node:
             case ast.Name(name):
                 return self._of_name(name)
