@@ -20,7 +20,7 @@ import numpy as np
 
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.blocks.crews import load_crews
-from numbridge.kernels.cpu_backend.blocks.source import BlockSource, block_source
+from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
 from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import (
     Total,
@@ -398,7 +398,12 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
-    ahead = [] if emitted.generated or not large else [name for name in large if name in indexing_of(kernel).loaded]
+    is_swapped = emitted.order != tuple(range(rank))
+    ahead = (
+        []
+        if emitted.generated or is_swapped or not large
+        else [name for name in large if name in indexing_of(kernel).loaded]
+    )
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -423,6 +428,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             additions=greater(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
             active=emitted.active,
             interior=emitted.interior if is_plain else None,
+            order=emitted.order,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
@@ -527,7 +533,8 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     fastmath = bool(kernel.options.get("fastmath"))
     # What raises has its place in the user's own text; that an adjoint's stack has no memory has none.
     raises = emitted.may_raise and not emitted.generated
-    apart = 0 < rank < nb.MAX_DIMS and not raises and kernel.options.get("simd") is not False
+    asks = f"_nb_block_{ASKED}(" in emitted.text
+    apart = 0 < rank < nb.MAX_DIMS and not raises and not asks and kernel.options.get("simd") is not False
     how = f"apart {generator_fingerprint()}" if apart else "in coroutines"
     key = _key("blocks", f"{machine_fingerprint()} {how}", text, emitted, parameters, fastmath=fastmath)
 

@@ -82,6 +82,8 @@ class Plan:
         As in `Emitted`.
     active : tuple
         What an `ActiveRange` is made of: for which indices the kernel has anything to do, and so a derivative on the CPU.
+    order : tuple of int
+        As in `Emitted`.
     namespace : mapping or None
         The globals of the text, if it was generated in this process.
     """
@@ -101,6 +103,7 @@ class Plan:
     measured: Measured | None = None
     in_blocks: bool = False
     active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
+    order: tuple[int, ...] = ()
     namespace: Mapping[str, Any] | None = None
 
 
@@ -266,12 +269,14 @@ class Derivative(Kernel):
         if isinstance(self.base, Derivative):
             return self.base.program(parameters[: len(self.base.base.parameters)], weak, target)
         from numbridge.kernels.adjoint.build import build
-        from numbridge.kernels.adjoint.fence import check_races
+        from numbridge.kernels.adjoint.fence import check_races, check_waits
         from numbridge.kernels.adjoint.thread_sharing import are_trips_apart
 
         types = parameters if target == "cpu" else None
         rewritten = rewrite(self.source, weak, gradients=True, check_bounds=check_bounds, parameters=types)
         rewritten.program.check_kept()
+        if self.wanted or self.mode == "tangent":
+            check_waits(rewritten.program.sources)
         program = build(rewritten, parameters, prints=not self.wanted)
         if rewritten.active.strides and not are_trips_apart(program):
             # The loop stays in the body, where its trips are reversed.
@@ -343,6 +348,7 @@ class Derivative(Kernel):
             measured,
             in_crew,
             dataclasses.astuple(rewritten.active),
+            rewritten.order,
             program.namespace,
         )
 
@@ -374,6 +380,7 @@ class Derivative(Kernel):
             found.writes,
             in_blocks=target == "cpu" and program.in_blocks,
             active=dataclasses.astuple(rewritten.active),
+            order=rewritten.order,
             namespace=program.namespace,
         )
 
@@ -433,6 +440,7 @@ class Derivative(Kernel):
             private=None if plan.private is None else Private(*plan.private),
             in_blocks=plan.in_blocks,
             active=ActiveRange.of(plan.active),
+            order=plan.order,
         )
 
     def _cuda_code(self, arguments: Sequence[Any], capability: tuple[int, int] | None, *, plain: bool) -> Any:

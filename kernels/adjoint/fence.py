@@ -8,7 +8,7 @@ by `activity`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from numbridge.kernels.adjoint.ir import (
     Compute,
@@ -25,10 +25,28 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.language.source import FunctionSource
 
-__all__ = ["check_races", "offset"]
+__all__ = ["check_races", "check_waits", "offset"]
 
 _RANGES = ("lt", "le", "gt", "ge")
+
+
+def check_waits(sources: Sequence[FunctionSource]) -> None:
+    """Refuse a program whose threads wait for each other in loops of their own: a derivative would not know for whom.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If there is such a wait; the message shows where.
+    """
+    for source in sources:
+        for node in source.nodes:
+            if source.asks_memory(node):
+                text = (
+                    "a thread asks here what another has done, in an order that has no gradient; use cuda.syncthreads()"
+                )
+                raise source.error(node, text, KernelUnsupportedError)
 
 
 def check_races(program: Program) -> None:

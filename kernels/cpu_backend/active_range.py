@@ -373,6 +373,11 @@ class IndexReading:
                     yield from self._conditions(part, holds=holds)
                     if self._acts(part):
                         return
+            case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as both, right) if isinstance(both, ast.BitAnd) is holds:
+                # Both sides are asked, whatever the other one is.
+                if not self._acts(test):
+                    yield from self._conditions(left, holds=holds)
+                    yield from self._conditions(right, holds=holds)
             case ast.Compare(left, ops, rights) if (holds or len(ops) == 1) and all(type(op) in INVERSE for op in ops):
                 for first, op, second in zip([left, *rights], ops, rights, strict=False):
                     if self._acts(first) or self._acts(second):

@@ -1,8 +1,8 @@
 """The loop around a kernel's body on the CPU, as source.
 
 The generated function is ``run(block, geometry, first, last)``: `block` holds the arguments as Numba values, `geometry` the
-launch's dimensions, and threads are numbered along the last dimension first. The inner loop runs over the last dimension
-alone, with plain increments, so LLVM sees what it needs for SIMD; outer indices are carried, not divided. This module
+launch's dimensions, in the order of `loop_order`, and threads are numbered along the last of them first. The inner loop runs over
+that alone, with plain increments, so LLVM sees what it needs for SIMD; outer indices are carried, not divided. This module
 compiles nothing.
 """
 
@@ -118,6 +118,7 @@ def range_source(
     additions: int | str = 1,
     active: ActiveRange = EVERYWHERE,
     interior: Interior | None = None,
+    order: Sequence[int] = (),
 ) -> str:
     """Return the source of the loop around a kernel's body.
 
@@ -154,14 +155,19 @@ def range_source(
         Which threads do anything; the others are not run.
     interior : Interior, optional
         Another body for threads inside of a row.
+    order : sequence of int, optional
+        Which of the launch's dimensions each number of an index or a dimension stands for; their own by default.
     """
     lines = [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
     lines += [f"    {name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)]
     for name in hidden:
         base = {"b": _BLOCK_DIMS, "g": _GRID_DIMS}.get(name[4])
         if base is not None:
-            lines.append(f"    {name} = _nb_load(_nb_geometry, {base + 8 * int(name[5:])})")
-    lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * k})" for k in range(rank)]
+            number = int(name[5:])
+            lines.append(
+                f"    {name} = _nb_load(_nb_geometry, {base + 8 * (order[number] if number < len(order) else number)})"
+            )
+    lines += [f"    _nb_n{k} = _nb_load(_nb_geometry, {8 * (order[k] if order else k)})" for k in range(rank)]
     threads = _Threads(rank, hidden, len(sums), lanes or {}, active, not is_typed, interior)
     passed = [name for name in names if name not in {summed for summed, _ in sums}]
     before = ""

@@ -71,6 +71,8 @@ class Emitted:
         For the CPU: for which indices there is anything to do, if the kernel says so; else all.
     interior : Interior or None
         For the CPU: another function of the text, for threads inside of a row.
+    order : tuple of int
+        For the CPU: which thread index each number in the text stands for, as in ``_nb_i0``: see `loop_order`.
     """
 
     text: str
@@ -89,6 +91,7 @@ class Emitted:
     in_blocks: bool = False
     active: ActiveRange = EVERYWHERE
     interior: Interior | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def generated(self) -> bool:
@@ -189,6 +192,7 @@ def emit(
         in_blocks=rewritten.in_blocks,
         active=rewritten.active,
         interior=None if rewritten.inside is None else rewritten.inside[1],
+        order=rewritten.order,
     )
 
 

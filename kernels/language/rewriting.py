@@ -23,9 +23,10 @@ import numpy as np
 
 from numbridge.kernels import scalars
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, read_indices
-from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, as_coroutine
+from numbridge.kernels.cpu_backend.blocks.source import ASKED, CREW, THREAD, as_coroutine
 from numbridge.kernels.cpu_backend.bounds import first_site
 from numbridge.kernels.cpu_backend.interior import Interior, with_interior
+from numbridge.kernels.cpu_backend.loop_order import loop_order
 from numbridge.kernels.element_types.elements import Element, ElementType, scalar_in_memory
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.complex_values import may_have_complex
@@ -95,6 +96,9 @@ class Rewritten:
         A simpler body for threads inside of a row, if parameters were given and `elements` are rewritten.
     may_raise : bool
         Whether something in the program may end its launch.
+    order : tuple of int
+        Which thread index each number in the trees stands for, as in ``_nb_i0`` and ``_nb_b0``: see `loop_order`. Their own, but
+        for the CPU, if parameters were given.
     """
 
     program: Program
@@ -107,6 +111,7 @@ class Rewritten:
     active: ActiveRange = EVERYWHERE
     inside: tuple[ast.FunctionDef, Interior] | None = None
     may_raise: bool = False
+    order: tuple[int, ...] = ()
 
     def printing(self) -> str | None:
         """Return the name of a function that prints, which most programs of it do not say; None if there is none."""
@@ -164,11 +169,13 @@ def rewrite(
     in_blocks = target == "cpu" and source.works_in_blocks
     how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
-    writer = _Writer(program, weak_float, target, **how)
+    in_loops = parameters is not None and target == "cpu" and not in_blocks
+    order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
+    writer = _Writer(program, weak_float, target, order=order, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
-    if parameters is not None and target == "cpu" and not in_blocks:
+    if parameters is not None and in_loops:
         taken = {*writer.namespace, *writer.names.values()}
         tree = trees[id(source)]
         reading = read_indices(tree, source.index_rank, parameters, taken, may_raise=raises)
@@ -176,7 +183,7 @@ def rewrite(
         if elements and reading.index and not any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
             inside = with_interior(tree, reading)
     facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
-    return Rewritten(program, trees, *facts, active, inside, raises)
+    return Rewritten(program, trees, *facts, active, inside, raises, order)
 
 
 class _Writer:
@@ -193,8 +200,10 @@ class _Writer:
         in_blocks: bool,
         in_crew: bool,
         has_complex: bool,
+        order: tuple[int, ...],
     ) -> None:
         self.program = program
+        self._order = order
         self.has_complex = has_complex
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
@@ -225,19 +234,23 @@ class _Writer:
         self._taken.add(name)
         return name
 
+    def axis(self, index: int) -> int:
+        """Return which of the loops over threads runs along a thread index, and so what number it has in the text."""
+        return self._order.index(index) if index < len(self._order) else index
+
     def _hidden(self) -> tuple[str, ...]:
         rank = self.program.root.index_rank
         needed: set[str] = set()
         for part in self.program.sources if self.target == "cpu" else ():
             for node, kind, count in index_uses(part):
                 if kind == "gridsize":
-                    needed |= {f"_nb_{letter}{k}" for letter in "bg" for k in range(count)}
+                    needed |= {f"_nb_{letter}{self.axis(k)}" for letter in "bg" for k in range(count)}
                 elif kind == "axis":
                     static = part.resolve(node)
                     found = intrinsic_of(static.value) if static is not None else None
                     letters = _SHORT_IN_BLOCKS if self.in_crew else _SHORT
                     letter = letters.get(found.operation, "b") if found is not None else "b"
-                    needed.add(f"_nb_{letter}{count - 1}")
+                    needed.add(f"_nb_{letter}{self.axis(count - 1)}")
         if self.in_blocks and not self.in_crew:
             needed |= {f"_nb_b{k}" for k in range(_AXES)}  # how many threads there are to share work
         crew = (CREW, THREAD) if self.in_crew else ()
@@ -247,13 +260,14 @@ class _Writer:
         users: set[int] = set()
         for part in self.program.sources:  # callee before caller
             calls = any(id(callee) in users for _, callee in self.program.calls(part))
-            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._syncs_grid(part))
+            blocks = self.in_crew and (any(True for _ in part.block_uses()) or self._waits_unseen(part))
             if part is self.program.root or calls or blocks or any(True for _ in index_uses(part)):
                 users.add(id(part))
         return users
 
-    def _syncs_grid(self, part: FunctionSource) -> bool:
-        return self.in_grid and any(part.is_grid_sync(node) for node in part.nodes)
+    def _waits_unseen(self, part: FunctionSource) -> bool:
+        """Tell whether a function waits for all blocks, or asks memory for what others do."""
+        return any(part.asks_memory(node) or (self.in_grid and part.is_grid_sync(node)) for node in part.nodes)
 
     def _find_waiting(self) -> set[int]:
         """Return the functions, by identity, in which a thread may wait for others."""
@@ -263,7 +277,7 @@ class _Writer:
         for part in self.program.sources:  # callee before caller, but for functions that come back to themselves
             calls = list(self.program.calls(part))
             waits = any(found.operation not in _WITHOUT_WAITING for _, found in part.block_uses())
-            if waits or self._syncs_grid(part) or any(id(callee) in waiting for _, callee in calls):
+            if waits or self._waits_unseen(part) or any(id(callee) in waiting for _, callee in calls):
                 waiting.add(id(part))
             backwards += [(part, node, callee) for node, callee in calls if id(callee) not in seen]
             seen.add(id(part))
@@ -437,7 +451,7 @@ class _Rewriter(ast.NodeTransformer):
         if axis is None:
             return None
         self._check_axis(node, axis, f"cuda.threadIdx.{'xyz'[axis]}")
-        return ast.Name(f"_nb_i{axis}", ast.Load())
+        return ast.Name(f"_nb_i{self.writer.axis(axis)}", ast.Load())
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         """Drop the annotation of a local variable."""
@@ -562,7 +576,7 @@ class _Rewriter(ast.NodeTransformer):
             self._check_axis(node, found.axis, found.name)
         if self.writer.in_crew:
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
-        i, b, g = (f"_nb_{letter}{found.axis}" for letter in "ibg")
+        i, b, g = (f"_nb_{letter}{self.writer.axis(found.axis)}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body
 
@@ -683,7 +697,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _operation(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if found.kind == "tid":
-            return _tuple([f"_nb_i{k}" for k in range(self.source.unpacked(node) or 1)])
+            return _tuple([f"_nb_i{self.writer.axis(k)}" for k in range(self.source.unpacked(node) or 1)])
         if found.kind in ("grid", "gridsize"):
             count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
             if found.kind == "gridsize" and self.writer.target == "cuda":
@@ -691,7 +705,7 @@ class _Rewriter(ast.NodeTransformer):
             if found.kind == "gridsize":
                 self._check_axis(node, count - 1, found.name)
             form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
-            return _tuple([form.format(k) for k in range(count)])
+            return _tuple([form.format(self.writer.axis(k)) for k in range(count)])
         if found.kind == "atomic":
             return self._atomic(node, found)
         if found.kind == "local_array":
@@ -777,9 +791,10 @@ class _Rewriter(ast.NodeTransformer):
         index = arguments[1:-values]
         place = index[0] if len(index) == 1 else ast.Tuple(index, ast.Load())
         place = self._checked(node, node.args[0], arguments[0], place)
-        return ast.Call(
+        made = ast.Call(
             ast.Name(f"_nb_atomic_{operation}", ast.Load()), [arguments[0], place, *arguments[-values:]], []
         )
+        return _of_block(ASKED, [made]) if self.writer.in_crew and self.source.asks_memory(node) else made
 
     def _element(self, node: ast.Call) -> ElementType | None:
         """Return the element type that local or shared memory is asked for, if it is one."""

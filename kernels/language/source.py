@@ -50,6 +50,8 @@ __all__ = [
 Role = Literal["kernel", "func"]
 _Found = TypeVar("_Found")
 _BLOCK_KINDS = frozenset({"axis", "gridsize", "block"})
+# Atomic operations that leave an element as it is if their value is zero.
+_WITH_ZERO = frozenset({"add", "sub", "or_", "xor"})
 MAX_RANK = 4
 
 
@@ -282,6 +284,21 @@ class FunctionSource:
             found = _intrinsic(self, node) if _is_load(node) else None
             if found is not None and found.kind == "block":
                 yield node, found
+
+    def asks_memory(self, node: ast.AST) -> bool:
+        """Tell whether a node is an atomic operation that changes nothing, and only asks what an element holds.
+
+        That is how a thread waits for another in a loop of its own, ``while cuda.atomic.add(done, i, 0) == 0:``, since an element
+        that is only loaded may be kept in a register.
+        """
+        if not isinstance(node, ast.Call) or len(node.args) < 3 or not isinstance(node.args[-1], ast.Constant):
+            return False
+        found = _intrinsic(self, node.func)
+        if found is None or found.kind != "atomic":
+            return False
+        if found.operation in ("cas", "compare_and_swap"):
+            return ast.dump(node.args[-1]) == ast.dump(node.args[-2])
+        return found.operation in _WITH_ZERO and node.args[-1].value == 0
 
     def is_grid_sync(self, node: ast.AST) -> bool:
         """Tell whether a node is a call of the method by which threads wait for all blocks, if they have their grid."""
@@ -790,7 +807,8 @@ def _threads_of(program: Program) -> Threads:
         for intrinsic in (_intrinsic(source, node),)
         if intrinsic is not None
     }
-    works_in_blocks = "block" in kinds
+    asks = any(source.asks_memory(node) for source in program.sources for node in source.nodes)
+    works_in_blocks = "block" in kinds or asks
     # Threads of a block that work together are numbered, whether or not they ask for their numbers.
     rank = _index_rank(program) or int(works_in_blocks)
     return Threads(rank, not kinds.isdisjoint(_BLOCK_KINDS), works_in_blocks)

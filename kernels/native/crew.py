@@ -1,8 +1,9 @@
 """Compiled: the threads of a block on the CPU, which one worker runs in turn from one place where they wait to the next.
 
 Each thread is a coroutine (LLVM's "switched-resume lowering", https://llvm.org/docs/Coroutines.html) that says what it waits
-for before it suspends itself. Here is who goes on when: lanes of a warp once all that they name have come, threads of a
-block once none of them runs. A thread that is through is waited for by nobody, as on a GPU; a lane that a warp lacks neither.
+for before it suspends itself. Here is who goes on when: lanes of a warp once all that they name have come, threads of a block
+once none of them runs. A thread that asks memory for what others do there lets those run first. A thread that is through is
+waited for by nobody, as on a GPU; a lane that a warp lacks neither.
 """
 
 from __future__ import annotations
@@ -269,6 +270,18 @@ def report_stuck(threads, count, block, kind):
 
 
 @native
+def let_take_turns(threads, count):
+    """Let the threads go on that have let others run first; return how many they are."""
+    found = 0
+    for k in range(count):
+        thread = threads + k * nb.THREAD_SIZE
+        if load_i64(thread, nb.THREAD_WAITS) == nb.WAITS_FOR_TURN:
+            store_i64(thread, nb.THREAD_WAITS, nb.WAITS_FOR_NOTHING)
+            found += 1
+    return found
+
+
+@native
 def run(crew, block):
     """Run the threads of a block until all are through, or wait for all blocks; return how that ended."""
     count, threads = load_i64(crew, nb.CREW_COUNT), crew + nb.CREW_SIZE
@@ -280,6 +293,8 @@ def run(crew, block):
         failed = load_i64(crew, nb.CREW_FAILED)
         if failed != 0:
             return failed
+        if let_take_turns(threads, count) > 0:
+            continue
         arrived, told, in_lanes, at_grid = 0, 0, 0, 0
         for k in range(count):
             thread = threads + k * nb.THREAD_SIZE

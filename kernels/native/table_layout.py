@@ -187,8 +187,10 @@ THREAD_HANDLE, THREAD_WAITS, THREAD_MASK, THREAD_GIVEN, THREAD_TOLD, THREAD_GROU
     40,
     48,
 )
-# Who waits at a place waits for those lanes that come there, whichever these are; the mask is the place's number.
+# Who waits at a place waits for those lanes that come there, whichever these are; the mask is the place's number. Who waits for
+# a turn only lets others run first.
 WAITS_FOR_NOTHING, WAITS_FOR_BLOCK, WAITS_FOR_LANES, WAITS_AT_PLACE, WAITS_FOR_GRID, IS_THROUGH = 0, 1, 2, 3, 4, 5
+WAITS_FOR_TURN = 6
 WARP_SIZE = 32
 # How a crew ended
 CREW_DONE, CREW_RAISED, CREW_STUCK, CREW_AT_GRID = 0, 1, 2, 3

@@ -20,6 +20,8 @@ FOUND = {
     "around": "if j < x.shape[1]:\n  if i < x.shape[0]:",
     "both": "if i > 0 and j > 0 and i < x.shape[0] - 1 and j < x.shape[1] - 1:",
     "chain": "if 0 < j <= n:",
+    "both sides": "if (i < x.shape[0]) & (j < x.shape[1]) & (j != 3):",
+    "either side": "if (i >= x.shape[0]) | (j >= x.shape[1]) | (j == 3): return\nif True:",
     "mirrored": "if n > j and 3 <= j:",
     "return": "if i >= x.shape[0] or j >= x.shape[1]: return\nif True:",
     "returns": "if i >= n: return\nh, w = x.shape\nif not j < w: return\nif True:",
@@ -45,6 +47,8 @@ NOT_FOUND = {
     "else": "if j < n:\n  pass\nelse:",
     "float": "if j < 2.5 * n:",
     "scaled": "if 2 * j < n:",
+    "either holds": "if (i < x.shape[0]) | (j < x.shape[1]):",
+    "beside an effect": "if (j < n) & (nb.atomic_add(calls, 0, 1) >= 0):",
     "after an effect": "if nb.atomic_add(calls, 0, 1) >= 0 and j < n:",
     "bound again": "n = n + 1\nif j < n:",
     "bound in a loop": "for k in range(3):\n  p = k\nif j < p:",
@@ -113,7 +117,7 @@ def test_just_those_threads_run_that_pass(kernels, name, n, m):
     assert is_found(kernel, *given)
 
 
-@pytest.mark.parametrize("name", ["else", "float", "scaled", "element", "work before"])
+@pytest.mark.parametrize("name", ["else", "float", "scaled", "element", "either holds", "work before"])
 def test_a_guard_that_says_something_else_is_asked(kernels, name):
     kernel, given = guarded(kernels, name), arguments(4, 9)
     nb.launch(kernel, SHAPE, given)
@@ -121,8 +125,9 @@ def test_a_guard_that_says_something_else_is_asked(kernels, name):
     assert not is_found(kernel, *given)
 
 
-def test_effects_of_a_guard_happen_in_every_thread(kernels):
-    kernel, given = guarded(kernels, "after an effect"), arguments(4, 9)
+@pytest.mark.parametrize("name", ["after an effect", "beside an effect"])
+def test_effects_of_a_guard_happen_in_every_thread(kernels, name):
+    kernel, given = guarded(kernels, name), arguments(4, 9)
     nb.launch(kernel, SHAPE, given)
     assert given[2][0] == SHAPE[0] * SHAPE[1]
     assert not is_found(kernel, *given)

@@ -520,3 +520,48 @@ def test_what_cannot_run_is_refused_with_its_place(kernel, arguments, text):
     with pytest.raises(nb.KernelError, match=text) as caught:
         nb.launch(kernel, 1, arguments)
     assert f"{__file__}:" in str(caught.value) and "^" in str(caught.value)
+
+
+@nb.func
+def is_done(done, i):
+    return cuda.atomic.cas(done, i, 0, 0) != 0
+
+
+@nb.kernel
+def one_after_another(done, total):
+    # Each thread waits for the next one, which comes later to where it is run from the first to the last.
+    i, b = cuda.threadIdx.x, cuda.blockIdx.x
+    for _ in range(1000):
+        if i == cuda.blockDim.x - 1 or cuda.atomic.add(done, (b, i + 1), 0) != 0:
+            break
+    total[b, i] = 1.0 if i == cuda.blockDim.x - 1 else total[b, i + 1] + 1
+    cuda.atomic.add(done, (b, i), 1)
+
+
+@nb.kernel
+def one_after_another_by_function(done, total):
+    i, n = nb.tid(), cuda.blockDim.x
+    tries = 0
+    while i < n - 1 and tries < 1000 and not is_done(done, i + 1):
+        tries += 1
+    total[0, i] = 1.0 if i == n - 1 else total[0, i + 1] + 1
+    cuda.threadfence()
+    nb.atomic_exch(done, i, 1)
+    cuda.syncthreads()
+    total[1, i] = total[0, 0]
+
+
+def test_threads_that_ask_memory_for_what_others_do_let_them_run():
+    done, total = np.zeros((3, 70), np.int32), np.zeros((3, 70))
+    one_after_another[3, 70](done, total)
+    assert (total == 70 - np.arange(70)).all() and (done == 1).all()
+    done, total = np.zeros(70, np.int32), np.zeros((2, 70))
+    one_after_another_by_function[1, 70](done, total)
+    assert (total[0] == 70 - np.arange(70)).all() and (total[1] == 70).all()
+
+
+def test_what_threads_wait_for_in_memory_has_no_gradient():
+    by_total = np.ones((1, 4))
+    adjoints = {"adj_inputs": [None], "adj_outputs": [by_total], "adjoint": True}
+    with pytest.raises(nb.KernelUnsupportedError, match=r"asks here what another has done.*\n.*\n +if i == "):
+        nb.launch(one_after_another, 4, [np.zeros((1, 4), np.int32)], [np.zeros((1, 4))], block_dim=4, **adjoints)

@@ -19,6 +19,7 @@ from numba.core import callconv, cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+from numbridge.kernels.cpu_backend.blocks.source import ASKED
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at, constant_extents, keep_exception, memory_dtype
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.memory import external, load_i64, native
@@ -347,6 +348,17 @@ def _barrier(waits: int) -> Any:
     return wait
 
 
+@intrinsic
+def _asked(typing_context: Any, crew: Any, thread: Any, value: Any) -> Any:
+    """Let the other threads run, and return what memory held before: see `FunctionSource.asks_memory`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _wait(builder, _record(builder, *arguments[:2]), nb.WAITS_FOR_TURN, _I64(0), _I64(0))
+        return arguments[2]
+
+    return value(types.int64, types.int64, value), generate
+
+
 def _counting(function: Any) -> Any:
     @intrinsic
     def count(typing_context: Any, crew: Any, thread: Any, predicate: Any) -> Any:
@@ -483,6 +495,7 @@ _OPERATIONS = {
     "grid_sync": _barrier(nb.WAITS_FOR_GRID),
     **{name: _counting(function) for name, function in _COUNTS.items()},
     "syncwarp": _syncwarp,
+    ASKED: _asked,
     **{name: _shuffling(function) for name, function in _SHUFFLES.items()},
     **{name: _asking(*row, _of_truth, _word_of_truth) for name, row in _VOTES.items()},
     **{name: _asking(*row, _compared, _word_of_number) for name, row in _MATCHES.items()},

@@ -16,7 +16,7 @@ from typing import Any
 from numbridge.kernels.cpu_backend.range_source import RUN
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
+__all__ = ["ASKED", "CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
 
 WHOLE = "_nb_whole_block"
 """The name of the function that runs a whole block, where its threads need no coroutines."""
@@ -24,6 +24,8 @@ CREW, THREAD = "_nb_crew", "_nb_thread"
 """The names of a body's first parameters: the block's threads, and which of them runs."""
 NOW = "_nb_now"
 """The name of a block's number."""
+ASKED = "asked"
+"""The operation of a thread that has asked memory for what others do there; only coroutines have it."""
 _AXES = 3
 _PLACE = (
     "_nb_k0 = _nb_now % _nb_g0",
