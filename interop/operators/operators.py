@@ -191,8 +191,13 @@ class OperatorPlan:
         return annotation.scalar if isinstance(annotation, ScalarAnnotation) else None
 
     def refuse_other_arrays(self, name: str, values: Sequence[Any], tensor: type, framework: str) -> None:
-        """Refuse what is no tensor of the operator's framework for parameters that are arrays."""
+        """Refuse what is no tensor of the operator's framework for parameters that are arrays, and tuples for any."""
         for parameter, value in zip(self.inputs, values, strict=True):
+            if isinstance(value, tuple):
+                raise NumbridgeTypeError(
+                    f"operator {name}, parameter {parameter!r}: an operator takes no tuples, got {_type_name(value)}; let the "
+                    "kernel take its elements as parameters of their own, or launch it on a tape (nb.Tape)"
+                ) from None
             if self.kinds[parameter] == "array" and not isinstance(value, tensor):
                 raise NumbridgeTypeError(
                     f"operator {name}, parameter {parameter!r}: wanted a {framework}.Tensor, got {_type_name(value)}; use "

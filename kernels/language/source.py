@@ -38,6 +38,7 @@ from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
 
 __all__ = [
     "FunctionSource",
@@ -173,6 +174,8 @@ class FunctionSource:
         Parameters that come as arrays without dimensions, in place of the numbers that the source takes.
     file : list of str, optional
         The lines of its file, if they have been read.
+    structures : mapping of str to Structure, optional
+        How parameters are built that are tuples, in whose place come their elements.
 
     Raises
     ------
@@ -187,6 +190,7 @@ class FunctionSource:
         name: str | None = None,
         boxed: Sequence[str] = (),
         file: list[str] | None = None,
+        structures: Mapping[str, Structure] | None = None,
     ) -> None:
         self.function = function
         self.role: Role = role
@@ -208,6 +212,11 @@ class FunctionSource:
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         _Separately().visit(self.tree)
+        # What stands for the tuples among the parameters, and for the classes that are named where one is made again.
+        self.spread: Mapping[str, Spread] = {}
+        self._classes: Mapping[str, type] = {}
+        if structures:
+            self.spread, self._classes = spread_parameters(self.tree, function, structures, self.error)
         unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})
@@ -451,6 +460,9 @@ class FunctionSource:
         if node.id in self._statics:
             value, reached = self._statics[node.id].current()
             return Static(value, "static", value, (), True, False, reached)
+        if node.id in self._classes:
+            kind = self._classes[node.id]
+            return Static(kind, kind.__name__, kind, (), True, False, ())
         name, cells = (
             node.id,
             dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)),
