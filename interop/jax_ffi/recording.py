@@ -394,8 +394,8 @@ def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:
         found = argument._element if isinstance(argument, TracedArray) else None
         if found is not None and found is not element_of(parameter):
             raise NumbridgeTypeError(
-                f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}: got {argument!r}, and under JAX a kernel takes "
-                f"vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
+                f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}: got {argument!r}, and under JAX a kernel "
+                f"takes vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
             )
 
 

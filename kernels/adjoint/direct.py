@@ -80,8 +80,8 @@ def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
         return (None for _ in leaves(argument))
     if not isinstance(adjoint, tuple | list) or len(adjoint) != len(argument):
         raise NumbridgeTypeError(
-            f"the adjoint of parameter {parameter.name!r}, a tuple, is a tuple of {len(argument)} adjoints, in which None stands for "
-            f"none, got {type(adjoint).__name__}"
+            f"the adjoint of parameter {parameter.name!r}, a tuple, is a tuple of {len(argument)} adjoints, in which None stands "
+            f"for none, got {type(adjoint).__name__}"
         )
     pairs = zip(argument, adjoint, strict=True)
     return (leaf for one, other in pairs for leaf in _beside(parameter, one, other))

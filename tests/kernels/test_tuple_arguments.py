@@ -169,7 +169,7 @@ def test_kernels_show_what_they_become():
 def squares(out, arrays, factors, point):
     i = nb.tid()
     total = weighed(point, i) * arrays[0][i]
-    for a, factor in zip(arrays, factors):
+    for a, factor in zip(arrays, factors):  # noqa: B905 - Numba's zip takes no `strict`
         total += a[i] * a[i] * factor
     out[i] = total
 
