@@ -92,7 +92,7 @@ class Kernel(Sourced):
         return {leaf.name: leaf.label for spread in self.source.spread.values() for leaf in spread.leaves()}
 
     def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
-        """Return the kernel that takes what tuples among its arguments hold, and that one by one; without any, both as they are."""
+        """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""
         for argument in arguments:
             if isinstance(argument, tuple):
                 break
