@@ -34,7 +34,7 @@ from numbridge.kernels.language.dependencies import (
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import check_syntax
-from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
+from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
@@ -58,26 +58,34 @@ MAX_RANK = 4
 # Parsing and static resolution
 
 
-def _parse(function: FunctionType, file: list[str] | None) -> tuple[ast.FunctionDef, int, list[str]]:
+def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[ast.FunctionDef, int, list[str]]:
     """Return the definition with absolute positions, its first line number and its source lines."""
     code = function.__code__
     where = f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-    if code.co_name == "<lambda>":
-        raise KernelError(f"{where} is a lambda; write a def, so that its source can be read")
+    is_lambda = code.co_name == LAMBDA
+    if is_lambda and role == "kernel":
+        raise KernelError(f"{where} is a lambda, and a kernel has statements; write a def")
     file = file_of(function) if file is None else file
     read = lines_of(code, file)
     if read is None:
         raise KernelError(
-            f"the source of {where} cannot be read; it must be in a file or a notebook cell, or in linecache.cache"
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell. What exec makes of a text must be "
+            "compiled under a name of its own, compile(text, name, 'exec'), under which it is entered before: "
+            "linecache.cache[name] = len(text), None, text.splitlines(True), name"
         )
     lines, first = read
-    definition = _definition(lines)
+    if is_lambda and file is not None:
+        lines, first = file, 1
+    definition = lambda_of(code, lines) if is_lambda else _definition(lines)
     if isinstance(definition, ast.AsyncFunctionDef):
         raise KernelUnsupportedError(f"{where} is async; write an ordinary function")
+    if is_lambda and definition is None:
+        raise KernelError(f"{where} is a lambda that cannot be told from others on its line; write a def")
     if definition is None or not is_of(definition, code, file):
         raise KernelError(f"the source of {where} has changed since it was loaded; import it again")
-    indented = lines[0][:1].isspace()
-    ast.increment_lineno(definition, first - 1 - indented)
+    if not is_lambda:
+        indented = lines[0][:1].isspace()
+        ast.increment_lineno(definition, first - 1 - indented)
     return definition, first, lines
 
 
@@ -206,7 +214,7 @@ class FunctionSource:
         self._read: tuple[Dependency, ...] | None = None
         self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
-        self.tree, self._first, self._lines = _parse(function, file)
+        self.tree, self._first, self._lines = _parse(function, role, file)
         _strip(self.tree)
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
