@@ -7,6 +7,7 @@ it got, what it wanted and what to do. Nothing is compiled or launched.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +94,12 @@ def bound_types(
         _parameter_type(p, dtype or _weak_scalar(d, weak), d, contiguous=contiguous, written=p.name in written)
         for p, dtype, d in zip(kernel.parameters, checked, found, strict=True)
     ]
+    beside = kernel.source.beside(written)
+    if beside:
+        types = [
+            replace(kind, beside_written=True) if isinstance(kind, ArrayType) and kind.name in beside else kind
+            for kind in types
+        ]
     return tuple(types), weak
 
 

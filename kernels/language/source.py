@@ -14,7 +14,7 @@ import difflib
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -336,6 +336,11 @@ class FunctionSource:
 
         what = ("written", None if ranks is None else tuple(ranks.items()), tuple((records or {}).items()))
         return self.found(what, lambda: written_parameters(self, ranks, records or {}), Dependency.is_unchanged)
+
+    def beside(self, written: Collection[str]) -> frozenset[str]:
+        """Return the parameters that came in a tuple with one that is written, and are not written themselves."""
+        tuples = (frozenset(leaf.name for leaf in spread.leaves()) for spread in self.spread.values())
+        return frozenset[str]().union(*(names - {*written} for names in tuples if not names.isdisjoint(written)))
 
     def dependencies(self, *, by_hand: bool = False) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.

@@ -71,6 +71,21 @@ def written(arrays, values):
     cuda.atomic.add(arrays[2], 0, values[1])
 
 
+@nb.func
+def fill(pair, i, value):
+    pair.x[i] = value
+
+
+@nb.kernel
+def mixed(arrays, point):
+    i = nb.tid()
+    total = 0.0
+    for a in arrays:
+        total += a[i]
+    arrays[0][i] = total
+    fill(point, i, total + point.weight[i])
+
+
 @nb.kernel
 def assigned(out, shape):
     i = nb.tid()
@@ -93,6 +108,7 @@ CASES = {
     named: ([np.zeros(4), Point(X, 2.0), Grid((7, 3), 0.5)], 2 * X + 1.5 + 2.0),
     passed_on: ([np.zeros(4), (3, 5, 7)], [6 + 3 + 5 + 2 + 7.0] * 4),
     written: ([(X, 10 * X, X), ((5, 0.5), 1.0)], [X + 0.5, 10 * X + 0.5, [4.0, 1.0, 2.0, 3.0]]),
+    mixed: ([(X, 10 * X), Point(X, 5 * X)], [11 * X, 10 * X]),
     assigned: ([np.zeros(4), (5, 3)], [2.0, -1.0, 4.0, 5.0]),
     shadowing: ([np.zeros(4), (1, 2), 10], [13.0] * 4),
 }
@@ -125,7 +141,7 @@ def results(arguments):
 @pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.__name__)
 def test_kernels_take_tuples(kernel, way):
     arguments, wanted = CASES[kernel]
-    wanted = [list(each) for each in (wanted if kernel is written else [wanted])]
+    wanted = [list(each) for each in (wanted if kernel in (written, mixed) else [wanted])]
     for make in (np.copy, lambda x: torch.from_numpy(x.copy()), lambda x: nb.array(x, dtype=nb.float64, device="cpu")):
         given = [mapped(argument, make) for argument in arguments]
         ways(kernel)[way](given)
@@ -140,6 +156,12 @@ def test_tuples_on_cuda(kernel):
     with emulated_cuda() as emulation:
         ways(kernel)["launch"]([mapped(argument, emulation.on_device) for argument in there])
     assert results(there) == results(here)
+
+
+def test_only_what_is_written_need_be_writable():
+    arrays, point = (X.copy(), read_only(10 * X)), Point(np.zeros(4), jnp.asarray(5 * X))
+    nb.launch(mixed, 4, [arrays, point])
+    assert arrays[0].tolist() == list(11 * X) and point.x.tolist() == list(16 * X)
 
 
 def test_arrays_of_several_frameworks_in_one_tuple():
@@ -247,6 +269,11 @@ REFUSED = {
         written,
         [(X.copy(), read_only(X), X.copy()), ((5, 0.5), 1.0)],
         r"parameter 'arrays\[1\]': the kernel writes to it",
+    ),
+    "read-only field": (
+        mixed,
+        [(X.copy(), X), Point(read_only(X), X)],
+        r"parameter 'point\.x': the kernel writes to it",
     ),
     "text": (
         named,
