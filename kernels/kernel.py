@@ -105,19 +105,24 @@ class Kernel(Sourced):
         key = tuple(structure_of(argument) if p.annotation is None else None for p, argument in pairs)
         if not any(key):
             return self, arguments
-        kernel = self._flattened.get(key)
+        taken: list[Any] = []
+        for argument, structure in zip(arguments, key, strict=True):
+            if structure is None:
+                taken.append(argument)
+            else:
+                taken.extend(leaves(argument))
+        return self.flattened_for(key), taken
+
+    def flattened_for(self, structures: tuple[Structure | None, ...]) -> Kernel:
+        """Return the kernel that takes one by one what tuples hold, given how each parameter is built; None is no tuple."""
+        kernel = self._flattened.get(structures)
         if kernel is None:
             if len(self._flattened) >= _MAX_STRUCTURES:
                 self._flattened.clear()
-            kernel = self._flattened.setdefault(key, self._flattened_for(key))
-        taken: list[Any] = []
-        for argument, structure in zip(arguments, key, strict=True):
-            taken += (argument,) if structure is None else leaves(argument)
-        return kernel, taken
-
-    def _flattened_for(self, structures: Sequence[Structure | None]) -> Kernel:
-        pairs = zip(self.parameters, structures, strict=True)
-        return Flattened(self, {p.name: structure for p, structure in pairs if structure is not None})
+            pairs = zip(self.parameters, structures, strict=True)
+            made = Flattened(self, {p.name: structure for p, structure in pairs if structure is not None})
+            kernel = self._flattened.setdefault(structures, made)
+        return kernel
 
     def new_variants(self) -> Any:
         """Return an empty collection of variants."""

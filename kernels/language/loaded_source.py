@@ -71,11 +71,15 @@ def lambda_of(code: CodeType, file: list[str]) -> ast.FunctionDef | None:
 def _place_of_expression(code: CodeType) -> tuple[int, int, int, int] | None:
     """Return where the expression of a lambda begins and ends, by lines and columns; None if the code does not say."""
     # What Python puts around the expression has a line and no columns.
-    known = [place for place in code.co_positions() if None not in place and place[3]]
+    known = [
+        (first, last, begin, end)
+        for first, last, begin, end in code.co_positions()
+        if first is not None and last is not None and begin is not None and end
+    ]
     if not known:
         return None
-    begin, end = min((p[0], p[2]) for p in known), max((p[1], p[3]) for p in known)
-    return (*begin, *end)  # type: ignore[return-value]
+    (line, column), (last, end) = min((p[0], p[2]) for p in known), max((p[1], p[3]) for p in known)
+    return line, column, last, end
 
 
 def is_of(definition: ast.FunctionDef, code: CodeType, file: list[str] | None) -> bool:

@@ -14,7 +14,17 @@ from typing import Any
 
 from numbridge.kernels.errors import KernelError
 
-__all__ = ["Leaf", "Spread", "Structure", "is_named_tuple", "leaves", "remade", "spread_parameters", "structure_of"]
+__all__ = [
+    "Leaf",
+    "Spread",
+    "Structure",
+    "is_named_tuple",
+    "leaves",
+    "rebuilt",
+    "remade",
+    "spread_parameters",
+    "structure_of",
+]
 
 _Refuse = Callable[[ast.AST, str], KernelError]
 
@@ -31,7 +41,7 @@ class Structure:
         The same of each of its elements; None for one that is no tuple.
     """
 
-    kind: type
+    kind: Any
     items: tuple[Structure | None, ...]
 
     def called(self, place: int) -> str:
@@ -87,6 +97,14 @@ def leaves(value: tuple[Any, ...]) -> Iterator[Any]:
             yield from leaves(item)
         else:
             yield item
+
+
+def rebuilt(structure: Structure | None, items: Iterator[Any]) -> Any:
+    """Return a tuple of a structure that holds the next of some items; for None, the next itself."""
+    if structure is None:
+        return next(items)
+    made = (rebuilt(inner, items) for inner in structure.items)
+    return structure.kind._make(made) if is_named_tuple(structure.kind) else tuple(made)
 
 
 def remade(like: tuple[Any, ...], items: Iterator[Any]) -> tuple[Any, ...]:

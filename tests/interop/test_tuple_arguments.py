@@ -6,6 +6,7 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paddle
 import pytest
 import torch
 from numba import cuda
@@ -306,18 +307,71 @@ def test_adjoints_of_tuples_that_do_not_fit():
 
 
 @nb.kernel
-def as_operator(x, factors, out):
+def as_operator(x, shape, arrays, point, out):
     i = nb.tid()
-    a, b = factors
-    out[i] = x[i] * a + b
+    nx, ny = shape
+    total = x[i] * ny
+    for a in arrays:
+        total += a[i] * a[i]
+    if i < nx:
+        out[i] = total + point.x[i] * point.weight * x[i]
 
 
-def test_operators_refuse_tuples():
-    x = torch.ones(3)
-    with pytest.raises(nb.NumbridgeTypeError, match="parameter 'factors': an operator takes no tuples"):
-        nb.torch_op(as_operator, "out")(x, (1.0, 2.0))
-    with pytest.raises(nb.NumbridgeTypeError, match="argument 'factors': wanted a JAX array or a number, got tuple"):
-        nb.jax_kernel(as_operator)(jnp.ones(3), (1.0, 2.0))
+def tensors(count):
+    return [torch.from_numpy(array).requires_grad_() for array in np.random.default_rng(7).normal(size=(count, 4))]
+
+
+def test_torch_operators_take_tuples():
+    operator, given = nb.torch_op(as_operator, "out"), tensors(4)
+
+    def function(x, a, b, c):
+        return operator(x, (3, 2), (a, b), Point(c, 5.0))
+
+    x, a, b, c = (tensor.detach() for tensor in given)
+    wanted = x * 2 + a * a + b * b + c * 5 * x
+    wanted[3] = 0
+    torch.testing.assert_close(function(*given).detach(), wanted)
+    assert torch.autograd.gradcheck(function, given) and torch.autograd.gradgradcheck(function, given)
+    torch.testing.assert_close(torch.compile(function, backend="eager")(x, a, b, c), wanted)
+    weight = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+    operator(x, (3, 2), (a, b), Point(c, weight)).sum().backward()
+    torch.testing.assert_close(weight.grad, (c * x)[:3].sum())
+
+
+def test_dims_are_asked_of_tuples_as_they_are():
+    x, a, b, c = tensors(4)
+    operator = nb.torch_op(
+        as_operator,
+        "out",
+        launch_dims=lambda x, shape, arrays, point: shape[0],
+        output_dims=lambda x, shape, arrays, point: (len(arrays) + point.x.shape[0],),
+    )
+    assert operator(x, (3, 2), (a, b), Point(c, 5.0)).shape == (6,)
+
+
+def test_torch_operators_in_place_take_tuples():
+    x, a, b, c = (tensor.detach() for tensor in tensors(4))
+    out, wanted = torch.zeros_like(x), nb.torch_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0))
+    nb.torch_op(as_operator)(x, (3, 2), (a, b), Point(c, 5.0), out)
+    assert torch.equal(out, wanted)
+
+
+def test_paddle_operators_take_tuples():
+    given = [paddle.to_tensor(tensor.detach().numpy(), stop_gradient=False) for tensor in tensors(4)]
+    x, a, b, c = given
+    nb.paddle_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0)).sum().backward()
+    np.testing.assert_allclose(b.grad.numpy()[:3], 2 * b.numpy()[:3])
+    assert b.grad.numpy()[3] == 0
+
+
+def test_what_operators_refuse_in_tuples():
+    x, a, b, c = tensors(4)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'arrays\[1\]': wanted a torch\.Tensor, got numpy\.ndarray"
+    ):
+        nb.torch_op(as_operator, "out")(x, (3, 2), (a, b.detach().numpy()), Point(c, 5.0))
+    with pytest.raises(nb.NumbridgeTypeError, match="argument 'shape': wanted a JAX array or a number, got tuple"):
+        nb.jax_kernel(as_operator)(jnp.ones(3), (1, 2), (3,), (4,))
 
 
 def test_the_gradient_of_a_tensor_in_a_tuple_is_not_lost_silently():
