@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import difflib
 import functools
 import math
@@ -236,8 +237,8 @@ class FunctionSource:
         self.locals = frozenset({*self.parameters, *stored})
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
-        self._given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
-        self._aliases = _single_aliases(self.nodes, self.locals - self._given, once)
+        self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
+        self._aliases = _single_aliases(self.nodes, self.locals - self.given, once)
         self._constants = _single_values(self.nodes, once)
         self._unpacked = _unpacked_calls(self.nodes)
 
@@ -449,7 +450,7 @@ class FunctionSource:
         if called is None or called.value is not grad:
             return None
         function = node.args[0] if len(node.args) == 1 and not node.keywords else None
-        if isinstance(function, ast.Name) and function.id in self._given:
+        if isinstance(function, ast.Name) and function.id in self.given:
             passed = grad(Passed(function.id))
             return Static(passed, "gradient", passed, (), False, False, called.reached)
         given = None if function is None else self.resolve(function)
@@ -691,6 +692,26 @@ class Program:
             if callee is not None:
                 yield node, callee
 
+    def fold(self, source: FunctionSource, node: ast.expr, within: tuple[FunctionSource, ...] = ()) -> Any:
+        """Return what `FunctionSource.fold` does, where a parameter for which all calls give one constant is that constant."""
+        value = source.fold(node)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & source.given
+        if value is not MISSING or not names or source in within:
+            return value
+        given = {name: self._constant_given(source, name, (*within, source)) for name in names}
+        return MISSING if MISSING in given.values() else source.fold(_Constants(given).visit(copy.deepcopy(node)))
+
+    def _constant_given(self, source: FunctionSource, name: str, within: tuple[FunctionSource, ...]) -> Any:
+        place, found = source.parameters.index(name), []
+        for part in self.sources:
+            if any(passed is source for passed in self.passed(part)):
+                return MISSING
+            for call in (call for call, callee in self.calls(part) if callee is source):
+                by_name = (keyword.value for keyword in call.keywords if keyword.arg == name)
+                argument = call.args[place] if place < len(call.args) else next(by_name, None)
+                found.append(MISSING if argument is None else self.fold(part, argument, within))
+        return found[0] if found and all(_is_of_integers(value) and value == found[0] for value in found) else MISSING
+
     def dependencies(self, *, by_hand: bool) -> tuple[Dependency, ...]:
         """Return what `FunctionSource.dependencies` does."""
         found: dict[tuple[int, Any], Dependency] = {}
@@ -774,6 +795,23 @@ class Program:
         if self._gradients and source.gradient is not None and id(source.gradient) not in seen:
             self._visit(source.gradient, seen)
         self.sources.append(source)
+
+
+def _is_of_integers(value: Any) -> bool:
+    return all(map(_is_of_integers, value)) if type(value) is tuple else type(value) is int
+
+
+class _Constants(ast.NodeTransformer):
+    """Writes constants for names."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return what stands for a name."""
+        if node.id not in self._values:
+            return node
+        return ast.copy_location(ast.parse(repr(self._values[node.id]), mode="eval").body, node)
 
 
 _NJIT: WeakKeyDictionary[Any, FunctionSource] = WeakKeyDictionary()
