@@ -242,6 +242,16 @@ def annotated(out, v: nb.vec3):
     out[nb.tid()] = v[0]
 
 
+def test_parameters_may_be_annotated_as_tuples():
+    @nb.kernel
+    def kernel(out: nb.array, shape: tuple[int, int], grid: Grid, rest: tuple):
+        out[nb.tid()] = shape[0] + grid.spacing + rest[1]
+
+    out = np.zeros(2)
+    nb.launch(kernel, 2, [out, (1, 2), Grid((1, 1), 0.5), (0, 4)])
+    assert out.tolist() == [5.5, 5.5]
+
+
 @nb.kernel
 def beyond(out, shape):
     out[nb.tid()] = shape[2]

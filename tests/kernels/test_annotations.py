@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +31,13 @@ def test_numpy_typing_may_say_dtype_and_rank():
     assert annotation_of(npt.NDArray) == annotation_of(np.ndarray[tuple[int, ...], np.dtype]) == ANY
 
 
+@pytest.mark.parametrize("kind", [tuple, tuple[int, ...], typing.Tuple[int, float], torch.Size])
+def test_tuples_ask_for_nothing_of_what_they_hold(kind):
+    assert annotation_of(kind) is None
+
+
 @pytest.mark.parametrize(
-    "kind", [list, tuple, str, memoryview, np.floating, np.generic, np.dtype, npt.ArrayLike, dict[str, int]]
+    "kind", [list, str, memoryview, np.floating, np.generic, np.dtype, npt.ArrayLike, dict[str, int]]
 )
 def test_other_classes_are_refused(kind):
     with pytest.raises(nb.NumbridgeTypeError, match="is not an annotation for a kernel"):
