@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typing
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +29,7 @@ def test_numpy_typing_may_say_dtype_and_rank():
     assert annotation_of(npt.NDArray) == annotation_of(np.ndarray[tuple[int, ...], np.dtype]) == ANY
 
 
-@pytest.mark.parametrize("kind", [tuple, tuple[int, ...], typing.Tuple[int, float], torch.Size])
+@pytest.mark.parametrize("kind", [tuple, tuple[int, ...], tuple[int, float], torch.Size])
 def test_tuples_ask_for_nothing_of_what_they_hold(kind):
     assert annotation_of(kind) is None
 
