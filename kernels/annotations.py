@@ -121,7 +121,8 @@ def annotation_of(
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
         dtype, a framework's dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. A class of arrays, such as
         `numpy.ndarray`, `torch.Tensor` or `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of
-        whatever framework.
+        whatever framework. `tuple`, ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types
+        of its own.
         Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, as a message calls it: ``"'x' of kernel 'f'"``.
@@ -137,6 +138,9 @@ def annotation_of(
     (float32, array1d[int32])
     """
     if annotation is inspect.Parameter.empty or annotation is Any:
+        return None
+    owner = get_origin(annotation) or annotation
+    if isinstance(owner, type) and issubclass(owner, tuple):
         return None
     # An array class may stand for "an array of any dtype and rank".
     annotation = getattr(annotation, "__kernel_annotation__", annotation)

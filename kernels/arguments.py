@@ -7,6 +7,7 @@ it got, what it wanted and what to do. Nothing is compiled or launched.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def bound_types(
         If an argument does not fit its parameter, or one that is `written` may not be.
     """
     checked = [
-        _check(kernel.name, parameter, argument, description, written=parameter.name in written)
+        _check(kernel, parameter, argument, description, written=parameter.name in written)
         for parameter, argument, description in zip(kernel.parameters, arguments, found, strict=True)
     ]
     weak = _weak_float(checked, found)
@@ -93,6 +94,12 @@ def bound_types(
         _parameter_type(p, dtype or _weak_scalar(d, weak), d, contiguous=contiguous, written=p.name in written)
         for p, dtype, d in zip(kernel.parameters, checked, found, strict=True)
     ]
+    beside = kernel.source.beside(written)
+    if beside:
+        types = [
+            replace(kind, beside_written=True) if isinstance(kind, ArrayType) and kind.name in beside else kind
+            for kind in types
+        ]
     return tuple(types), weak
 
 
@@ -116,7 +123,9 @@ def launch_device(
     DeviceError
         If its arrays lie on several devices, or on another one than is `wanted`.
     """
-    arrays = [(p.name, a, d) for p, a, d in zip(kernel.parameters, arguments, found, strict=True) if d.is_array]
+    arrays = [
+        (kernel.label(p.name), a, d) for p, a, d in zip(kernel.parameters, arguments, found, strict=True) if d.is_array
+    ]
     # Managed memory may be used on either side.
     fixed = [_device_of(d) for _, _, d in arrays if d.device_type != dl.CUDA_MANAGED]
     others = [_device_of(d) for _, _, d in arrays]
@@ -135,9 +144,9 @@ def _device_of(found: Description) -> Device:
     return CPU if found.device_type == dl.CPU else Device("cuda", found.device_id)
 
 
-def _check(kernel: str, parameter: Parameter, argument: Any, found: Description, *, written: bool) -> _Dtype | None:
+def _check(kernel: Kernel, parameter: Parameter, argument: Any, found: Description, *, written: bool) -> _Dtype | None:
     """Check one argument; return the type that it is bound to, or None for a Python number, which is weak."""
-    where = f"kernel {kernel!r}, parameter {parameter.name!r}"
+    where = f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}"
     if found.is_element or isinstance(parameter.annotation, ElementAnnotation):
         return check_value(where, parameter.annotation, argument, found)
     if found.kind == 0 and isinstance(parameter.annotation, ScalarAnnotation) and isinstance(argument, str | None):

@@ -106,12 +106,14 @@ def check_extents(
     if variant.launch_function == 0 or geometry.place.form != "masked":
         counts |= {"blockDim": geometry.block, "gridDim": geometry.grid}
     launch = Launched(counts, shapes, {p.name: argument for p, d, argument in given if _is_whole(p, d)})
-    refusal = refused(reaches_of(kernel), launch, is_followed=geometry.is_followed)
+    refusal = refused(reaches_of(kernel), launch, is_followed=geometry.is_followed, called=kernel.label)
     if refusal is not None:
         raise NumbridgeValueError(f"launch of kernel {kernel.name!r}, {refusal}")
 
 
-def refused(reaches: Sequence[Reach], launch: Launched, *, is_followed: bool) -> str | None:
+def refused(
+    reaches: Sequence[Reach], launch: Launched, *, is_followed: bool, called: Callable[[str], str] = str
+) -> str | None:
     """Return what the first array that is too short for a launch is, and what to do; None if there is none.
 
     Parameters
@@ -122,13 +124,15 @@ def refused(reaches: Sequence[Reach], launch: Launched, *, is_followed: bool) ->
         The launch, of a thread or more.
     is_followed : bool
         Whether a framework makes it, whose users say what its outputs are.
+    called : callable
+        Gives what messages call a parameter.
     """
     for reach in reaches:
         if reach.missing(launch, operator.lt):
             what = "parameter" if reach.extents is None else "local or shared memory"
             way = _GUARDS_WAY if not reach.by_all else _OPERATORS_WAY if is_followed else _LAUNCHES_WAY
             said = reach.refusal(launch, launch.counts["dim"], f"{way}; {_OUTPUTS}" if is_followed else way)
-            return f"{what} {reach.array!r}: {said}"
+            return f"{what} {called(reach.array)!r}: {said}"
     return None
 
 

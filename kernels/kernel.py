@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, overload
 
 from numbridge.kernels.annotations import (
@@ -27,9 +27,13 @@ from numbridge.kernels.language.kernel_syntax import check_returns
 from numbridge.kernels.language.loaded_source import file_of
 from numbridge.kernels.language.source import FunctionSource, Role, Sourced
 from numbridge.kernels.language.static_names import is_cuda_dispatcher
+from numbridge.kernels.language.tuple_parameters import Spread, Structure, leaves, structure_of
 from numbridge.kernels.machine import front
 
-__all__ = ["Boxed", "Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
+__all__ = ["Boxed", "Flattened", "Function", "Kernel", "Parameter", "func", "func_grad", "kernel"]
+
+# Of how many structures of tuples a kernel keeps what it becomes
+_MAX_STRUCTURES = 256
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Kernel(Sourced):
     """
 
     role: ClassVar[Role] = "kernel"
+    # How those of its parameters are built that are tuples, if it takes their elements
+    structures: Mapping[str, Structure] = MappingProxyType({})
 
     def __init__(self, function: FunctionType, options: dict[str, Any], *, of_cuda_jit: bool = False) -> None:
         functools.update_wrapper(self, function)
@@ -70,6 +76,53 @@ class Kernel(Sourced):
         self.launchers: dict[Any, dict[Any, Any]] = {}
         self.threads: Any = None
         self.derivatives: dict[Any, Any] = {}
+        self._flattened: dict[tuple[Structure | None, ...], Kernel] = {}
+
+    @functools.cached_property
+    def source(self) -> FunctionSource:
+        """The parsed source."""
+        return FunctionSource(self.function, self.role, self.name, file=self.file, structures=self.structures)
+
+    def label(self, name: str) -> str:
+        """Return what messages call a parameter."""
+        return self._labels.get(name, name)
+
+    @functools.cached_property
+    def _labels(self) -> dict[str, str]:
+        return {leaf.name: leaf.label for spread in self.source.spread.values() for leaf in spread.leaves()}
+
+    def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
+        """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""
+        for argument in arguments:
+            if isinstance(argument, tuple):
+                break
+        else:
+            return self, arguments
+        if len(arguments) != len(self.parameters):
+            return self, arguments
+        # A tuple for what is annotated as something else is refused with all else that does not fit.
+        pairs = zip(self.parameters, arguments, strict=True)
+        key = tuple(structure_of(argument) if p.annotation is None else None for p, argument in pairs)
+        if not any(key):
+            return self, arguments
+        taken: list[Any] = []
+        for argument, structure in zip(arguments, key, strict=True):
+            if structure is None:
+                taken.append(argument)
+            else:
+                taken.extend(leaves(argument))
+        return self.flattened_for(key), taken
+
+    def flattened_for(self, structures: tuple[Structure | None, ...]) -> Kernel:
+        """Return the kernel that takes one by one what tuples hold, given how each parameter is built; None is no tuple."""
+        kernel = self._flattened.get(structures)
+        if kernel is None:
+            if len(self._flattened) >= _MAX_STRUCTURES:
+                self._flattened.clear()
+            pairs = zip(self.parameters, structures, strict=True)
+            made = Flattened(self, {p.name: structure for p, structure in pairs if structure is not None})
+            kernel = self._flattened.setdefault(structures, made)
+        return kernel
 
     def new_variants(self) -> Any:
         """Return an empty collection of variants."""
@@ -224,14 +277,37 @@ class Boxed(Kernel):
     """
 
     def __init__(self, kernel: Kernel, names: Sequence[str]) -> None:
-        self._boxed, self.file = tuple(names), kernel.file
+        self._boxed, self.file, self.structures = tuple(names), kernel.file, kernel.structures
         super().__init__(kernel.function, {**kernel.options, "name": kernel.name})
         self.parameters = tuple(_boxed(p) if p.name in names else p for p in kernel.parameters)
 
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
-        return FunctionSource(self.function, self.role, self.name, self._boxed, self.file)
+        return FunctionSource(self.function, self.role, self.name, self._boxed, self.file, self.structures)
+
+
+class Flattened(Kernel):
+    """A kernel that takes what tuples among its parameters hold, one by one.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The kernel.
+    structures : mapping of str to Structure
+        How the tuples are built, by the parameters.
+    """
+
+    def __init__(self, kernel: Kernel, structures: Mapping[str, Structure]) -> None:
+        self.structures, self.file = structures, kernel.file
+        super().__init__(kernel.function, {**kernel.options, "name": kernel.name})
+        given = self.source.spread
+        taken = ([p] if p.name not in given else _of_leaves(given[p.name]) for p in kernel.parameters)
+        self.parameters = tuple(p for parameters in taken for p in parameters)
+
+
+def _of_leaves(spread: Spread) -> Iterable[Parameter]:
+    return (Parameter(leaf.name, None) for leaf in spread.leaves())
 
 
 def _boxed(parameter: Parameter) -> Parameter:

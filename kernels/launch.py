@@ -125,6 +125,12 @@ class _Road:
         """Specialise for these arguments, or raise what is wrong with them, and launch."""
         if self.kernel.source.threads != self._threads:
             self._refuse_threads()
+        kernel, taken = self.kernel.flattened(arguments)
+        if kernel is not self.kernel:
+            if self.geometry.is_followed:
+                raise NumbridgeTypeError(f"kernel {self.kernel.name!r} as an operator takes no tuples")
+            launcher(kernel, self.geometry)(*taken)
+            return
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
         record = taking_over(arguments)
         if record is not None:
@@ -204,6 +210,10 @@ class _Road:
 
         No framework knows that they are used on this stream, and would give their memory to somebody else.
         """
+        kernel, taken = self.kernel.flattened(arguments)
+        if kernel is not self.kernel:
+            launcher(kernel, self.geometry)(*taken, **named)
+            return
         self.launcher(*arguments, **named)
         stream, ordinals = self.geometry.stream, (d.device_id for d in map(describe, arguments) if d.is_on_cuda)
         ordinal = next(ordinals, None)
@@ -405,10 +415,11 @@ def _for_others(kernel: Kernel, dim: Any, block_dim: Any) -> Callable[..., None]
     geometry = Geometry(extents, block, (), (), ())
 
     def run(*arguments: Any) -> None:
-        record = taking_over(arguments)
+        flat, taken = kernel.flattened(arguments)
+        record = taking_over(taken)
         if record is None:
             dimensions(kernel, dim)
-        record(kernel, geometry, arguments)
+        record(flat, geometry, taken)
 
     return run
 
@@ -782,6 +793,7 @@ class Explanation:
 
 def explain(kernel: Kernel, arguments: Sequence[Any]) -> Explanation:
     """Return which variant these arguments run, its types, its generated source, and where float64 arithmetic remains."""
+    kernel, arguments = kernel.flattened(arguments)
     variant = variants_of(kernel).specialise(arguments)
     wide = variant.wide if variant.weak_float == "float32" else ()
     with open(variant.source_file, encoding="utf-8") as file:

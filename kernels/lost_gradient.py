@@ -33,7 +33,7 @@ def warn_of_lost_gradient(
         why = None if ask is None else ask(argument)
         if why is not None:
             # Where warnings are errors this one comes back until it is heeded.
-            message = f"kernel {kernel.name!r}, parameter {parameter.name!r}: {why}"
+            message = f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}: {why}"
             warnings.warn(message, NumbridgeWarning, stacklevel=callers_level())
             variants.stop_warning()
             return

@@ -44,6 +44,8 @@ class ArrayType:
         Whether the kernel may write to it.
     element : ElementType or None
         What `scalar` is a component of, for arrays of vectors or matrices; `ndim` does not count its dimensions.
+    beside_written : bool
+        Whether it was passed in a tuple with another that is written: loops over the tuple need one type for both.
     """
 
     name: str
@@ -52,6 +54,12 @@ class ArrayType:
     contiguous: bool
     written: bool
     element: ElementType | None = None
+    beside_written: bool = False
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the array has Numba's type of arrays that are read-only."""
+        return not (self.written or self.beside_written)
 
     @property
     def has_large_elements(self) -> bool:

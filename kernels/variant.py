@@ -740,6 +740,7 @@ def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form:
         isinstance(capability, tuple | list) and len(capability) == 2 and all(type(n) is int for n in capability)
     ):
         raise NumbridgeTypeError(f"capability is {capability!r}; it must be two ints, such as (9, 0) for sm_90")
+    kernel, arguments = kernel.flattened(arguments)
     found = [describe(argument) for argument in arguments]
     variants = variants_of(kernel)
     types, weak = variants.types(arguments, found)

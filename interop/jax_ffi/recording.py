@@ -394,8 +394,8 @@ def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:
         found = argument._element if isinstance(argument, TracedArray) else None
         if found is not None and found is not element_of(parameter):
             raise NumbridgeTypeError(
-                f"kernel {kernel.name!r}, parameter {parameter.name!r}: got {argument!r}, and under JAX a kernel takes "
-                f"vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
+                f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}: got {argument!r}, and under JAX a kernel "
+                f"takes vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
             )
 
 
@@ -424,7 +424,7 @@ def _check_targets(kernel: Kernel, targets: Sequence[tuple[str, Any]]) -> None:
         )
     roots: list[TracedArray] = []
     for name, target in targets:
-        where = f"kernel {kernel.name!r}, parameter {name!r}"
+        where = f"kernel {kernel.name!r}, parameter {kernel.label(name)!r}"
         if not isinstance(target, TracedArray):
             raise BufferAccessError(
                 f"{where}: the kernel writes to it, and a {type(target).__name__} from outside the traced function would be "

@@ -8,7 +8,7 @@ dimensions of tensors.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
@@ -18,6 +18,7 @@ from numbridge.kernels.kernel import Boxed, Kernel
 from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.source import FunctionSource, Sourced
+from numbridge.kernels.language.tuple_parameters import Structure, leaves, rebuilt, structure_of
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
 from numbridge.operators.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
 
@@ -57,6 +58,8 @@ class OperatorPlan:
         Threads per block, along each axis of the launch if it is a tuple.
     boxed : sequence of str
         Numbers that come as tensors without dimensions, whose shape is nothing to go by.
+    arrays : sequence of str
+        Parameters that are known to be arrays.
 
     Attributes
     ----------
@@ -85,6 +88,7 @@ class OperatorPlan:
         output_dims: Dims,
         block_dim: BlockDim = 256,
         boxed: Sequence[str] = (),
+        arrays: Sequence[str] = (),
     ) -> None:
         # A kernel without thread indices may be launched with any number of dimensions.
         rank = kernel.source.index_rank or None
@@ -103,7 +107,8 @@ class OperatorPlan:
             )
         refuse_records(f"kernel {kernel.name!r} as an operator", kernel.parameters)
         self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
-        used = _arrays(kernel.source)
+        self._labels, self._known_arrays = {name: kernel.label(name) for name in names}, arrays
+        used = {*_arrays(kernel.source), *arrays}
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
         written = kernel.source.written()
         wrong = [name for name in given if self.kinds[name] != "array" or name not in written]
@@ -165,7 +170,7 @@ class OperatorPlan:
         places = tuple(place for place in self.numbers if isinstance(values[place], tensor))
         for place in places:
             parameter, value = self.inputs[place], values[place]
-            where = f"operator {name}, parameter {parameter!r}: wanted a number, got a tensor"
+            where = f"operator {name}, parameter {self._labels[parameter]!r}: wanted a number, got a tensor"
             if value.ndim:
                 raise NumbridgeTypeError(
                     f"{where} of shape {tuple(value.shape)}; pass one without dimensions, such as tensor[0], or annotate the "
@@ -182,8 +187,33 @@ class OperatorPlan:
         """Return the plan of the same operator that takes tensors without dimensions for the numbers in some places."""
         names = [self.inputs[place] for place in places]
         return OperatorPlan(
-            Boxed(self.kernel, names), self.outputs, self._launch_dims, self._output_dims, self.block_dim, names
+            Boxed(self.kernel, names),
+            self.outputs,
+            self._launch_dims,
+            self._output_dims,
+            self.block_dim,
+            names,
+            self._known_arrays,
         )
+
+    def flattened(self, values: Sequence[Any]) -> tuple[Hashable, Callable[[], OperatorPlan], list[Any]]:
+        """Return what the inputs become if some are tuples: what tells such inputs apart, what makes their plan, and they.
+
+        The plan is that of an operator that takes what the tuples hold one by one. Dims are asked of the inputs as they are.
+        """
+        structures = tuple(map(structure_of, values))
+        taken = [leaf for value in values for leaf in (leaves(value) if isinstance(value, tuple) else (value,))]
+        are_arrays = tuple(getattr(leaf, "ndim", 0) > 0 for leaf in taken)
+
+        def plan() -> OperatorPlan:
+            given = dict(zip(self.inputs, structures, strict=True))
+            flat = self.kernel.flattened_for(tuple(given.get(p.name) for p in self.kernel.parameters))
+            inputs = [p.name for p in flat.parameters if p.name not in self.outputs]
+            arrays = [name for name, is_array in zip(inputs, are_arrays, strict=True) if is_array]
+            launch, output = _of_tuples(self._launch_dims, structures), _of_tuples(self._output_dims, structures)
+            return OperatorPlan(flat, self.outputs, launch, output, self.block_dim, arrays=arrays)
+
+        return (structures, are_arrays), plan, taken
 
     def number_type(self, place: int) -> Scalar | None:
         """Return the type of the number that an input is, or None for any."""
@@ -195,8 +225,8 @@ class OperatorPlan:
         for parameter, value in zip(self.inputs, values, strict=True):
             if self.kinds[parameter] == "array" and not isinstance(value, tensor):
                 raise NumbridgeTypeError(
-                    f"operator {name}, parameter {parameter!r}: wanted a {framework}.Tensor, got {_type_name(value)}; use "
-                    f"nb.convert(x, {framework!r}), which shares its memory, or {_MAKERS[framework]}"
+                    f"operator {name}, parameter {self._labels[parameter]!r}: wanted a {framework}.Tensor, got "
+                    f"{_type_name(value)}; use nb.convert(x, {framework!r}), which shares its memory, or {_MAKERS[framework]}"
                 ) from None
 
     def dtype(self, name: str) -> Scalar | None:
@@ -267,6 +297,18 @@ class OperatorPlan:
         if any(isinstance(extent, int) and extent < 0 for extent in shape):
             raise NumbridgeValueError(f"{what} of kernel {self.kernel.name!r}: {dims!r} has a negative extent")
         return shape
+
+
+def _of_tuples(dims: Any, structures: Sequence[Structure | None]) -> Any:
+    """Return dims of inputs as those of what is left of them without tuples."""
+    if not callable(dims):
+        return dims
+
+    def asked(*taken: Any) -> Any:
+        items = iter(taken)
+        return dims(*(rebuilt(structure, items) for structure in structures))
+
+    return asked
 
 
 def _kind(annotation: Any, used: bool) -> Kind:

@@ -79,6 +79,7 @@ class PaddleOp(Remade):
         self._tensor: type = paddle.Tensor
         self.plan, self.kernel, self.name = plan, plan.kernel, name
         self._of_tensors: dict[tuple[int, ...], PaddleOp] = {}
+        self._of_tuples: dict[Any, PaddleOp] = {}
         self._operator = Operator(Level.first(Launches(plan)), self.name)
         self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
@@ -91,6 +92,8 @@ class PaddleOp(Remade):
         places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
         if places:
             return self._boxed(places)(*self._as_numbers(places, values))
+        if any(isinstance(value, tuple) for value in values):
+            return self._flattened(values)
         self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
@@ -102,6 +105,14 @@ class PaddleOp(Remade):
         if found is None:
             found = self._of_tensors.setdefault(places, PaddleOp(self.plan.boxed(places), self.name))
         return found
+
+    def _flattened(self, values: Sequence[Any]) -> Any:
+        """Run the operator that takes what tuples among the inputs hold."""
+        key, plan, taken = self.plan.flattened(values)
+        found = self._of_tuples.get(key)
+        if found is None:
+            found = self._of_tuples.setdefault(key, PaddleOp(plan(), self.name))
+        return found(*taken)
 
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""

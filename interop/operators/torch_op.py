@@ -55,7 +55,8 @@ def torch_op(
     -------
     TorchOp
         Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
-        floating-point number may be given as a tensor without dimensions, which has a gradient then.
+        floating-point number may be given as a tensor without dimensions, which has a gradient then. Inputs may be tuples of
+        tensors and numbers; torch.compile runs the operator outside of its graphs then.
 
     Raises
     ------
@@ -100,6 +101,7 @@ class TorchOp(Remade):
         self._count, self._numbers = len(plan.inputs), plan.numbers
         self._is_compiling = torch.compiler.is_dynamo_compiling
         self._of_tensors: dict[tuple[int, ...], TorchOp] = {}
+        self._of_tuples: dict[Any, TorchOp] = {}
         rows = {place: plan.number_type(place) for place in plan.numbers}
         self._types = {place: None if row is None else dtype_to_torch(row) for place, row in rows.items()}
         launches = Launches(plan)
@@ -127,12 +129,14 @@ class TorchOp(Remade):
         if not self._is_differentiable:
             return self._in_place(values)
         if self._is_compiling():
-            return self.op(*values)
+            return self._run_flattened(values) if _have_tuples(values) else self.op(*values)
         try:
             return self._quick(values)
         except (TypeError, AttributeError, ValueError, RuntimeError):
             if any(isinstance(value, self._proxy) for value in values):
                 return self.op(*values)
+            if _have_tuples(values):
+                return self._run_flattened(values)
             self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise
@@ -152,6 +156,19 @@ class TorchOp(Remade):
             name = "_".join([self._operators.name, *(self.plan.inputs[place] for place in places)])
             found = self._of_tensors.setdefault(places, TorchOp(self.plan.boxed(places), name))
         return found
+
+    def _run_flattened(self, values: Sequence[Any]) -> Any:
+        """Run the operator that takes what tuples among the inputs hold; torch.compile runs that outside of its graphs."""
+        import torch
+
+        return torch.compiler.disable(self._flattened)(values)
+
+    def _flattened(self, values: Sequence[Any]) -> Any:
+        key, plan, taken = self.plan.flattened(values)
+        found = self._of_tuples.get(key)
+        if found is None:
+            found = self._of_tuples.setdefault(key, TorchOp(plan(), self._operators.name))
+        return found(*taken)
 
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
@@ -181,11 +198,17 @@ class TorchOp(Remade):
 
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self.name, "torch.no_grad()")
+        if _have_tuples(values):
+            return self._run_flattened(values)
         self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
         return self.op(*values)
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
         return returned(self._operators(values))
+
+
+def _have_tuples(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, tuple) for value in values)
 
 
 _alive: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()

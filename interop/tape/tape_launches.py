@@ -59,6 +59,10 @@ class Signature:
         self.is_differentiable = not self.is_derivative and kernel.options.get("enable_backward", True)
         self._recipes: dict[tuple[int, ...], Recipe] = {}
 
+    def called(self, k: int) -> str:
+        """Return what messages call a parameter."""
+        return f"parameter {self.kernel.label(self.names[k])!r} of kernel {self.kernel.name!r}"
+
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
         """Refuse arrays that share memory where a gradient would be wrong."""
         found = {self.names[k]: at[k].found for k in self.arrays}
@@ -199,7 +203,7 @@ def _refuse_repeated(event: LaunchEvent) -> None:
     for k, place in zip(event.recipe.active, event.places, strict=True):
         if place.repeats or place.found.has(nb.REPEATED):
             raise BufferAccessError(
-                f"backward: parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has strides "
+                f"backward: {signature.called(k)} has strides "
                 f"{place.found.strides} bytes for shape {place.found.shape}, so several indices name one element; pass a "
                 "contiguous array, such as x.contiguous() or nb.clone(x), and record again"
             ) from None
@@ -217,7 +221,7 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
         if (type(argument) is not Array or argument._source is not None) and has_moved(argument, at[k]):
             if k in reads:
                 raise NumbridgeError(
-                    f"backward: the tensor of parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been "
+                    f"backward: the tensor of {signature.called(k)} has been "
                     "given other memory since the launch, as by x.data = y; write into the memory that it has, as by x.copy_(y), "
                     "or record again"
                 )
@@ -225,7 +229,7 @@ def _check_unchanged(event: LaunchEvent, contents: RememberedContents) -> str:
     for k in (*event.lost, *sorted(reads)):
         if k in event.lost or not contents.holds_read(at[k]):  # type: ignore[arg-type]
             raise NumbridgeError(
-                f"backward: parameter {signature.names[k]!r} of kernel {signature.kernel.name!r} has been changed since the "
+                f"backward: {signature.called(k)} has been changed since the "
                 "launch, by something that the tape is not told of; change it in a launch or by a method of nb.Array, or pass a "
                 "copy"
             )

@@ -12,6 +12,7 @@ from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.ir import Array, Value, is_records
 from numbridge.kernels.adjoint.narrow_adjoints import is_narrow
 from numbridge.kernels.adjoint.record_program import Records
+from numbridge.kernels.language.tuple_parameters import remade
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "functions_among",
     "has_element",
     "kind_name",
+    "kinds",
     "memory",
     "parameter_item",
     "readable",
@@ -65,7 +67,7 @@ class Missing:
     remedy: str = "assign it on every path before this"
 
 
-Binding = Any  # Value | View | Window | Records | Static | Missing | tuple of bindings
+Binding = Any  # Value | View | Window | Records | Static | Missing | tuple of bindings, which may be a named one
 UNASSIGNED = Missing("may not have been assigned here")
 
 
@@ -98,8 +100,15 @@ def kind_name(item: Array | Value) -> str:
 def as_argument(value: Binding) -> Binding:
     """Return what a parameter holds: Numba compiles a function for types, so a literal is none inside."""
     if isinstance(value, tuple):
-        return tuple(map(as_argument, value))
+        return remade(value, map(as_argument, value))
     return Value(value.name, value.type, value.constant) if isinstance(value, Value) and value.literal else value
+
+
+def kinds(item: Binding) -> Any:
+    """Return what Numba compares of the elements of a tuple."""
+    if isinstance(item, tuple):
+        return tuple(map(kinds, item))
+    return types.unliteral(item.type) if isinstance(item, Value) else item
 
 
 def functions_among(given: Iterable[Binding]) -> tuple[str, ...]:

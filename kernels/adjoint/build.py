@@ -247,6 +247,9 @@ class _Builder(Iteration):
 
     def _loop(self, node: Any) -> None:
         bounds, elements = self._trips(node) if isinstance(node, ast.For) else ([], None)
+        if elements is not None and elements.apart:
+            self._write_out(node, elements)
+            return
         before = dict(self._env)
         parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
         assigned = list(dict.fromkeys([*_assigned(node), *parts]))
@@ -267,6 +270,19 @@ class _Builder(Iteration):
                 break
             kinds, others = grown, left
         self._finish_loop(node, loop, carried, kinds, before, after)
+
+    def _write_out(self, node: ast.For, elements: Elements) -> None:
+        """Read a loop as its trips, one after the other."""
+        count = elements.count.constant
+        if count is None or node.leave:  # type: ignore[attr-defined]
+            raise self._refused(
+                node,
+                "a loop over a tuple of arrays has no derivative if it is left by break or return, or ends with something of "
+                "unknown length beside the tuple; write its trips out",
+            )
+        for k in range(count):
+            self._assign(node.target, elements.element(self.constant(k)))
+            self._block(node.body)
 
     def _trips(self, node: ast.For) -> tuple[list[Value], Elements | None]:
         """Return the bounds of a loop over a range, or what else it goes through and how often."""

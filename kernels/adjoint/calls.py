@@ -51,6 +51,7 @@ from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.element_types.numba_elements import numba_element
 from numbridge.kernels.language.rewriting import GRADIENT
 from numbridge.kernels.language.source import FunctionSource
+from numbridge.kernels.language.tuple_parameters import is_named_tuple
 
 __all__ = ["Calls"]
 
@@ -128,6 +129,8 @@ class Calls(Expressions):
     def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
         if callee.value is len and len(arguments) == 1:
             return self._length(node, arguments[0])
+        if is_named_tuple(callee.value) and len(arguments) == len(callee.value._fields):
+            return callee.value(*arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and isinstance(arguments[0], tuple):
             arguments = list(arguments[0])
             if len(arguments) == 1:

@@ -179,6 +179,20 @@ class Derivative(Kernel):
         """Return an empty collection of variants."""
         return _DerivativeVariants(self)
 
+    def label(self, name: str) -> str:
+        """Return what messages call a parameter."""
+        return self.base.label(name)
+
+    def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
+        """Refuse tuples: which of their elements have gradients, `nb.launch` and tapes know."""
+        for parameter, argument in zip(self.parameters, arguments, strict=False):
+            if isinstance(argument, tuple) and parameter.annotation is None:
+                raise NumbridgeTypeError(
+                    f"the {self.name}: parameter {parameter.name!r} is a tuple; run it by nb.launch(..., adjoint=True), whose "
+                    "adjoints may be tuples, or on a tape"
+                )
+        return self, arguments
+
     def plan(self, parameters: tuple[ParameterType, ...], weak: str, target: Target = "cpu") -> Plan:
         """Return what this is for types of the base's parameters: from memory, from disk, or generated."""
         return self.planned(parameters, weak, target)[0]
@@ -524,6 +538,7 @@ class Derivative(Kernel):
             raise NumbridgeTypeError(
                 f"the {self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(arguments)}"
             )
+        self.flattened(arguments)
         items = dict(zip(names, found, strict=True))
         for name, adjoint in zip(self.wanted, names[len(self.base.parameters) :], strict=True):
             self._check_shape(name, items[name], items[adjoint])

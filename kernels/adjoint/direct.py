@@ -8,7 +8,7 @@ truth, so the generator is asked for one that does not write it down, or is give
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,8 +19,9 @@ from numbridge.kernels.arguments import check_count
 from numbridge.kernels.cuda_backend.argument_streams import argument_stream
 from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
 from numbridge.kernels.element_types.element_arguments import element_flags, full_shape
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeValueError
-from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.kernel import Kernel, Parameter
+from numbridge.kernels.language.tuple_parameters import leaves
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.readers import Description, describe
@@ -48,9 +49,15 @@ def adjoint_of(
     The adjoints are given side by side with the kernel's arguments. None stands for the argument's own gradient, if it is an
     array that says it has one, and otherwise for no gradient.
     """
-    arguments = [*inputs, *outputs]
+    arguments: Sequence[Any] = [*inputs, *outputs]
     given = [*filled("adj_inputs", adj_inputs, inputs), *filled("adj_outputs", adj_outputs, outputs)]
     check_count(kernel, arguments)
+    flat, taken = kernel.flattened(arguments)
+    if flat is not kernel:
+        given = [
+            adjoint for pair in zip(kernel.parameters, arguments, given, strict=True) for adjoint in _beside(*pair)
+        ]
+        kernel, arguments = flat, taken
     names = [parameter.name for parameter in kernel.parameters]
     passed = {name for name, adjoint in zip(names, given, strict=True) if adjoint is not None}
     adjoints = {n: _own(a) if g is None else g for n, a, g in zip(names, arguments, given, strict=True)}
@@ -63,6 +70,21 @@ def adjoint_of(
     derivative, changed = _known(kernel, tuple(wanted), frozenset(passed), arguments)
     places = [len(arguments) + wanted.index(name) for name in changed]
     return derivative, [*arguments, *(adjoints[name] for name in wanted)], places
+
+
+def _beside(parameter: Parameter, argument: Any, adjoint: Any) -> Iterable[Any]:
+    """Return the adjoints of what an argument holds: one that is a tuple has a tuple of them, built in the same way, or None."""
+    if not isinstance(argument, tuple):
+        return (adjoint,)
+    if adjoint is None:
+        return (None for _ in leaves(argument))
+    if not isinstance(adjoint, tuple | list) or len(adjoint) != len(argument):
+        raise NumbridgeTypeError(
+            f"the adjoint of parameter {parameter.name!r}, a tuple, is a tuple of {len(argument)} adjoints, in which None stands "
+            f"for none, got {type(adjoint).__name__}"
+        )
+    pairs = zip(argument, adjoint, strict=True)
+    return (leaf for one, other in pairs for leaf in _beside(parameter, one, other))
 
 
 def _own(argument: Any) -> Any:

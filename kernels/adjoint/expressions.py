@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 
 from numbridge.kernels.adjoint import complex_program, inference, windows
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name
+from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name, kinds
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
@@ -33,6 +33,7 @@ from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.language.kernel_syntax import RESERVED
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
+from numbridge.kernels.language.tuple_parameters import is_named_tuple
 
 __all__ = ["Expressions"]
 
@@ -218,6 +219,8 @@ class Expressions(Scope):
             return self._part_in_memory(node, base)
         if isinstance(base, Static) and isinstance(base.value, ModuleType | type):
             return self._known(getattr(base.value, node.attr), f"{base.text}.{node.attr}")
+        if is_named_tuple(type(base)) and node.attr in base._fields:
+            return getattr(base, node.attr)
         if isinstance(base, Records) and node.attr in base.type.fields:
             return self._field(node, base, node.attr)
         if isinstance(base, View) and node.attr in ("real", "imag"):
@@ -316,7 +319,11 @@ class Expressions(Scope):
             raise self._refused(node, f"a tuple of {len(items)} is indexed by integers within it")
         if not isinstance(types.unliteral(place.type), types.Integer):
             raise self._refused(node, f"a tuple is indexed by integers, and this is {place.type}")
-        if len({_kinds(item) for item in items}) > 1:
+        if any(isinstance(item, View | Window | Records) for item in items):
+            raise self._refused(
+                node, "an array of a tuple is chosen by a constant; loop over the tuple itself, as in for a in arrays"
+            )
+        if len({kinds(item) for item in items}) > 1:
             raise self._refused(
                 node,
                 "the elements of a tuple of several types are chosen by a constant; use if, or make them of one type",
@@ -627,10 +634,3 @@ class Expressions(Scope):
 def _is_of_components(array: Array) -> bool:
     """Tell whether the elements of an array are vectors or matrices."""
     return inference.element_of(array.dtype) is not None and inference.complex_of(array.dtype) is None
-
-
-def _kinds(item: Binding) -> Any:
-    """Return what Numba compares of the elements of a tuple."""
-    if isinstance(item, tuple):
-        return tuple(map(_kinds, item))
-    return types.unliteral(item.type) if isinstance(item, Value) else item

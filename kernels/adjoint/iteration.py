@@ -16,20 +16,25 @@ from numba import types
 
 from numbridge.kernels.adjoint import inference, windows
 from numbridge.kernels.adjoint.assignments import Assignments
-from numbridge.kernels.adjoint.bindings import Binding, View
+from numbridge.kernels.adjoint.bindings import Binding, View, kinds
 from numbridge.kernels.adjoint.ir import Value
 from numbridge.kernels.adjoint.record_program import Records
 from numbridge.kernels.adjoint.windows import Window
+from numbridge.kernels.language.tuple_parameters import remade
 
 __all__ = ["Elements", "Iteration"]
 
 
 @dataclass(frozen=True)
 class Elements:
-    """What a loop goes through: how many there are, and what gives one of them, in a trip, by its number."""
+    """What a loop goes through: how many there are, and what gives one of them, in a trip, by its number.
+
+    That must be a constant where the elements are `apart`, as arrays are: the trips are written out then.
+    """
 
     count: Value
     element: Callable[[Value], Binding]
+    apart: bool = False
 
 
 class Iteration(Assignments):
@@ -64,7 +69,8 @@ class Iteration(Assignments):
             raise self._refused(node, "enumerate takes something to loop over, and the number of the first")
         inner = self._elements(given[0])
         start = self._whole_number(given[1]) if len(given) == 2 else self.constant(0)
-        return Elements(inner.count, lambda k: (windows.moved(self, k, start, self.constant(1)), inner.element(k)))
+        one = self.constant(1)
+        return Elements(inner.count, lambda k: (windows.moved(self, k, start, one), inner.element(k)), inner.apart)
 
     def _together(self, node: ast.Call) -> Elements:
         """Return elements of several beside each other, as many as the shortest has."""
@@ -74,7 +80,7 @@ class Iteration(Assignments):
         count = inner[0].count
         for other in inner[1:]:
             count = self._smaller(count, other.count)
-        return Elements(count, lambda k: tuple(one.element(k) for one in inner))
+        return Elements(count, lambda k: tuple(one.element(k) for one in inner), any(one.apart for one in inner))
 
     def _smaller(self, a: Value, b: Value) -> Value:
         if a.constant is not None and b.constant is not None:
@@ -105,16 +111,21 @@ class Iteration(Assignments):
         return windows.as_int64(self, value)
 
     def _items(self, node: ast.expr, items: Sequence[Binding]) -> Elements:
-        """Return the values of a tuple, each of which is chosen by the number of its trip."""
-        return Elements(self.constant(len(items)), self._nth(node, items))
+        """Return what a tuple holds: numbers of one type are chosen by the number of a trip."""
+        count = self.constant(len(items))
+        if not all(map(_is_of_numbers, items)):
+            return Elements(count, lambda k: items[k.constant], apart=True)
+        if len(set(map(kinds, items))) != 1:
+            raise self._refused(node, "only a tuple of numbers of one type can be looped over; write its elements out")
+        return Elements(count, self._nth(node, items))
 
     def _nth(self, node: ast.expr, items: Sequence[Binding]) -> Callable[[Value], Binding]:
         """Return what chooses one of the items by its number: of tuples, one in each column."""
-        rows = [item for item in items if isinstance(item, tuple)]
-        if rows and len(rows) == len(items) and len({len(row) for row in rows}) == 1:
-            columns = [self._nth(node, column) for column in zip(*rows, strict=True)]
-            return lambda k: tuple(column(k) for column in columns)
-        values = [item for item in items if isinstance(item, Value)]
-        if not items or len(values) != len(items) or len({types.unliteral(value.type) for value in values}) != 1:
-            raise self._refused(node, "only a tuple of numbers of one type can be looped over; write its elements out")
-        return lambda k: self._chosen(node, values, k)
+        if isinstance(items[0], tuple):
+            columns = [self._nth(node, column) for column in zip(*items, strict=True)]
+            return lambda k: remade(items[0], (column(k) for column in columns))
+        return lambda k: self._chosen(node, items, k)
+
+
+def _is_of_numbers(item: Binding) -> bool:
+    return all(map(_is_of_numbers, item)) if isinstance(item, tuple) else isinstance(item, Value)

@@ -22,6 +22,7 @@ from numbridge.kernels.adjoint.windows import Window, mapped, united
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.language.rewriting import Rewritten
 from numbridge.kernels.language.source import FunctionSource
+from numbridge.kernels.language.tuple_parameters import remade
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["COUNTED", "Frame", "Scope"]
@@ -122,7 +123,8 @@ class Scope(Construct, ABC):
                 return self._kept(b, orelse, lambda x: self._merge("place", self.zero(x.type), x, merges))
             return self._kept(a, then, lambda x: self._merge("place", x, self.zero(x.type), merges))
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-            return tuple(self._merged(name, x, y, then, orelse, merges) for x, y in zip(a, b, strict=True))
+            made = [self._merged(name, x, y, then, orelse, merges) for x, y in zip(a, b, strict=True)]
+            return remade(a, iter(made)) if type(a) is type(b) else tuple(made)
         if isinstance(a, View | Window) and isinstance(b, View | Window):
             return self._merged_memory(a, b, then, orelse, merges)
         if not (isinstance(a, Value) and isinstance(b, Value)):
@@ -158,7 +160,7 @@ class Scope(Construct, ABC):
             return zero_else(value) if value in inner else value
 
         if isinstance(found, tuple):
-            return tuple(self._kept(item, region, zero_else) for item in found)
+            return remade(found, (self._kept(item, region, zero_else) for item in found))
         if isinstance(found, Records):
             return dataclasses.replace(found, index=tuple(map(known, found.index)))
         if isinstance(found, Value):

@@ -17,7 +17,7 @@ from numba.extending import lower_cast, register_model
 
 from numbridge.kernels.scalars import Scalar
 
-__all__ = ["NarrowFloat", "narrow_float", "register_casts"]
+__all__ = ["NarrowFloat", "narrow_float", "register"]
 
 _I32, _FLOAT, _DOUBLE, _I64 = ir.IntType(32), ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 _NAN, _INFINITY = 0x7FC00000, 0x7F800000
@@ -171,8 +171,9 @@ def _rounded_to_odd(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.select(inexact, odd, bits), _FLOAT)
 
 
-def register_casts(lower: Any) -> None:
-    """Let a target convert; `lower` is its `lower_cast`."""
+def register(lower: Any, kinds: Any) -> None:
+    """Let a target convert, by its `lower_cast`, and give such numbers to NumPy's functions, by its module of types."""
+    kinds.number_domain |= frozenset(_TYPES.values())
     for kind in (types.Float, types.Integer, types.Complex, types.Boolean):
         lower(NarrowFloat, kind)(_to_number)
         if kind is not types.Complex:
@@ -183,4 +184,4 @@ def register_casts(lower: Any) -> None:
     lower(NarrowFloat, NarrowFloat)(_to_narrow)
 
 
-register_casts(lower_cast)
+register(lower_cast, types)

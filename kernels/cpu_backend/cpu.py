@@ -72,7 +72,7 @@ def numba_type(parameter: ParameterType) -> Any:
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous else "A"
-        return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
+        return types.Array(dtype, parameter.ndim, layout, readonly=parameter.is_read_only)
     return dtype
 
 

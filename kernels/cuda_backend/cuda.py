@@ -26,7 +26,7 @@ from numba.cuda.extending import lower_cast
 
 from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
-from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register_casts
+from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
@@ -71,7 +71,7 @@ def _load_arrays() -> None:
 
 
 _load_arrays()
-register_casts(lower_cast)
+register(lower_cast, cuda.types)
 register_copies(lower_cast)
 cuda_ufuncs.register()
 
@@ -92,7 +92,7 @@ def numba_type(parameter: ParameterType) -> Any:
         )
     if isinstance(parameter, ArrayType):
         layout = "C" if parameter.contiguous or parameter.ndim == 0 else "A"
-        return types.Array(dtype, parameter.ndim, layout, readonly=not parameter.written)
+        return types.Array(dtype, parameter.ndim, layout, readonly=parameter.is_read_only)
     return dtype
 
 

@@ -153,7 +153,13 @@ def steps_of(kinds: Any) -> list[tuple[str, Any]]:
 
 def _through_tuples(way: Way) -> Way:
     """Return what is left of a way behind the tuples at its beginning."""
-    while isinstance(way.type, types.BaseTuple) and way.names[0] == "[]":
+    while isinstance(way.type, types.BaseTuple):
+        if way.names[0] in getattr(way.type, "fields", ()):
+            inner = way.type[way.type.fields.index(way.names[0])]
+            way = Way(f"{way.text}.{way.names[0]}", inner, way.names[1:], way.steps)
+            continue
+        if way.names[0] != "[]":
+            break
         (text, kind), *left = way.steps
         if isinstance(kind, types.IntegerLiteral) and -len(way.type) <= kind.literal_value < len(way.type):
             text, inner = str(kind.literal_value), way.type[kind.literal_value]

@@ -58,7 +58,8 @@ def check_dynamic_memory(kernel: Kernel, shared: int, way: str = "this launch") 
 
 def _uses(kernel: Kernel) -> Iterator[tuple[FunctionSource, ast.Call]]:
     """Yield where a kernel and its device functions use dynamic shared memory."""
-    for source in Program(kernel.source).sources:
+    program = Program(kernel.source)
+    for source in program.sources:
         for node in source.nodes:
             if not isinstance(node, ast.Call):
                 continue
@@ -67,5 +68,5 @@ def _uses(kernel: Kernel) -> Iterator[tuple[FunctionSource, ast.Call]]:
             if intrinsic is None or intrinsic.name != "cuda.shared.array":
                 continue
             shape = memory_arguments(node).get("shape")
-            if shape is not None and is_dynamic(intrinsic.name, source.fold(shape)):
+            if shape is not None and is_dynamic(intrinsic.name, program.fold(source, shape)):
                 yield source, node

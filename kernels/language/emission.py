@@ -26,6 +26,7 @@ from numbridge.kernels.language.njit_functions import declared
 from numbridge.kernels.language.rewriting import Site, Target, rewrite
 from numbridge.kernels.language.source import FunctionSource, Program, Sourced
 from numbridge.kernels.language.static_names import instance_of, is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.language.tuple_parameters import is_named_tuple
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["Emitted", "describe_namespace", "emit"]
@@ -252,6 +253,8 @@ def _describe(value: Any, program: Program) -> str:
     if memory is not None:
         # Compiled code holds the address: an array that looks the same, here or in another process, is another one.
         return f"memory {memory['data']} {memory['shape']} {memory.get('strides')} {memory['typestr']}"
+    if is_named_tuple(value):
+        return f"named tuple {value.__name__}{value._fields}"
     if isinstance(value, ElementType) or _is_exception(value) or of_library(value):
         return f"{value.__module__}.{name}"
     if not name and is_from_library(type(value)):

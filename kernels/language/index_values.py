@@ -98,7 +98,9 @@ class Values:
         # Under a name that is assigned, another array or number may be meant.
         self.given = {name: meant for name, meant in given.arguments.items() if name not in names}
         self.numbers = {name: number for name, number in given.numbers.items() if name not in names}
-        own = {name: extents for name in once & source.memory if (extents := _extents_of(source, name))}
+        own = {
+            name: extents for name in once & source.memory if (extents := _extents_of(callees.program, source, name))
+        }
         passed = {name: meant for name, meant in given.memory.items() if name not in names}
         self.memory = {**passed, **{name: (name, extents) for name, extents in own.items()}}
 
@@ -287,13 +289,13 @@ def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str
     return found
 
 
-def _extents_of(source: FunctionSource, name: str) -> tuple[int, ...]:
+def _extents_of(program: Program, source: FunctionSource, name: str) -> tuple[int, ...]:
     """Return the extents of local or shared memory, or nothing where they are not constant, or those of dynamic memory."""
     for node in source.nodes:
         match node:
             case ast.Assign([ast.Name(target)], ast.Call(_, arguments, keywords)) if target == name:
                 shapes = [*arguments[:1], *(k.value for k in keywords if k.arg == "shape")]
-                found = source.fold(shapes[0]) if shapes else MISSING
+                found = program.fold(source, shapes[0]) if shapes else MISSING
                 extents = found if isinstance(found, tuple) else (found,)
                 return extents if all(type(extent) is int and extent > 0 for extent in extents) else ()
     return ()

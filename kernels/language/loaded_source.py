@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-__all__ = ["Lines", "file_of", "is_of", "lines_of"]
+__all__ = ["LAMBDA", "Lines", "file_of", "is_of", "lambda_of", "lines_of"]
+
+LAMBDA = "<lambda>"
 
 _BEGAN = time.time()
 _FACTS = ("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
@@ -41,6 +43,43 @@ def lines_of(code: CodeType, file: list[str] | None) -> Lines | None:
         return Lines(*inspect.getsourcelines(code))
     except (OSError, TypeError):
         return None
+
+
+def lambda_of(code: CodeType, file: list[str]) -> ast.FunctionDef | None:
+    """Return a lambda as the definition of a function, out of the lines of its file; None where it is not there.
+
+    Of several that begin on one line it is the one whose expression stands where the code says that it does.
+    """
+    try:
+        tree = ast.parse("".join(file))
+    except SyntaxError:
+        return None
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]
+    if len(found) > 1:
+        place = _place_of_expression(code)
+        found = [
+            n for n in found if (n.body.lineno, n.body.col_offset, n.body.end_lineno, n.body.end_col_offset) == place
+        ]
+    if len(found) != 1:
+        return None
+    (node,) = found
+    answer = ast.copy_location(ast.Return(node.body), node.body)
+    made = ast.FunctionDef(LAMBDA, node.args, [answer], [])
+    return ast.copy_location(made, node)
+
+
+def _place_of_expression(code: CodeType) -> tuple[int, int, int, int] | None:
+    """Return where the expression of a lambda begins and ends, by lines and columns; None if the code does not say."""
+    # What Python puts around the expression has a line and no columns.
+    known = [
+        (first, last, begin, end)
+        for first, last, begin, end in code.co_positions()
+        if first is not None and last is not None and begin is not None and end
+    ]
+    if not known:
+        return None
+    (line, column), (last, end) = min((p[0], p[2]) for p in known), max((p[1], p[3]) for p in known)
+    return line, column, last, end
 
 
 def is_of(definition: ast.FunctionDef, code: CodeType, file: list[str] | None) -> bool:

@@ -805,7 +805,7 @@ class _Rewriter(ast.NodeTransformer):
     def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         """Return a call that makes memory; that of elements is made of scalars."""
         given, element = memory_arguments(node), self._element(node)
-        shape = self.source.fold(given["shape"]) if "shape" in given else MISSING
+        shape = self.writer.program.fold(self.source, given["shape"]) if "shape" in given else MISSING
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import difflib
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -34,10 +35,11 @@ from numbridge.kernels.language.dependencies import (
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import check_syntax
-from numbridge.kernels.language.loaded_source import file_of, is_of, lines_of
+from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
+from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
 
 __all__ = [
     "FunctionSource",
@@ -59,26 +61,34 @@ MAX_RANK = 4
 # Parsing and static resolution
 
 
-def _parse(function: FunctionType, file: list[str] | None) -> tuple[ast.FunctionDef, int, list[str]]:
+def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[ast.FunctionDef, int, list[str]]:
     """Return the definition with absolute positions, its first line number and its source lines."""
     code = function.__code__
     where = f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-    if code.co_name == "<lambda>":
-        raise KernelError(f"{where} is a lambda; write a def, so that its source can be read")
+    is_lambda = code.co_name == LAMBDA
+    if is_lambda and role == "kernel":
+        raise KernelError(f"{where} is a lambda, and a kernel has statements; write a def")
     file = file_of(function) if file is None else file
     read = lines_of(code, file)
     if read is None:
         raise KernelError(
-            f"the source of {where} cannot be read; it must be in a file or a notebook cell, or in linecache.cache"
+            f"the source of {where} cannot be read; it must be in a file or a notebook cell. What exec makes of a text must be "
+            "compiled under a name of its own, compile(text, name, 'exec'), under which it is entered before: "
+            "linecache.cache[name] = len(text), None, text.splitlines(True), name"
         )
     lines, first = read
-    definition = _definition(lines)
+    if is_lambda and file is not None:
+        lines, first = file, 1
+    definition = lambda_of(code, lines) if is_lambda else _definition(lines)
     if isinstance(definition, ast.AsyncFunctionDef):
         raise KernelUnsupportedError(f"{where} is async; write an ordinary function")
+    if is_lambda and definition is None:
+        raise KernelError(f"{where} is a lambda that cannot be told from others on its line; write a def")
     if definition is None or not is_of(definition, code, file):
         raise KernelError(f"the source of {where} has changed since it was loaded; import it again")
-    indented = lines[0][:1].isspace()
-    ast.increment_lineno(definition, first - 1 - indented)
+    if not is_lambda:
+        indented = lines[0][:1].isspace()
+        ast.increment_lineno(definition, first - 1 - indented)
     return definition, first, lines
 
 
@@ -175,6 +185,8 @@ class FunctionSource:
         Parameters that come as arrays without dimensions, in place of the numbers that the source takes.
     file : list of str, optional
         The lines of its file, if they have been read.
+    structures : mapping of str to Structure, optional
+        How parameters are built that are tuples, in whose place come their elements.
 
     Raises
     ------
@@ -189,6 +201,7 @@ class FunctionSource:
         name: str | None = None,
         boxed: Sequence[str] = (),
         file: list[str] | None = None,
+        structures: Mapping[str, Structure] | None = None,
     ) -> None:
         self.function = function
         self.role: Role = role
@@ -204,12 +217,17 @@ class FunctionSource:
         self._read: tuple[Dependency, ...] | None = None
         self._known: dict[Hashable, tuple[tuple[Dependency, ...], Any]] = {}
         self.filename = function.__code__.co_filename
-        self.tree, self._first, self._lines = _parse(function, file)
+        self.tree, self._first, self._lines = _parse(function, role, file)
         _strip(self.tree)
         if role == "kernel":
             self.tree.args.defaults = []  # a launch passes every argument
         _loop_over_tuples(self.tree)
         _Separately().visit(self.tree)
+        # What stands for the tuples among the parameters, and for the classes that are named where one is made again.
+        self.spread: Mapping[str, Spread] = {}
+        self._classes: Mapping[str, type] = {}
+        if structures:
+            self.spread, self._classes = spread_parameters(self.tree, function, structures, self.error)
         unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})
@@ -221,8 +239,8 @@ class FunctionSource:
         self.locals = frozenset({*self.parameters, *stored})
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
-        self._given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
-        self._aliases = _single_aliases(self.nodes, self.locals - self._given, once)
+        self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
+        self._aliases = _single_aliases(self.nodes, self.locals - self.given, once)
         self._constants = _single_values(self.nodes, once)
         self._unpacked = _unpacked_calls(self.nodes)
 
@@ -337,6 +355,11 @@ class FunctionSource:
         what = ("written", None if ranks is None else tuple(ranks.items()), tuple((records or {}).items()))
         return self.found(what, lambda: written_parameters(self, ranks, records or {}), Dependency.is_unchanged)
 
+    def beside(self, written: Collection[str]) -> frozenset[str]:
+        """Return the parameters that came in a tuple with one that is written, and are not written themselves."""
+        tuples = (frozenset(leaf.name for leaf in spread.leaves()) for spread in self.spread.values())
+        return frozenset[str]().union(*(names - {*written} for names in tuples if not names.isdisjoint(written)))
+
     def dependencies(self, *, by_hand: bool = False) -> tuple[Dependency, ...]:
         """Return every global and closure value that the function and its device functions read.
 
@@ -444,7 +467,7 @@ class FunctionSource:
         if called is None or called.value is not grad:
             return None
         function = node.args[0] if len(node.args) == 1 and not node.keywords else None
-        if isinstance(function, ast.Name) and function.id in self._given:
+        if isinstance(function, ast.Name) and function.id in self.given:
             passed = grad(Passed(function.id))
             return Static(passed, "gradient", passed, (), False, False, called.reached)
         given = None if function is None else self.resolve(function)
@@ -468,6 +491,9 @@ class FunctionSource:
         if node.id in self._statics:
             value, reached = self._statics[node.id].current()
             return Static(value, "static", value, (), True, False, reached)
+        if node.id in self._classes:
+            kind = self._classes[node.id]
+            return Static(kind, kind.__name__, kind, (), True, False, ())
         name, cells = (
             node.id,
             dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)),
@@ -683,6 +709,26 @@ class Program:
             if callee is not None:
                 yield node, callee
 
+    def fold(self, source: FunctionSource, node: ast.expr, within: tuple[FunctionSource, ...] = ()) -> Any:
+        """Return what `FunctionSource.fold` does, where a parameter for which all calls give one constant is that constant."""
+        value = source.fold(node)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & source.given
+        if value is not MISSING or not names or source in within:
+            return value
+        given = {name: self._constant_given(source, name, (*within, source)) for name in names}
+        return MISSING if MISSING in given.values() else source.fold(_Constants(given).visit(copy.deepcopy(node)))
+
+    def _constant_given(self, source: FunctionSource, name: str, within: tuple[FunctionSource, ...]) -> Any:
+        place, found = source.parameters.index(name), []
+        for part in self.sources:
+            if any(passed is source for passed in self.passed(part)):
+                return MISSING
+            for call in (call for call, callee in self.calls(part) if callee is source):
+                by_name = (keyword.value for keyword in call.keywords if keyword.arg == name)
+                argument = call.args[place] if place < len(call.args) else next(by_name, None)
+                found.append(MISSING if argument is None else self.fold(part, argument, within))
+        return found[0] if found and all(_is_of_integers(value) and value == found[0] for value in found) else MISSING
+
     def dependencies(self, *, by_hand: bool) -> tuple[Dependency, ...]:
         """Return what `FunctionSource.dependencies` does."""
         found: dict[tuple[int, Any], Dependency] = {}
@@ -766,6 +812,23 @@ class Program:
         if self._gradients and source.gradient is not None and id(source.gradient) not in seen:
             self._visit(source.gradient, seen)
         self.sources.append(source)
+
+
+def _is_of_integers(value: Any) -> bool:
+    return all(map(_is_of_integers, value)) if type(value) is tuple else type(value) is int
+
+
+class _Constants(ast.NodeTransformer):
+    """Writes constants for names."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return what stands for a name."""
+        if node.id not in self._values:
+            return node
+        return ast.copy_location(ast.parse(repr(self._values[node.id]), mode="eval").body, node)
 
 
 _NJIT: WeakKeyDictionary[Any, FunctionSource] = WeakKeyDictionary()

@@ -26,20 +26,22 @@ __all__ = ["written_parameters"]
 
 _UNKNOWN_RANK = 99
 _DEEPEST = 4
+_Place = int | str | None
 
 
 @dataclass(frozen=True)
 class _Alias:
-    """A value that may be a parameter's memory: its array, a view of it, or `nested` tuples around one.
+    """A value that may be a parameter's memory: its array, a view of it, or tuples around one.
 
     `taken` counts the dimensions that subscripts removed from `rank`, which is the parameter's own where None. Where the
-    parameter has records, this is a field of numbers if `record` is false.
+    parameter has records, this is a field of numbers if `record` is false. `places` are those in the tuples, from the outermost
+    on: an index, the name of a field, or None where that is not known.
     """
 
     parameter: str
     taken: int = 0
     rank: int | None = None
-    nested: int = 0
+    places: tuple[_Place, ...] = ()
     record: bool = True
 
 
@@ -162,8 +164,8 @@ class _Writes:
     def field(self, alias: _Alias, name: str) -> _Value:
         """Return what a field of records, or an attribute of something else, may alias."""
         fields = self._fields.get(alias.parameter)
-        if alias.nested or fields is None or not alias.record or name not in fields:
-            return frozenset(_unwrapped(alias, keep=False)) if alias.nested else frozenset({alias})
+        if alias.places or fields is None or not alias.record or name not in fields:
+            return frozenset(_unwrapped(alias, name)) if alias.places else frozenset({alias})
         inner = fields[name]
         if inner is None:
             return frozenset({_Alias(alias.parameter, 0, _UNKNOWN_RANK)})
@@ -173,7 +175,7 @@ class _Writes:
 
     def augments(self, alias: _Alias) -> bool:
         """Return whether an augmented assignment to a variable that holds this alias works in place."""
-        if alias.nested:
+        if alias.places:
             return False
         if alias.rank is None and self.ranks is None:
             return alias.taken <= 0
@@ -181,12 +183,12 @@ class _Writes:
             return False
         return self.is_view(alias)
 
-    def elements(self, value: _Value, taken: int | None = 1, *, sliced: bool = False) -> _Value:
-        """Return what a subscript of a value, or a loop over it, may alias; `taken` is None where unknown."""
+    def elements(self, value: _Value, taken: int | None = 1, *, sliced: bool = False, place: _Place = None) -> _Value:
+        """Return what a subscript of a value, or a loop over it, may alias; `taken` and `place` are None where unknown."""
         found: set[_Alias | int | None] = set()
         for alias in _aliases(value):
-            if alias.nested:
-                found.update(_unwrapped(alias, keep=sliced or taken is None))
+            if alias.places:
+                found.update(_unwrapped(alias, place, keep=sliced or taken is None))
             elif taken is None:
                 found.add(_Alias(alias.parameter, 0, _UNKNOWN_RANK))
             else:
@@ -218,16 +220,31 @@ def _counts(value: _Value) -> list[int]:
     return [item for item in value if isinstance(item, int)]
 
 
-def _unwrapped(alias: _Alias, *, keep: bool) -> Iterator[_Alias]:
-    yield replace(alias, nested=alias.nested - 1)
-    if keep or alias.nested == _DEEPEST:
-        yield alias
+def _unwrapped(alias: _Alias, place: _Place, *, keep: bool = False) -> Iterator[_Alias]:
+    """Yield what stands at a place of a tuple, if this does; and the tuple, elsewhere, if it is to be kept."""
+    first, *inner = alias.places
+    # An index and a name may be the same place.
+    if None in (first, place) or type(first) is not type(place) or first == place:
+        yield replace(alias, places=tuple(inner))
+    if keep or len(alias.places) == _DEEPEST:
+        yield _moved(alias)
 
 
-def _wrapped(value: _Value) -> _Value:
-    """Return what a tuple around a value may alias."""
-    inner = (replace(a, nested=min(a.nested + 1, _DEEPEST)) for a in _aliases(value))
+def _moved(alias: _Alias) -> _Alias:
+    """Return an alias of which it is not known where in a tuple it stands."""
+    return replace(alias, places=(None, *alias.places[1:]))
+
+
+def _wrapped(value: _Value, place: _Place = None) -> _Value:
+    """Return what a tuple may alias that has a value at some place."""
+    deepest = (None,) * _DEEPEST
+    inner = (replace(a, places=deepest if len(a.places) == _DEEPEST else (place, *a.places)) for a in _aliases(value))
     return frozenset(inner) | (_FREE & value)
+
+
+def _concatenated(value: _Value) -> _Value:
+    """Return what arithmetic on a value may alias: tuples keep their elements when concatenated, arrays make new ones."""
+    return frozenset(_moved(alias) for alias in _aliases(value) if alias.places)
 
 
 def _of_rank(value: _Value, rank: int) -> _Value:
@@ -287,7 +304,7 @@ class _BodyWrites:
         elif isinstance(target, ast.Tuple):
             parts = syntax.elts if isinstance(syntax, ast.Tuple) and len(syntax.elts) == len(target.elts) else None
             for position, element in enumerate(target.elts):
-                part = self._all.elements(value) if parts is None else self._value(parts[position])
+                part = self._all.elements(value, place=position) if parts is None else self._value(parts[position])
                 self._bind(element, part, None if parts is None else parts[position])
         else:
             self._store(target)
@@ -298,16 +315,28 @@ class _BodyWrites:
             return
         held = self._variables.get(target.id, _NOTHING)
         self._all.write(frozenset(alias for alias in _aliases(held) if self._all.augments(alias)))
-        self._bind(target, frozenset(alias for alias in _aliases(value) if alias.nested))
+        self._bind(target, _concatenated(value))
 
     def _store(self, target: ast.expr) -> None:
         """Record a store through a subscript or an attribute, at any depth: ``a[i].x[j] = v`` writes `a`."""
         node: ast.expr = target
+        steps: list[_Place] = []
         while isinstance(node, ast.Subscript | ast.Attribute):
             if isinstance(node, ast.Subscript):
                 self._value(node.slice)
+            steps.append(self._place(node.slice) if isinstance(node, ast.Subscript) else node.attr)
             node = node.value
-        self._all.write(self._value(node))
+        value = self._value(node)
+        for place in reversed(steps):
+            # Of a tuple, one element; what lies in memory is the memory that is written.
+            found = (_unwrapped(a, place) if a.places else (a,) for a in _aliases(value))
+            value = _NOTHING.union(*found)
+        self._all.write(value)
+
+    def _place(self, index: ast.expr) -> int | None:
+        """Return which element of a tuple an index selects, or None if that is not known."""
+        place = self._source.fold(index)
+        return place if type(place) is int and place >= 0 else None
 
     def _value(self, node: ast.expr) -> _Value:
         """Return what an expression may alias, and record what it writes."""
@@ -323,8 +352,9 @@ class _BodyWrites:
                 if isinstance(name, str):
                     owner = self._value(node.value)
                     return _NOTHING.union(*(self._all.field(alias, name) for alias in _aliases(owner)))
-                taken = self._taken(node.slice)
-                return self._all.elements(self._value(node.value), taken, sliced=isinstance(node.slice, ast.Slice))
+                taken, place = self._taken(node.slice), self._place(node.slice)
+                is_slice = isinstance(node.slice, ast.Slice)
+                return self._all.elements(self._value(node.value), taken, sliced=is_slice, place=place)
             case ast.Call():
                 return self._call(node)
             case ast.NamedExpr():
@@ -339,8 +369,7 @@ class _BodyWrites:
         held = [self._value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         if isinstance(node, ast.Slice):
             return _FREE
-        # Tuples keep their elements when concatenated; arithmetic on arrays makes new ones.
-        return frozenset(alias for value in held for alias in _aliases(value) if alias.nested)
+        return _NOTHING.union(*map(_concatenated, held))
 
     def _named(self, node: ast.Name | ast.Attribute) -> _Value:
         static = self._source.resolve(node)
@@ -358,7 +387,7 @@ class _BodyWrites:
     def _tuple(self, node: ast.Tuple) -> _Value:
         parts = [self._value(element) for element in node.elts]
         count = sum(min(_counts(part), default=1) for part in parts)
-        return _NOTHING.union(*(_wrapped(part) for part in parts)) | {count}
+        return _NOTHING.union(*(_wrapped(part, place) for place, part in enumerate(parts))) | {count}
 
     def _taken(self, index: ast.expr) -> int | None:
         """Return how many dimensions a subscript removes, or None where that is not known."""
@@ -439,7 +468,12 @@ class _BodyWrites:
         if kind in (reversed, tuple):
             return _wrapped(self._all.elements(arguments.all()))
         if issubclass(kind, tuple):
-            return _wrapped(arguments.all())
+            pairs = zip(getattr(kind, "_fields", ()), arguments.positional, strict=False)
+            named = {**dict(pairs), **arguments.named}
+            is_known = len(named) == len(arguments.positional) + len(arguments.named)
+            return (
+                _NOTHING.union(*(_wrapped(v, n) for n, v in named.items())) if is_known else _wrapped(arguments.all())
+            )
         if not is_from_library(kind) or kind in (map, filter):
             return self._unknown(arguments)
         if kind in (int, float, bool, complex, str, range) or issubclass(kind, np.generic):

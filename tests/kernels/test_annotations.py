@@ -29,8 +29,13 @@ def test_numpy_typing_may_say_dtype_and_rank():
     assert annotation_of(npt.NDArray) == annotation_of(np.ndarray[tuple[int, ...], np.dtype]) == ANY
 
 
+@pytest.mark.parametrize("kind", [tuple, tuple[int, ...], tuple[int, float], torch.Size])
+def test_tuples_ask_for_nothing_of_what_they_hold(kind):
+    assert annotation_of(kind) is None
+
+
 @pytest.mark.parametrize(
-    "kind", [list, tuple, str, memoryview, np.floating, np.generic, np.dtype, npt.ArrayLike, dict[str, int]]
+    "kind", [list, str, memoryview, np.floating, np.generic, np.dtype, npt.ArrayLike, dict[str, int]]
 )
 def test_other_classes_are_refused(kind):
     with pytest.raises(nb.NumbridgeTypeError, match="is not an annotation for a kernel"):

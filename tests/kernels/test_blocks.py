@@ -565,3 +565,60 @@ def test_what_threads_wait_for_in_memory_has_no_gradient():
     adjoints = {"adj_inputs": [None], "adj_outputs": [by_total], "adjoint": True}
     with pytest.raises(nb.KernelUnsupportedError, match=r"asks here what another has done.*\n.*\n +if i == "):
         nb.launch(one_after_another, 4, [np.zeros((1, 4), np.int32)], [np.zeros((1, 4))], block_dim=4, **adjoints)
+
+
+SIZE = 8
+
+
+@cuda.jit(device=True)
+def turned_within(x, n, dtype):
+    s = cuda.shared.array(n, dtype)
+    i = cuda.threadIdx.x
+    s[i] = x[i]
+    cuda.syncthreads()
+    return s[n - 1 - i]
+
+
+@cuda.jit(device=True)
+def turned_and_added(x, n, extra=2):
+    t = cuda.local.array((n, extra), np.float32)
+    t[0, 1] = 5
+    return turned_within(x, n, np.float32) + t[0, 1]
+
+
+@nb.kernel
+def of_given_size(x, y):
+    y[cuda.grid(1)] = turned_and_added(x, SIZE, 2)
+
+
+@nb.kernel
+def of_two_sizes(x, y):
+    y[cuda.grid(1)] = turned_within(x, 8, np.float32) + turned_within(x, 16, np.float32)
+
+
+@nb.kernel
+def of_no_size(x, y):
+    y[cuda.grid(1)] = turned_within(x, 0, np.float32)
+
+
+def test_a_device_function_makes_memory_of_the_size_that_it_is_given(monkeypatch):
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    of_given_size[1, 8](x, y)
+    assert y.tolist() == [12, 11, 10, 9, 8, 7, 6, 5]
+    assert ".shared .align 4 .b8" in of_given_size.ptx(x, y, capability=(9, 0))
+    a, b = (nb.array(array, device="cpu", requires_grad=True) for array in (x, y))
+    with nb.Tape() as tape:
+        nb.launch(of_given_size, 8, [a, b], block_dim=8)
+    tape.backward(grads={b: nb.array(x, device="cpu")})
+    assert a.grad.list() == [7, 6, 5, 4, 3, 2, 1, 0]
+    monkeypatch.setitem(globals(), "SIZE", 4)
+    with pytest.raises(nb.NumbridgeValueError, match=r"shared memory 's': its shape is \(4,\).*must have 8 elements"):
+        of_given_size[1, 8](x, y)
+
+
+def test_memory_of_sizes_that_are_not_one():
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    with pytest.raises(nb.KernelError, match="needs a constant shape"):
+        of_two_sizes[1, 8](x, y)
+    with pytest.raises(nb.KernelError, match=r"uses dynamic shared memory.*and this launch brings none"):
+        of_no_size[1, 8](x, y)

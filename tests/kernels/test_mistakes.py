@@ -96,7 +96,7 @@ def test_large_integers(number, text):
     [
         (None, "pass an array or a number$"),
         ("2", "pass an array or a number$"),
-        ((1.0, 2.0), r"builtins.tuple is no array.*numpy.asarray\(x\) does, or pass what it holds one by one"),
+        ([1.0, 2.0], r"builtins.list is no array.*numpy.asarray\(x\) does, or pass what it holds one by one"),
         (np.datetime64(1, "s"), r"pass it as an integer, as by x.astype\(np.int64\)"),
         ({}, "pass an array or a number made of it"),
     ],

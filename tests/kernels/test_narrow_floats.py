@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import numbridge as nb
+from emulated_cuda import emulated_cuda
 
 NARROW = [nb.float16, nb.bfloat16, nb.float8_e4m3fn, nb.float8_e5m2]
 RNG = np.random.default_rng(3)
@@ -99,6 +100,35 @@ def test_functions_take_them(kind):
     x, y = np.array([1.0, -3.0, 4.0]).astype(kind), np.zeros(3, np.float32)
     nb.launch(halve, 3, [x, y])
     assert y.tolist() == [0.5, -1.5, 2.0]
+
+
+@nb.kernel
+def through_numpy(x, y):
+    i = nb.tid()
+    y[i] = np.sqrt(x[i]) + np.maximum(x[i], x[0]) + np.abs(-x[i]) + np.add(x[i], 1) + np.isnan(x[i]) + np.floor(x[i])
+
+
+@nb.kernel
+def through_numpy_in_a_loop(x, y):
+    i = nb.tid()
+    for k in range(4):
+        y[i] += np.sqrt(x[(i + k) % x.size])
+
+
+@pytest.mark.parametrize("kind", NARROW, ids=lambda kind: kind.__name__)
+def test_functions_of_numpy_take_them(kind):
+    x, y = np.array([1.0, 4.0, 2.25]).astype(kind), np.zeros(3, np.float32)
+    f = x.astype(np.float32)
+    wanted = np.sqrt(f) + np.maximum(f, f[0]) + f + (f + 1) + np.floor(f)
+    nb.launch(through_numpy, 3, [x, y])
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    with emulated_cuda() as emulation:
+        y[:] = 0
+        nb.launch(through_numpy, 3, [emulation.on_device(x), emulation.on_device(y)])
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    y[:] = 0
+    nb.launch(through_numpy_in_a_loop, 3, [x, y])
+    np.testing.assert_allclose(y, np.sqrt(f).sum() + np.sqrt(f), rtol=1e-6)
 
 
 def test_integers_comparisons_functions_and_branches():

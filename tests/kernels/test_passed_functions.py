@@ -1,5 +1,6 @@
 """Functions that are passed to device functions: device functions, atomic operations, numba.cuda's functions of numbers."""
 
+import linecache
 import math
 
 import numpy as np
@@ -154,3 +155,61 @@ def test_names_of_library_functions_are_looked_up_again(monkeypatch):
     monkeypatch.setitem(globals(), "activation", math.cos)
     with pytest.raises(nb.KernelError, match="'activation', which the kernel reads, has changed"):
         tape.backward(grads={y: np.ones((3, 4))})
+
+
+tripled, raised = nb.func(lambda x: 3 * x), cuda.jit(device=True)(lambda x, by=1.0: x + by)  # fmt: skip
+é = nb.func(lambda x: x * x); ü = nb.func(lambda x: x + 0.5 if x > 1 else x)  # noqa: E702  # fmt: skip
+
+
+def adding(by):
+    return nb.func(lambda x: x + by)
+
+
+one, two = adding(1), adding(2)
+
+
+@nb.kernel
+def of_lambdas(x, y):
+    i = nb.tid()
+    y[i, 0], y[i, 1], y[i, 2], y[i, 3] = tripled(x[i]), raised(x[i]), é(x[i]), ü(x[i])
+    y[i, 4], y[i, 5], y[i, 6] = one(x[i]), two(x[i]), applied(tripled, x[i])
+
+
+def test_lambdas_are_device_functions():
+    y, wanted = np.zeros((2, 7)), [[3, 2, 1, 1, 2, 3, 3], [6, 3, 4, 2.5, 3, 4, 6]]
+    nb.launch(of_lambdas, 2, [np.array([1.0, 2.0]), y])
+    assert y.tolist() == wanted
+    with emulated_cuda() as emulation:
+        y[:] = 0
+        nb.launch(of_lambdas, 2, [emulation.on_device(np.array([1.0, 2.0])), emulation.on_device(y)])
+    assert y.tolist() == wanted
+
+
+def test_gradients_of_lambdas():
+    x = nb.array([1.0, 2.0], dtype=nb.float64, device="cpu", requires_grad=True)
+    y = nb.zeros((2, 7), dtype=nb.float64, device="cpu", requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(of_lambdas, 2, [x, y])
+    tape.backward(grads={y: nb.ones((2, 7), dtype=nb.float64, device="cpu")})
+    assert x.grad.list() == [3 + 1 + 2 + 1 + 1 + 1 + 3, 3 + 1 + 4 + 1 + 1 + 1 + 3]
+
+
+def test_lambdas_that_are_kernels():
+    with pytest.raises(nb.KernelError, match="is a lambda, and a kernel has statements; write a def"):
+        nb.kernel(lambda x: x)
+
+
+def test_functions_without_a_source():
+    made, text = {"nb": nb}, "add = nb.func(lambda x: x + 1)\ndef fill(x):\n    x[nb.tid()] = add(1)\n"
+    exec(text, made)
+    with pytest.raises(
+        nb.KernelError, match=r"source of fill \(<string>:2\) cannot be read.*linecache\.cache\[name\] = "
+    ):
+        nb.kernel(made["fill"])
+    with pytest.raises(nb.KernelError, match=r"source of <lambda> \(<string>:1\) cannot be read"):
+        _ = made["add"].source
+    linecache.cache["<fill>"] = len(text), None, text.splitlines(True), "<fill>"
+    exec(compile(text, "<fill>", "exec"), made)
+    x = np.zeros(2)
+    nb.launch(nb.kernel(made["fill"]), 2, [x])
+    assert x.tolist() == [2, 2]

@@ -1,0 +1,402 @@
+"""Tuples as arguments of kernels: of numbers and arrays, nested and named, on both devices, with gradients and with messages."""
+
+import collections
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import paddle
+import pytest
+import torch
+from numba import cuda
+
+import numbridge as nb
+from emulated_cuda import emulated_cuda
+
+Point = collections.namedtuple("Point", "x weight")
+
+
+class Grid(typing.NamedTuple):
+    shape: tuple
+    spacing: float
+
+
+@nb.func
+def first_times(pair, factor):
+    return pair[0] * factor + len(pair)
+
+
+@nb.func
+def weighed(point, i):
+    return point.x[i] * point.weight
+
+
+@cuda.jit
+def unpacked(out, shape, arrays):
+    i = cuda.grid(1)
+    nx, ny = shape
+    a, b = arrays
+    if i < nx:
+        out[i] = a[i] * ny + b[i] * shape[-1]
+
+
+@nb.kernel
+def looped(out, numbers, arrays):
+    i = nb.tid()
+    for n in numbers:
+        out[i] += n
+    for k, a in enumerate(arrays):
+        out[i] += (k + 1) * a[i]
+    for k in range(len(numbers)):
+        out[i] += numbers[k] * arrays[k][i]
+
+
+@nb.kernel
+def named(out, point, grid):
+    i = nb.tid()
+    out[i] = weighed(point, i) + grid.shape[1] * grid.spacing + point.weight
+
+
+@nb.kernel
+def passed_on(out, pair):
+    i = nb.tid()
+    out[i] = first_times(pair, 2) + first_times(pair[1:], 1) + max(pair)
+
+
+@nb.kernel
+def written(arrays, values):
+    i = nb.tid()
+    for a in arrays[:2]:
+        a[i] = a[i] + values[0][1]
+    cuda.atomic.add(arrays[2], 0, values[1])
+
+
+@nb.func
+def fill(pair, i, value):
+    pair.x[i] = value
+
+
+@nb.kernel
+def mixed(arrays, point):
+    i = nb.tid()
+    total = 0.0
+    for a in arrays:
+        total += a[i]
+    arrays[0][i] = total
+    fill(point, i, total + point.weight[i])
+
+
+@nb.kernel
+def assigned(out, shape):
+    i = nb.tid()
+    if i == 1:
+        shape = (shape[1], shape[0])
+    out[i] = shape[0] - shape[1] + i
+
+
+@nb.kernel
+def shadowing(out, shape, shape_0):
+    i = nb.tid()
+    shape_1 = shape[0]
+    out[i] = shape_0 + shape_1 + shape[1]
+
+
+X = np.arange(4.0)
+CASES = {
+    unpacked: ([np.zeros(4), (3, 2), (X, 10 * X)], [0.0, 22.0, 44.0, 0.0]),
+    looped: ([np.zeros(4), (1, 2), (X, 10 * X)], 3 + X + 20 * X + X + 20 * X),
+    named: ([np.zeros(4), Point(X, 2.0), Grid((7, 3), 0.5)], 2 * X + 1.5 + 2.0),
+    passed_on: ([np.zeros(4), (3, 5, 7)], [6 + 3 + 5 + 2 + 7.0] * 4),
+    written: ([(X, 10 * X, X), ((5, 0.5), 1.0)], [X + 0.5, 10 * X + 0.5, [4.0, 1.0, 2.0, 3.0]]),
+    mixed: ([(X, 10 * X), Point(X, 5 * X)], [11 * X, 10 * X]),
+    assigned: ([np.zeros(4), (5, 3)], [2.0, -1.0, 4.0, 5.0]),
+    shadowing: ([np.zeros(4), (1, 2), 10], [13.0] * 4),
+}
+
+
+def mapped(value, change):
+    """Return an argument in which arrays have been replaced."""
+    if isinstance(value, tuple):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return change(value) if isinstance(value, np.ndarray) else value
+
+
+def ways(kernel):
+    kernel = kernel if isinstance(kernel, nb.Kernel) else nb.kernel(kernel)
+    return {
+        "launch": lambda arguments: nb.launch(kernel, 4, arguments),
+        "forall": lambda arguments: kernel.forall(4)(*arguments),
+        "brackets": lambda arguments: kernel[2, 2](*arguments),
+        "recorded": lambda arguments: nb.launch(kernel, 4, arguments, record_cmd=True).launch(),
+    }
+
+
+def results(arguments):
+    found = arguments[0] if isinstance(arguments[0], tuple) else arguments[:1]
+    return [np.asarray(array).tolist() for array in found]
+
+
+@pytest.mark.parametrize("way", ways(unpacked))
+@pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.__name__)
+def test_kernels_take_tuples(kernel, way):
+    arguments, wanted = CASES[kernel]
+    wanted = [list(each) for each in (wanted if kernel in (written, mixed) else [wanted])]
+    for make in (np.copy, lambda x: torch.from_numpy(x.copy()), lambda x: nb.array(x, dtype=nb.float64, device="cpu")):
+        given = [mapped(argument, make) for argument in arguments]
+        ways(kernel)[way](given)
+        assert results(given) == wanted
+
+
+@pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.__name__)
+def test_tuples_on_cuda(kernel):
+    arguments, _ = CASES[kernel]
+    here, there = ([mapped(argument, np.copy) for argument in arguments] for _ in range(2))
+    ways(kernel)["launch"](here)
+    with emulated_cuda() as emulation:
+        ways(kernel)["launch"]([mapped(argument, emulation.on_device) for argument in there])
+    assert results(there) == results(here)
+
+
+def test_only_what_is_written_need_be_writable():
+    arrays, point = (X.copy(), read_only(10 * X)), Point(np.zeros(4), jnp.asarray(5 * X))
+    nb.launch(mixed, 4, [arrays, point])
+    assert arrays[0].tolist() == list(11 * X) and point.x.tolist() == list(16 * X)
+
+
+def test_arrays_of_several_frameworks_in_one_tuple():
+    out = np.zeros(4)
+    nb.launch(looped, 4, [out, (1, 2), (torch.from_numpy(X), nb.array(10 * X, dtype=nb.float64, device="cpu"))])
+    assert out.tolist() == list(CASES[looped][1])
+
+
+def test_other_tuples_than_before():
+    out = np.zeros(2)
+    for given, wanted in (
+        ((1, 2, 3), 2 + 3 + 2 + 2 + 3),
+        ((4.0, 1.0), 8 + 2 + 1 + 1 + 4),
+        (torch.Size([9, 1]), 18 + 2 + 1 + 1 + 9),
+    ):
+        nb.launch(passed_on, 2, [out, given])
+        assert out.tolist() == [wanted] * 2
+
+
+def test_kernels_show_what_they_become():
+    arguments = [np.zeros(4), (3, 2), (X, X)]
+    assert "shape_1: int64" in str(nb.kernel(unpacked).explain(*arguments))
+    assert ".visible .entry" in nb.kernel(unpacked).ptx(*arguments, capability=(9, 0))
+
+
+@nb.kernel
+def squares(out, arrays, factors, point):
+    i = nb.tid()
+    total = weighed(point, i) * arrays[0][i]
+    for a, factor in zip(arrays, factors):  # noqa: B905 - Numba's zip takes no `strict`
+        total += a[i] * a[i] * factor
+    out[i] = total
+
+
+def gradients():
+    a, b, c = np.random.default_rng(5).normal(size=(3, 4))
+    return (a, b, c), (6 * a + 2 * c, 4 * b, 2 * a)
+
+
+def test_gradients_of_arrays_in_tuples_on_a_tape():
+    values, wanted = gradients()
+    a, b, c = (nb.array(value, dtype=nb.float64, device="cpu", requires_grad=True) for value in values)
+    out = nb.zeros(4, dtype=nb.float64, device="cpu", requires_grad=True)
+    with nb.Tape() as tape:
+        nb.launch(squares, 4, [out, (a, b), (3.0, 2.0), Point(c, 2.0)])
+    tape.backward(grads={out: nb.ones(4, dtype=nb.float64, device="cpu")})
+    for array, gradient in zip((a, b, c), wanted, strict=True):
+        np.testing.assert_allclose(array.grad.numpy(), gradient, rtol=1e-12)
+
+
+def test_adjoints_beside_tuples():
+    (a, b, c), wanted = gradients()
+    found = np.zeros((3, 4))
+    arguments = [np.zeros(4), (a, b), (3.0, 2.0), Point(c, 2.0)]
+    adjoints = [np.ones(4), (found[0], found[1]), None, (found[2], None)]
+    nb.launch(squares, 4, arguments, adj_inputs=adjoints, adjoint=True)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    found[:] = 0
+    adjoints[1] = (None, found[1])
+    nb.launch(squares, 4, arguments, adj_inputs=adjoints, adjoint=True)
+    assert not found[0].any() and found[1].any()
+
+
+def test_tuples_within_jax():
+    def function(a: nb.array, b: nb.array, c: nb.array, out: nb.array):
+        nb.launch(squares, 4, [out, (a, b), (3.0, 2.0), Point(c, 2.0)])
+
+    values = [jnp.asarray(value, jnp.float32) for value in gradients()[0]]
+    call = nb.jax_callable(function, output_dims=4, enable_backward=True)
+    found = jax.grad(lambda *given: call(*given)[0].sum(), (0, 1, 2))(*values)
+    for gradient, wanted in zip(found, gradients()[1], strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4)
+
+
+@nb.kernel
+def annotated(out, v: nb.vec3):
+    out[nb.tid()] = v[0]
+
+
+def test_parameters_may_be_annotated_as_tuples():
+    @nb.kernel
+    def kernel(out: nb.array, shape: tuple[int, int], grid: Grid, rest: tuple):
+        out[nb.tid()] = shape[0] + grid.spacing + rest[1]
+
+    out = np.zeros(2)
+    nb.launch(kernel, 2, [out, (1, 2), Grid((1, 1), 0.5), (0, 4)])
+    assert out.tolist() == [5.5, 5.5]
+
+
+@nb.kernel
+def beyond(out, shape):
+    out[nb.tid()] = shape[2]
+
+
+@nb.kernel
+def pair(out, shape):
+    nx, ny = shape
+    out[nb.tid()] = nx - ny
+
+
+@nb.kernel
+def unguarded(out, arrays):
+    i = nb.tid()
+    out[i] = arrays[0][i] + arrays[1][i]
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+REFUSED = {
+    "read-only": (
+        written,
+        [(X.copy(), read_only(X), X.copy()), ((5, 0.5), 1.0)],
+        r"parameter 'arrays\[1\]': the kernel writes to it",
+    ),
+    "read-only field": (
+        mixed,
+        [(X.copy(), X), Point(read_only(X), X)],
+        r"parameter 'point\.x': the kernel writes to it",
+    ),
+    "text": (
+        named,
+        [X.copy(), Point("x", 2.0), Grid((7, 3), 0.5)],
+        r"parameter 'point\.x': an object of type builtins\.str",
+    ),
+    "nested": (named, [X.copy(), Point(X, 2.0), Grid((7, None), 0.5)], r"parameter 'grid\.shape\[1\]': "),
+    "long enough": (unguarded, [X.copy(), (X, X[:3])], r"parameter 'arrays\[1\]': its shape is \(3,\)"),
+    "vector": (annotated, [X.copy(), (1, 2, 3)], r"wanted vec3, got \(1, 2, 3\); pass nb\.vec3"),
+    "beyond": (beyond, [X.copy(), (1, 2)], r"has 2 element\(s\), and none is at 2\n.*\n.*shape\[2\]"),
+    "unpacked": (pair, [X.copy(), (1, 2, 3)], r"has 3 element\(s\), and it is unpacked into 2\n.*\n.*nx, ny = shape"),
+    "count": (pair, [(1, 2)], r"takes 2 arguments \(out, shape\), got 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_messages_name_the_element(case):
+    kernel, arguments, message = REFUSED[case]
+    with pytest.raises(nb.NumbridgeError, match=message):
+        nb.launch(kernel, 4, arguments)
+
+
+def test_adjoints_of_tuples_that_do_not_fit():
+    arguments, adjoint = [np.zeros(4), (X, X), (3.0, 2.0), Point(X, 2.0)], np.zeros(4)
+    for wrong in (adjoint, (adjoint,)):
+        with pytest.raises(nb.NumbridgeError, match="adjoint of parameter 'arrays', a tuple, is a tuple of 2"):
+            nb.launch(squares, 4, arguments, adj_inputs=[np.ones(4), wrong, None, None], adjoint=True)
+    with pytest.raises(nb.NumbridgeError, match="the adjoint of squares: parameter 'arrays' is a tuple"):
+        squares.adjoint(["out", "arrays"]).forall(4)(*arguments, np.ones(4), adjoint)
+
+
+@nb.kernel
+def as_operator(x, shape, arrays, point, out):
+    i = nb.tid()
+    nx, ny = shape
+    total = x[i] * ny
+    for a in arrays:
+        total += a[i] * a[i]
+    if i < nx:
+        out[i] = total + point.x[i] * point.weight * x[i]
+
+
+def tensors(count):
+    return [torch.from_numpy(array).requires_grad_() for array in np.random.default_rng(7).normal(size=(count, 4))]
+
+
+def test_torch_operators_take_tuples():
+    operator, given = nb.torch_op(as_operator, "out"), tensors(4)
+
+    def function(x, a, b, c):
+        return operator(x, (3, 2), (a, b), Point(c, 5.0))
+
+    x, a, b, c = (tensor.detach() for tensor in given)
+    wanted = x * 2 + a * a + b * b + c * 5 * x
+    wanted[3] = 0
+    torch.testing.assert_close(function(*given).detach(), wanted)
+    assert torch.autograd.gradcheck(function, given) and torch.autograd.gradgradcheck(function, given)
+    torch.testing.assert_close(torch.compile(function, backend="eager")(x, a, b, c), wanted)
+    weight = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+    operator(x, (3, 2), (a, b), Point(c, weight)).sum().backward()
+    torch.testing.assert_close(weight.grad, (c * x)[:3].sum())
+
+
+def test_dims_are_asked_of_tuples_as_they_are():
+    x, a, b, c = tensors(4)
+    operator = nb.torch_op(
+        as_operator,
+        "out",
+        launch_dims=lambda x, shape, arrays, point: shape[0],
+        output_dims=lambda x, shape, arrays, point: (len(arrays) + point.x.shape[0],),
+    )
+    assert operator(x, (3, 2), (a, b), Point(c, 5.0)).shape == (6,)
+
+
+def test_torch_operators_in_place_take_tuples():
+    x, a, b, c = (tensor.detach() for tensor in tensors(4))
+    out, wanted = torch.zeros_like(x), nb.torch_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0))
+    nb.torch_op(as_operator)(x, (3, 2), (a, b), Point(c, 5.0), out)
+    assert torch.equal(out, wanted)
+
+
+def test_paddle_operators_take_tuples():
+    given = [paddle.to_tensor(tensor.detach().numpy(), stop_gradient=False) for tensor in tensors(4)]
+    x, a, b, c = given
+    nb.paddle_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0)).sum().backward()
+    np.testing.assert_allclose(b.grad.numpy()[:3], 2 * b.numpy()[:3])
+    assert b.grad.numpy()[3] == 0
+
+
+def test_what_operators_refuse_in_tuples():
+    x, a, b, c = tensors(4)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'arrays\[1\]': wanted a torch\.Tensor, got numpy\.ndarray"
+    ):
+        nb.torch_op(as_operator, "out")(x, (3, 2), (a, b.detach().numpy()), Point(c, 5.0))
+    with pytest.raises(nb.NumbridgeTypeError, match="argument 'shape': wanted a JAX array or a number, got tuple"):
+        nb.jax_kernel(as_operator)(jnp.ones(3), (1, 2), (3,), (4,))
+
+
+def test_the_gradient_of_a_tensor_in_a_tuple_is_not_lost_silently():
+    t = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    kernel = nb.kernel(looped.function)
+    with pytest.warns(nb.NumbridgeWarning, match=r"parameter 'arrays\[1\]'"):
+        nb.launch(kernel, 4, [np.zeros(4), (1, 2), (X, t)])
+
+
+@nb.kernel(check_bounds=True)
+def checked(out, arrays, k):
+    i = nb.tid()
+    out[i] = arrays[1][i + k]
+
+
+def test_bounds_are_checked_in_tuples():
+    with pytest.raises(nb.NumbridgeError, match=r"index 4 .*axis 0"):
+        nb.launch(checked, 4, [np.zeros(4), (X, X), 1])
