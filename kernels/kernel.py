@@ -62,6 +62,8 @@ class Kernel(Sourced):
     role: ClassVar[Role] = "kernel"
     # How those of its parameters are built that are tuples, if it takes their elements
     structures: Mapping[str, Structure] = MappingProxyType({})
+    # Its numbers that come as arrays without dimensions
+    _boxed: tuple[str, ...] = ()
 
     def __init__(self, function: FunctionType, options: dict[str, Any], *, of_cuda_jit: bool = False) -> None:
         functools.update_wrapper(self, function)
@@ -81,7 +83,7 @@ class Kernel(Sourced):
     @functools.cached_property
     def source(self) -> FunctionSource:
         """The parsed source."""
-        return FunctionSource(self.function, self.role, self.name, file=self.file, structures=self.structures)
+        return FunctionSource(self.function, self.role, self.name, self._boxed, self.file, self.structures)
 
     def label(self, name: str) -> str:
         """Return what messages call a parameter."""
@@ -280,11 +282,6 @@ class Boxed(Kernel):
         self._boxed, self.file, self.structures = tuple(names), kernel.file, kernel.structures
         super().__init__(kernel.function, {**kernel.options, "name": kernel.name})
         self.parameters = tuple(_boxed(p) if p.name in names else p for p in kernel.parameters)
-
-    @functools.cached_property
-    def source(self) -> FunctionSource:
-        """The parsed source."""
-        return FunctionSource(self.function, self.role, self.name, self._boxed, self.file, self.structures)
 
 
 class Flattened(Kernel):

@@ -152,13 +152,14 @@ class _Builder(Iteration):
     def _block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             self.place = (self._frames[-1].source, statement)
-            state, depth = (self.region, self._env), len(self._frames)
+            region, env, depth = self.region, self._env, len(self._frames)
             try:
                 self._statement(statement)
             except NeedsComponentsError as found:
                 if not self.needed or isinstance(found.memory, str):  # shared memory is counted, and some was left out
                     self.needed.add(found.memory)
-                (self.region, self._env), self._frames[depth:] = state, []
+                self.region, self._env = region, env
+                del self._frames[depth:]
 
     def _statement(self, node: ast.stmt) -> None:
         match node:

@@ -62,7 +62,7 @@ class UnknownError(Exception):
 
 @dataclass(frozen=True)
 class Expression:
-    """A type, and what builds the value; `number` is that of a constant in the text."""
+    """A type, and what builds the value; `number` is that of a constant in the text, or the object of a global name."""
 
     type: Any
     build: Callable[[Frame], Any]
