@@ -440,7 +440,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
 
     def more() -> dict[str, Any]:
         bodies = _bodies_for_lanes(kernel, emitted, parameters, weak, totals) if together else None
-        lanes = None if bodies is None else LaneSource(*bodies, f"_nb_i{rank - 1}", source, always=bool(simd))
+        along = frozenset({f"_nb_i{rank - 1}", f"_nb_t{rank - 1}"} & {*emitted.hidden})
+        lanes = None if bodies is None else LaneSource(*bodies, along, source, always=bool(simd))
         return {"generated": emitted.generated, "lanes": lanes}
 
     return _loaded(kernel, emitted, parameters, weak, key, text, more)

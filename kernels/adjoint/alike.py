@@ -103,8 +103,10 @@ class _Sources:
     def __init__(self, program: Program) -> None:
         ops = list(walk(program.body))
         used = {value for op in ops for value in operands(op)}
-        self._indices = {value for value in program.indices if value in used}
+        places = {value: index for value, index in program.places.items() if value in used}
+        self._indices = {value for value in program.indices if value in used} | {*places.values()}
         self._found: dict[Value, set[Value]] = {value: {value} for value in self._indices}
+        self._found |= {value: {index} for value, index in places.items()}
         before = -1
         while before != (before := sum(map(len, self._found.values()))):
             for op in ops:

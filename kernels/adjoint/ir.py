@@ -369,6 +369,12 @@ class Program:
         return [value for value in self.hidden if value.name.startswith("_nb_i")]
 
     @property
+    def places(self) -> dict[Value, Value]:
+        """Its blocks along axes, and a thread's places there, each with the thread index that it is computed from."""
+        indices = {value.name[5:]: value for value in self.indices}
+        return {value: indices[value.name[5:]] for value in self.hidden if value.name.startswith(("_nb_k", "_nb_t"))}
+
+    @property
     def free_place(self) -> int:
         """The first place that no shared memory has; that many further on lies what belongs to each."""
         return max((array.place for array in self.locals if array.kind == "shared"), default=-1) + 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from numbridge.kernels.adjoint.fence import offset
-from numbridge.kernels.adjoint.ir import Array, Atomic, Load, Op, Program, Store, defined_by, walk
+from numbridge.kernels.adjoint.ir import Array, Atomic, Compute, Load, Loop, Op, Program, Store, Value, defined_by, walk
 
 __all__ = ["are_trips_apart", "nearness", "own_arrays"]
 
@@ -13,15 +13,47 @@ __all__ = ["are_trips_apart", "nearness", "own_arrays"]
 def own_arrays(program: Program, kinds: tuple[type[Op], ...] = (Load, Store, Atomic)) -> set[Array]:
     """Return the arrays of which each thread only touches elements that no other thread touches, in some kinds of access.
 
-    Every access has each thread index, as it is, at one and the same place of the index.
+    Every access has at the same places of the index what tells threads apart: each thread index, as it is, or the block and the
+    thread's place in it. A loop in which threads take turns, as ``range(i, n, cuda.gridsize(1))``, counts as where it begins.
     """
-    indices = program.indices
+    turns = _turns(program)
     places: dict[Array, set[tuple[int, ...] | None]] = {}
     for op in walk(program.body):
         if isinstance(op, Load | Store | Atomic) and isinstance(op, kinds):
-            found = tuple(op.index.index(i) if i in op.index else -1 for i in indices)
-            places.setdefault(op.array, set()).add(None if -1 in found or not indices else found)
+            index = [turns.get(value, value) for value in op.index]
+            places.setdefault(op.array, set()).add(_own_places(program, index))
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
+
+
+def _own_places(program: Program, index: Sequence[Value]) -> tuple[int, ...] | None:
+    """Return where an index has what tells threads apart, or None if it does not have all of that."""
+    found: list[int] = []
+    for own in program.indices:
+        told = [value for value, of in program.places.items() if of is own]
+        if own in index:
+            found.append(index.index(own))
+        elif told and all(value in index for value in told):
+            found += [-1 - index.index(value) for value in told]
+        else:
+            return None
+    return tuple(found) or None
+
+
+def _turns(program: Program) -> dict[Value, Value]:
+    """Return the variables of loops in which threads take turns, of the grid or of a block, with where each thread begins."""
+    definers = {value: op for op in walk(program.body) for value in defined_by(op)}
+    found: dict[Value, Value] = {}
+    for op in walk(program.body):
+        if not isinstance(op, Loop) or op.index is None:
+            continue
+        first, _, step = op.bounds
+        made = definers.get(step)
+        factors = made.arguments if isinstance(made, Compute) and made.function.key == "mul" else [step]
+        if first in program.indices or first in program.places:
+            letters, axis = {"i": "bg", "k": "g", "t": "b"}[first.name[4]], first.name[5:]
+            if sorted(value.name for value in factors) == [f"_nb_{letter}{axis}" for letter in letters]:
+                found[op.index] = first
+    return found
 
 
 def are_trips_apart(program: Program) -> bool:
@@ -35,8 +67,8 @@ def are_trips_apart(program: Program) -> bool:
     changed = {op.array.parameter for op in touched if isinstance(op, Store | Atomic) and op.array.kind != "local"}
     for name in changed:
         ops = [op for op in touched if op.array.parameter == name]
-        places = {tuple(op.index.index(i) if i in op.index else -1 for i in program.indices) for op in ops}
-        if not all(op in added for op in ops) and (len(places) != 1 or any(-1 in found for found in places)):
+        places = {_own_places(program, op.index) for op in ops}
+        if not all(op in added for op in ops) and (len(places) != 1 or (program.indices and None in places)):
             return False
     return True
 

@@ -151,7 +151,7 @@ class Uniform:
         self._changed: set[Array] = {
             op.array for op in walk(program.body) if isinstance(op, Store | Atomic) and op.array.kind == "parameter"
         }
-        self._differing: set[Value] = set()
+        self._differing: set[Value] = {value for value in program.places if value.name.startswith("_nb_t")}
         before = -1
         while before != (before := len(self._differing)):
             for op in walk(program.body):

@@ -56,6 +56,11 @@ _UNARY: dict[type[ast.AST], Any] = {
 }
 
 
+def _is_counted(name: str) -> bool:
+    """Tell whether a parameter is a thread's index, its block or its place there."""
+    return name.startswith("_nb_i") or (name[:5] in ("_nb_k", "_nb_t") and name[5:].isdigit())
+
+
 class UnknownError(Exception):
     """The text has something that is not known here."""
 
@@ -130,7 +135,7 @@ class Text:
         self._types: dict[str, Any] = dict(zip(self._parameters, kinds, strict=True))
         self._constant = assigned_once(tree, self._parameters)
         self._context = cpu_target.typing_context if typing_context is None else typing_context
-        self._nonnegative = {name for name in self._types if name in self._constant and name.startswith("_nb_i")}
+        self._nonnegative = {name for name in self._types if name in self._constant and _is_counted(name)}
         self._nonnegative |= self._constant & {*nonnegative}
         self._returned: Expression | None = None
         self._steps: list[Step] = []

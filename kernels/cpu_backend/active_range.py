@@ -7,7 +7,11 @@ they pass: what the guard would make of every store is a masked one, which some 
 
 Or it is a loop over the grid, ``for i in range(cuda.grid(1), n, cuda.gridsize(1))``, in which a thread's trips lie far apart in
 memory. The loop is taken out of the body then, which becomes that of one trip, and neighbouring threads make the same trip one
-after another. Threads are not ordered among themselves, so they may, and every thread's own trips keep their order.
+after another. Threads are not ordered among themselves, so they may, and every thread's own trips keep their order. So are loops
+in which the threads of a block take turns, ``for i in range(cuda.threadIdx.x, n, cuda.blockDim.x)``, or all blocks do.
+
+Where threads are told their block, as ``_nb_k0``, and their place in it, as ``_nb_t0``, a row is what they have of it: the loop
+around the body then runs block by block.
 
 This module reads a kernel's rewritten tree, and compiles nothing.
 """
@@ -30,6 +34,7 @@ __all__ = ["EVERYWHERE", "ActiveRange", "IndexReading", "Stride", "read_indices"
 
 # A thread's index, and sums of few numbers as small as extents, are far from where 64 bits end.
 _SMALL, _FAR = 1 << 31, 1 << 62
+_FEW = 1 << 16  # times what is small is far from there, too
 _WORD = 4  # bytes; what has no more is small
 
 
@@ -43,12 +48,15 @@ class Stride:
         The thread index that it starts from.
     start, stop, step : str
         What is added to that index to begin with, and the rest of the range.
+    in_block : bool
+        Whether the threads of a block take turns. The block stays the same in all trips then.
     """
 
     axis: int
     start: str
     stop: str
     step: str
+    in_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,8 @@ class IndexReading:
     latest: dict[str, ast.expr] = field(default_factory=dict)
     depends: dict[str, set[str]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    # Blocks and places that are others in each trip of a loop that has been taken out
+    moved: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.stored = stored = [
@@ -163,12 +173,14 @@ class IndexReading:
         self.once = {name for name in self.local if stored.count(name) == 1}
         self.indices = [f"_nb_i{axis}" for axis in range(self.rank)]
         self.index = self.indices[-1] if self.indices else ""
-        self.depends |= {name: {name} for name in self.indices}
+        hidden = given - {p.name for p in self.parameters}
+        self.depends |= {name: {name} for name in {*self.indices} | {n for n in hidden if n[4] in "kt"}}
         kept = [p for p in self.parameters if p.name not in stored]
         self.arrays = {p.name: p for p in kept if isinstance(p, ArrayType)}
         self.numbers = {p.name: p.scalar.itemsize <= _WORD for p in kept if is_signed(p)}
-        hidden = given - {p.name for p in self.parameters}
-        self.numbers |= dict.fromkeys(hidden - {self.index}, True)
+        # What differs within a row, too, if it is told, and the index of which it is 0
+        self._place, self._start = f"_nb_t{self.rank - 1}", f"_nb_k{self.rank - 1} * _nb_b{self.rank - 1}"
+        self.numbers |= dict.fromkeys(hidden - {self.index, self._place}, True)
 
     def active(self) -> ActiveRange:
         """Return for which indices there is anything to do: for all, if the kernel's text does not say."""
@@ -228,12 +240,12 @@ class IndexReading:
                 return None
         # What goes on with the next trip leaves out what ends this one.
         has_end = bool(sums) or isinstance(loop, ast.While)
-        if (has_end and _goes_on(body)) or not self._stride(name, begin, stop, step, body, {*sums}):
+        own = None if has_end and _goes_on(body) else self._stride(name, begin, stop, step, body, {*sums})
+        if own is None:
             return None
         self.once.add(name)
-        index = ast.Name(self.indices[self.strides[-1].axis], ast.Load())
-        first = ast.Assign([ast.Name(name, ast.Store())], index)
-        self.depends[name] = {index.id}
+        first = ast.Assign([ast.Name(name, ast.Store())], ast.Name(own, ast.Load()))
+        self.depends[name] = {own}
         made = [first, *(ast.Assign([ast.Name(s, ast.Store())], copy.deepcopy(zero)) for s, zero in sums.items())]
         return [
             *(ast.copy_location(part, loop) for part in made),
@@ -279,33 +291,50 @@ class IndexReading:
 
     def _stride(
         self, name: str, start: ast.expr, stop: ast.expr, step: ast.expr, body: Sequence[ast.stmt], sums: set[str]
-    ) -> bool:
-        """Keep a loop as one over the grid, and tell whether it is one that can be taken out of the body."""
+    ) -> str | None:
+        """Keep a loop as one that is taken out of the body, and return what its variable is in a trip; None if it cannot be."""
         end = self.number(stop)
-        if end is None or self._indices_in(end.node) or not _is_of_one_trip(body, sums):
-            return False
+        if end is None or not _is_of_one_trip(body, sums):
+            return None
+        others = _names(*body) - {name}
         for axis, index in enumerate(self.indices):
-            added = self.shifted(start, index)
-            if added is None or not all(map(_is_from_zero, added)) or index in self.asked:
-                continue
-            # What else depends on a thread's index is not what it would be of that of each trip.
-            others = _names(*body) - {name}
-            if not self._is_gridsize(step, axis) or any(index in self.depends.get(other, ()) for other in others):
-                return False
-            first = str(sum(ast.literal_eval(part) for part in added))
-            self.strides.append(Stride(axis, first, ast.unparse(end.node), f"_nb_b{axis} * _nb_g{axis}"))
-            self._condition(ast.Name(index, ast.Load()), ast.Lt, end.node)
-            return True
-        return False
+            block, place, size, grid = (f"_nb_{letter}{axis}" for letter in "ktbg")
+            for own, by, moved in (
+                (index, [size, grid], {block, place}),
+                (block, [grid], {block}),
+                (place, [size], {place}),
+            ):
+                added = self.added_to(_is_name(own), start)
+                if added is None or not all(map(_is_from_zero, added)) or not self._is_product(step, by):
+                    continue
+                changed = {index, *moved}
+                # What else depends on what changes is not what it would be of that of each trip.
+                if (
+                    changed & self.asked
+                    or moved & self.moved
+                    or any(changed & self.depends.get(o, set()) for o in others)
+                ):
+                    return None
+                in_block = own == place
+                # Where it is within a row, what threads of a row share may end it.
+                if self._indices_in(end.node) and not (in_block and index == self.index):
+                    return None
+                first, last = str(sum(ast.literal_eval(part) for part in added)), ast.unparse(end.node)
+                if own == block:
+                    first, last = f"{first} * {size}", f"({last}) * {size}"
+                self.strides.append(Stride(axis, first, last, size if in_block else f"{size} * {grid}", in_block))
+                self.moved |= moved
+                self._condition(ast.Name(own, ast.Load()), ast.Lt, end.node)
+                return own
+        return None
 
-    def _is_gridsize(self, node: ast.expr, axis: int) -> bool:
-        """Tell whether an expression is how many threads there are along an axis of the grid."""
+    def _is_product(self, node: ast.expr, factors: Sequence[str]) -> bool:
+        """Tell whether an expression is a product of names."""
         while isinstance(node, ast.Name) and node.id in self.values:
             node = self.values[node.id]
-        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-            return False
-        factors = [self.number(node.left), self.number(node.right)]
-        return sorted(ast.unparse(f.node) for f in factors if f is not None) == [f"_nb_b{axis}", f"_nb_g{axis}"]
+        parts = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else [node]
+        found = [self.number(part) for part in parts]
+        return sorted(ast.unparse(f.node) for f in found if f is not None) == sorted(factors)
 
     def _indices_in(self, node: ast.expr) -> set[str]:
         """Return the thread indices that an expression depends on."""
@@ -411,7 +440,12 @@ class IndexReading:
 
     def shifted(self, node: ast.expr, index: str) -> list[ast.expr] | None:
         """Return what is added to a thread index, or None if an expression is something else."""
-        return self.added_to(lambda part: isinstance(part, ast.Name) and part.id == index, node)
+        found = self.added_to(_is_name(index), node)
+        if found is None and index == self.index:
+            found = self.added_to(_is_name(self._place), node)
+            if found is not None:
+                found.append(ast.BinOp(ast.Constant(0), ast.Sub(), ast.parse(self._start, mode="eval").body))
+        return found
 
     def added_to(self, is_first: Callable[[ast.expr], bool], node: ast.expr) -> list[ast.expr] | None:
         """Return what small numbers are added to an expression of a kind, or None if there is more to it."""
@@ -467,8 +501,10 @@ class IndexReading:
                 parts = self.number(left), self.number(right)
                 if parts[0] is None or parts[1] is None:
                     return None
-                small = parts[0].small and parts[1].small and not isinstance(node.op, ast.Mult)
-                return _Number(ast.BinOp(parts[0].node, node.op, parts[1].node), small)
+                made, small = ast.BinOp(parts[0].node, node.op, parts[1].node), parts[0].small and parts[1].small
+                if isinstance(node.op, ast.Mult):
+                    small = small and (ast.unparse(made) == self._start or any(map(_is_few, (made.left, made.right))))
+                return _Number(made, small)
             case ast.BinOp(left, ast.FloorDiv(), ast.Constant(int() as divisor)) if divisor > 0:
                 number = self.number(left)
                 return None if number is None else _Number(ast.BinOp(number.node, node.op, node.right), number.small)
@@ -569,6 +605,14 @@ def _is_zero(node: ast.expr) -> bool:
 
 def _is_from_zero(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value >= 0
+
+
+def _is_few(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= _FEW
+
+
+def _is_name(name: str) -> Callable[[ast.expr], bool]:
+    return lambda node: isinstance(node, ast.Name) and node.id == name
 
 
 def _is_nothing(node: ast.stmt) -> bool:

@@ -6,6 +6,7 @@ Importing this module imports Numba, so only code that is about to compile does.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import isfunction
@@ -38,7 +39,7 @@ from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
 from numbridge.kernels.cpu_backend.lanes import FEW
-from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, lane_name
+from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, across, lane_name
 from numbridge.kernels.cpu_backend.totals import total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
@@ -232,14 +233,32 @@ def _together(
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):
             kinds = _kinds(function, parameters)
-            made = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always)
+            made = in_lanes(function, kinds, lanes.along, names, fastmath=fastmath, always=lanes.always)
             if made is None:
                 return {}
             found[function.name] = [made]
+            few: dict[str, Any] = {"fastmath": fastmath, "always": lanes.always, "most": FEW}
             if made.takes.width > FEW or made.takes.memory:
-                fewer = in_lanes(function, kinds, lanes.index, names, fastmath=fastmath, always=lanes.always, most=FEW)
+                fewer = in_lanes(function, kinds, lanes.along, names, **few)
                 found[function.name] += [fewer] if fewer else []
+            if len(lanes.along) > 1:
+                index, known = _dividing(function)
+                apart = in_lanes(function, kinds, frozenset({index}), names, nonnegative=known, **few)
+                found |= {function.name: [apart]} if apart else {}
     return found
+
+
+def _dividing(function: ast.FunctionDef) -> tuple[str, set[str]]:
+    """Let a function divide for a thread's block and its place there; return the index, and what is known not to be negative."""
+    function.name = across(function.name)
+    place = next(argument.arg for argument in reversed(function.args.args) if re.fullmatch(r"_nb_t\d", argument.arg))
+    index, block, size = (f"_nb_{letter}{place[5:]}" for letter in "ikb")
+    for argument in function.args.args:
+        if argument.arg in (block, place):
+            argument.arg += "_told"
+    made = f"{block} = {index} // {size}\n{place} = {index} - {block} * {size}"
+    function.body[:0] = ast.parse(made).body
+    return index, {block, place}
 
 
 def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> list[Any]:

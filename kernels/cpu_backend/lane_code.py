@@ -80,7 +80,7 @@ class LaneText(Text):
         self,
         tree: ast.FunctionDef,
         kinds: Sequence[Any],
-        index: str,
+        along: frozenset[str],
         names: Mapping[str, Any],
         *,
         fastmath: bool,
@@ -92,7 +92,7 @@ class LaneText(Text):
         self.symbol += f".lanes{most}"
         self.width = self.memory = 0
         self._fast, self._always, self._at_most = fastmath, always, most
-        self._along = index
+        self._along = along
         self._lanes: Lanes
         self._totals: list[str] = []
         self._private: dict[str, _Private] = {}
@@ -142,7 +142,7 @@ class LaneText(Text):
 
     def _name(self, name: str) -> Expression:
         kind = self._types.get(name)
-        if name == self._along:
+        if name in self._along:
             return Expression(
                 kind, lambda frame: frame.builder.add(frame.values[name], frame.lane, flags=("nsw", "nuw"))
             )

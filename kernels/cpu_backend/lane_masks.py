@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,12 +42,13 @@ class Together(NamedTuple):
 def in_lanes(
     tree: ast.FunctionDef,
     kinds: Sequence[Any],
-    index: str,
+    along: frozenset[str],
     names: Mapping[str, Any],
     *,
     fastmath: bool,
     always: bool,
     most: int = MOST,
+    nonnegative: Collection[str] = (),
 ) -> Together | None:
     """Return a function that runs several threads at once, or None if that is impossible, or no gain.
 
@@ -59,8 +60,8 @@ def in_lanes(
         The function for one thread.
     kinds : sequence of Numba types
         The types of its parameters.
-    index : str
-        The parameter that is one more for each of the threads; the function takes the first thread's.
+    along : frozenset of str
+        The parameters that are one more for each of the threads; the function takes the first thread's.
     names : mapping
         The globals of its text.
     fastmath : bool
@@ -69,12 +70,15 @@ def in_lanes(
         Whether to return it where nothing is gained, too.
     most : int
         How many threads may run at once.
+    nonnegative : collection of str
+        Integers that are known not to be negative.
     """
     tree = copy.deepcopy(tree)
     if most > FEW:
         tree.args.args.append(ast.arg(GIVEN_MEMORY))
         kinds = [*kinds, types.int64]
-    text = MaskedText(tree, kinds, index, names, fastmath=fastmath, always=always, most=most)
+    how = {"always": always, "most": most, "nonnegative": nonnegative}
+    text = MaskedText(tree, kinds, along, names, fastmath=fastmath, **how)
     try:
         made = as_typed(text)
     except NoLanesError:

@@ -63,8 +63,8 @@ class Lanes:
     ----------
     tree : ast.FunctionDef
         The function.
-    index : str
-        The parameter that is one more for every lane.
+    along : frozenset of str
+        The parameters that are one more for every lane.
     arrays : frozenset of str
         Names of arrays that all threads share.
     private : frozenset of str
@@ -88,7 +88,7 @@ class Lanes:
     """
 
     tree: ast.FunctionDef
-    index: str
+    along: frozenset[str]
     arrays: frozenset[str]
     private: frozenset[str]
     touched: frozenset[str]
@@ -176,7 +176,7 @@ class Lanes:
             return 0
         match node:
             case ast.Name(name):
-                return 1 if name == self.index else self.steps.get(name)
+                return 1 if name in self.along else self.steps.get(name)
             case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
                 parts = self.step(left), self.step(right)
                 if parts[0] is None or parts[1] is None:
@@ -212,7 +212,7 @@ class Lanes:
 
 def read_lanes(
     tree: ast.FunctionDef,
-    index: str,
+    along: frozenset[str],
     arrays: frozenset[str],
     once: frozenset[str] | set[str],
     computes: Callable[[ast.expr], bool],
@@ -223,8 +223,8 @@ def read_lanes(
     ----------
     tree : ast.FunctionDef
         The function; assignments of what nobody reads are taken out of it.
-    index : str
-        The parameter that is one more for every lane.
+    along : frozenset of str
+        The parameters that are one more for every lane.
     arrays : frozenset of str
         The parameters that are arrays.
     once : set of str
@@ -242,7 +242,7 @@ def read_lanes(
         raise NoLanesError
     arrays |= {name for node in nodes if (name := _assigned_call(node, _FIELD)) is not None}
     private = frozenset(name for node in nodes if (name := local_array_name(node)) is not None)
-    lanes = Lanes(tree, index, arrays, private, touched_arrays(nodes, arrays), computes, {index})
+    lanes = Lanes(tree, along, arrays, private, touched_arrays(nodes, arrays), computes, {*along})
     without_unread(lanes, tree.body, read_names(lanes, nodes))
     _Spread(lanes, once).run()
     if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
@@ -513,7 +513,7 @@ class _Kept:
         self.lanes.kept |= {name for name, places in self.places.items() if len(places) > 1}
         staggered = (node for node in ast.walk(self.lanes.tree) if id(node) in self.lanes.staggered)
         counters = {name for node in staggered if isinstance(node, ast.For) for name in stored(node.target)}
-        self.lanes.kept &= self.lanes.varying - {self.lanes.index} - counters
+        self.lanes.kept &= self.lanes.varying - self.lanes.along - counters
 
     def _group(self, nodes: Sequence[ast.AST]) -> None:
         self.groups += 1

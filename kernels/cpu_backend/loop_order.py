@@ -26,9 +26,11 @@ _IN_LOOP = 8
 _MOST_CALLS = 200
 # How many axes away the next element is taken to be that is found by an index out of memory.
 _ANYWHERE = 2
+# What stands for an axis along which a number is another in the next block only.
+_OF_BLOCKS = 8
 
 _Far = Mapping[int, int]
-"""By how many extents a number differs from a thread to the next along each axis that it depends on."""
+"""By how many extents a number differs from a thread to the next along each axis that it depends on, or from block to block."""
 
 
 def loop_order(source: FunctionSource, parameters: Sequence[ParameterType]) -> tuple[int, ...]:
@@ -48,8 +50,8 @@ def loop_order(source: FunctionSource, parameters: Sequence[ParameterType]) -> t
     distance: Counter[int] = Counter()
     reading = _Reading(Program(source), source, arrays, {}, (), iter(range(_MOST_CALLS)))
     for weight, far in reading.accesses(source.tree.body, 1):
-        for axis, extents in far.items():
-            distance[axis] += weight * extents
+        for axis in axes:
+            distance[axis] += weight * far.get(axis, far.get(_OF_BLOCKS + axis, 0))
     return tuple(sorted(axes, key=lambda axis: -distance[axis]))
 
 
@@ -148,7 +150,8 @@ class _Reading:
             return {0: 0} if count == 1 else {}
         if kind == "axis":
             found = place_of(self._source, node)
-            return {count - 1: 0} if found is not None and found.operation == "threadIdx" else {}
+            first = {"threadIdx": 0, "blockIdx": _OF_BLOCKS}.get("" if found is None else found.operation)
+            return {} if first is None else {first + count - 1: 0}
         match node:
             case ast.Name(name):
                 return self._of_name(name)

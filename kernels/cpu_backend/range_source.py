@@ -8,16 +8,18 @@ compiles nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, Stride
 from numbridge.kernels.cpu_backend.interior import ROW, Interior, remainder_text
+from numbridge.kernels.cpu_backend.lanes import FEW
 from numbridge.kernels.cpu_backend.totals import Total
 from numbridge.kernels.native import table_layout as nb
 
-__all__ = ["LANES", "RUN", "WORK", "Lane", "LaneSource", "Private", "lane_name", "range_source"]
+__all__ = ["LANES", "RUN", "WORK", "Lane", "LaneSource", "Private", "across", "lane_name", "range_source"]
 
 RUN, WORK = "_nb_run", "_nb_work"
 LANES = "_nb_lanes_"
@@ -65,8 +67,8 @@ class LaneSource:
         Generated text of the bodies, for one thread.
     namespace : mapping
         Its globals.
-    index : str
-        The parameter that is one more for the next thread.
+    along : frozenset of str
+        The parameters that are one more for the next thread.
     around : callable
         Takes text to stand before the loop, and how many threads each body runs; returns all of the variant's source.
     always : bool
@@ -75,7 +77,7 @@ class LaneSource:
 
     text: str
     namespace: Mapping[str, Any]
-    index: str
+    along: frozenset[str]
     around: Callable[[str, Widths], str]
     always: bool
 
@@ -83,6 +85,11 @@ class LaneSource:
 def lane_name(entry: str, takes: Lane) -> str:
     """Return the name of the function that runs a body for several threads at once."""
     return f"{LANES}{takes.width}{'' if takes.memory is None else 'm'}_{entry}"
+
+
+def across(entry: str) -> str:
+    """Return the name of a body that divides for a thread's block and place: several threads at once may be of several blocks."""
+    return f"_nb_across_{entry}"
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ def _extreme(name: str, parts: Sequence[str]) -> str:
 
 
 def _sizes(threads: _Threads) -> list[str]:
-    return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] != "i")]
+    return [*(f"_nb_n{k}" for k in range(threads.rank)), *(name for name in threads.hidden if name[4] in "bg")]
 
 
 def _parts(entry: str, private: Private, names: Sequence[str], threads: _Threads, additions: int | str) -> list[str]:
@@ -270,7 +277,8 @@ def _on_copies(
     """Return the lines that run a whole range on copies of the arrays that are added to, if that is worth its while."""
     rooms = [f"_nb_room_of({name})" for name in private.added]
     extents = " + ".join(f"_nb_extent_of({name})" for name in private.added)
-    trips = "".join(f" * _nb_max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in strides)
+    known = [s for s in strides if not s.in_block or not re.search(r"_nb_[ik]\d", s.stop)]
+    trips = "".join(f" * _nb_max(({s.stop} - {s.start}) // ({s.step}) + 1, 1)" for s in known)
     ask = f"_nb_copies = _nb_memory({' + '.join(rooms)}, {extents}, (_nb_last - _nb_first) * ({additions}){trips})"
     lines = [ask] if private.meanwhile else ["_nb_copies = 0", f"if not ({whole}):", f"    {ask}"]
     lines.append("if _nb_copies != 0:")
@@ -288,17 +296,54 @@ def _on_copies(
 def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[str] = ()) -> list[str]:
     rank = threads.rank
 
-    def call(last: str, entry: str = entry, result: str = "_nb_result", more: Sequence[str] = ()) -> list[str]:
-        passed = [
-            f"_nb_nonnegative({last if name == f'_nb_i{rank - 1}' else name})" if name[4] == "i" else name
-            for name in threads.hidden
-        ]
+    block, size = f"_nb_k{rank - 1}", f"_nb_b{rank - 1}"
+    in_row = [stride for stride in threads.active.strides if stride.in_block and stride.axis == rank - 1]
+
+    def of_thread(last: str) -> dict[str, str]:
+        """Return what hidden parameters are that differ within a row."""
+        return {f"_nb_i{rank - 1}": last, f"_nb_t{rank - 1}": f"{last} - {block} * {size}"}
+
+    def call(
+        last: str, entry: str = entry, result: str = "_nb_result", more: Sequence[str] = (), *, divides: bool = False
+    ) -> list[str]:
+        own = of_thread(last)
+        if divides:
+            own |= {block: f"{last} // {size}", f"_nb_t{rank - 1}": f"{last} % {size}"}
+        passed = [f"_nb_nonnegative({own.get(name, name)})" if name[4] in "ikt" else name for name in threads.hidden]
         text = f"{entry}({', '.join([*passed, *names, *more])})"
         added = [f"_nb_sum{k} = _nb_accumulate(_nb_sum{k}, {result}[{k}])" for k in range(threads.sums)]
         return [f"{result} = {text}", *added] if threads.sums else [text]
 
     def run(first: str, last: str) -> list[str]:
-        """Return the lines that run the threads of a part of a row."""
+        """Return the lines that run the threads of a part of a row, block by block if they are told theirs."""
+        if block not in threads.hidden:
+            return run_active(first, last)
+        begin, end, turn = "_nb_begin", "_nb_block_end", f"_nb_turn{rank - 1}"
+        moved = f" + {turn}" if in_row else ""
+        lines = run_active(begin + moved, end + moved)
+        for stride in in_row:
+            lines = _turns(turn, stride, lines)
+        lines = [
+            f"{begin} = {first}",
+            f"_nb_row_end = {last}",
+            f"{block} = {begin} // {size}",
+            f"while {begin} < _nb_row_end:",
+            f"    {end} = _nb_min({block} * {size} + {size}, _nb_row_end)",
+            *(f"    {line}" for line in lines),
+            f"    {begin} = {end}",
+            f"    {block} += 1",
+        ]
+        if threads.active.strides or across(entry) not in threads.lanes:
+            return lines  # what ends a loop that has been taken out is asked for each block
+        return [
+            f"if {size} < {FEW}:",
+            *(f"    {line}" for line in run_all(first, last, divides=True)),
+            "else:",
+            *(f"    {line}" for line in lines),
+        ]
+
+    def run_active(first: str, last: str) -> list[str]:
+        """Return the lines that run those threads of a part of a row that have anything to do."""
         active, within = threads.active, run_all if threads.interior is None else run_apart
         lines = []
         if active.starts or not first.isidentifier():
@@ -316,7 +361,9 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         """Return the lines that promise what holds for a thread."""
         active = threads.active
         sizes = [f"{size} == {extents}" for size, extents in active.sizes] if threads.is_analysed else []
-        promises = [promise.replace(f"_nb_i{rank - 1}", last) for promise in active.promises]
+        promises = [*active.promises]
+        for name, text in of_thread(last).items():
+            promises = [promise.replace(name, f"({text})") for promise in promises]
         return [f"_nb_assume({promise})" for promise in (*sizes, *promises)]
 
     def run_apart(first: str, last: str) -> list[str]:
@@ -389,12 +436,14 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
         lines = [f"_nb_k = {first}", f"for _nb_count in range({last} - {first}):", *(f"    {line}" for line in body)]
         return [*lines, "    _nb_k += 1"]
 
-    def run_all(first: str, last: str) -> list[str]:
+    def run_all(first: str, last: str, *, divides: bool = False) -> list[str]:
         own = ", ".join([*(f"_nb_i{k}" for k in range(rank - 1)), "_nb_k"])
         asked = [f"_nb_prefetch({name}, ({own},))" for name in ahead]
-        one = [*asked, *promised("_nb_k"), *call("_nb_k")]
+        # What is promised of a thread goes by its block.
+        one = [*asked, *([] if divides else promised("_nb_k")), *call("_nb_k", divides=divides)]
         lines, begin = [], first
-        for takes in threads.lanes.get(entry, ()):
+        together = across(entry) if divides else entry
+        for takes in threads.lanes.get(together, ()):
             width, memory = takes
             more = [] if memory is None else ["_nb_memory_of_lanes" if memory else "0"]
             end = f"_nb_whole{width}{'' if memory is None else 'm'}"
@@ -402,17 +451,19 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
             lines += [
                 f"{end} = {begin} + {f'_nb_has_memory * ({count})' if memory else count}",
                 f"for _nb_lane in range({begin}, {end}, {width}):",
-                *(f"    {line}" for line in call("_nb_lane", lane_name(entry, takes), "_nb_results", more)),
+                *(
+                    f"    {line}"
+                    for line in call("_nb_lane", lane_name(together, takes), "_nb_results", more, divides=divides)
+                ),
             ]
             begin = end
         return [*lines, *each(begin, last, one)]
 
-    lines = _rows(rank, threads.active.strides, run)
+    around = [stride for stride in threads.active.strides if stride not in in_row]
+    lines = _rows(rank, threads.hidden, around, run)
     memory = max((takes.memory or 0 for takes in threads.lanes.get(entry, ())), default=0)
-    for stride in reversed(threads.active.strides):
-        base = f"_nb_base{stride.axis}"
-        lines = [f"{base} = {stride.start}", f"while {base} < {stride.stop}:", *(f"    {line}" for line in lines)]
-        lines.append(f"    {base} += {stride.step}")
+    for stride in reversed(around):
+        lines = _turns(_moved_by(stride), stride, lines)
     if memory:
         asked = [
             f"_nb_memory_of_lanes = _nb_allocate({memory})",
@@ -422,16 +473,33 @@ def _loop(entry: str, names: Sequence[str], threads: _Threads, ahead: Sequence[s
     return [f"    {line}" for line in lines]
 
 
-def _rows(rank: int, strides: Sequence[Stride], run: Callable[[str, str], list[str]]) -> list[str]:
+def _moved_by(stride: Stride) -> str:
+    """Return the name of what is added to an index in a loop that has been taken out."""
+    return f"_nb_{'turn' if stride.in_block else 'base'}{stride.axis}"
+
+
+def _turns(name: str, stride: Stride, lines: Sequence[str]) -> list[str]:
+    """Return the lines of a loop that has been taken out, around its trip."""
+    head = [f"{name} = {stride.start}", f"while {name} < {stride.stop}:"]
+    return [*head, *(f"    {line}" for line in lines), f"    {name} += {stride.step}"]
+
+
+def _rows(
+    rank: int, hidden: Sequence[str], strides: Sequence[Stride], run: Callable[[str, str], list[str]]
+) -> list[str]:
     """Return the lines that go through a range of threads, row by row.
 
     Where there are loops over the grid around them, a thread's index is another in every trip.
     """
-    moved = {stride.axis: f" + _nb_base{stride.axis}" for stride in strides}
+    moved, in_block = dict[int, str](), dict[int, str]()
+    for stride in strides:
+        shifts = in_block if stride.in_block else moved
+        shifts[stride.axis] = f" + {_moved_by(stride)}"
+    told = [k for k in range(rank - 1) if f"_nb_k{k}" in hidden]
     shift = moved.get(rank - 1, "")
     if rank < 2:
         return run(f"_nb_first{shift}", f"_nb_last{shift}")
-    at = [f"_nb_at{k}" if k in moved else f"_nb_i{k}" for k in range(rank)]
+    at = [f"_nb_at{k}" if k in {*moved, *in_block} else f"_nb_i{k}" for k in range(rank)]
     done = "_nb_done" if strides else "_nb_first"
     lines = [f"{done} = _nb_first"] if strides else []
     lines.append("_nb_rest = _nb_first")
@@ -440,7 +508,13 @@ def _rows(rank: int, strides: Sequence[Stride], run: Callable[[str, str], list[s
     lines += [f"{at[0]} = _nb_rest", f"while {done} < _nb_last:"]
     lines += [
         f"    _nb_end = _nb_min(_nb_n{rank - 1}, {at[-1]} + _nb_last - {done})",
-        *(f"    _nb_i{k} = {at[k]}{moved[k]}" for k in range(rank - 1) if k in moved),
+        *(f"    _nb_k{k} = ({at[k]}{moved.get(k, '')}) // _nb_b{k}" for k in told),
+        *(
+            f"    _nb_i{k} = {at[k]}{moved.get(k, '')}{in_block.get(k, '')}"
+            for k in range(rank - 1)
+            if k in {*moved, *in_block}
+        ),
+        *(f"    _nb_t{k} = _nb_i{k} - _nb_k{k} * _nb_b{k}" for k in told),
         *(f"    {line}" for line in run(f"{at[-1]}{shift}", f"_nb_end{shift}")),
         f"    {done} += _nb_end - {at[-1]}",
         f"    {at[-1]} = 0",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Indexing",
+    "apart_places",
     "atomic_index",
     "elements_of",
     "index_names",
@@ -314,6 +315,43 @@ def own_axis(source: FunctionSource, node: ast.BinOp) -> int | None:
                 }:
                     return place.axis
     return None
+
+
+def apart_places(source: FunctionSource) -> set[tuple[str, int]]:
+    """Return what a function asks of its thread's place, other than for the index that `own_axis` finds, each with its axis.
+
+    These are ``threadIdx`` and ``blockIdx``. What names are given that nothing else reads does not count.
+    """
+    seen: set[int] = set()
+    for node in source.nodes:
+        if isinstance(node, ast.BinOp) and own_axis(source, node) is not None:
+            seen.update(map(id, ast.walk(node)))
+    named = [
+        (name.id, part)
+        for node in source.nodes
+        if isinstance(node, ast.Assign) and len(node.targets) == 1
+        for name, part in _pairs(node.targets[0], node.value)
+        if isinstance(name, ast.Name) and not any(isinstance(n, ast.Call | ast.NamedExpr) for n in ast.walk(part))
+    ]
+    before = -1
+    while before != (before := len(seen)):
+        names = (
+            n for n in source.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in seen
+        )
+        read = {n.id for n in names}
+        for name, part in named:
+            if name not in read:
+                seen.update(map(id, ast.walk(part)))
+    places = (place_of(source, n) for n, kind, _ in index_uses(source) if kind == "axis" and id(n) not in seen)
+    return {(p.operation, p.axis) for p in places if p is not None and p.operation in ("threadIdx", "blockIdx")}
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what is assigned to what."""
+    match target, value:
+        case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
+            return [*zip(targets, values, strict=True)]
+    return [(target, value)]
 
 
 def place_of(source: FunctionSource, node: ast.expr) -> Intrinsic | None:

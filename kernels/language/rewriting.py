@@ -33,7 +33,7 @@ from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
 from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
 from numbridge.kernels.language.element_stores import StoreRewriter
-from numbridge.kernels.language.indexing import own_axis
+from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
@@ -83,7 +83,8 @@ class Rewritten:
     names : dict of int to str
         What each is called in the text, by the same identity.
     hidden : tuple of str
-        The kernel's leading parameters: thread indices, then the block and grid dimensions that are used.
+        The kernel's leading parameters: thread indices, then the block and grid dimensions that are used, and the thread's
+        place, if whoever runs it tells that.
     namespace : dict
         The globals of the text, without what the back end adds.
     sites : tuple of (FunctionSource, ast.AST, str)
@@ -171,7 +172,8 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     in_loops = parameters is not None and target == "cpu" and not in_blocks
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
-    writer = _Writer(program, weak_float, target, order=order, **how)
+    told = _told_axes(program, order[-1:]) if parameters is not None and in_loops else frozenset()
+    writer = _Writer(program, weak_float, target, order=order, told=told, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
     active, inside = EVERYWHERE, None
@@ -184,6 +186,16 @@ def rewrite(
             inside = with_interior(tree, reading)
     facts = writer.names, writer.hidden, writer.namespace, tuple(writer.sites), in_blocks
     return Rewritten(program, trees, *facts, active, inside, raises, order)
+
+
+def _told_axes(program: Program, last: Sequence[int]) -> frozenset[int]:
+    """Return the axes along which the loops over threads tell each its block, and its place there, which it need not divide for.
+
+    The innermost loop runs block by block for that. Where only the number of the block is asked for, blocks may well be of one
+    thread each.
+    """
+    found = {place for part in program.sources for place in apart_places(part)}
+    return frozenset(axis for _, axis in found if axis not in last or ("threadIdx", axis) in found)
 
 
 class _Writer:
@@ -201,9 +213,12 @@ class _Writer:
         in_crew: bool,
         has_complex: bool,
         order: tuple[int, ...],
+        told: frozenset[int],
     ) -> None:
         self.program = program
         self._order = order
+        # The axes along which a thread is told its block, and its place there.
+        self.told = told
         self.has_complex = has_complex
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
@@ -251,6 +266,7 @@ class _Writer:
                     letters = _SHORT_IN_BLOCKS if self.in_crew else _SHORT
                     letter = letters.get(found.operation, "b") if found is not None else "b"
                     needed.add(f"_nb_{letter}{self.axis(count - 1)}")
+        needed |= {f"_nb_{letter}{self.axis(axis)}" for axis in self.told for letter in "bkt"}
         if self.in_blocks and not self.in_crew:
             needed |= {f"_nb_b{k}" for k in range(_AXES)}  # how many threads there are to share work
         crew = (CREW, THREAD) if self.in_crew else ()
@@ -576,6 +592,8 @@ class _Rewriter(ast.NodeTransformer):
             self._check_axis(node, found.axis, found.name)
         if self.writer.in_crew:
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
+        if found.axis in self.writer.told:
+            return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{self.writer.axis(found.axis)}", ast.Load())
         i, b, g = (f"_nb_{letter}{self.writer.axis(found.axis)}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
         return ast.parse(text, mode="eval").body

@@ -211,7 +211,7 @@ class _Maker:
         text = _PartText(
             tree,
             kinds,
-            part.parameters[0],
+            frozenset(part.parameters[:1]),
             self._names,
             fastmath=self._fast,
             always=False,

@@ -233,7 +233,7 @@ class _Reader:
         )
         # What is written to one array of dynamic memory is read from another.
         touched |= dynamic if touched & dynamic else frozenset()
-        self.lanes = Lanes(tree, THREAD, shared, private, touched, computes, threads)
+        self.lanes = Lanes(tree, frozenset({THREAD}), shared, private, touched, computes, threads)
         without_unread(self.lanes, tree.body, read_names(self.lanes, every))
         self.once = set(once)
         self.steps = Steps(tree, self.lanes, self.once, nonnegative)
