@@ -87,11 +87,7 @@ class Kernel(Sourced):
 
     def label(self, name: str) -> str:
         """Return what messages call a parameter."""
-        return self._labels.get(name, name)
-
-    @functools.cached_property
-    def _labels(self) -> dict[str, str]:
-        return {leaf.name: leaf.label for spread in self.source.spread.values() for leaf in spread.leaves()}
+        return self.source.labels.get(name, name)
 
     def flattened(self, arguments: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """Return the kernel that takes what tuples among its arguments hold one by one, and these; or both as they are."""

@@ -33,6 +33,7 @@ from numbridge.kernels.lost_gradient import warn_of_lost_gradient
 from numbridge.kernels.machine import builtin, front, machine, open_fronts
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
+from numbridge.kernels.spread_table import SpreadTable
 from numbridge.kernels.taken_over import are_understood, taking_over
 from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
 
@@ -116,7 +117,7 @@ class _Road:
         return self._builtin(nb.PLAN_GUARDS_PASSED, _give_up)
 
     def _builtin(self, flags: int, slow: Any) -> Any:
-        plan = _plan(self._table, self.kernel, self.geometry, flags)
+        plan = _plan(self._table, self.variants.spreads(self.place), self.kernel, self.geometry, flags)
         # The array keeps the plan alive, whose address is what compiled code takes.
         answers = (plan.ctypes.data, slow, self.failed, self.refused, self.named, plan)
         return builtin(self.kernel.name, machine().addresses["numbridge_launch"], answers, named=True)
@@ -129,7 +130,12 @@ class _Road:
         if kernel is not self.kernel:
             if self.geometry.is_followed:
                 raise NumbridgeTypeError(f"kernel {self.kernel.name!r} as an operator takes no tuples")
-            launcher(kernel, self.geometry)(*taken)
+            run = launcher(kernel, self.geometry)
+            run(*taken)
+            names = [p.name for p in self.kernel.parameters]
+            self.variants.spreads(self.place).add(
+                names, arguments, kernel.structures, variants_of(kernel).table(self.place), run.__self__
+            )
             return
         # An argument that stands for something else takes the launch over; it has no memory that could be launched on.
         record = taking_over(arguments)
@@ -245,9 +251,10 @@ def _give_up(*arguments: Any) -> Any:
     return _missed
 
 
-def _plan(table: Any, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
+def _plan(table: Any, spreads: SpreadTable, kernel: Kernel, geometry: Geometry, flags: int) -> Any:
     words = [0] * (nb.PLAN_SIZE // 8)
     words[nb.PLAN_VARIANTS // 8] = table.ctypes.data
+    words[nb.PLAN_SPREADS // 8] = spreads.numbers.ctypes.data
     words[nb.PLAN_TOTAL // 8] = total = math.prod(geometry.dims)
     # Without thread indices the ids are only counted.
     source = kernel.source

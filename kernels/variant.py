@@ -56,6 +56,7 @@ from numbridge.kernels.object_cache import (
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_offsets, have_complex
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.specialisation import Specialisation, mask, specialisation
+from numbridge.kernels.spread_table import SpreadTable
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
@@ -218,6 +219,7 @@ class Variants:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._tables: dict[Place, np.ndarray[Any, np.dtype[np.int64]]] = {}
+        self._spreads: dict[Place, SpreadTable] = {}
         self._lock = threading.RLock()
         self._variants: dict[Any, Variant] = {}
         self._specialisations: dict[Any, Specialisation] = {}
@@ -240,6 +242,11 @@ class Variants:
         """Return the table of specialisations for launches in a place."""
         with self._lock:
             return self._tables.setdefault(place, np.zeros(nb.MAX_VARIANTS + 1, np.int64))
+
+    def spreads(self, place: Place) -> SpreadTable:
+        """Return how tuples among the arguments of launches in a place are recognised."""
+        with self._lock:
+            return self._spreads.setdefault(place, SpreadTable())
 
     def checked(self, found: Sequence[Description], place: Place) -> Variant | None:
         """Return the variant that arguments like these were checked for, or None; a number may still not fit."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from numbridge.kernels.language.dependencies import MISSING
 from numbridge.kernels.language.index_boxes import KINDS, Box, Operation, Value, Variable, ends
-from numbridge.kernels.language.indexing import own_axis, place_of
+from numbridge.kernels.language.indexing import named_parts, own_axis, place_of
 from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by
@@ -92,7 +92,7 @@ class Values:
     ) -> None:
         self.source, self.callees, self.around = source, callees, (*around, source)
         names = [node.id for node in source.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-        once = {name for name in names if names.count(name) == 1}
+        self._once = once = {name for name in names if names.count(name) == 1}
         self.counting = _counting_in(source, names)
         self.kept = once | {*self.counting.values()}
         # Under a name that is assigned, another array or number may be meant.
@@ -106,6 +106,8 @@ class Values:
 
     def assigned(self, target: ast.expr, value: ast.expr, context: Box) -> Box:
         """Keep what names stand for from here on."""
+        for name, part in named_parts(target, value):
+            self._alias(name, part)
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         parts = (
             self._parts(value, len(targets), context) if isinstance(target, ast.Tuple) else [self.value(value, context)]
@@ -116,6 +118,15 @@ class Values:
             if isinstance(named, ast.Name) and named.id in self.kept and part is not None
         }
         return replace(context, names={**context.names, **kept}) if kept else context
+
+    def _alias(self, name: str, value: ast.expr) -> None:
+        """Keep that a name that is assigned once stands for an array that has another, if that is what it is given."""
+        # A parameter is something else where it is not assigned.
+        if name in self._once and name not in self.source.parameters and isinstance(value, ast.Name):
+            if value.id in self.given:
+                self.given[name] = self.given[value.id]
+            elif value.id in self.memory:
+                self.memory[name] = self.memory[value.id]
 
     def behind(self, loop: ast.While, context: Box) -> Box:
         """Return what is known behind a loop: no more where the variable is that it counts in."""

@@ -26,6 +26,7 @@ __all__ = [
     "index_names",
     "indexing_of",
     "moves_axes",
+    "named_parts",
     "own_axis",
     "place_of",
 ]
@@ -327,11 +328,11 @@ def apart_places(source: FunctionSource) -> set[tuple[str, int]]:
         if isinstance(node, ast.BinOp) and own_axis(source, node) is not None:
             seen.update(map(id, ast.walk(node)))
     named = [
-        (name.id, part)
+        (name, part)
         for node in source.nodes
         if isinstance(node, ast.Assign) and len(node.targets) == 1
-        for name, part in _pairs(node.targets[0], node.value)
-        if isinstance(name, ast.Name) and not any(isinstance(n, ast.Call | ast.NamedExpr) for n in ast.walk(part))
+        for name, part in named_parts(node.targets[0], node.value)
+        if not any(isinstance(n, ast.Call | ast.NamedExpr) for n in ast.walk(part))
     ]
     before = -1
     while before != (before := len(seen)):
@@ -346,12 +347,14 @@ def apart_places(source: FunctionSource) -> set[tuple[str, int]]:
     return {(p.operation, p.axis) for p in places if p is not None and p.operation in ("threadIdx", "blockIdx")}
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    """Return what is assigned to what."""
+def named_parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield names with what they are assigned."""
     match target, value:
+        case ast.Name(name), _:
+            yield name, value
         case ast.Tuple(targets), ast.Tuple(values) if len(targets) == len(values):
-            return [*zip(targets, values, strict=True)]
-    return [(target, value)]
+            for pair in zip(targets, values, strict=True):
+                yield from named_parts(*pair)
 
 
 def place_of(source: FunctionSource, node: ast.expr) -> Intrinsic | None:

@@ -253,15 +253,38 @@ class _Reading:
 
     def _loop(self, node: ast.For, context: Box) -> None:
         """Read a loop's body, if the launch decides its trips, and all of them are made."""
+        if leaves_by(node.body, ast.Break):
+            return
+        if items := self._items(node.iter):
+            self._over_items(node, items, context)
+            return
         name = node.target.id if isinstance(node.target, ast.Name) else ""
         within = (n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name) and n.id == name)
         if not name or name in context.names or any(isinstance(n.ctx, ast.Store) for n in within):
             return
-        if leaves_by(node.body, ast.Break):
-            return
         match node.iter:
             case ast.Call(func, [_, *_] as arguments, []) if self.values.is_builtin(func, range):
                 self._trips(node.body, name, [self.values.value(argument, context) for argument in arguments], context)
+
+    def _items(self, node: ast.expr) -> list[ast.expr]:
+        """Return what a loop over tuples that are written out goes through, or nothing."""
+        match node:
+            case ast.Tuple(parts):
+                return parts
+            case ast.Call(func, [ast.Tuple(parts)], []) if self.values.is_builtin(func, enumerate):
+                return [ast.Tuple([ast.Constant(k), part], ast.Load()) for k, part in enumerate(parts)]
+            case ast.Call(func, [*tuples], []) if self.values.is_builtin(func, zip):
+                written = [part.elts for part in tuples if isinstance(part, ast.Tuple)]
+                if len(written) == len(tuples):
+                    return [ast.Tuple([*parts], ast.Load()) for parts in zip(*written, strict=False)]
+        return []
+
+    def _over_items(self, node: ast.For, items: Sequence[ast.expr], context: Box) -> None:
+        """Read the trips of a loop over tuples, each with what its variables stand for."""
+        before = dict(self.values.given), dict(self.values.memory)
+        for item in items:
+            self.walk(node.body, self.values.assigned(node.target, item, context))
+            self.values.given, self.values.memory = dict(before[0]), dict(before[1])
 
     def _while(self, node: ast.While, name: str, context: Box) -> None:
         """Read the body of a loop that counts as ``range`` does."""
@@ -397,7 +420,8 @@ class _Reading:
         array, extents = self.values.memory.get(name, (self.values.given.get(name), None))
         if array is None:
             return
-        text, place = f"{name}[{', '.join(map(ast.unparse, index))}]", self.source.excerpt(node)
+        text = f"{self.source.labels.get(name, name)}[{', '.join(map(ast.unparse, index))}]"
+        place = self.source.excerpt(node)
         by_all = context.spans == self.read.threads and not context.needs
         for axis, part in enumerate(index):
             if moves_axes(self.source, part) or (extents is not None and axis >= len(extents)):

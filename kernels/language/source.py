@@ -228,6 +228,8 @@ class FunctionSource:
         self._classes: Mapping[str, type] = {}
         if structures:
             self.spread, self._classes = spread_parameters(self.tree, function, structures, self.error)
+        # What messages call the parameters that stand for what tuples hold
+        self.labels = {leaf.name: leaf.label for spread in self.spread.values() for leaf in spread.leaves()}
         unboxed = _unbox(self.tree, boxed)
         code, arguments = function.__code__, self.tree.args
         local = frozenset({*code.co_varnames, *code.co_cellvars, *unboxed})

@@ -41,6 +41,7 @@ from numbridge.kernels.native.reading import (
     count_version,
     count_version_behind,
     decrease,
+    error_occurred,
     increase,
     intp,
     item,
@@ -48,6 +49,7 @@ from numbridge.kernels.native.reading import (
     release,
     state,
 )
+from numbridge.kernels.native.spreads import spread_out
 
 # In order: what a function names must have been loaded before it.
 EXPORTS = {
@@ -431,8 +433,42 @@ def answered(self, outcome, arguments, count):
 
 
 @native
+def launch_spread(plan, arguments, count):
+    """Launch on what tuples among the arguments hold; return what Python gets, or 0 with no error where only Python can tell."""
+    table, target, other = load_i64(plan, nb.PLAN_SPREADS), stack(8 * nb.MAX_LEAVES), stack(nb.PLAN_SIZE)
+    for k in range(nb.MAX_SPREADS):
+        spread = load_i64(table, 8 * k)
+        if spread == 0:
+            return 0
+        if not spread_out(spread, arguments, count, target):
+            continue
+        for at in range(0, nb.PLAN_SIZE, 8):
+            store_i64(other, at, load_i64(plan, at))
+        store_i64(other, nb.PLAN_VARIANTS, load_i64(spread, nb.SPREAD_VARIANTS))
+        leaves, answers = load_i64(spread, nb.SPREAD_LEAVES), load_i64(spread, nb.SPREAD_ANSWERS)
+        # It keeps the code alive; the spread may be gone as soon as other code runs.
+        increase(answers)
+        outcome = attempt(other, target, leaves)
+        answer = 0 if outcome == nb.MISSED else answered(answers, outcome, target, leaves)
+        decrease(answers)
+        return answer
+    return 0
+
+
+@inlined
+def has_spreads(plan):
+    """Tell whether the kernel has been launched with tuples."""
+    return load_i64(load_i64(plan, nb.PLAN_SPREADS), 0) != 0
+
+
+@native
 def launch(self, arguments, count, names):
     """Launch; ``self`` is (plan address, slow road, failure, failure of the driver, arguments by name, ...)."""
     if names != 0:
         return call_with(item(self, 4), arguments, count, names)
-    return answered(self, attempt(to_address(item(self, 0)), arguments, count), arguments, count)
+    plan = to_address(item(self, 0))
+    if has_spreads(plan):
+        answer = launch_spread(plan, arguments, count)
+        if answer != 0 or error_occurred() != 0:
+            return answer
+    return answered(self, attempt(plan, arguments, count), arguments, count)

@@ -15,7 +15,15 @@ from numba import types
 
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
-from numbridge.kernels.native.entry import MAX_ARGUMENTS, answered, attempt, none, to_address
+from numbridge.kernels.native.entry import (
+    MAX_ARGUMENTS,
+    answered,
+    attempt,
+    has_spreads,
+    launch_spread,
+    none,
+    to_address,
+)
 from numbridge.kernels.native.memory import external, inlined, load_i64, native, stack, store_i64, symbol
 from numbridge.kernels.native.reading import (
     call_with,
@@ -301,17 +309,19 @@ def launch_over(front, given, extents, dims, rank):
     lay_out_plan(plan, to_address(item(self_of(like), 0)), dims, rank)
     gather(inputs, before, passed)
     gather(outputs, after, passed + 8 * before)
-    outcome = attempt(plan, passed, count)
-    if outcome == nb.MISSED:
-        # With what was read, since reading may run code that changes the lists.
-        block, device = load_i64(given, 8 * BLOCK), load_i64(given, 8 * DEVICE)
-        store_i64(call, 0, load_i64(given, 8 * KERNEL))
-        store_i64(call, 8, extents)
-        store_i64(call, 16, block if block != 0 else item(front, nb.FRONT_BLOCK))
-        store_i64(call, 24, device if device != 0 else none())
-        answer = call_with(item(front, nb.FRONT_MISSED), call, count + _BEFORE, 0)
-    else:
-        answer = answered(self_of(like), outcome, passed, count)
+    answer = launch_spread(plan, passed, count) if has_spreads(plan) else 0
+    if answer == 0 and error_occurred() == 0:
+        outcome = attempt(plan, passed, count)
+        if outcome == nb.MISSED:
+            # With what was read, since reading may run code that changes the lists.
+            block, device = load_i64(given, 8 * BLOCK), load_i64(given, 8 * DEVICE)
+            store_i64(call, 0, load_i64(given, 8 * KERNEL))
+            store_i64(call, 8, extents)
+            store_i64(call, 16, block if block != 0 else item(front, nb.FRONT_BLOCK))
+            store_i64(call, 24, device if device != 0 else none())
+            answer = call_with(item(front, nb.FRONT_MISSED), call, count + _BEFORE, 0)
+        else:
+            answer = answered(self_of(like), outcome, passed, count)
     for k in range(count):
         decrease(load_i64(passed, 8 * k))
     decrease(like)

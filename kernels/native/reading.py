@@ -64,7 +64,13 @@ _TUPLE_ITEMS = tuple.__basicsize__
 @inlined
 def item(items, k):
     """Return the object at place `k` of a tuple, which stays the tuple's."""
-    return load_i64(items, _TUPLE_ITEMS + 8 * k)
+    return load_i64(items_of(items), 8 * k)
+
+
+@inlined
+def items_of(items):
+    """Return where the addresses of a tuple's items lie."""
+    return items + _TUPLE_ITEMS
 
 
 @inlined

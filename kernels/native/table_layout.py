@@ -107,11 +107,20 @@ TRACKED = 1 << 43
 # Launch plan: one per launcher. From PLAN_DIMS on it is what a variant's range function receives as `geometry`.
 PLAN_VARIANTS, PLAN_TOTAL, PLAN_DIMS, PLAN_BLOCK, PLAN_GRID, PLAN_FLAGS = 0, 8, 16, 48, 72, 96
 # The same launch on CUDA: hardware grid and block, dynamic shared memory in bytes, and the stream if one was asked for
-PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM, PLAN_SIZE = 104, 128, 152, 160, 168
+PLAN_CUDA_GRID, PLAN_CUDA_BLOCK, PLAN_SHARED, PLAN_STREAM = 104, 128, 152, 160
+# Where the addresses of the kernel's spreads lie, with a 0 behind the last
+PLAN_SPREADS, PLAN_SIZE = 168, 176
 PLAN_GUARDS_PASSED, PLAN_HAS_STREAM, PLAN_FOLLOWED = 1, 2, 4
 # Of the kernel: its first index runs along x on CUDA, the hardware's block is the same for all extents, no thread has an index.
 PLAN_FIRST, PLAN_SHAPED, PLAN_COUNTED = 8, 16, 32
 MAX_DIMS, MAX_VARIANTS = 4, 64
+
+# Spread: how tuples among arguments are built. How many arguments, how many parts of them that are no tuples, the specialisations
+# of the kernel that takes these, and its launcher's ``self``; then for each argument and each item of a tuple, in order, the
+# address of its class and how many items it has, or 0 for what is no tuple.
+SPREAD_COUNT, SPREAD_LEAVES, SPREAD_VARIANTS, SPREAD_ANSWERS, SPREAD_NODES = 0, 8, 16, 24, 32
+NODE_TYPE, NODE_COUNT, NODE_SIZE = 0, 8, 16
+MAX_SPREADS, MAX_DEPTH, MAX_LEAVES = 8, 8, 64
 
 # Specialisation: one compiled variant as the entry sees it, then its parameters
 SPEC_COUNT, SPEC_RUN, SPEC_SERIAL_BELOW, SPEC_BLOCK_SIZE, SPEC_GLOBALS, SPEC_GLOBAL_COUNT, SPEC_GRAIN = (

@@ -1,7 +1,9 @@
 """Tuples as arguments of kernels: of numbers and arrays, nested and named, on both devices, with gradients and with messages."""
 
 import collections
+import gc
 import typing
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +182,158 @@ def test_other_tuples_than_before():
     ):
         nb.launch(passed_on, 2, [out, given])
         assert out.tolist() == [wanted] * 2
+
+
+@nb.kernel
+def first_of(out, given):
+    i = nb.tid()
+    out[i] = given[0] + len(given)
+
+
+@nb.kernel
+def divided(out, given):
+    i = nb.tid()
+    if given[1] == 0:
+        raise ZeroDivisionError
+    out[i] = given[0] / given[1]
+
+
+class OwnWay(tuple):
+    """Iterates backwards, which Python code that takes a tuple apart sees."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return reversed(self[:])
+
+
+def nested(depth, value):
+    return value if depth == 0 else (nested(depth - 1, value),)
+
+
+@pytest.fixture
+def python_calls(monkeypatch):
+    """How often Python code took a launch's tuples apart."""
+    calls, original = [], nb.Kernel.flattened
+    monkeypatch.setattr(nb.Kernel, "flattened", lambda *given: (calls.append(given), original(*given))[1])
+    return calls
+
+
+@pytest.mark.parametrize("way", ["launch", "forall", "brackets"])
+@pytest.mark.parametrize("kernel", CASES, ids=lambda kernel: kernel.__name__)
+def test_compiled_code_takes_tuples_apart_that_are_built_as_before(kernel, way, python_calls):
+    arguments, wanted = CASES[kernel]
+    wanted = [list(each) for each in (wanted if kernel in (written, mixed) else [wanted])]
+    once, again = ([mapped(argument, np.copy) for argument in arguments] for _ in range(2))
+    run = ways(kernel)[way]
+    run(once)
+    before = len(python_calls)
+    run(again)
+    assert results(again) == wanted
+    assert len(python_calls) == before
+
+
+def test_other_extents_and_other_numbers_are_known_as_well(python_calls):
+    out = np.zeros(9)
+    nb.launch(first_of, 9, [out, (1, 2)])
+    before = len(python_calls)
+    for n in range(1, 9):
+        nb.launch(first_of, n, [out], [(n, 0)])
+        assert (out[:n] == n + 2).all()
+        first_of[1, n](out, (n + 1, 0))
+        assert (out[:n] == n + 3).all()
+    assert len(python_calls) <= before + 2  # for the first brackets
+
+
+def test_more_ways_to_build_a_tuple_than_are_remembered():
+    out = np.zeros(1)
+    for _ in range(2):
+        for count in range(1, 13):
+            nb.launch(first_of, 1, [out, (10.0, *range(count))])
+            assert out[0] == 10 + count + 1
+
+
+def test_a_class_that_is_gone_is_taken_for_no_other():
+    out = np.zeros(1)
+    for fields in 5 * ("a b", "b a"):
+        pair = collections.namedtuple("Pair", fields)
+        nb.launch(by_name, 1, [out, pair(*(1.0 if field == "a" else 2.0 for field in fields.split()))])
+        assert out[0] == 12
+        del pair
+        gc.collect()
+
+
+@nb.kernel
+def by_name(out, pair):
+    i = nb.tid()
+    out[i] = pair.a * 10 + pair.b
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (OwnWay((3.0, 4.0)), 4.0 + 2),
+        (tuple(map(float, range(100))), 100.0),
+        (torch.Size([9, 1]), 11.0),
+        ((np.float32(2.5), True), 4.5),
+    ],
+    ids=["own way", "many", "torch.Size", "scalars"],
+)
+def test_tuples_that_only_python_takes_apart_and_others_give_the_same_each_time(given, wanted):
+    for _ in range(3):
+        out = np.zeros(1)
+        nb.launch(first_of, 1, [out, given])
+        assert out[0] == wanted
+
+
+@nb.kernel
+def of_the_innermost(out, given):
+    i = nb.tid()
+    out[i] = given[0][0][0][0][0][0][0][0][0][0]
+
+
+def test_tuples_that_are_nested_deep():
+    for value in (1.0, 2.0, 3.0):
+        out = np.zeros(1)
+        nb.launch(of_the_innermost, 1, [out, nested(10, value)])
+        assert out[0] == value
+
+
+def test_what_a_kernel_with_tuples_raises_comes_from_compiled_launches_too():
+    out = np.zeros(1)
+    for _ in range(2):
+        nb.launch(divided, 1, [out, (6.0, 2)])
+        assert out[0] == 3
+        with pytest.raises(nb.KernelError, match="divided") as caught:
+            nb.launch(divided, 1, [out, (6.0, 0)])
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_tuples_that_do_not_fit_any_longer_are_refused():
+    out = np.zeros(4)
+    for _ in range(2):
+        nb.launch(looped, 4, [out, (1, 2), (X, X)])
+        with pytest.raises(nb.NumbridgeError, match=r"arrays\[1\]"):
+            nb.launch(looped, 4, [out, (1, 2), (X, X[:2])])
+        with pytest.raises(nb.NumbridgeError, match="numbers"):
+            nb.launch(looped, 4, [out, (1, "2"), (X, X)])
+        with pytest.raises(nb.NumbridgeError, match="looped"):
+            nb.launch(looped, 4, [out, (1, 2)])
+
+
+def test_threads_that_launch_with_tuples_while_others_are_forgotten():
+    def run(seed):
+        numbers, out = np.random.default_rng(seed), np.zeros(2)
+        for _ in range(300):
+            count = int(numbers.integers(1, 12))
+            value = float(numbers.integers(100))
+            nb.launch(first_of, 2, [out, (value, *range(count))])
+            if not (out == value + count + 1).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(4)))
 
 
 def test_kernels_show_what_they_become():
