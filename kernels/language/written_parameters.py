@@ -289,13 +289,31 @@ class _BodyWrites:
             case ast.AugAssign():
                 self._augment(node.target, self._value(node.value))
             case ast.For():
-                self._bind(node.target, self._all.elements(self._value(node.iter)))
+                for target, value in self._looped(node.target, node.iter):
+                    self._bind(target, value)
             case ast.Return(value=ast.expr() as returned):
                 self._returned.append(self._value(returned))
             case _:
                 for child in ast.iter_child_nodes(node):
                     if isinstance(child, ast.expr):
                         self._value(child)
+
+    def _looped(self, target: ast.expr, node: ast.expr) -> list[tuple[ast.expr, _Value]]:
+        """Return what a loop assigns, and what that may alias: each variable of ``zip`` and ``enumerate`` by itself."""
+        match target, node:
+            case ast.Tuple(targets), ast.Call(func, [first, *more] as arguments, []) if not any(
+                isinstance(part, ast.Starred) for part in (*targets, *arguments)
+            ):
+                static = self._source.resolve(func)
+                kind = static.value if static is not None and static.builtin else None
+                if kind is zip and len(arguments) == len(targets):
+                    pairs = zip(targets, arguments, strict=True)
+                    return [made for pair in pairs for made in self._looped(*pair)]
+                if kind is enumerate and len(targets) == 2:
+                    for number in more:
+                        self._value(number)
+                    return [(targets[0], _NOTHING), *self._looped(targets[1], first)]
+        return [(target, self._all.elements(self._value(node)))]
 
     def _bind(self, target: ast.expr, value: _Value, syntax: ast.expr | None = None) -> None:
         if isinstance(target, ast.Name):

@@ -392,6 +392,30 @@ def test_tuples_within_jax():
 
 
 @nb.kernel
+def doubled_in_pairs(outs, ins):
+    i = nb.tid()
+    for k, (o, a) in enumerate(zip(outs, ins)):  # noqa: B905 - Numba's zip takes no `strict`
+        o[i] = a[i] * (k + 2)
+
+
+def test_what_loops_read_beside_what_they_write_need_not_be_writable():
+    outs = np.zeros(4), np.zeros(4)
+    nb.launch(doubled_in_pairs, 4, [outs, (read_only(X), read_only(X + 1))])
+    assert [out.tolist() for out in outs] == [list(2 * X), list(3 * X + 3)]
+
+
+def test_pairs_of_inputs_and_outputs_within_jax():
+    def function(a: nb.array, b: nb.array, c: nb.array, d: nb.array):
+        nb.launch(doubled_in_pairs, 4, [(c, d), (a, b)])
+
+    call = nb.jax_callable(function, num_outputs=2, enable_backward=True)
+    given = [jnp.arange(4.0), jnp.ones(4)]
+    assert [out.tolist() for out in jax.jit(call)(*given)] == [[0, 2, 4, 6], [3, 3, 3, 3]]
+    found = jax.grad(lambda *arrays: sum(out.sum() for out in call(*arrays)), (0, 1))(*given)
+    assert [gradient.tolist() for gradient in found] == [[2] * 4, [3] * 4]
+
+
+@nb.kernel
 def annotated(out, v: nb.vec3):
     out[nb.tid()] = v[0]
 
