@@ -183,6 +183,30 @@ def atomic_sub(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def alone_add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add to an element that only this worker touches, and return what it was."""
+    return _alone("add", typing_context, array, index, value)
+
+
+@intrinsic
+def alone_sub(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Subtract from an element that only this worker touches, and return what it was."""
+    return _alone("sub", typing_context, array, index, value)
+
+
+def _alone(name: str, typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    _check(name, typing_context, array, index, value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature, arguments)
+        held = builder.load(pointer)
+        builder.store(_combined(name, builder, held, arguments[2]), pointer)
+        return held
+
+    return array.dtype(array, index, array.dtype), generate
+
+
+@intrinsic
 def atomic_min(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     """Lower an element to a value; nothing changes if either is NaN."""
     return _modify("min", typing_context, array, index, value)
@@ -504,6 +528,8 @@ NAMES: dict[str, Any] = {
     "_nb_add_to_total": add_to_total,
     "_nb_add_total": add_total,
     "_nb_atomic_add": atomic_add,
+    "_nb_atomic_alone_add": alone_add,
+    "_nb_atomic_alone_sub": alone_sub,
     "_nb_atomic_and": atomic_and,
     "_nb_atomic_cas": atomic_cas,
     "_nb_atomic_dec": atomic_dec,

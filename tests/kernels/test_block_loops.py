@@ -517,6 +517,39 @@ def test_other_kernels_keep_their_coroutines(function):
     assert not in_loops(one) and not in_loops(other)
 
 
+@nb.kernel
+def slots(values, counts, places):
+    taken = cuda.shared.array(8, np.int32)
+    sums = cuda.shared.array(1, np.float64)
+    t = cuda.threadIdx.x
+    if t < 8:
+        taken[t] = 0
+    if t == 0:
+        sums[0] = 0.0
+    cuda.syncthreads()
+    places[t] = cuda.atomic.add(taken, values[t], 1)
+    cuda.atomic.sub(sums, 0, 0.5 * t)
+    cuda.syncthreads()
+    if t < 8:
+        cuda.atomic.add(counts, t, taken[t])
+    if t == 8:
+        cuda.atomic.add(counts, 8, int(sums[0]))
+
+
+def test_what_a_block_adds_to_its_own_memory_is_not_locked():
+    values = random.integers(0, 8, 64)
+    counts, places = np.zeros(9, np.int64), np.zeros(64, np.int64)
+    slots[1, 64](values, counts, places)
+    assert counts.tolist() == [*np.bincount(values, minlength=8), -int(0.5 * sum(range(64)))]
+    assert places.tolist() == [int((values[:t] == values[t]).sum()) for t in range(64)]
+    text = str(slots.explain(values, counts, places).source)
+    assert (
+        "_nb_atomic_alone_add(shared" in text
+        and "_nb_atomic_alone_sub(shared" in text
+        and "_nb_atomic_add(counts" in text
+    )
+
+
 def test_checked_indices_keep_their_coroutines():
     checked = nb.kernel(check_bounds=True)(sums)
     values = CASES[sums][2]()

@@ -30,12 +30,12 @@ from numbridge.kernels.cpu_backend.blocks.parts import Block, Kept, Part
 from numbridge.kernels.cpu_backend.blocks.preparation import prepared
 from numbridge.kernels.cpu_backend.blocks.reading import apart
 from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD, WHOLE, BlockSource
-from numbridge.kernels.cpu_backend.blocks.syntax import REST, NoPartsError
+from numbridge.kernels.cpu_backend.blocks.syntax import REST, NoPartsError, made_in_block
 from numbridge.kernels.cpu_backend.cpu_intrinsics import array_at
 from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
-from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, stored
+from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, local_array_name, stored
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
@@ -129,6 +129,19 @@ class _Maker:
             copy.deepcopy(self._tree), [by_name.get(name, types.int64) for name in (*given, *extra)], self._names
         )
         self._whole.read()
+        self._add_alone()
+
+    def _add_alone(self) -> None:
+        """Let threads add plainly to the block's own memory, and to their own: one worker runs them, one after another."""
+        every = list(ast.walk(self._tree))
+        made = dict(found for node in every if (found := made_in_block(node)) is not None)
+        own = {*made, *(name for node in every if (name := local_array_name(node)) is not None)} & self._whole.constant
+        for node in every:
+            match node:
+                case ast.Call(ast.Name("_nb_atomic_add" | "_nb_atomic_sub") as called, [ast.Name(name), *_]) if (
+                    name in own and not isinstance(self._whole.kinds_of_names[name].dtype, NumbaElement)
+                ):
+                    called.id = called.id.replace("atomic", "atomic_alone")
 
     def made(self) -> Loops:
         """Return the functions."""
