@@ -604,23 +604,50 @@ class Expressions(Scope):
 
     def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
         (op, right_node), *more = rest
-        if type(op) not in _COMPARISON:
-            raise self._refused(
-                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
-            )
-        right, key = self._value(right_node), _COMPARISON[type(op)]
-        if complex_program.has_complex(left, right):
-            made = self._on_complex(node, key, left, right)
-        elif has_element(left, right):
-            made = self._on_elements(node, key, left, right)
+        if isinstance(op, ast.In | ast.NotIn):
+            made, right = self._membership(node, left, right_node), None
+            made = made if isinstance(op, ast.In) else self._checked(node, ARITHMETIC["not"], [made])
         else:
-            made = self._checked(node, ARITHMETIC[key], [left, right])
+            right = self._value(right_node)
+            made = self._compared(node, op, left, right)
         if not more:
             return made
+        if right is None:
+            raise self._refused(node, "a tuple cannot be compared with what follows it here; write two comparisons")
         both: Value = self._choice(
             node, made, lambda: self._comparison(node, right, more), lambda: self.constant(False)
         )
         return both
+
+    def _compared(self, node: ast.Compare, op: ast.cmpop, left: Value, right: Value) -> Value:
+        if type(op) not in _COMPARISON:
+            raise self._refused(
+                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
+            )
+        key = _COMPARISON[type(op)]
+        if complex_program.has_complex(left, right):
+            return self._on_complex(node, key, left, right)
+        if has_element(left, right):
+            return self._on_elements(node, key, left, right)
+        return self._checked(node, ARITHMETIC[key], [left, right])
+
+    def _membership(self, node: ast.Compare, left: Value, among_node: ast.expr) -> Value:
+        """Return whether a number equals one of a tuple's, which are compared in turn."""
+        is_range = isinstance(among_node, ast.Call) and self._static(among_node.func) is range
+        among = None if is_range else self._expression(among_node)
+        if not isinstance(among, tuple) or not all(isinstance(one, Value) for one in among):
+            instead = "the ends of the range, as in a <= x < b" if is_range else "each element in a loop"
+            raise self._refused(node, f"gradients follow `in` only into a tuple of numbers; compare with {instead}")
+        return self._is_one_of(node, left, among)
+
+    def _is_one_of(self, node: ast.Compare, left: Value, among: tuple[Value, ...]) -> Value:
+        if not among:
+            return self.constant(False)
+        first = self._compared(node, ast.Eq(), left, among[0])
+        if len(among) == 1:
+            return first
+        either: Value = self._choice(node, first, lambda: first, lambda: self._is_one_of(node, left, among[1:]))
+        return either
 
     def _boolean(self, node: ast.BoolOp, parts: list[ast.expr]) -> Any:
         first = self._scalar(parts[0])

@@ -135,6 +135,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
             f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
             "of a constant shape"
         )
+    if name == "contains" and given[0].strip().startswith("Tuple("):
+        return "`in` looks into a tuple of numbers of one type only; convert them, or compare with each, as in x == a or x == b"
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
         return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
     if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):

@@ -39,6 +39,12 @@ def row_in_element(x, y):
 
 
 @nb.kernel
+def in_a_mixed_tuple(x):
+    if x[0] in (1, x[1]):
+        x[0] = 2.0
+
+
+@nb.kernel
 def makes_zeros(x):
     own = np.zeros(3)
     x[0] = own[0]
@@ -64,6 +70,11 @@ X = np.ones(4)
             "an element of an array of float64 with 1 dimension is a number, and this stores an",
         ),
         (row_in_element, [np.array(3.0), X], r"with 0 dimensions is indexed by a number; index it by \[\(\)\]"),
+        (
+            in_a_mixed_tuple,
+            [X],
+            r"`in` looks into a tuple of numbers of one type only; convert them, or compare with each",
+        ),
         (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
     ],
 )

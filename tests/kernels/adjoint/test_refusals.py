@@ -354,7 +354,39 @@ def with_strides(x, y):
     y[i] = x[i] * x.strides[0]
 
 
+@kernel
+def among_a_row(x, y):
+    i = tid()
+    if x[i] in x:
+        y[i] = 2.0 * x[i]
+
+
+@kernel
+def in_a_range(x, y):
+    i = tid()
+    if i in range(1, 3):
+        y[i] = 2.0 * x[i]
+
+
+@kernel
+def after_a_tuple(x, y):
+    i = tid()
+    if i in (1, 2) == (1, 2):
+        y[i] = 2.0 * x[i]
+
+
 REFUSED = [
+    (
+        among_a_row,
+        "gradients follow `in` only into a tuple of numbers; compare with each element in a loop",
+        "x[i] in x",
+    ),
+    (
+        in_a_range,
+        "gradients follow `in` only into a tuple of numbers; compare with the ends of the range",
+        "range(1, 3)",
+    ),
+    (after_a_tuple, "a tuple cannot be compared with what follows it here; write two comparisons", "i in (1, 2) =="),
     (transposed, "do not follow .transpose of an array; swap the indices of its elements instead", "a.transpose()"),
     (transposed_by_name, "do not follow .T of an array; swap the indices of its elements instead", "a.T[0, 1]"),
     (reshaped, "do not follow .reshape of an array; index its elements by its own dimensions", "a.reshape(4)"),
