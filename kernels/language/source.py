@@ -411,15 +411,21 @@ class FunctionSource:
 
         A variable that is assigned once, such an expression, is one too.
         """
+        return self._folded(node, {})
+
+    def _folded(self, node: ast.AST, known: dict[str, Any]) -> Any:
+        """Return what `fold` does; `known` has the variables met before, without which a chain of them is walked 2ⁿ times."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id in self._constants:
-            return self.fold(self._constants[node.id])
+            if node.id not in known:
+                known[node.id] = self._folded(self._constants[node.id], known)
+            return known[node.id]
         if isinstance(node, ast.Tuple):
-            values = tuple(self.fold(element) for element in node.elts)
+            values = tuple(self._folded(element, known) for element in node.elts)
             return MISSING if any(value is MISSING for value in values) else values
         if isinstance(node, ast.BinOp | ast.UnaryOp):
-            return self._fold_operation(node)
+            return self._fold_operation(node, known)
         static = self.resolve(node)
         return MISSING if static is None else static.value
 
@@ -450,9 +456,9 @@ class FunctionSource:
             self._frozen[id(array)] = array, copy
         return copy
 
-    def _fold_operation(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+    def _fold_operation(self, node: ast.BinOp | ast.UnaryOp, known: dict[str, Any]) -> Any:
         parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)
-        values = tuple(self.fold(part) for part in parts)
+        values = tuple(self._folded(part, known) for part in parts)
         apply = _FOLDED.get(type(node.op))
         if apply is None or not all(type(value) in (int, float) for value in values):
             return MISSING

@@ -38,6 +38,7 @@ from numbridge.kernels.language.intrinsics import (
     atomic_sub,
     tid,
 )
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.variant import MASKED, variants_of
 
@@ -708,6 +709,32 @@ def test_slices_cannot_be_assigned():
         lambda: launch(assigns_a_slice, 4, [x, y, 2.0]),
         y,
     )
+
+
+@kernel
+def a_chain_of_variables(x):
+    i = tid()
+    a = x[i]
+    b = a + a
+    c = b - a + b
+    d = c - b + c
+    e = d - c + d
+    f = e - d + e
+    g = f - e + f
+    h = g - f + g
+    k = h - g + h
+    m = k - h + k
+    n = m - k + m
+    o = n - m + n
+    x[o - n] = o + n
+
+
+def test_a_chain_of_variables_is_followed_once(monkeypatch):
+    followed, resolve = [], FunctionSource.resolve
+    monkeypatch.setattr(FunctionSource, "resolve", lambda source, node: followed.append(node) or resolve(source, node))
+    x = np.zeros(1, np.int64)
+    launch(a_chain_of_variables, 1, [x])
+    assert len(followed) < 2000, "each variable is read again for every path through the others to it"
 
 
 def test_integers_beyond_64_bits():
