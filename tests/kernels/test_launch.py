@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import pickle
 import re
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, njit
+from numba.core import config as numba_config
 
 from numbridge.kernels.annotations import array1d, array2d
 from numbridge.kernels.errors import (
@@ -210,6 +212,44 @@ def test_local_arrays_and_device_functions_of_numba():
     x, out = np.arange(300, dtype=np.float32), np.zeros(300, np.float32)
     launch(local, 300, [x, out])
     assert np.allclose(out, (2 * x + 4) ** 3)
+
+
+CACHED_BY_NUMBA = """
+from numba import njit
+
+@njit(cache=True)
+def weighted(values, weight):
+    total = 0.0
+    for k, value in enumerate(values):
+        total += (k >> 1) * weight * value
+    return total
+"""
+
+
+def imported_anew(file):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_functions_that_numba_has_in_its_own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba_config, "CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "cached_by_numba.py"
+    file.write_text(CACHED_BY_NUMBA)
+    x, y = np.arange(4.0), np.zeros(4)
+    assert imported_anew(file).weighted(x, 2.0) == 10
+    weighted = imported_anew(file).weighted
+
+    @kernel
+    def uses_it(x, y, weight):
+        i = tid()
+        y[i] = weighted(x, weight)
+
+    assert weighted(x, 2.0) == 10
+    assert weighted.stats.cache_hits
+    launch(uses_it, 4, [x, y, 3.0])
+    assert (y == 15).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
