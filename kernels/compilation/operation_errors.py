@@ -301,6 +301,17 @@ def _of_names(found: re.Match[str]) -> str:
 
 
 # Numba's other messages, as patterns.
+def _of_declared(found: re.Match[str]) -> str:
+    """Return what is wrong with a call of a function that Numba compiled for declared types when it was defined."""
+    kinds = [kind.strip() for kind in _arguments(found[2])]
+    only_read = any(kind.startswith("readonly ") for kind in kinds)
+    why = ", where an array that the kernel only reads is read-only" if only_read else ""
+    return (
+        f"{found[1]} is compiled for the types that its decorator declares, not for ({', '.join(map(_named, kinds))}){why}; "
+        "leave the signatures out of @njit(...), so that each call compiles it for its own"
+    )
+
+
 _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
@@ -328,6 +339,7 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         ),
     ),
     (r"Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
+    (r"Invalid use of type\(CPUDispatcher\(<function (\w+) at \w+>\)\) with parameters \((.*)\)\nKnown", _of_declared),
     (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
     (
         r"Cannot bind 'args=(.*?) kws=(\{.*?\})' to signature '(\(.*?\))' due to \"TypeError: (.+?)\.?\"",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, njit
 
 import numbridge as nb
 
@@ -36,6 +36,17 @@ def reads_half(x):
 def row_in_element(x, y):
     i = cuda.grid(1)
     y[i] = x[i]
+
+
+@njit("float64(float64[:], int64)")
+def declared_for_arrays(x, i):
+    return 2.0 * x[i]
+
+
+@nb.kernel
+def reads_through_a_declaration(x, y):
+    i = nb.tid()
+    y[i] = declared_for_arrays(x, i)
 
 
 @nb.kernel
@@ -74,6 +85,11 @@ X = np.ones(4)
             in_a_mixed_tuple,
             [X],
             r"`in` looks into a tuple of numbers of one type only; convert them, or compare with each",
+        ),
+        (
+            reads_through_a_declaration,
+            [X, X],
+            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float64, int",
         ),
         (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
     ],
