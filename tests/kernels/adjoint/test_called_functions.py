@@ -201,17 +201,42 @@ def test_defaults_are_those_of_the_time_when_python_made_the_function():
         assert np.allclose(gradient(kernel, x), 2 * x * by + by, rtol=1e-12)
 
 
-def test_a_default_that_is_no_number_is_refused_with_its_place():
+@numba.njit
+def by_method(a, method="square", weight=None, also="sine"):
+    if method in ("square", "cube"):
+        a = a * a if method == "square" else a * a * a
+    elif method != "same":
+        return -1.0
+    if weight is not None:
+        a = a * weight
+    return a + math.sin(a) if not (also == "none" or method is None) else a
+
+
+@nb.kernel
+def methods(x, y):
+    i = nb.tid()
+    way = "same"
+    y[i] = (
+        by_method(x[i]) + by_method(x[i], "cube", x[i]) * by_method(x[i], way, also="none") + by_method(x[i], "other")
+    )
+
+
+def test_words_and_none_choose_between_branches():
+    x = np.linspace(0.1, 1.1, 7)
+    assert np.allclose(gradient(methods, x), difference(methods, x), rtol=1e-6)
+
+
+def test_a_word_that_would_have_to_be_a_number_is_refused_with_its_place():
     @numba.njit
-    def optional(a, b=None):
-        return a
+    def optional(a, b="one"):
+        return a if a < 0 else b
 
     @nb.kernel
-    def takes(x, y):
+    def takes(x: nb.array[nb.float64], y: nb.array[nb.float64]):
         i = nb.tid()
         y[i] = optional(x[i])
 
-    with pytest.raises(nb.KernelUnsupportedError, match=r"None cannot be used(.|\n)*def optional\(a, b=None\)"):
+    with pytest.raises(nb.KernelUnsupportedError, match=r"not a number, on every path(.|\n)*return a if a < 0 else b"):
         takes.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
 
 

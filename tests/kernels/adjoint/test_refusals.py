@@ -279,7 +279,7 @@ def unsteady_range(x, y):
 def text(x, y):
     i = tid()
     name = "a"
-    y[i] = x[i] if name == "a" else 0.0
+    y[i] = x[i] * name
 
 
 @kernel
@@ -402,7 +402,7 @@ REFUSED = [
     (noise, "random has no derivative here; write it as a function decorated with @nb.func", "random.random()"),
     (sliced, "slice has no derivative here", "part = slice(0, 2)"),
     (indexed_by_an_array, "an index is an integer, or a slice a:b, in a kernel that is differentiated", "x[y][0]"),
-    (new_dimension, "None cannot be used in a kernel that is differentiated; use numbers", "x[None, :]"),
+    (new_dimension, "an index is an integer, or a slice a:b, in a kernel that is differentiated", "x[None, :]"),
     (too_many_indices, "x has 1 dimension(s), and more indices are given", "x[1:][0, i]"),
     (no_step, "the step of a slice is not zero; write another", "x[::0][0]"),
     (real_bound, "the parts of a slice are integers; convert with int(...)", "x[: x[0]][0]"),
@@ -439,7 +439,7 @@ REFUSED = [
         "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative",
         "for value in x[i]:",
     ),
-    (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),
+    (text, "'a' cannot be used in a kernel that is differentiated, but to compare it; use numbers", "x[i] * name"),
     (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s) > 0.1:"),
     (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),
 ]
