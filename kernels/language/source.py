@@ -40,6 +40,7 @@ from numbridge.kernels.language.njit_functions import Declared, declared, kept_v
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
+from numbridge.kernels.language.written_out import WRITTEN_OUT
 
 __all__ = [
     "FunctionSource",
@@ -691,7 +692,9 @@ class Program:
                 self._known[id(value.py_func)] = FunctionSource(value.py_func, "func")
             return self._known[id(value.py_func)]
         # What Numba compiles by itself it also calls by itself; only a derivative is made of its source.
-        return _njit_source(value) if self._gradients and is_dispatcher(value) else None
+        if not self._gradients:
+            return None
+        return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
 
     def compiled(self, value: Any) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None."""
@@ -849,6 +852,17 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
         found.kept = (*found.read(), *kept_values(dispatcher))
         found.declared = declared(dispatcher)
     return found
+
+
+def _written_out_source(value: Any) -> FunctionSource | None:
+    """Return the source that stands for one of NumPy's functions, or None."""
+    found = WRITTEN_OUT.get(value) if callable(value) and isinstance(value, Hashable) else None
+    return None if found is None else _source_of(found)
+
+
+@functools.cache
+def _source_of(function: Callable[..., Any]) -> FunctionSource:
+    return FunctionSource(function, "func")
 
 
 def _is_load(node: ast.AST) -> bool:

@@ -65,6 +65,21 @@ def ranges_of_floats(x, y):
     y[i] = up_to_floats(x[i], x[i])
 
 
+@numba.njit
+def interpolated(grid, values, at):
+    (count,) = np.shape(values)
+    k = np.searchsorted(grid, at, side="right") - 1
+    k = min(max(k, 0), count - 2)
+    share = (at - grid[k]) / (grid[k + 1] - grid[k])
+    return values[k] * (1 - share) + values[k + 1] * share
+
+
+@nb.kernel
+def looked_up(x, y):
+    i = nb.tid()
+    y[i] = interpolated(x, x, 0.9 * x[i] + 0.05) * (1 + np.searchsorted(x, x[i]))
+
+
 def gradient(kernel, x):
     made = np.zeros_like(x)
     y = np.zeros_like(x)
@@ -82,7 +97,7 @@ def difference(kernel, x, step=1e-6):
     return (ends[0] - ends[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats, looked_up], ids=lambda kernel: kernel.name)
 def test_gradients_are_differences(kernel):
     x = np.linspace(0.1, 1.1, 7)
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
@@ -219,6 +234,35 @@ def methods(x, y):
     y[i] = (
         by_method(x[i]) + by_method(x[i], "cube", x[i]) * by_method(x[i], way, also="none") + by_method(x[i], "other")
     )
+
+
+@nb.kernel
+def places(x, v, left, right):
+    i = nb.tid()
+    left[i] = np.searchsorted(x, v[i]) * v[i]
+    right[i] = np.searchsorted(x, v[i], "right") * v[i]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_places_in_an_array_are_those_that_numba_finds(dtype):
+    """Also where an array is not sorted: the factor of the gradient is the place that the kernel found."""
+    numbers = np.random.default_rng(3)
+    x = numbers.integers(0, 9, 30).astype(dtype)
+    if dtype is not np.int64:
+        x[[4, 20, 29]] = np.nan
+    for grid in (x, np.sort(x), x[:0]):
+        v = np.array([*range(-1, 10), np.inf, np.nan])
+        given = [np.zeros_like(v), np.zeros_like(v)]
+        places.forall(len(v))(grid, v, *given)
+        for side in range(2):
+            adjoint, ones = np.zeros_like(v), [np.zeros_like(v), np.zeros_like(v)]
+            ones[side][:] = 1
+            places.adjoint(["v", "left", "right"]).forall(len(v))(grid, v, *given, adjoint, *ones)
+            wanted = np.searchsorted(np.sort(grid), v, ("left", "right")[side])
+            finite = np.isfinite(v) & (v != 0)
+            assert np.array_equal(adjoint[finite], given[side][finite] / v[finite])
+            if np.array_equal(grid, np.sort(grid), equal_nan=dtype is not np.int64):
+                assert np.array_equal(adjoint, wanted)
 
 
 def test_words_and_none_choose_between_branches():
