@@ -71,13 +71,25 @@ def interpolated(grid, values, at):
     k = np.searchsorted(grid, at, side="right") - 1
     k = min(max(k, 0), count - 2)
     share = (at - grid[k]) / (grid[k + 1] - grid[k])
-    return values[k] * (1 - share) + values[k + 1] * share
+    return values[k] ** 2 * (1 - share) + values[k + 1] * share
+
+
+@numba.njit
+def of_three(parameters):
+    a, b, c = parameters
+    return a * b + math.sin(c)
+
+
+@nb.kernel
+def unpacks(x, y):
+    i = nb.tid()
+    y[i] = of_three(x[2:5]) * x[i]
 
 
 @nb.kernel
 def looked_up(x, y):
     i = nb.tid()
-    y[i] = interpolated(x, x, 0.9 * x[i] + 0.05) * (1 + np.searchsorted(x, x[i]))
+    y[i] = interpolated(x, x, 0.9 * x[i] ** 2 + 0.05) * (1 + np.searchsorted(x, 0.7 * x[i])) * x[3]
 
 
 def gradient(kernel, x):
@@ -97,10 +109,24 @@ def difference(kernel, x, step=1e-6):
     return (ends[0] - ends[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats, looked_up], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats], ids=lambda kernel: kernel.name)
 def test_gradients_are_differences(kernel):
     x = np.linspace(0.1, 1.1, 7)
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [looked_up, unpacks], ids=lambda kernel: kernel.name)
+def test_gradients_by_elements_that_all_threads_read(kernel):
+    x = np.array([0.1, 0.3, 0.4, 0.75, 0.8, 1.0, 1.1])
+    wanted = []
+    for direction in np.eye(7):
+        ends = []
+        for step in (1e-6, -1e-6):
+            y = np.zeros(7)
+            kernel.forall(7)(x + step * direction, y)
+            ends.append(y.sum())
+        wanted.append((ends[0] - ends[1]) / 2e-6)
+    assert np.allclose(gradient(kernel, x), wanted, rtol=1e-6)
 
 
 def test_second_derivatives_and_operators():
@@ -234,6 +260,20 @@ def methods(x, y):
     y[i] = (
         by_method(x[i]) + by_method(x[i], "cube", x[i]) * by_method(x[i], way, also="none") + by_method(x[i], "other")
     )
+
+
+@nb.kernel
+def unpacks_rows(x, y):
+    i = nb.tid()
+    y[i] = of_three(x[i])
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_an_array_of_another_length_is_not_unpacked_by_an_adjoint_either(count):
+    x, y, by_x = np.ones((2, count)), np.zeros(2), np.zeros((2, count))
+    with pytest.raises(nb.KernelError, match="ValueError: an array of another length is unpacked"):
+        unpacks_rows.adjoint(["x", "y"]).forall(2)(x, y, by_x, np.ones(2))
+    assert not by_x.any()
 
 
 @nb.kernel
