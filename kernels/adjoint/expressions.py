@@ -639,7 +639,7 @@ class Expressions(Scope):
     ) -> Value:
         words = [_is_word(value) for _, value in (first, second)]
         if any(words) if isinstance(op, ast.Is | ast.IsNot) else all(words) and isinstance(op, ast.Eq | ast.NotEq):
-            same = all(words) and first[1].value == second[1].value  # type: ignore[union-attr]
+            same = all(words) and first[1].value == second[1].value
             return self.constant(same == isinstance(op, ast.Is | ast.Eq), literal=True)
         if type(op) not in _COMPARISON:
             raise self._refused(

@@ -861,7 +861,7 @@ def _written_out_source(value: Any) -> FunctionSource | None:
 
 
 @functools.cache
-def _source_of(function: Callable[..., Any]) -> FunctionSource:
+def _source_of(function: FunctionType) -> FunctionSource:
     return FunctionSource(function, "func")
 
 
