@@ -123,7 +123,14 @@ class Expressions(Scope):
             case ast.Subscript():
                 return self._subscript(node)
             case ast.BinOp():
-                return self._binary(node, node.op, self._value(node.left), self._value(node.right))
+                left, right = self._expression(node.left), self._expression(node.right)
+                if (
+                    isinstance(node.op, ast.MatMult)
+                    and isinstance(left, View | Window)
+                    and isinstance(right, View | Window)
+                ):
+                    raise self._refused(node, "gradients do not follow @ of arrays; write a loop over their elements")
+                return self._binary(node, node.op, self._as_value(node.left, left), self._as_value(node.right, right))
             case ast.UnaryOp():
                 return self._unary(node)
             case ast.Compare():

@@ -375,7 +375,14 @@ def after_a_tuple(x, y):
         y[i] = 2.0 * x[i]
 
 
+@kernel
+def product_of_arrays(x, y):
+    i = tid()
+    y[i] = x @ x
+
+
 REFUSED = [
+    (product_of_arrays, "gradients do not follow @ of arrays; write a loop over their elements", "x @ x"),
     (
         among_a_row,
         "gradients follow `in` only into a tuple of numbers; compare with each element in a loop",
