@@ -51,6 +51,22 @@ def branches(x, y):
     y[i] = t * t
 
 
+CHOSEN, NOTHING = (0, 3), ()
+
+
+@kernel
+def one_of_a_tuple(x, y):
+    i = tid()
+    a, b = x[i], 1.1
+    if a in (x[0], 2.0, x[2]):
+        b = a * a
+    if i not in CHOSEN:
+        b *= math.sin(a)
+    if not 0 < i in (2, 4):
+        b += a * a * a
+    y[i] = b if a not in NOTHING else 0.0
+
+
 @kernel
 def one_sided_branch(x, y):
     i = tid()
@@ -625,6 +641,7 @@ CASES = [
     (branches, 5, uniform(5), uniform(5)),
     (one_sided_branch, 5, uniform(5), uniform(5)),
     (ternary, 5, uniform(5), uniform(5)),
+    (one_of_a_tuple, 5, uniform(5), uniform(5)),
     (early_return, 5, uniform(5), uniform(5)),
     (static_loop, 3, uniform(5), uniform(3)),
     (dynamic_loop, 3, uniform(5), uniform(3), 5),

@@ -13,8 +13,9 @@ from numba import types
 from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import Binding, View, kind_name
 from numbridge.kernels.adjoint.calls import Calls
+from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import components, replaced, with_named_part
-from numbridge.kernels.adjoint.ir import Array, Loop, Region, Store, Value
+from numbridge.kernels.adjoint.ir import Array, If, Loop, Raise, Region, Store, Value
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, NeedsComponentsError, whole_element
 from numbridge.kernels.adjoint.record_program import MOST_COPIED, Records, copied_parts, inner_places, same_record
 from numbridge.kernels.adjoint.scope import COUNTED
@@ -44,6 +45,17 @@ class _Place:
 class Assignments(Calls):
     """Reads assignments."""
 
+    def _unpacked(self, target: ast.Tuple, value: Binding) -> Binding:
+        """Return the elements of an array for as many names; another number of them raises an exception, as in the kernel."""
+        if not isinstance(value, View | Window) or not self._extents(value):
+            return value
+        count, wanted = self._extents(value)[0](), self.constant(len(target.elts))
+        with self._into([]):
+            self.add(Raise('raise ValueError("an array of another length is unpacked")'))
+            failed = self.region
+        self.add(If(self._checked(target, ARITHMETIC["eq"], [count, wanted]), [], failed, []))
+        return tuple(self._loaded(self._narrowed(target, value, [self.constant(k)])) for k in range(len(target.elts)))
+
     def _assign(self, target: ast.expr, value: Binding) -> None:
         match target:
             case ast.Name():
@@ -51,6 +63,7 @@ class Assignments(Calls):
                 if isinstance(value, View) and value.array in self.locals and not value.array.label:
                     value.array.label = target.id  # what messages call it
             case ast.Tuple():
+                value = self._unpacked(target, value)
                 if not isinstance(value, tuple) or len(value) != len(target.elts):
                     raise self._refused(
                         target, "only a tuple of as many values can be unpacked here; assign them one by one"

@@ -293,10 +293,7 @@ class _Builder(Iteration):
             return [elements.count], elements
         if not isinstance(node.target, ast.Name):
             raise self._refused(node.target, "the variable of a loop over range(...) is a name")
-        bounds = [self._scalar(argument) for argument in call.args]
-        if not all(isinstance(bound.type, types.Integer) for bound in bounds):
-            raise self._refused(node.iter, "the bounds of range(...) are integers; convert with int(...)")
-        return bounds, None
+        return self._bounds(call), None
 
     def _trip(
         self,

@@ -129,6 +129,8 @@ class Calls(Expressions):
     def _apply(self, node: ast.Call, callee: Static, arguments: list[Binding]) -> Binding:
         if callee.value is len and len(arguments) == 1:
             return self._length(node, arguments[0])
+        if callee.value is np.shape and len(arguments) == 1 and isinstance(arguments[0], View | Window | Records):
+            return tuple(extent() for extent in self._extents(arguments[0]))
         if is_named_tuple(callee.value) and len(arguments) == len(callee.value._fields):
             return callee.value(*arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and isinstance(arguments[0], tuple):

@@ -10,7 +10,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from types import EllipsisType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numba import types
@@ -70,6 +70,11 @@ _IN_PLACE_OF = {
 }
 
 
+def _is_word(value: Binding) -> TypeGuard[Static]:
+    """Tell whether something is None or a text, which choose between branches before the kernel runs."""
+    return isinstance(value, Static) and (value.value is None or type(value.value) is str)
+
+
 def _is_ellipsis(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is Ellipsis
 
@@ -88,13 +93,19 @@ class Expressions(Scope):
                 node,
                 "a real number is needed here, and this is complex; take a part of it, or compare it, as in z != 0",
             )
-        if not isinstance(value, Value) or inference.element_of(value.type) is not None:
+        if isinstance(value, Value) and inference.element_of(value.type) is not None:
             raise self._refused(node, "a number is needed here, and this is none; take an element of it")
-        return value
+        return self._as_value(node, value)
 
     def _value(self, node: ast.expr) -> Value:
         """Return a number, a vector or a matrix."""
-        value = self._expression(node)
+        return self._as_value(node, self._expression(node))
+
+    def _as_value(self, node: ast.expr, value: Binding) -> Value:
+        if _is_word(value):
+            raise self._refused(
+                node, f"{value.text} cannot be used in a kernel that is differentiated, but to compare it; use numbers"
+            )
         if not isinstance(value, Value):
             raise self._refused(node, "a number is needed here, and this is none; take an element of it")
         return value
@@ -112,7 +123,14 @@ class Expressions(Scope):
             case ast.Subscript():
                 return self._subscript(node)
             case ast.BinOp():
-                return self._binary(node, node.op, self._value(node.left), self._value(node.right))
+                left, right = self._expression(node.left), self._expression(node.right)
+                if (
+                    isinstance(node.op, ast.MatMult)
+                    and isinstance(left, View | Window)
+                    and isinstance(right, View | Window)
+                ):
+                    raise self._refused(node, "gradients do not follow @ of arrays; write a loop over their elements")
+                return self._binary(node, node.op, self._as_value(node.left, left), self._as_value(node.right, right))
             case ast.UnaryOp():
                 return self._unary(node)
             case ast.Compare():
@@ -131,7 +149,9 @@ class Expressions(Scope):
                 return self._call(node)
         raise self._refused(node, f"this expression ({type(node).__name__}) has no derivative; write it with numbers")
 
-    def _constant(self, node: ast.Constant) -> Value:
+    def _constant(self, node: ast.Constant) -> Binding:
+        if node.value is None or type(node.value) is str:
+            return Static(node.value, repr(node.value))
         if type(node.value) is complex:
             return complex_program.of_number(self, node.value, types.complex128)
         if type(node.value) not in (bool, int, float):
@@ -593,34 +613,77 @@ class Expressions(Scope):
             case ast.USub():
                 return self._checked(node, ARITHMETIC["neg"], [operand])
             case ast.Not():
-                return self._checked(node, ARITHMETIC["not"], [operand])
+                return self._negated(node, operand)
             case ast.UAdd():
                 return self._checked(node, Function("pos", "+{0}", operator.pos), [operand])
         return self._checked(node, Function("integer", "~{0}", operator.invert), [operand])
 
     def _compare(self, node: ast.Compare) -> Value:
-        left = self._value(node.left)
-        return self._comparison(node, left, list(zip(node.ops, node.comparators, strict=True)))
+        left = self._expression(node.left)
+        return self._comparison(node, node.left, left, list(zip(node.ops, node.comparators, strict=True)))
 
-    def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
+    def _comparison(
+        self, node: ast.Compare, left_node: ast.expr, left: Binding, rest: list[tuple[ast.cmpop, ast.expr]]
+    ) -> Value:
         (op, right_node), *more = rest
+        if isinstance(op, ast.In | ast.NotIn):
+            made, right = self._membership(node, left_node, left, right_node), ()
+            made = made if isinstance(op, ast.In) else self._negated(node, made)
+        else:
+            right = self._expression(right_node)
+            made = self._compared(node, op, (left_node, left), (right_node, right))
+        if not more:
+            return made
+        if right == ():
+            raise self._refused(node, "a tuple cannot be compared with what follows it here; write two comparisons")
+        both: Value = self._choice(
+            node, made, lambda: self._comparison(node, right_node, right, more), lambda: self.constant(False)
+        )
+        return both
+
+    def _compared(
+        self, node: ast.Compare, op: ast.cmpop, first: tuple[ast.expr, Binding], second: tuple[ast.expr, Binding]
+    ) -> Value:
+        words = [_is_word(value) for _, value in (first, second)]
+        if any(words) if isinstance(op, ast.Is | ast.IsNot) else all(words) and isinstance(op, ast.Eq | ast.NotEq):
+            same = all(words) and first[1].value == second[1].value
+            return self.constant(same == isinstance(op, ast.Is | ast.Eq), literal=True)
         if type(op) not in _COMPARISON:
             raise self._refused(
                 node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
             )
-        right, key = self._value(right_node), _COMPARISON[type(op)]
+        left, right = (self._as_value(part, value) for part, value in (first, second))
+        key = _COMPARISON[type(op)]
         if complex_program.has_complex(left, right):
-            made = self._on_complex(node, key, left, right)
-        elif has_element(left, right):
-            made = self._on_elements(node, key, left, right)
-        else:
-            made = self._checked(node, ARITHMETIC[key], [left, right])
-        if not more:
-            return made
-        both: Value = self._choice(
-            node, made, lambda: self._comparison(node, right, more), lambda: self.constant(False)
-        )
-        return both
+            return self._on_complex(node, key, left, right)
+        if has_element(left, right):
+            return self._on_elements(node, key, left, right)
+        return self._checked(node, ARITHMETIC[key], [left, right])
+
+    def _negated(self, node: ast.expr, value: Value) -> Value:
+        if value.literal:
+            return self.constant(not value.constant, literal=True)
+        return self._checked(node, ARITHMETIC["not"], [value])
+
+    def _membership(self, node: ast.Compare, left_node: ast.expr, left: Binding, among_node: ast.expr) -> Value:
+        """Return whether something equals one in a tuple, which are compared in turn."""
+        is_range = isinstance(among_node, ast.Call) and self._static(among_node.func) is range
+        among = None if is_range else self._expression(among_node)
+        if not isinstance(among, tuple) or not all(isinstance(one, Value) or _is_word(one) for one in among):
+            instead = "the ends of the range, as in a <= x < b" if is_range else "each element in a loop"
+            raise self._refused(node, f"gradients follow `in` only into a tuple of numbers; compare with {instead}")
+        return self._is_one_of(node, (left_node, left), [(among_node, one) for one in among])
+
+    def _is_one_of(
+        self, node: ast.Compare, left: tuple[ast.expr, Binding], among: Sequence[tuple[ast.expr, Binding]]
+    ) -> Value:
+        if not among:
+            return self.constant(False)
+        first = self._compared(node, ast.Eq(), left, among[0])
+        if len(among) == 1:
+            return first
+        either: Value = self._choice(node, first, lambda: first, lambda: self._is_one_of(node, left, among[1:]))
+        return either
 
     def _boolean(self, node: ast.BoolOp, parts: list[ast.expr]) -> Any:
         first = self._scalar(parts[0])

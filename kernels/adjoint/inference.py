@@ -134,10 +134,8 @@ def _resolved(primitive: Any, kinds: tuple[Any, ...]) -> tuple[Any, tuple[Any, .
 
 
 def range_type(bounds: Sequence[Value]) -> Any:
-    """Return the type of the variable of a loop over a range, or None if the bounds are no integers."""
+    """Return the type of the variable of a loop over a range, whose bounds Numba converts to it."""
     context = _context()
-    if not all(isinstance(bound.type, types.Integer) for bound in bounds):
-        return None
     signature = context.resolve_function_type(context.resolve_value_type(range), tuple(b.type for b in bounds), {})
     return signature.return_type.dtype
 

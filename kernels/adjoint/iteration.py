@@ -88,12 +88,8 @@ class Iteration(Assignments):
         return a if a is b else self.select(self.apply("lt", b, a), b, a)
 
     def _range_elements(self, node: ast.Call) -> Elements:
-        bounds = [self._scalar(argument) for argument in node.args]
-        if not bounds or len(bounds) > 3:
-            raise self._refused(node, "range takes one to three integers")
+        bounds = self._bounds(node)
         kind = inference.range_type(bounds)
-        if kind is None:
-            raise self._refused(node, "the bounds of range(...) are integers; convert with int(...)")
         given = [windows.as_int64(self, bound) for bound in bounds]
         one = self.constant(1)
         start, stop, step = [self.constant(0), *given, one] if len(given) == 1 else [*given, one][:3]
@@ -103,6 +99,17 @@ class Iteration(Assignments):
             )
         count = windows.counted(self, start, stop, step)
         return Elements(count, lambda k: self.cast(windows.moved(self, k, start, step), kind))
+
+    def _bounds(self, node: ast.Call) -> list[Value]:
+        """Return the bounds of a range as integers: Numba cuts off what floating-point numbers have after the point."""
+        bounds = [self._scalar(argument) for argument in node.args]
+        if not bounds or len(bounds) > 3:
+            raise self._refused(node, "range takes one to three integers")
+        for bound, argument in zip(bounds, node.args, strict=True):
+            if not isinstance(bound.type, types.Integer | types.Float):
+                raise self._refused(argument, "the bounds of range(...) are integers; convert with int(...)")
+        kind = inference.range_type(bounds)
+        return [self.cast(bound, kind) if isinstance(bound.type, types.Float) else bound for bound in bounds]
 
     def _whole_number(self, node: ast.expr) -> Value:
         value = self._scalar(node)

@@ -135,6 +135,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
             f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
             "of a constant shape"
         )
+    if name == "contains" and given[0].strip().startswith("Tuple("):
+        return "`in` looks into a tuple of numbers of one type only; convert them, or compare with each, as in x == a or x == b"
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
         return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
     if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):
@@ -299,6 +301,17 @@ def _of_names(found: re.Match[str]) -> str:
 
 
 # Numba's other messages, as patterns.
+def _of_declared(found: re.Match[str]) -> str:
+    """Return what is wrong with a call of a function that Numba compiled for declared types when it was defined."""
+    kinds = [kind.strip() for kind in _arguments(found[2])]
+    only_read = any(kind.startswith("readonly ") for kind in kinds)
+    why = ", where an array that the kernel only reads is read-only" if only_read else ""
+    return (
+        f"{found[1]} is compiled for the types that its decorator declares, not for ({', '.join(map(_named, kinds))}){why}; "
+        "leave the signatures out of @njit(...), so that each call compiles it for its own"
+    )
+
+
 _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
@@ -326,6 +339,7 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         ),
     ),
     (r"Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
+    (r"Invalid use of type\(CPUDispatcher\(<function (\w+) at \w+>\)\) with parameters \((.*)\)\nKnown", _of_declared),
     (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
     (
         r"Cannot bind 'args=(.*?) kws=(\{.*?\})' to signature '(\(.*?\))' due to \"TypeError: (.+?)\.?\"",

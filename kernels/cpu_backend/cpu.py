@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import isfunction
 from pathlib import Path
@@ -179,10 +179,12 @@ def compile_run(
         raise not_compiled(error, entry, parameters, filename, origin) from None
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
-    _check_writes(names, entry)
-    check_components(_overloads(names), entry, origin)
+    described = {name: list(_described(value)) for name, value in names.items() if _is_compiled(value)}
+    everything = [overload for overloads in described.values() for overload in overloads]
+    _check_writes(everything, entry)
+    check_components(everything, entry, origin)
     at_once = max((part.takes.width for made in together.values() for part in made), default=1)
-    wide = _wide_lines(names, text, {line for function in found for line in function.wide})
+    wide = _wide_lines(described, text, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}
     if loops is not None and block is not None:
         facts = {"wide": wide if block.wide is None else block.wide, "together": loops.width, "in_loops": True}
@@ -317,13 +319,32 @@ def _run_function(run: Any) -> Any:
 def _overloads(names: Mapping[str, Any]) -> Iterator[Any]:
     """Yield what Numba compiled of the generated functions."""
     for value in names.values():
-        if getattr(value, "py_func", None) is not None:
+        if _is_compiled(value):
             yield from value.overloads.values()
 
 
-def _check_writes(names: Mapping[str, Any], entry: str) -> None:
+def _is_compiled(value: Any) -> bool:
+    return getattr(value, "py_func", None) is not None
+
+
+def _described(dispatcher: Any) -> Iterator[Any]:
+    """Yield what Numba compiled of a function, with the types that it found.
+
+    What it has loaded from its own cache (``njit(cache=True)``) does not tell them, and is compiled once more without it.
+    """
+    for overload in dispatcher.overloads.values():
+        if hasattr(overload.type_annotation, "blocks"):
+            yield overload
+            continue
+        compiler, types_given = dispatcher._compiler, overload.signature.args
+        anew = type(dispatcher)(dispatcher.py_func, compiler.locals, dispatcher.targetoptions, compiler.pipeline_class)
+        anew.compile(types_given)
+        yield anew.overloads[types_given]
+
+
+def _check_writes(described: Iterable[Any], entry: str) -> None:
     """Refuse a kernel that writes to an array in a way that neither its source nor Numba's read-only types showed."""
-    found = [violation for overload in _overloads(names) for violation in cpu_intrinsics.readonly_violations(overload)]
+    found = [violation for overload in described for violation in cpu_intrinsics.readonly_violations(overload)]
     if found:
         raise KernelError(
             f"kernel {entry!r} writes to an array that it seemed only to read: {'; '.join(found)}. Store to the array "
@@ -331,11 +352,14 @@ def _check_writes(names: Mapping[str, Any], entry: str) -> None:
         )
 
 
-def _wide_lines(names: Mapping[str, Any], text: str, known: set[int]) -> tuple[str, ...]:
+def _wide_lines(described: Mapping[str, Sequence[Any]], text: str, known: set[int]) -> tuple[str, ...]:
     """Return the source lines of the kernel and its device functions on which float64 arithmetic happens."""
     found = set(known)
     # Another body for some threads has the same lines.
-    for overload in _overloads({name: value for name, value in names.items() if not name.startswith(INSIDE)}):
+    shared = (
+        overload for name, overloads in described.items() if not name.startswith(INSIDE) for overload in overloads
+    )
+    for overload in shared:
         for expression, signature in overload.type_annotation.calltypes.items():
             if signature is not None and signature.return_type in (types.float64, types.complex128):
                 found.add(expression.loc.line)

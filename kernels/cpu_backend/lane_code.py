@@ -21,6 +21,7 @@ from numba.core.registry import cpu_target
 from numbridge.kernels.arithmetic.cpu_math import is_library_call
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, Text, UnknownError, looping
 from numbridge.kernels.cpu_backend.lanes import (
+    ATOMIC,
     FEW,
     MOST,
     Group,
@@ -65,7 +66,7 @@ def only_computes(name: str, function: Callable[[], Any]) -> bool:
     """
     if name.startswith(_REFUSED):
         raise NoLanesError
-    if name.startswith(("_nb_add", "_nb_sub_", "_nb_atomic_")):
+    if name.startswith(ATOMIC):
         return False
     value = function()
     value = getattr(value, "_defn", getattr(value, "py_func", value))

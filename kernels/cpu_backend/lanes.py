@@ -12,12 +12,14 @@ build the code.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 __all__ = [
+    "ATOMIC",
     "FEW",
     "MOST",
     "Group",
@@ -34,6 +36,8 @@ __all__ = [
     "without_unread",
 ]
 
+ATOMIC = ("_nb_add", "_nb_sub_", "_nb_atomic_")
+"""How the names begin of what adds to memory, or exchanges something there."""
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
 _MOST_STATEMENTS = 400
 # A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
@@ -563,6 +567,9 @@ class _Gain:
     fastmath: bool
 
     def width(self) -> int:
+        staggered = (node for node in ast.walk(self.lanes.tree) if id(node) in self.lanes.staggered)
+        if any(self._adds_apart(ast.walk(node)) for node in staggered):
+            return 0  # what each adds by itself, and waits for, is not made up for by the loops within
         gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
         return min(gained, default=0)
 
@@ -587,8 +594,22 @@ class _Gain:
     def _elements(self, nodes: Sequence[ast.AST]) -> list[ast.Subscript]:
         return [part for part in nodes if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
 
+    def _adds_apart(self, nodes: Iterable[ast.AST]) -> bool:
+        """Tell whether lanes add to elements that lie apart, one after another."""
+        for node in nodes:
+            match node:
+                case ast.Call(ast.Name(name), args) if name.startswith(ATOMIC):
+                    places = itertools.pairwise(args)
+                    added = [ast.Subscript(array, index) for array, index in places if self._is_shared_array(array)]
+                    if not all(map(self._is_beside, added)):
+                        return True
+        return False
+
     def _is_shared_memory(self, node: ast.Subscript) -> bool:
-        return isinstance(node.value, ast.Name) and node.value.id in self.lanes.arrays
+        return self._is_shared_array(node.value)
+
+    def _is_shared_array(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.lanes.arrays
 
     def _loops(self, body: Sequence[ast.stmt]) -> Iterator[Any]:
         """Yield the innermost loops of more than a few trips that lanes run together, and in which they do different things."""

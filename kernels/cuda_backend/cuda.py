@@ -338,7 +338,9 @@ def compile_cubin(
 
 def _overloads(names: Mapping[str, Any]) -> list[Any]:
     """Return what numba.cuda compiled of the generated functions."""
-    return [overload for value in names.values() for overload in getattr(value, "overloads", {}).values()]
+    found = (overload for value in names.values() for overload in getattr(value, "overloads", {}).values())
+    # Code that Numba's own cache had is the CPU's, and a text stands for its types.
+    return [overload for overload in found if not isinstance(getattr(overload, "type_annotation", None), str)]
 
 
 def _wide_lines(names: Mapping[str, Any], text: str) -> tuple[str, ...]:

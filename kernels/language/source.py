@@ -40,6 +40,7 @@ from numbridge.kernels.language.njit_functions import Declared, declared, kept_v
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
+from numbridge.kernels.language.written_out import WRITTEN_OUT
 
 __all__ = [
     "FunctionSource",
@@ -413,15 +414,21 @@ class FunctionSource:
 
         A variable that is assigned once, such an expression, is one too.
         """
+        return self._folded(node, {})
+
+    def _folded(self, node: ast.AST, known: dict[str, Any]) -> Any:
+        """Return what `fold` does; `known` has the variables met before, without which a chain of them is walked 2ⁿ times."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name) and node.id in self._constants:
-            return self.fold(self._constants[node.id])
+            if node.id not in known:
+                known[node.id] = self._folded(self._constants[node.id], known)
+            return known[node.id]
         if isinstance(node, ast.Tuple):
-            values = tuple(self.fold(element) for element in node.elts)
+            values = tuple(self._folded(element, known) for element in node.elts)
             return MISSING if any(value is MISSING for value in values) else values
         if isinstance(node, ast.BinOp | ast.UnaryOp):
-            return self._fold_operation(node)
+            return self._fold_operation(node, known)
         static = self.resolve(node)
         return MISSING if static is None else static.value
 
@@ -452,9 +459,9 @@ class FunctionSource:
             self._frozen[id(array)] = array, copy
         return copy
 
-    def _fold_operation(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+    def _fold_operation(self, node: ast.BinOp | ast.UnaryOp, known: dict[str, Any]) -> Any:
         parts = (node.operand,) if isinstance(node, ast.UnaryOp) else (node.left, node.right)
-        values = tuple(self.fold(part) for part in parts)
+        values = tuple(self._folded(part, known) for part in parts)
         apply = _FOLDED.get(type(node.op))
         if apply is None or not all(type(value) in (int, float) for value in values):
             return MISSING
@@ -687,7 +694,9 @@ class Program:
                 self._known[id(value.py_func)] = FunctionSource(value.py_func, "func")
             return self._known[id(value.py_func)]
         # What Numba compiles by itself it also calls by itself; only a derivative is made of its source.
-        return _njit_source(value) if self._gradients and is_dispatcher(value) else None
+        if not self._gradients:
+            return None
+        return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
 
     def compiled(self, value: Any) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None."""
@@ -845,6 +854,17 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
         found.kept = (*found.read(), *kept_values(dispatcher))
         found.declared = declared(dispatcher)
     return found
+
+
+def _written_out_source(value: Any) -> FunctionSource | None:
+    """Return the source that stands for one of NumPy's functions, or None."""
+    found = WRITTEN_OUT.get(value) if callable(value) and isinstance(value, Hashable) else None
+    return None if found is None else _source_of(found)
+
+
+@functools.cache
+def _source_of(function: FunctionType) -> FunctionSource:
+    return FunctionSource(function, "func")
 
 
 def _is_load(node: ast.AST) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, njit
 
 import numbridge as nb
 
@@ -38,6 +38,23 @@ def row_in_element(x, y):
     y[i] = x[i]
 
 
+@njit("float64(float64[:], int64)")
+def declared_for_arrays(x, i):
+    return 2.0 * x[i]
+
+
+@nb.kernel
+def reads_through_a_declaration(x, y):
+    i = nb.tid()
+    y[i] = declared_for_arrays(x, i)
+
+
+@nb.kernel
+def in_a_mixed_tuple(x):
+    if x[0] in (1, x[1]):
+        x[0] = 2.0
+
+
 @nb.kernel
 def makes_zeros(x):
     own = np.zeros(3)
@@ -64,6 +81,16 @@ X = np.ones(4)
             "an element of an array of float64 with 1 dimension is a number, and this stores an",
         ),
         (row_in_element, [np.array(3.0), X], r"with 0 dimensions is indexed by a number; index it by \[\(\)\]"),
+        (
+            in_a_mixed_tuple,
+            [X],
+            r"`in` looks into a tuple of numbers of one type only; convert them, or compare with each",
+        ),
+        (
+            reads_through_a_declaration,
+            [X, X],
+            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float64, int",
+        ),
         (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
     ],
 )

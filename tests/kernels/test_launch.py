@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import pickle
 import re
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, njit
+from numba.core import config as numba_config
 
 from numbridge.kernels.annotations import array1d, array2d
 from numbridge.kernels.errors import (
@@ -38,6 +40,7 @@ from numbridge.kernels.language.intrinsics import (
     atomic_sub,
     tid,
 )
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.launch import Launch, launch
 from numbridge.kernels.variant import MASKED, variants_of
 
@@ -209,6 +212,44 @@ def test_local_arrays_and_device_functions_of_numba():
     x, out = np.arange(300, dtype=np.float32), np.zeros(300, np.float32)
     launch(local, 300, [x, out])
     assert np.allclose(out, (2 * x + 4) ** 3)
+
+
+CACHED_BY_NUMBA = """
+from numba import njit
+
+@njit(cache=True)
+def weighted(values, weight):
+    total = 0.0
+    for k, value in enumerate(values):
+        total += (k >> 1) * weight * value
+    return total
+"""
+
+
+def imported_anew(file):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_functions_that_numba_has_in_its_own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba_config, "CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "cached_by_numba.py"
+    file.write_text(CACHED_BY_NUMBA)
+    x, y = np.arange(4.0), np.zeros(4)
+    assert imported_anew(file).weighted(x, 2.0) == 10
+    weighted = imported_anew(file).weighted
+
+    @kernel
+    def uses_it(x, y, weight):
+        i = tid()
+        y[i] = weighted(x, weight)
+
+    assert weighted(x, 2.0) == 10
+    assert weighted.stats.cache_hits
+    launch(uses_it, 4, [x, y, 3.0])
+    assert (y == 15).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
@@ -708,6 +749,32 @@ def test_slices_cannot_be_assigned():
         lambda: launch(assigns_a_slice, 4, [x, y, 2.0]),
         y,
     )
+
+
+@kernel
+def a_chain_of_variables(x):
+    i = tid()
+    a = x[i]
+    b = a + a
+    c = b - a + b
+    d = c - b + c
+    e = d - c + d
+    f = e - d + e
+    g = f - e + f
+    h = g - f + g
+    k = h - g + h
+    m = k - h + k
+    n = m - k + m
+    o = n - m + n
+    x[o - n] = o + n
+
+
+def test_a_chain_of_variables_is_followed_once(monkeypatch):
+    followed, resolve = [], FunctionSource.resolve
+    monkeypatch.setattr(FunctionSource, "resolve", lambda source, node: followed.append(node) or resolve(source, node))
+    x = np.zeros(1, np.int64)
+    launch(a_chain_of_variables, 1, [x])
+    assert len(followed) < 2000, "each variable is read again for every path through the others to it"
 
 
 def test_integers_beyond_64_bits():

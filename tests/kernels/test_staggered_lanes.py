@@ -369,8 +369,40 @@ def gathers(x, y, n):
     y[i] = s
 
 
+def scatters(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    k = i
+    while s < 5.0:
+        s += 0.5 + i % 3
+        k = (k * 7 + 1) % 40
+        nb.atomic_add(y, k, s)
+
+
+def scatters_around_a_loop(x, y, n):
+    a, b = nb.tid()
+    i = a + b
+    s = x[i]
+    k = i
+    while s < 5.0:
+        for _ in range(n):
+            s += 0.5 * math.sin(s) + 1.0
+        k = (k * 7 + 1) % 40
+        nb.atomic_add(y, k, s)
+
+
 @pytest.mark.parametrize(
-    ("function", "wide"), [(mandelbrot, 64), (kepler, 64), (pairs, 64), (gathers, 0), (branches, 64)]
+    ("function", "wide"),
+    [
+        (scatters, 0),
+        (scatters_around_a_loop, 0),
+        (mandelbrot, 64),
+        (kepler, 64),
+        (pairs, 64),
+        (gathers, 0),
+        (branches, 64),
+    ],
 )
 def test_threads_run_together_where_that_is_faster(function, wide):
     found = widths(nb.kernel(function), vectors(400))

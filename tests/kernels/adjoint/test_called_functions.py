@@ -49,6 +49,49 @@ def stores(x: nb.array1d[nb.float64], y: nb.array1d[nb.float64]):
     stored(x[i] * x[i], y, i)
 
 
+@numba.njit
+def up_to_floats(a, b):
+    total = 0.0
+    for k in range(np.ceil(2.0 * a) - 3.0, 4.0 * b):
+        total += (k + a) * math.sin(b)
+    for k, weight in zip(range(1.9), (a, b)):  # noqa: B905 - Numba takes no `strict`
+        total += (k + 2) * weight
+    return total
+
+
+@nb.kernel
+def ranges_of_floats(x, y):
+    i = nb.tid()
+    y[i] = up_to_floats(x[i], x[i])
+
+
+@numba.njit
+def interpolated(grid, values, at):
+    (count,) = np.shape(values)
+    k = np.searchsorted(grid, at, side="right") - 1
+    k = min(max(k, 0), count - 2)
+    share = (at - grid[k]) / (grid[k + 1] - grid[k])
+    return values[k] ** 2 * (1 - share) + values[k + 1] * share
+
+
+@numba.njit
+def of_three(parameters):
+    a, b, c = parameters
+    return a * b + math.sin(c)
+
+
+@nb.kernel
+def unpacks(x, y):
+    i = nb.tid()
+    y[i] = of_three(x[2:5]) * x[i]
+
+
+@nb.kernel
+def looked_up(x, y):
+    i = nb.tid()
+    y[i] = interpolated(x, x, 0.9 * x[i] ** 2 + 0.05) * (1 + np.searchsorted(x, 0.7 * x[i])) * x[3]
+
+
 def gradient(kernel, x):
     made = np.zeros_like(x)
     y = np.zeros_like(x)
@@ -66,10 +109,24 @@ def difference(kernel, x, step=1e-6):
     return (ends[0] - ends[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("kernel", [sums, stores], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats], ids=lambda kernel: kernel.name)
 def test_gradients_are_differences(kernel):
     x = np.linspace(0.1, 1.1, 7)
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [looked_up, unpacks], ids=lambda kernel: kernel.name)
+def test_gradients_by_elements_that_all_threads_read(kernel):
+    x = np.array([0.1, 0.3, 0.4, 0.75, 0.8, 1.0, 1.1])
+    wanted = []
+    for direction in np.eye(7):
+        ends = []
+        for step in (1e-6, -1e-6):
+            y = np.zeros(7)
+            kernel.forall(7)(x + step * direction, y)
+            ends.append(y.sum())
+        wanted.append((ends[0] - ends[1]) / 2e-6)
+    assert np.allclose(gradient(kernel, x), wanted, rtol=1e-6)
 
 
 def test_second_derivatives_and_operators():
@@ -185,17 +242,85 @@ def test_defaults_are_those_of_the_time_when_python_made_the_function():
         assert np.allclose(gradient(kernel, x), 2 * x * by + by, rtol=1e-12)
 
 
-def test_a_default_that_is_no_number_is_refused_with_its_place():
+@numba.njit
+def by_method(a, method="square", weight=None, also="sine"):
+    if method in ("square", "cube"):
+        a = a * a if method == "square" else a * a * a
+    elif method != "same":
+        return -1.0
+    if weight is not None:
+        a = a * weight
+    return a + math.sin(a) if not (also == "none" or method is None) else a
+
+
+@nb.kernel
+def methods(x, y):
+    i = nb.tid()
+    way = "same"
+    y[i] = (
+        by_method(x[i]) + by_method(x[i], "cube", x[i]) * by_method(x[i], way, also="none") + by_method(x[i], "other")
+    )
+
+
+@nb.kernel
+def unpacks_rows(x, y):
+    i = nb.tid()
+    y[i] = of_three(x[i])
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_an_array_of_another_length_is_not_unpacked_by_an_adjoint_either(count):
+    x, y, by_x = np.ones((2, count)), np.zeros(2), np.zeros((2, count))
+    with pytest.raises(nb.KernelError, match="ValueError: an array of another length is unpacked"):
+        unpacks_rows.adjoint(["x", "y"]).forall(2)(x, y, by_x, np.ones(2))
+    assert not by_x.any()
+
+
+@nb.kernel
+def places(x, v, left, right):
+    i = nb.tid()
+    left[i] = np.searchsorted(x, v[i]) * v[i]
+    right[i] = np.searchsorted(x, v[i], "right") * v[i]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_places_in_an_array_are_those_that_numba_finds(dtype):
+    """Also where an array is not sorted: the factor of the gradient is the place that the kernel found."""
+    numbers = np.random.default_rng(3)
+    x = numbers.integers(0, 9, 30).astype(dtype)
+    if dtype is not np.int64:
+        x[[4, 20, 29]] = np.nan
+    for grid in (x, np.sort(x), x[:0]):
+        v = np.array([*range(-1, 10), np.inf, np.nan])
+        given = [np.zeros_like(v), np.zeros_like(v)]
+        places.forall(len(v))(grid, v, *given)
+        for side in range(2):
+            adjoint, ones = np.zeros_like(v), [np.zeros_like(v), np.zeros_like(v)]
+            ones[side][:] = 1
+            places.adjoint(["v", "left", "right"]).forall(len(v))(grid, v, *given, adjoint, *ones)
+            wanted = np.searchsorted(np.sort(grid), v, ("left", "right")[side])
+            finite = np.isfinite(v) & (v != 0)
+            assert np.array_equal(adjoint[finite], given[side][finite] / v[finite])
+            if np.array_equal(grid, np.sort(grid), equal_nan=dtype is not np.int64):
+                assert np.array_equal(adjoint, wanted)
+
+
+def test_words_and_none_choose_between_branches():
+    x = np.linspace(0.1, 1.1, 7)
+    assert np.allclose(gradient(methods, x), difference(methods, x), rtol=1e-6)
+
+
+def test_a_word_that_would_have_to_be_a_number_is_refused_with_its_place():
     @numba.njit
-    def optional(a, b=None):
-        return a
+    def optional(a, b="one"):
+        return a if a < 0 else b
 
     @nb.kernel
-    def takes(x, y):
+    def takes(x: nb.array[nb.float64], y: nb.array[nb.float64]):
         i = nb.tid()
         y[i] = optional(x[i])
 
-    with pytest.raises(nb.KernelUnsupportedError, match=r"None cannot be used(.|\n)*def optional\(a, b=None\)"):
+    with pytest.raises(nb.KernelUnsupportedError, match=r"not a number, on every path(.|\n)*return a if a < 0 else b"):
         takes.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
 
 

@@ -279,7 +279,7 @@ def unsteady_range(x, y):
 def text(x, y):
     i = tid()
     name = "a"
-    y[i] = x[i] if name == "a" else 0.0
+    y[i] = x[i] * name
 
 
 @kernel
@@ -354,7 +354,46 @@ def with_strides(x, y):
     y[i] = x[i] * x.strides[0]
 
 
+@kernel
+def among_a_row(x, y):
+    i = tid()
+    if x[i] in x:
+        y[i] = 2.0 * x[i]
+
+
+@kernel
+def in_a_range(x, y):
+    i = tid()
+    if i in range(1, 3):
+        y[i] = 2.0 * x[i]
+
+
+@kernel
+def after_a_tuple(x, y):
+    i = tid()
+    if i in (1, 2) == (1, 2):
+        y[i] = 2.0 * x[i]
+
+
+@kernel
+def product_of_arrays(x, y):
+    i = tid()
+    y[i] = x @ x
+
+
 REFUSED = [
+    (product_of_arrays, "gradients do not follow @ of arrays; write a loop over their elements", "x @ x"),
+    (
+        among_a_row,
+        "gradients follow `in` only into a tuple of numbers; compare with each element in a loop",
+        "x[i] in x",
+    ),
+    (
+        in_a_range,
+        "gradients follow `in` only into a tuple of numbers; compare with the ends of the range",
+        "range(1, 3)",
+    ),
+    (after_a_tuple, "a tuple cannot be compared with what follows it here; write two comparisons", "i in (1, 2) =="),
     (transposed, "do not follow .transpose of an array; swap the indices of its elements instead", "a.transpose()"),
     (transposed_by_name, "do not follow .T of an array; swap the indices of its elements instead", "a.T[0, 1]"),
     (reshaped, "do not follow .reshape of an array; index its elements by its own dimensions", "a.reshape(4)"),
@@ -370,7 +409,7 @@ REFUSED = [
     (noise, "random has no derivative here; write it as a function decorated with @nb.func", "random.random()"),
     (sliced, "slice has no derivative here", "part = slice(0, 2)"),
     (indexed_by_an_array, "an index is an integer, or a slice a:b, in a kernel that is differentiated", "x[y][0]"),
-    (new_dimension, "None cannot be used in a kernel that is differentiated; use numbers", "x[None, :]"),
+    (new_dimension, "an index is an integer, or a slice a:b, in a kernel that is differentiated", "x[None, :]"),
     (too_many_indices, "x has 1 dimension(s), and more indices are given", "x[1:][0, i]"),
     (no_step, "the step of a slice is not zero; write another", "x[::0][0]"),
     (real_bound, "the parts of a slice are integers; convert with int(...)", "x[: x[0]][0]"),
@@ -407,7 +446,7 @@ REFUSED = [
         "only loops over range(...), arrays, tuples, enumerate(...) and zip(...) have a derivative",
         "for value in x[i]:",
     ),
-    (text, "'a' cannot be used in a kernel that is differentiated; use numbers", 'name = "a"'),
+    (text, "'a' cannot be used in a kernel that is differentiated, but to compare it; use numbers", "x[i] * name"),
     (assigned_in_test, "a while condition that assigns (:=) has no derivative", "while (t := s) > 0.1:"),
     (named, "round is called with named arguments; pass them by position", "round(x[i], ndigits=2)"),
 ]
