@@ -300,7 +300,6 @@ def _of_names(found: re.Match[str]) -> str:
     return f"{what} is {_with_article(first)} on one path and {_with_article(second)} on another; use a name for each"
 
 
-# Numba's other messages, as patterns.
 def _of_declared(found: re.Match[str]) -> str:
     """Return what is wrong with a call of a function that Numba compiled for declared types when it was defined."""
     kinds = [kind.strip() for kind in _arguments(found[2])]
@@ -312,6 +311,7 @@ def _of_declared(found: re.Match[str]) -> str:
     )
 
 
+# Numba's other messages, as patterns.
 _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
