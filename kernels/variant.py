@@ -23,6 +23,7 @@ from numbridge.kernels.cpu_backend.blocks.crews import load_crews
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
 from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
 from numbridge.kernels.cpu_backend.totals import (
+    PRIVATE,
     Total,
     additions_of,
     greater,
@@ -505,6 +506,7 @@ def _loaded(
     facts = source_file, from_cache, wide, emitted.has_loop
     strides = bool(emitted.active.strides)
     is_even = adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters)
+    adds = adds or bool(compiled.facts.get("adds"))
     return Variant(
         parameters,
         weak,
@@ -524,6 +526,8 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     load_crews()
     names, rank = [p.name for p in parameters], kernel.source.index_rank
 
+    added: dict[str, int | str] = {}
+
     def source(functions: str = "", whole: Sequence[str] | None = None) -> str:
         around = block_source(
             emitted.entry,
@@ -533,6 +537,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
             is_dynamic="_nb_dynamic(" in emitted.text,
             in_grid="_nb_block_grid_sync(" in emitted.text,
             whole=whole,
+            added={} if whole is None else added,
         )
         body = emitted if whole is None else replace(emitted, text=functions.rstrip())
         return _generated_source(kernel, parameters, body, around, "the CPU, in blocks")
@@ -551,7 +556,10 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
         if found is None:
             return {"generated": emitted.generated, "in_blocks": True}
         body, namespace, wide = found
-        block = BlockSource(body, namespace, names, rank, source, wide)
+        body, arrays = with_either(body, emitted.entry, parameters, of_each=True)
+        added.update((array, additions_of(body, emitted.entry, parameters, [array])) for array in arrays)
+        told = tuple(f"{PRIVATE}{k}" for k in range(len(arrays)))
+        block = BlockSource(body, namespace, [*names, *told], rank, source, wide, told)
         return {"generated": emitted.generated, "in_blocks": True, "block": block}
 
     return _loaded(kernel, emitted, parameters, weak, key, text, more)

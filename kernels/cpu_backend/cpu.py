@@ -147,7 +147,8 @@ def compile_run(
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
     cpu_target.typing_context.refresh()
-    loops = None if block is None else in_loops(block, [numba_type(p) for p in parameters], names, fastmath=fastmath)
+    kinds = [*map(numba_type, parameters), *(types.boolean for _ in block.told)] if block is not None else []
+    loops = None if block is None else in_loops(block, kinds, names, fastmath=fastmath)
     if loops is not None and block is not None:
         text, generated = block.around(loops.text, loops.parameters), True
         keep_text(Path(filename).name, text, anew=True)
@@ -188,6 +189,7 @@ def compile_run(
     facts = {"wide": wide, "together": at_once}
     if loops is not None and block is not None:
         facts = {"wide": wide if block.wide is None else block.wide, "together": loops.width, "in_loops": True}
+        facts["adds"] = bool(block.told)
     return Compiled(compiled.objects, compiled.names, compiled.externals, facts)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
 __all__ = [
+    "PRIVATE",
     "Total",
     "additions_of",
     "can_add_up",
@@ -29,10 +30,12 @@ __all__ = [
     "with_totals",
 ]
 
-_PREFIX, _PRIVATE = "_nb_total", "_nb_private"
+_PREFIX = "_nb_total"
+PRIVATE = "_nb_private"
+"""The parameter by which a body is told whether to add plainly to arrays."""
 # What stands in the place of an atomic operation.
 _TO_TOTAL = {"_nb_atomic_add": "_nb_add_to_total", "_nb_atomic_sub": "_nb_sub_from_total"}
-_EITHER = {"_nb_atomic_add": "_nb_add_either", "_nb_atomic_sub": "_nb_sub_either"}
+_EITHER = {"_nb_atomic_add": "_nb_add_either", "_nb_atomic_sub": "_nb_sub_either", "_nb_add": "_nb_add_either"}
 _MOST = (1 << 63) - 1  # what an index may be
 # How derivatives add, and what `_EITHER` has
 _ADDING = frozenset(("_nb_add", *_EITHER.values()))
@@ -110,7 +113,12 @@ def with_totals(
 
 
 def with_either(
-    text: str, entry: str, parameters: Sequence[ParameterType], wanted: Sequence[str] | None = None
+    text: str,
+    entry: str,
+    parameters: Sequence[ParameterType],
+    wanted: Sequence[str] | None = None,
+    *,
+    of_each: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
     """Return a text whose body is told, by its last parameter, whether to add plainly, and the arrays where it is.
 
@@ -120,19 +128,23 @@ def with_either(
         As for `with_totals`.
     wanted : sequence of str, optional
         The arrays of another text of the same kernel, which must be those of this one.
+    of_each : bool
+        Whether it is told that of each array by a parameter of its own, in the order of the arrays.
     """
     start, tree = _body(text, entry)
     names, ranks = _names(tree), _ranks(tree, parameters)
-    counts = Counter(found[1] for node in ast.walk(tree) if (found := _addition(node, names)) is not None)
+    counts = Counter(found[1] for node in ast.walk(tree) if (found := _addition(node, names, _EITHER)) is not None)
     arrays = tuple(sorted(array for array, count in counts.items() if count == names[array] and array in ranks))
     if not arrays or arrays != (arrays if wanted is None else tuple(wanted)):
         return text, ()
 
-    def instead(operation: str, array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
-        return _call(_EITHER[operation], [_PRIVATE, array], place, value) if array in arrays else None
+    told = {array: f"{PRIVATE}{k}" if of_each else PRIVATE for k, array in enumerate(arrays)}
 
-    made = _Replacer(names, instead).visit(tree)
-    made.args.args.append(ast.arg(_PRIVATE))
+    def instead(operation: str, array: str, place: ast.expr, value: ast.expr) -> ast.Call | None:
+        return _call(_EITHER[operation], [told[array], array], place, value) if array in told else None
+
+    made = _Replacer(names, instead, _EITHER).visit(tree)
+    made.args.args += [ast.arg(name) for name in dict.fromkeys(told.values())]
     return text[:start] + ast.unparse(ast.fix_missing_locations(made)), arrays
 
 
@@ -345,14 +357,16 @@ def _owner(array: ast.expr) -> str:
     return ""
 
 
-def _addition(node: ast.AST, names: Counter[str]) -> tuple[str, str, ast.expr, ast.expr] | None:
+def _addition(
+    node: ast.AST, names: Counter[str], operations: Collection[str] = _TO_TOTAL
+) -> tuple[str, str, ast.expr, ast.expr] | None:
     """Return the name, the array, the index and the value of an atomic operation whose result nobody reads."""
     match node:
         case ast.Assign([ast.Name(result)]) if names[result]:
             return None
         case ast.Expr(ast.Call(ast.Name(called), [ast.Name(array), place, value], [])) | ast.Assign(
             [ast.Name()], ast.Call(ast.Name(called), [ast.Name(array), place, value], [])
-        ) if called in _TO_TOTAL:
+        ) if called in operations:
             return called, array, place, value
     return None
 
@@ -370,12 +384,16 @@ def constant_index(place: ast.expr) -> tuple[int, ...] | None:
 class _Replacer(ast.NodeTransformer):
     """Puts calls in the place of atomic additions; `instead` returns one for name, array, index and value, or None."""
 
-    def __init__(self, names: Counter[str], instead: Callable[[str, str, ast.expr, ast.expr], ast.Call | None]) -> None:
-        self.names = names
-        self.instead = instead
+    def __init__(
+        self,
+        names: Counter[str],
+        instead: Callable[[str, str, ast.expr, ast.expr], ast.Call | None],
+        operations: Collection[str] = _TO_TOTAL,
+    ) -> None:
+        self.names, self.instead, self.operations = names, instead, operations
 
     def visit(self, node: ast.AST) -> Any:
-        found = _addition(node, self.names)
+        found = _addition(node, self.names, self.operations)
         made = None if found is None else self.instead(*found)
         return super().visit(node) if made is None else ast.copy_location(ast.Expr(made), node)
 

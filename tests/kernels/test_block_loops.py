@@ -550,6 +550,57 @@ def test_what_a_block_adds_to_its_own_memory_is_not_locked():
     )
 
 
+@nb.kernel
+def smoothed(x, w, y, sums):
+    near = cuda.shared.array(72, np.float32)
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    near[t] = x[i]
+    if t < 8:
+        near[t + 64] = x[i + 64]
+    cuda.syncthreads()
+    s = 0.0
+    for k in range(9):
+        s += w[k] * near[t + k]
+    y[i] = s
+    cuda.atomic.sub(sums, (i % 3, 0), s)
+
+
+def test_each_worker_has_copies_of_what_many_threads_add_to():
+    n = 64 * 1024
+    x, w = floats(n + 64), floats(9)
+    places = np.arange(n)[:, None] + np.arange(9)
+    wanted = x[places] @ w
+    y, sums = nb.zeros(n, dtype=nb.float32, requires_grad=True), np.zeros((3, 2), np.float32)
+    x, w = nb.array(x, requires_grad=True), nb.array(w, requires_grad=True)
+    with nb.Tape() as tape:
+        smoothed[n // 64, 64](x, w, y, sums)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(sums, [[-wanted[k::3].sum(), 0] for k in range(3)], rtol=1e-4)
+    weights = floats(n)
+    tape.backward(grads={y: nb.array(weights)})
+    np.testing.assert_allclose(w.grad.numpy(), weights @ x.numpy()[places], rtol=1e-4)
+    adjoint = np.zeros(n + 64)
+    np.add.at(adjoint, places, weights[:, None] * w.numpy())
+    np.testing.assert_allclose(x.grad.numpy(), adjoint, rtol=1e-4)
+    assert "_nb_sub_either(_nb_private0, sums" in str(smoothed.explain(x, w, y, sums).source)
+
+
+def test_a_result_that_is_read_is_that_of_the_array_itself():
+    counts, places = np.zeros(1, np.int64), np.full(512 * 64, -1, np.int64)
+    first_come[512, 64](counts, places)
+    assert sorted(places) == list(range(512 * 64)) and counts[0] == 512 * 64
+
+
+@nb.kernel
+def first_come(counts, places):
+    ready = cuda.shared.array(1, np.int32)
+    i = cuda.grid(1)
+    if cuda.threadIdx.x == 0:
+        ready[0] = 1
+    cuda.syncthreads()
+    places[i] = cuda.atomic.add(counts, 0, ready[0])
+
+
 def test_checked_indices_keep_their_coroutines():
     checked = nb.kernel(check_bounds=True)(sums)
     values = CASES[sums][2]()

@@ -44,6 +44,12 @@ from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
+# What stands in the place of additions to memory that nobody else touches
+_ALONE = {
+    "_nb_add": "_nb_add_private",
+    "_nb_atomic_add": "_nb_atomic_alone_add",
+    "_nb_atomic_sub": "_nb_atomic_alone_sub",
+}
 _BIT, _HALF, _WORD = (ir.IntType(bits) for bits in (1, 32, 64))
 
 
@@ -138,10 +144,12 @@ class _Maker:
         own = {*made, *(name for node in every if (name := local_array_name(node)) is not None)} & self._whole.constant
         for node in every:
             match node:
-                case ast.Call(ast.Name("_nb_atomic_add" | "_nb_atomic_sub") as called, [ast.Name(name), *_]) if (
-                    name in own and not isinstance(self._whole.kinds_of_names[name].dtype, NumbaElement)
+                case ast.Call(ast.Name(operation) as called, [ast.Name(name), *_]) if (
+                    operation in _ALONE
+                    and name in own
+                    and not isinstance(self._whole.kinds_of_names[name].dtype, NumbaElement)
                 ):
-                    called.id = called.id.replace("atomic", "atomic_alone")
+                    called.id = _ALONE[operation]
 
     def made(self) -> Loops:
         """Return the functions."""

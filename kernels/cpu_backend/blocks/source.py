@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from numbridge.kernels.cpu_backend.range_source import RUN
+from numbridge.kernels.cpu_backend.totals import PRIVATE
 from numbridge.kernels.native import table_layout as nb
 
 __all__ = ["ASKED", "CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
@@ -52,6 +54,8 @@ class BlockSource:
         Takes the text of the function and its parameters; returns all of the variant's source.
     wide : tuple of str
         Source lines of the kernel on which float64 arithmetic happens.
+    told : tuple of str
+        The body's last parameters, which say of arrays of the kernel whether to add to them plainly: see `totals.with_either`.
     """
 
     text: str
@@ -60,6 +64,7 @@ class BlockSource:
     rank: int
     around: Callable[[str, Sequence[str]], str]
     wide: tuple[str, ...] | None = None
+    told: tuple[str, ...] = ()
 
 
 def as_coroutine(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -92,6 +97,7 @@ def block_source(
     is_dynamic: bool,
     in_grid: bool,
     whole: Sequence[str] | None = None,
+    added: Mapping[str, int | str] = MappingProxyType({}),
 ) -> str:
     """Return the source of the loop around a kernel's blocks.
 
@@ -111,6 +117,9 @@ def block_source(
         Whether blocks wait for each other: the call for the first range then runs them all.
     whole : sequence of str, optional
         What the function `WHOLE` takes, which then runs each block.
+    added : mapping of str to (int or str)
+        Parameters of which a worker that runs a part of the blocks has a copy to add to, if that is worth its while, and how
+        often a thread is taken to add to elements, or an expression of parameters.
     """
     dims, block, grid, shared = (
         nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
@@ -126,11 +135,39 @@ def block_source(
         *(["_nb_g2 = (_nb_n2 * _nb_n3 + _nb_b2 - 1) // _nb_b2"] if rank == nb.MAX_DIMS else []),
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
+        *(_copies(added) if added else ()),
         *_runs(whole, _threads(entry, names, rank, hidden), rank, dynamic, in_grid=in_grid),
     ]
+    if added:
+        lines[-1:] = [*_added_copies(added), lines[-1]]
     return "\n".join(
         [f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):", *(f"    {line}" for line in lines), ""]
     )
+
+
+def _copies(added: Mapping[str, int | str]) -> list[str]:
+    """Return the lines that put copies into the place of arrays, each where it is worth its while.
+
+    Who runs all blocks adds to the arrays themselves, in the order of the threads, as coroutines do.
+    """
+    lines = ["_nb_part = 0 if _nb_first == 0 and _nb_last == _nb_total else _nb_last - _nb_first"]
+    for k, (name, additions) in enumerate(added.items()):
+        lines += [
+            f"_nb_copy{k} = _nb_memory(_nb_room_of({name}), _nb_extent_of({name}), _nb_part * ({additions}))",
+            f"{PRIVATE}{k} = _nb_copy{k} != 0",
+            f"_nb_all{k} = {name}",
+            f"if {PRIVATE}{k}:",
+            f"    {name} = _nb_copy_at(_nb_all{k}, _nb_copy{k})",
+        ]
+    return lines
+
+
+def _added_copies(added: Mapping[str, int | str]) -> list[str]:
+    return [
+        line
+        for k, name in enumerate(added)
+        for line in (f"if {PRIVATE}{k}:", f"    _nb_add_copy(_nb_all{k}, {name})", f"    _nb_free(_nb_copy{k})")
+    ]
 
 
 def _runs(whole: Sequence[str] | None, threads: list[str], rank: int, dynamic: str, *, in_grid: bool) -> list[str]:
