@@ -755,9 +755,9 @@ class Launch:
         run(*arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a kernel becomes for some arguments.
+    """What a kernel becomes for some arguments; `repr` and `str` of it are a report.
 
     Attributes
     ----------
@@ -776,7 +776,7 @@ class Explanation:
     float64_lines: tuple[str, ...]
     source: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return a readable report."""
         kind = "from the cache on disk" if self.variant.from_cache else "compiled now"
         where = "the CPU" if self.variant.device.is_cpu else str(self.variant.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import enum
 import inspect
 import json
 import math
@@ -60,6 +61,13 @@ GRADIENT = "_nb_grad"
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
+
+# Python's functions that make what kernels have no memory for, and what to do instead
+_TEXT = "kernels make no text; print(...) takes text and numbers apart"
+_MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
+_NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT) | dict.fromkeys(
+    ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
+)
 
 _OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
@@ -306,6 +314,8 @@ class _Writer:
         """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
         if type(value) in (bool, int, str) or value is None:
             return ast.Constant(value)
+        if isinstance(value, int) and isinstance(value, enum.Enum):  # a number in Python, and none of Numba's
+            return ast.Constant(int(value))
         if type(value) is float or type(value) is complex:
             return self.weak(value)
         if type(value) is tuple:
@@ -523,6 +533,11 @@ class _Rewriter(ast.NodeTransformer):
         literal = self.writer.literal(static.value)
         if literal is not None:
             return literal
+        if isinstance(static.value, list | set | frozenset):
+            name, kind = static.path[-1] if static.path else static.root, type(static.value).__name__
+            raise self.source.error(
+                node, f"{name} is a {kind}, which kernels cannot read; make it a tuple, or pass an array"
+            )
         if static.builtin and static.value in (float, complex):
             kind = self.writer.weak_type(static.value)
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
@@ -616,6 +631,11 @@ class _Rewriter(ast.NodeTransformer):
             return _of_block("grid_sync", [])
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
+        if static is not None and static.builtin and (instead := _NOT_MADE.get(getattr(static.value, "__name__", ""))):
+            raise self.source.error(node, f"{static.value.__name__}(...) cannot be called in a kernel: {instead}")
+        if static is not None and (static.value is min or static.value is max) and node.keywords:
+            given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__
+            raise self.source.error(node, f"{name} in a kernel takes numbers by position, and {given} came by name")
         if static is not None and static.builtin and static.value is float and _is_text(node.args):
             return self._spelled(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:

@@ -11,7 +11,9 @@ from numba import cuda
 
 import numbridge
 from numbridge.kernels.cpu_backend.raised import RAISED, raised_by
+from numbridge.kernels.cuda_backend.cuda_driver import driver_count
 from numbridge.kernels.errors import (
+    DeviceError,
     KernelError,
     KernelUnsupportedError,
     NumbridgeError,
@@ -96,7 +98,7 @@ def test_large_integers(number, text):
     [
         (None, "pass an array or a number$"),
         ("2", "pass an array or a number$"),
-        ([1.0, 2.0], r"builtins.list is no array.*numpy.asarray\(x\) does, or pass what it holds one by one"),
+        ([1.0, 2.0], r"builtins.list is no array.*numpy.asarray\(x\) does; a kernel takes tuples as well, tuple\(x\)"),
         (np.datetime64(1, "s"), r"pass it as an integer, as by x.astype\(np.int64\)"),
         ({}, "pass an array or a number made of it"),
     ],
@@ -113,7 +115,7 @@ def test_adjoints_that_are_no_list():
         launch(saxpy, 8, [ones(), ones(), 1.0], adj_inputs=ones(), adjoint=True)
 
 
-NUMBERS, TABLE = [1.0, 2.0], {"a": 1.0}
+TABLE = {"a": 1.0}
 
 
 @func
@@ -134,11 +136,6 @@ def nothing(v):
 @numba.njit
 def twice_in_njit(v):
     return twice(v)
-
-
-@kernel
-def reads_a_list(x, y):
-    x[0] = NUMBERS[0]
 
 
 @kernel
@@ -238,7 +235,6 @@ def forgets_an_index(x, y):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
         (calls_a_builtin, r"input is of type builtin_function_or_method, which kernels cannot call; .* with @nb.func"),
         (
@@ -259,7 +255,7 @@ def forgets_an_index(x, y):
         ),
         (
             misnames_an_argument,
-            r"parameters \(a, b\) is called with \(float32, c: float32\): missing a required argument: 'b'",
+            r"parameters \(a, b\) is called with \(float32, c=float32\): missing a required argument: 'b'",
         ),
         (stores_none, "None is stored or computed with here, .*return a number on every path"),
         (computes_with_none, "None is stored or computed with here"),
@@ -274,6 +270,137 @@ def forgets_an_index(x, y):
 def test_what_does_not_compile(wrong, text):
     with pytest.raises(KernelError, match=rf"'{wrong.name}' does not compile for .*{text}(.|\n)*test_mistakes.py:"):
         launch(wrong, 1, [ones(), 2.0])
+
+
+class Holding:
+    pass
+
+
+AROUND = {
+    "kernel": kernel,
+    "nb": numbridge,
+    "np": np,
+    "math": math,
+    "both": both,
+    "twice": twice,
+    "OF_TWO_TYPES": (1, 2.0),
+    "SET": {1, 2},
+    "NUMBERS": [1.0, 2.0],
+    "WEIGHTS": np.ones(2, np.float32),
+    "Holding": Holding,
+}
+
+
+def made(statement, names=AROUND):
+    """Return a kernel of two arrays, the second of which it does not write."""
+    text = f"@kernel\ndef wrong(x, y):\n    i = nb.tid()\n    {statement}\n"
+    filename = f"<{statement}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace = dict(names)
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        # Arrays where numbers are wanted
+        (
+            "if y > 1: x[i] = 1",
+            r"an array is neither true nor false, as is what compares one; compare its elements, as in x\[i\]",
+        ),
+        ("x[i] = 1.0 if y else 2.0", "an array is neither true nor false"),
+        ("x[i] = math.sin(y)", r"sin does not take \(array of float32\)"),
+        ("x[i] = math.sin(nb.vec3(1.0))", r"sin does not take \(vec3\)"),
+        ("y.count = 1", "an array has no .count that a kernel stores into; store into its elements"),
+        (
+            "WEIGHTS[i] = y[i]",
+            "an array from outside the kernel is a constant of it, and is not stored to; pass it as an argument",
+        ),
+        # Operations on numbers
+        ("x[i] = y[i] << 2", r"there is no float32 << int; convert with int\(...\)"),
+        ("x[i] = y[i] & 1", r"there is no float32 & int; convert with int\(...\)"),
+        ("x[i] = ~y[i]", "there is no ~float32"),
+        ("x[i] = pow(y[i], 2, 3)", r"pow does not take \(float32, int, int\); write x \*\* y"),
+        (
+            "x[i] = y[i].astype(np.int32)",
+            r"a float32 has no .astype in a kernel; convert it by a call, as in nb.int32\(value\)",
+        ),
+        ("x[i] = y[i].shape[0]", "a float32 has no .shape: elements are numbers in a kernel"),
+        ("for k in 5: x[i] += k", r"an int cannot be looped over; loop over range\(n\)"),
+        # What Numba has for arrays only, or not at all
+        (
+            "x[i] = np.clip(y[i], 0.0, 1.0)",
+            r"clip does not take \(float32, float32, float32\); write min\(max\(x, low\), high\)",
+        ),
+        ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
+        ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write it with others that kernels have"),
+        ("x[i] = np.fft.fft(y)[0]", "kernels do not have numpy.fft; write it"),
+        # Tuples
+        ("a, b, c = both(y[i], 1.0), 2.0", "what has 2 parts is unpacked into 3 names"),
+        ("n, m = y.shape", "what has 1 part is unpacked into 2 names"),
+        ("x[i] = y.shape[1]", "a constant index is beyond the end of a tuple, or an array has no such axis in .shape"),
+        (
+            "for k in OF_TWO_TYPES: x[i] += k",
+            r"parts of different types \(int, float32\), and is not looped over; make them alike",
+        ),
+        (
+            "x[i] = OF_TWO_TYPES[i]",
+            r"different types \(int, float32\), of which only a constant index chooses one; make them alike",
+        ),
+        ("x[i] = ((1.0, 2.0) * 2)[i]", r"there is no tuple \* int"),
+        (
+            "a = (1.0, 2.0); a[0] = 3.0; x[i] = a[0]",
+            "a tuple does not change; make a new one, or take cuda.local.array",
+        ),
+        # Text
+        (
+            "print('x %f' % y[i])",
+            r"there is no text % float32; kernels make no text: print\(...\) takes text and numbers apart",
+        ),
+        ("print('x ' + y[i])", r"there is no text \+ float32; kernels make no text"),
+        ("print('{}'.format(y[i]))", "text has no .format in a kernel, which makes no text; print"),
+        ("x[i] = int('3')", r"int does not take \(text\)"),
+        # What is around a kernel, and what it calls
+        ("held = Holding(); x[i] = held.x", "Holding is a class, of which kernels make no objects; pass the numbers"),
+        (
+            "x[i] = both(y[i], 1, (2, 3))",
+            r"\(a, b\) is called with \(float32, int, tuple\): too many positional arguments",
+        ),
+    ],
+)
+def test_operations_and_calls_that_there_are_not(statement, words):
+    wrong, x = made(statement), ones()
+    for compiled in (
+        lambda: launch(wrong, 1, [x, ones()]),
+        lambda: wrong.ptx(x, ones(), capability=(9, 0)),
+    ):
+        with pytest.raises(KernelError, match=rf"'wrong' does not compile for [^:]*: .*{words}.*\n  <") as caught:
+            compiled()
+        assert "Numba says" not in str(caught.value) and "_nb_" not in str(caught.value)
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("print(str(y[i]))", r"str\(...\) cannot be called in a kernel: kernels make no text; print\(...\) takes text"),
+        (
+            "x[i] = 1.0 if y[i] in SET else 0.0",
+            "SET is a set, which kernels cannot read; make it a tuple, or pass an array",
+        ),
+        ("x[i] = NUMBERS[0]", "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
+        ("x[i] = max(y[i], default=1.0)", "max in a kernel takes numbers by position, and default came by name"),
+        (
+            "x[i] = sorted(y)[0]",
+            r"sorted\(...\) cannot be called in a kernel: kernels have no memory for that; take a tuple",
+        ),
+        ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
+    ],
+)
+def test_what_is_refused_before_anything_is_compiled(statement, words):
+    with pytest.raises(KernelError, match=rf"^{words}.*\n  <"):
+        launch(made(statement), 1, [ones(), ones()])
 
 
 def test_the_maximum_of_an_array_that_is_read():
@@ -359,6 +486,14 @@ def test_max_blocks_that_are_no_int(given):
 def test_compute_capabilities_that_are_none(given):
     with pytest.raises(NumbridgeTypeError, match=r"capability is .*; it must be two ints, such as \(9, 0\) for sm_90"):
         saxpy.ptx(ones(), ones(), 1.0, capability=given)
+
+
+@pytest.mark.skipif(driver_count() > 0, reason="a CUDA device has a compute capability")
+def test_a_compute_capability_that_no_device_has():
+    with pytest.raises(
+        DeviceError, match=r"'saxpy': capability .* there is none here; pass one, such as capability=\(9, 0\)"
+    ):
+        saxpy.ptx(ones(), ones(), 1.0)
 
 
 def test_a_compute_capability_that_numba_cuda_does_not_have():
