@@ -443,7 +443,7 @@ def test_records_compile_for_cuda():
 def test_a_field_that_cuda_does_not_write_is_named():
     dense = np.dtype([("flag", np.uint8), ("x", np.float32)])
     with pytest.raises(
-        nb.KernelError, match="the field .x of a record is not aligned, as CUDA needs it; .*align=True\n"
+        nb.KernelError, match=r"the field .x of a record is not aligned, as CUDA needs it; .*align=True\n"
     ):
         halve.ptx(np.zeros(3, dense), capability=(9, 0))
 
