@@ -1039,14 +1039,35 @@ def trips_of_no_length(x, y, k):
         y[i] = 0.5 * y[i] + x[j]
 
 
-@pytest.mark.parametrize("kernel", [of_a_tuple, of_a_shape, trips_of_no_length])
+@kernel
+def of_a_view(x, y, k):
+    i = tid()
+    first, second = x[:k]
+    y[i] = first + second
+
+
+@func
+def below_three(k):
+    if k < 3:
+        return 1.0
+    return None
+
+
+@kernel
+def of_a_function(x, y, k):
+    i = tid()
+    y[i] = x[i] * below_three(k)
+
+
+@pytest.mark.parametrize("kernel", [of_a_tuple, of_a_shape, trips_of_no_length, of_a_view, of_a_function])
 @pytest.mark.parametrize("n", [4, 200_000])
 def test_what_numba_raises_by_itself_ends_the_launch(kernel, n):
     """Numba printed it and went on, with the arrays partly written."""
     x, y = np.ones(n), np.zeros(n)
     launch(kernel, n, [x, y, 2])
     with pytest.raises(
-        KernelError, match=r"raised an exception .* a range .* step of zero, and an index beyond the end of a tuple"
+        KernelError,
+        match=r"raised an exception .* a range .* step of zero, an index beyond the end .* returns nothing where",
     ):
         launch(kernel, n, [x, y, 3])
 
