@@ -116,6 +116,9 @@ def _named(kind: str) -> str:
     literal = re.fullmatch(r"Literal\[(\w+)\]\((?:.|\n)*\)", kind)
     if literal is not None:
         return "text" if literal[1] == "str" else literal[1]
+    buffer = re.match(r"(?:buffer|pyarray|memoryview|bytes|bytearray)\((\w+),", kind)
+    if buffer is not None:
+        return f"buffer of {buffer[1]}"
     if kind == "unicode_type":
         return "text"
     return "tuple" if kind.startswith(("Tuple(", "UniTuple(")) else "slice" if kind.startswith("slice<") else kind
@@ -168,7 +171,10 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
             "of a constant shape"
         )
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
-        return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
+        return (
+            "None is stored or computed with here, which a function gives that returns nothing, or a name outside of the kernel "
+            "stands for; return a number on every path, or bind the name to one"
+        )
     if name in ("getitem", "setitem", "static_getitem", "static_setitem", "replaced") and _NUMBER.fullmatch(
         given[0].strip()
     ):
@@ -420,6 +426,19 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     ),
     # Unlike one in a function of Numba's own, which is told of behind the call
     (rf"{_AT_ONCE}Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
+    (
+        r"Int value is too large: (-?\d+)",
+        lambda found: (
+            f"{found[1]} does not fit into 64 bits; write a floating-point number, as in {float(found[1]):.4g}"
+        ),
+    ),
+    (
+        r"OverloadSelector object at \w+>, \(([^()]+\(.*\)|\w+),\)",
+        lambda found: (
+            f"{_with_article(_named(found[1]))} from outside of the kernel is no constant of it; pass it as an argument, or "
+            "make a NumPy array of it before"
+        ),
+    ),
     (r"Invalid use of getiter with parameters \((.+)\)", _of_loop),
     (r"Unknown attribute '(\w+)' of type (?:Literal\[str\]\(|unicode_type)", _of_text),
     (r"Unknown attribute '(\w+)' of type Module\(<module '(math|cmath|numpy)\b", _of_numbers_module),

@@ -1,5 +1,6 @@
 """What launches and kernels say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import array
 import linecache
 import math
 from types import ModuleType
@@ -288,6 +289,8 @@ AROUND = {
     "NUMBERS": [1.0, 2.0],
     "WEIGHTS": np.ones(2, np.float32),
     "Holding": Holding,
+    "BUFFER": array.array("f", [1.0, 2.0]),
+    "NOTHING": None,
 }
 
 
@@ -362,6 +365,12 @@ def made(statement, names=AROUND):
         ("print('{}'.format(y[i]))", "text has no .format in a kernel, which makes no text; print"),
         ("x[i] = int('3')", r"int does not take \(text\)"),
         # What is around a kernel, and what it calls
+        ("x[i] = y[i] * NOTHING", "None is stored or computed with here, .* or bind the name to one"),
+        (
+            "x[i] = BUFFER[0]",
+            "a buffer of float32 from outside of the kernel is no constant of it; pass it as an argument",
+        ),
+        ("x[i] = y[i] * 10**30", r"10{30} does not fit into 64 bits; write a floating-point number, as in 1e\+30"),
         ("held = Holding(); x[i] = held.x", "Holding is a class, of which kernels make no objects; pass the numbers"),
         (
             "x[i] = both(y[i], 1, (2, 3))",
