@@ -605,8 +605,9 @@ class Expressions(Scope):
     def _comparison(self, node: ast.Compare, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> Value:
         (op, right_node), *more = rest
         if type(op) not in _COMPARISON:
+            way = "; compare one by one, as in i == 0 or i == 2" if isinstance(op, ast.In | ast.NotIn) else ""
             raise self._refused(
-                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated"
+                node, f"this comparison ({type(op).__name__}) cannot be used in a kernel that is differentiated{way}"
             )
         right, key = self._value(right_node), _COMPARISON[type(op)]
         if complex_program.has_complex(left, right):

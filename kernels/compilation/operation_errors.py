@@ -66,6 +66,11 @@ _INSTEAD = {
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
 }
+_OF_MATH = _INSTEAD | {
+    "isclose": "write abs(a - b) <= tolerance",
+    "dist": "write math.sqrt of a sum, or nb.length of a vector",
+    **dict.fromkeys(("sum", "fsum", "prod", "comb", "perm", "factorial"), "write a loop"),
+}
 _ALIKE = "make them alike, as in (1.0, 2.0), or write the parts out"
 # Whose names are the user's, unlike those of what takes the place of operations in generated code.
 _FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *_INSTEAD})
@@ -367,7 +372,7 @@ def _of_text(found: re.Match[str]) -> str:
 
 
 def _of_numbers_module(found: re.Match[str]) -> str:
-    way = _INSTEAD.get(found[1], "write it with others that kernels have, or as a function of your own with @nb.func")
+    way = _OF_MATH.get(found[1], "write it with others that kernels have, or as a function of your own with @nb.func")
     return f"kernels do not have {found[2]}.{found[1]}; {way}"
 
 

@@ -541,6 +541,8 @@ class _Rewriter(ast.NodeTransformer):
         if static.builtin and static.value in (float, complex):
             kind = self.writer.weak_type(static.value)
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+        if static.value is math.cbrt:  # which Numba has by NumPy's name only
+            return ast.Name(self.writer.claim("cbrt", np.cbrt), ast.Load())
         callee = self.writer.program.callee(static.value)
         if callee is not None:
             return self._function(node, callee)
@@ -644,7 +646,9 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Call(self._static(node.func), [made], [])
         if static is not None and static.value is math.log and len(node.args) == 2:
             return self._logarithm(node)
-        if static is not None and getattr(static.value, "__module__", None) == "math":
+        if static is not None and (
+            getattr(static.value, "__module__", None) == "math" or isinstance(static.value, np.ufunc)
+        ):
             self._check_count(node, static.value)
         if static is not None and static.builtin and static.value is enumerate:
             # Numba takes the first number by its place only.
@@ -684,16 +688,13 @@ class _Rewriter(ast.NodeTransformer):
         return made
 
     def _check_count(self, node: ast.Call, function: Any) -> None:
-        """Refuse a call of one of Python's functions with fewer or more arguments than it takes."""
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # Python does not say
-            return
-        wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
-        fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+        """Refuse a call of a function of Python's or NumPy's with fewer or more arguments than it takes in a kernel."""
+        counts = range(2, 3) if function is math.hypot else _counts(function)
         starred = any(isinstance(argument, ast.Starred) for argument in node.args)
-        if fixed and not starred and not node.keywords and len(node.args) != len(wanted):
-            text = f"math.{function.__name__} takes {len(wanted)} argument(s), and {len(node.args)} are given"
+        if counts and not starred and not node.keywords and len(node.args) not in counts:
+            module = "np" if isinstance(function, np.ufunc) else "math"
+            way = "; call it again with what it gives, or nb.length of a vector" if function is math.hypot else ""
+            text = f"{module}.{function.__name__} takes {counts[0]} argument(s), and {len(node.args)} are given{way}"
             raise self.source.error(node, text)
 
     def _logarithm(self, node: ast.Call) -> ast.expr:
@@ -868,6 +869,19 @@ class _Rewriter(ast.NodeTransformer):
         self._gives = self.source is not self.writer.program.root
         given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
+
+
+def _counts(function: Any) -> range:
+    """Return how many arguments a function takes; nothing where that is not one number, or not known."""
+    if isinstance(function, np.ufunc):  # behind numbers may come arrays for what it gives
+        return range(function.nin, function.nin + function.nout + 1)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # Python does not say
+        return range(0)
+    wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
+    fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+    return range(len(wanted), len(wanted) + 1) if fixed else range(0)
 
 
 def _is_text(arguments: list[ast.expr]) -> bool:

@@ -275,3 +275,21 @@ def too_many(x, out):
 def test_arguments_of_mathematical_functions_are_counted():
     with pytest.raises(KernelError, match=r"math.exp takes 1 argument\(s\), and 2 are given\n.*\n.*math.exp\(x"):
         emit(too_many.source, "float32")
+    for wrong, text in [
+        (of_three, r"math.hypot takes 2 argument\(s\), and 3 are given; call it again .* or nb.length of a vector\n"),
+        (of_one, r"np.arctan2 takes 2 argument\(s\), and 1 are given\n"),
+    ]:
+        with pytest.raises(KernelError, match=text):
+            launch(wrong, 1, [np.ones(1), np.ones(1)])
+
+
+@kernel
+def of_three(x, y):
+    i = tid()
+    y[i] = math.hypot(x[i], x[i], x[i])
+
+
+@kernel
+def of_one(x, y):
+    i = tid()
+    y[i] = np.arctan2(x[i])

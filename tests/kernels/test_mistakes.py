@@ -337,7 +337,7 @@ def made(statement, names=AROUND):
             r"clip does not take \(float32, float32, float32\); write min\(max\(x, low\), high\)",
         ),
         ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
-        ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write it with others that kernels have"),
+        ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write a loop"),
         ("x[i] = np.fft.fft(y)[0]", "kernels do not have numpy.fft; write it"),
         # Tuples
         ("a, b, c = both(y[i], 1.0), 2.0", "what has 2 parts is unpacked into 3 names"),

@@ -354,7 +354,19 @@ def with_strides(x, y):
     y[i] = x[i] * x.strides[0]
 
 
+@kernel
+def one_of_several(x, y):
+    i = tid()
+    if i in (0, 2):
+        y[i] = x[i]
+
+
 REFUSED = [
+    (
+        one_of_several,
+        "cannot be used in a kernel that is differentiated; compare one by one, as in i == 0",
+        "i in (0, 2)",
+    ),
     (transposed, "do not follow .transpose of an array; swap the indices of its elements instead", "a.transpose()"),
     (transposed_by_name, "do not follow .T of an array; swap the indices of its elements instead", "a.T[0, 1]"),
     (reshaped, "do not follow .reshape of an array; index its elements by its own dimensions", "a.reshape(4)"),
