@@ -1,6 +1,6 @@
 """What Numba says of operations and calls that there are not, in the words of the kernel, with what to do.
 
-Takes and returns text; what is not recognised is left to the caller. Imports neither Numba nor NumPy.
+Takes and returns text; what is not recognised is left to the caller. Does not import Numba.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import cmath
 import math
 import re
 from collections.abc import Callable
+
+import numpy as np
+
+from numbridge.kernels.element_types.element_functions import FUNCTIONS, taken_by
 
 __all__ = ["in_place_of_call", "in_plain_words"]
 
@@ -57,7 +61,7 @@ _MAKES_ARRAYS = (
     "linspace",
 )
 _ALONE = {"neg": "-", "pos": "+", "invert": "~"}
-# What to write in place of functions of NumPy's and Python's that take no numbers, or not these.
+# What to write in place of functions of NumPy's, Python's and numba.cuda's that do not take what they are given.
 _INSTEAD = {
     "clip": "write min(max(x, low), high)",
     "where": "write x if condition else y",
@@ -65,6 +69,10 @@ _INSTEAD = {
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
+    **dict.fromkeys(("popc", "clz", "ffs"), "it takes integers"),
+    "brev": "it takes uint32 and uint64",
+    "fma": "it takes three numbers",
+    "selp": "it takes a truth value and two numbers of one type",
 }
 _OF_MATH = _INSTEAD | {
     "isclose": "write abs(a - b) <= tolerance",
@@ -73,9 +81,9 @@ _OF_MATH = _INSTEAD | {
 }
 _ALIKE = "make them alike, as in (1.0, 2.0), or write the parts out"
 # Whose names are the user's, unlike those of what takes the place of operations in generated code.
-_FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *_INSTEAD})
+_FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *dir(np), *FUNCTIONS, *_INSTEAD})
 _AT_ONCE = r"\A(?:\s*(?:Failed in|- Resolution failure).*\n)*\s*"
-_CALLED = re.compile(r"Function\(<(?:(?:built-in )?function|intrinsic|class) '?(\w+)")
+_CALLED = re.compile(r"Function\(<(?:(?:built-in )?function|intrinsic|class|ufunc) '?(?:[\w.]+\.)?(\w+)")
 _CALL = re.compile(r"No implementation of function (Function\(.+\)) found for signature:\s+>>> (.+)")
 
 
@@ -165,7 +173,7 @@ def _of_call(function: str, signature: str) -> str | None:
     called = _CALLED.match(function)
     if called is None or called[1].startswith("_") or ("<intrinsic " in function and called[1] not in _FUNCTIONS):
         return None
-    return f"{called[1]} does not take ({', '.join(kinds)})"
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
 
 
 def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
@@ -206,6 +214,8 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
         return f"{of} does not take {'text' if stored == 'text' else 'a tuple'}; store numbers, one in each element"
     if name == "setitem" and parts == ndim and _ARRAY.match(given[2].strip()):
         return f"an element of {of} is a number, and this stores an array there; choose an element of that, or write a loop"
+    if name == "setitem" and parts == ndim and not _NUMBER.fullmatch(stored):
+        return f"an element of {of} is a number, and this stores {_with_article(stored.partition('(')[0])} there"
     return None
 
 
@@ -243,8 +253,13 @@ def _of_operation(function: str, name: str, kinds: list[str]) -> str | None:
     called = _CALLED.match(function)
     if called is None or called[1] not in _FUNCTIONS:
         return None
-    way = _INSTEAD.get(called[1])
-    return f"{called[1]} does not take ({', '.join(kinds)}){f'; {way}' if way else ''}"
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
+
+
+def _what_it_takes(name: str) -> str:
+    """Return the end of a sentence about a call of a function: what to write instead, or what it takes."""
+    way = _INSTEAD.get(name) or (taken_by(name) if name in FUNCTIONS else "")
+    return f"; {way}" if way else ""
 
 
 def _of_fraction(index: str) -> str | None:
@@ -431,6 +446,26 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     ),
     # Unlike one in a function of Numba's own, which is told of behind the call
     (rf"{_AT_ONCE}Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
+    (
+        r"Invalid use of ((?:u?int|float|complex)\d+|bool) with parameters",
+        lambda found: (
+            f"{_with_article(found[1])} is a number, and is called here like a function; leave the brackets out"
+        ),
+    ),
+    (
+        r"failed to unpack ((?:u?int|float|complex)\d+|bool|none)\b",
+        lambda found: (
+            f"{_with_article(found[1]).replace('a none', 'None')} is unpacked into several names here, and has no parts"
+        ),
+    ),
+    (
+        rf"{_AT_ONCE}Cannot cast (complex\d+) to (\w+)",
+        lambda found: f"a {found[1]} is not converted to {found[2]}; take its .real or .imag, or abs(...) of it",
+    ),
+    (
+        rf"{_AT_ONCE}.*(?:arguments? .*given|missing \d+ required|keyword arg|Keyword arguments|values to unpack \(expected)",
+        lambda found: "what is called here does not take so many arguments, or takes none by name",
+    ),
     (
         r"Int value is too large: (-?\d+)",
         lambda found: (

@@ -176,6 +176,9 @@ def compile_run(
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from None
+    # Calls with more or fewer arguments than there is code for, or what is wrong in that code
+    except (TypeError, ValueError, LookupError, AssertionError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin) from error
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)

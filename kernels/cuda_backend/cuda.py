@@ -233,6 +233,9 @@ def compile_ptx(
     # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from None
+    # Calls with more or fewer arguments than there is code for, or what is wrong in that code
+    except (ValueError, LookupError, AssertionError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     check_components(_overloads(names), entry, origin)
     ptx, *others = codes
     symbol = _ENTRY.search(ptx)

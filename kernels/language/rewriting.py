@@ -689,6 +689,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def _check_count(self, node: ast.Call, function: Any) -> None:
         """Refuse a call of a function of Python's or NumPy's with fewer or more arguments than it takes in a kernel."""
+        if node.keywords and not isinstance(function, np.ufunc):
+            raise self.source.error(node, f"math.{function.__name__} takes its arguments by position")
         counts = range(2, 3) if function is math.hypot else _counts(function)
         starred = any(isinstance(argument, ast.Starred) for argument in node.args)
         if counts and not starred and not node.keywords and len(node.args) not in counts:
@@ -731,6 +733,8 @@ class _Rewriter(ast.NodeTransformer):
             return self._atomic(node, found)
         if found.kind == "local_array":
             return self._local_array(node, found)
+        if found.operation in ("laneid", "warpsize") or found.kind == "axis":
+            raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
         if self.writer.target == "cuda":
             if found.name == "cuda.shared.array" and self._element(node) is not None:
                 return self._local_array(node, found)

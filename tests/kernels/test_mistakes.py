@@ -282,6 +282,7 @@ AROUND = {
     "nb": numbridge,
     "np": np,
     "math": math,
+    "cuda": cuda,
     "both": both,
     "twice": twice,
     "OF_TWO_TYPES": (1, 2.0),
@@ -339,6 +340,33 @@ def made(statement, names=AROUND):
         ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
         ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write a loop"),
         ("x[i] = np.fft.fft(y)[0]", "kernels do not have numpy.fft; write it"),
+        # Calls of other things, of other numbers of them, and of what is no function
+        (
+            "x[i] = nb.length(y)",
+            r"length does not take \(array of float32\); it takes floating vectors and quaternions",
+        ),
+        ("x[i] = nb.dot(y[i], y[i])", r"dot does not take \(float32, float32\); both must be vectors of one type"),
+        (
+            "x[i] = nb.quat_rotate(nb.vec3(), nb.vec3())[0]",
+            r"quat_rotate does not take \(vec3, vec3\); it takes a quaternion and",
+        ),
+        (
+            "x[i] = nb.normalize(nb.vec3(), 1.0)[0]",
+            r"normalize does not take \(vec3, float32\); it takes floating vectors",
+        ),
+        ("x[i] = np.conj(nb.vec3())[0]", r"conjugate does not take \(vec3\)"),
+        ("x[i] = cuda.popc(i, i)", r"(popc|what is called here) does not take (so many arguments|\(int64, int64\))"),
+        ("x[i] = abs(y[i], 1)", r"abs does not take \(float32, int\)"),
+        (
+            "x[i] = math.pi(2.0)",
+            "a float(32|64) is a number, and is called here like a function; leave the brackets out",
+        ),
+        ("a, b = y[i]", "a float32 is unpacked into several names here, and has no parts"),
+        (
+            "x[i] = range(3)",
+            "an element of an array of float32 with 1 dimension is a number, and this stores a range.* there",
+        ),
+        ("x[i] = nb.float32(1j)", "a complex(64|128) is not converted to float32; take its .real or .imag"),
         # Tuples
         ("a, b, c = both(y[i], 1.0), 2.0", "what has 2 parts is unpacked into 3 names"),
         ("n, m = y.shape", "what has 1 part is unpacked into 2 names"),
@@ -398,6 +426,9 @@ def test_operations_and_calls_that_there_are_not(statement, words):
             "x[i] = 1.0 if y[i] in SET else 0.0",
             "SET is a set, which kernels cannot read; make it a tuple, or pass an array",
         ),
+        ("x[i] = math.sin(x=y[i])", "math.sin takes its arguments by position"),
+        ("x[i] = cuda.laneid()", "cuda.laneid is a number, and is called here; leave the brackets out"),
+        ("x[i] = cuda.threadIdx.x()", "cuda.threadIdx.x is a number, and is called here; leave the brackets out"),
         ("x[i] = NUMBERS[0]", "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         ("x[i] = max(y[i], default=1.0)", "max in a kernel takes numbers by position, and default came by name"),
         (
