@@ -801,6 +801,9 @@ class _Rewriter(ast.NodeTransformer):
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
+        match node.args:
+            case [_, ast.Tuple([alone]), *_] if found.from_cuda:  # which numba.cuda does not take
+                node.args[1] = alone
         if found.from_cuda and self.writer.target == "cuda":
             return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
         operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)

@@ -363,6 +363,23 @@ def test_atomics(dtype):
     assert old.tolist() == [3, 0, 1]
 
 
+@kernel
+def at_places_of_one_number(x, place):
+    i = tid()
+    atomic_add(x, (i,), 1.0)
+    cuda.atomic.add(x, (i,), 1.0)
+    alone = (place,)
+    atomic_max(x, alone, 9.0)
+    atomic_add(x, (-1,), 0.5)
+
+
+def test_atomics_at_an_index_that_is_a_tuple_of_one_number():
+    x = np.zeros(5)
+    launch(at_places_of_one_number, 3, [x, 3])
+    assert x.tolist() == [2, 2, 2, 9, 1.5]
+    assert "atom" in at_places_of_one_number.ptx(x, 3, capability=(9, 0))
+
+
 def test_atomics_in_two_dimensions():
     @kernel
     def rows(matrix, sums):

@@ -356,6 +356,10 @@ def made(statement, names=AROUND):
         ),
         ("x[i] = np.conj(nb.vec3())[0]", r"conjugate does not take \(vec3\)"),
         ("x[i] = cuda.popc(i, i)", r"(popc|what is called here) does not take (so many arguments|\(int64, int64\))"),
+        (
+            "nb.atomic_add(y[i], 1.0, 2.0)",
+            "atomic.* needs an array and got float32; pass the array and the index of",
+        ),
         ("x[i] = abs(y[i], 1)", r"abs does not take \(float32, int\)"),
         (
             "x[i] = math.pi(2.0)",
