@@ -52,6 +52,8 @@ _SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+)
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 # Of what numba.cuda allocates arrays with, which needs a runtime on the device
 _ALLOCATES = "Undefined reference to 'NRT_"
+# What Numba's code for .reshape calls in C
+_RESHAPES = "numba_attempt_nocopy_reshape"
 _compiling = threading.RLock()
 
 
@@ -270,6 +272,11 @@ def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[An
     except (nvJitLinkError, RuntimeError) as error:
         if _ALLOCATES in str(error):
             raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error
+        if _RESHAPES in str(error):
+            raise KernelError(
+                f"kernel {kernel!r} does not compile on CUDA, which has no code for .reshape(...); index the array by its own "
+                "dimensions, as in a[k // n, k % n], or reshape it before the launch"
+            ) from error
         too_large = _SHARED.search(str(error))
         if too_large:
             size, most = (int(number, 16) for number in too_large.groups())

@@ -447,6 +447,14 @@ def test_what_is_refused_before_anything_is_compiled(statement, words):
         launch(made(statement), 1, [ones(), ones()])
 
 
+def test_reshaping_on_cuda():
+    reshaped = made("x[i] = y.reshape(2, 4)[0, i]")
+    with pytest.raises(
+        KernelError, match=r"does not compile on CUDA, which has no code for .reshape\(...\); index the array"
+    ):
+        reshaped.ptx(ones(), ones(), capability=(9, 0))
+
+
 def test_the_maximum_of_an_array_that_is_read():
     with pytest.raises(
         KernelError, match=r"the max of an array that the kernel only reads .*; write a loop over its elem"
