@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from numbridge.kernels.compilation.operation_errors import in_place_of_call, in_plain_words
 from numbridge.kernels.errors import KernelError
@@ -117,7 +118,7 @@ def _place_in_frames(error: Exception, filename: str, origin: Callable[[int], st
     """Return where the line comes from whose types were inferred when an error was raised, which numba.cuda does not say."""
     place = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        at = getattr(frame.f_locals.get("self"), "loc", None)
+        at: Any = getattr(frame.f_locals.get("self"), "loc", None)
         if getattr(at, "filename", None) == filename:
             place = origin(at.line) or place
     return place

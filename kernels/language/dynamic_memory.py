@@ -38,7 +38,7 @@ def element_bytes(source: FunctionSource, node: ast.Call) -> int | None:
     if given is None:
         return None
     static = source.resolve(given)
-    dtype = static.value if static is not None else given.value if isinstance(given, ast.Constant) else None
+    dtype: Any = static.value if static is not None else given.value if isinstance(given, ast.Constant) else None
     if isinstance(dtype, ElementType):
         return dtype.bytes
     # Types of Numba's, which need not be imported here, are called as NumPy's are. Python's own stand for other ones in memory.
