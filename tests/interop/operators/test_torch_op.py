@@ -290,6 +290,16 @@ def test_a_copy_of_a_module_uses_the_operator():
     assert copy.deepcopy(module).op is pair
 
 
+def test_messages_name_the_operator_that_was_asked_for():
+    op = nb.torch_op(scaled, "y", name="asked::for")
+    number = torch.tensor(2.0)
+    assert op(torch.ones(3), number, 1).shape == (3,)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"^operator numbridge::asked__for, parameter 'x': wanted a torch.Tensor"
+    ):
+        op(np.ones(3, np.float32), number, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
