@@ -158,10 +158,11 @@ def _of_call(function: str, signature: str) -> str | None:
     name, _, listed = signature.partition("(")
     given = _arguments(listed.rstrip().removesuffix(")"))
     if re.fullmatch(r"Function\(\w+\)", function):  # of a class: an element type
-        return (
-            f"{name} is not made of ({', '.join(map(_named, given))}): pass nothing, one number for all components, all of them, "
-            "or vectors and numbers that make them up"
-        )
+        kinds = [*map(_named, given)]
+        way = "pass nothing, one number for all components, all of them, or vectors and numbers that make them up"
+        if name.startswith("mat") and kinds and all(kind.startswith("vec") for kind in kinds):
+            way = "nb.matrix_from_rows and nb.matrix_from_cols make a matrix of vectors"
+        return f"{name} is not made of ({', '.join(kinds)}): {way}"
     if not any(_OWN.match(kind.strip()) for kind in given):
         return _of_numbers(function, name, given)
     kinds = [_named(kind) for kind in given]
