@@ -27,6 +27,7 @@ from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
+from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing
@@ -183,6 +184,7 @@ def compile_run(
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     _check_writes(names, entry)
     check_components(_overloads(names), entry, origin)
+    check_powers(_overloads(names), entry, origin)
     at_once = max((part.takes.width for made in together.values() for part in made), default=1)
     wide = _wide_lines(names, text, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}

@@ -28,6 +28,7 @@ from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
+from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
 from numbridge.kernels.cuda_backend.grid_source import GRID
@@ -239,6 +240,7 @@ def compile_ptx(
     except (ValueError, LookupError, AssertionError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     check_components(_overloads(names), entry, origin)
+    check_powers(_overloads(names), entry, origin)
     ptx, *others = codes
     symbol = _ENTRY.search(ptx)
     if symbol is None:

@@ -447,6 +447,33 @@ def test_what_is_refused_before_anything_is_compiled(statement, words):
         launch(made(statement), 1, [ones(), ones()])
 
 
+@func
+def inverse_square(n):
+    return n**-2
+
+
+@pytest.mark.parametrize(
+    ("statement", "power"),
+    [
+        ("x[i] = i ** -1", -1),
+        ("n = i; n **= -3; x[i] = n", -3),
+        ("x[i] = 2.0 * inverse_square(i)", -2),
+        ("x[i] = True ** -2 if i > 0 else (i > 1) ** -2", -2),
+    ],
+)
+def test_integers_to_negative_powers(statement, power):
+    """Numba takes them for integers: 0 for most."""
+    wrong, x = made(statement, AROUND | {"inverse_square": inverse_square}), ones()
+    words = rf"'wrong': an integer to the power {power} is an integer .* mostly 0; write float\(...\) \*\* {power}\n  "
+    with pytest.raises(KernelError, match=words):
+        launch(wrong, 8, [x, ones()])
+    with pytest.raises(KernelError, match=words):
+        wrong.ptx(x, ones(), capability=(9, 0))
+    assert (x == 1).all()
+    launch(made("x[i] = float(i) ** -2 + y[i] ** -1 + 2 ** -1 + i ** 2"), 8, [x, 2 * ones()])
+    assert x[2] == 0.25 + 0.5 + 0.5 + 4
+
+
 def test_reshaping_on_cuda():
     reshaped = made("x[i] = y.reshape(2, 4)[0, i]")
     with pytest.raises(
