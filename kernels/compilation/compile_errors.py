@@ -34,6 +34,9 @@ _CALLED = re.compile(r"(?i)function|method|\bpartial$")
 _OF_KERNELS = frozenset(
     {"numbridge.kernels.language.inner_gradients.Gradient", "numbridge.kernels.language.intrinsics.Intrinsic"}
 )
+# Types as Numba writes them
+_ARRAY = re.compile(r"(?:readonly )?(?:unaligned )?array\((?:element\()?(\w+)\)?, \dd, \w\)")
+_TUPLE = re.compile(r"(?:Uni)?Tuple\([^()]*\)")
 _HERE = str(Path(__file__).parents[1])
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -133,7 +136,7 @@ def _own_words(text: str) -> str | None:
         return NO_MEMORY
     own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
     if own is not None:  # one of numbridge's intrinsics says it better
-        return own[1]
+        return _TUPLE.sub("a tuple", _ARRAY.sub(r"an array of \1", own[1]))
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"

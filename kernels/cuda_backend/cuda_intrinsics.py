@@ -95,6 +95,9 @@ def _placed_in(array: Any, index: Any) -> Any:
         raise TypingError(
             f"an atomic operation needs an array and got {array}; pass the array and the index of the element"
         )
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(parts) != array.ndim or not all(isinstance(part, types.Integer) for part in parts):
+        raise TypingError(f"an atomic operation needs {array.ndim} integer(s) to index {array}, got {index}")
     if not array.ndim:
         return first
     return alone if isinstance(index, types.BaseTuple) and len(index) == 1 else given

@@ -360,6 +360,8 @@ def made(statement, names=AROUND):
             "nb.atomic_add(y[i], 1.0, 2.0)",
             "atomic.* needs an array and got float32; pass the array and the index of",
         ),
+        ("nb.atomic_add(x, y[i], 1.0)", r"atomic.* needs (an|1) integer.* to index an array of float32, got float32"),
+        ("nb.atomic_add(x, (i, i), 1.0)", r"atomic.* needs (an|1) integer.* to index an array of float32, got a tuple"),
         ("x[i] = abs(y[i], 1)", r"abs does not take \(float32, int\)"),
         (
             "x[i] = math.pi(2.0)",
