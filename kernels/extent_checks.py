@@ -15,6 +15,7 @@ import numpy as np
 
 from numbridge.kernels.errors import NumbridgeValueError
 from numbridge.kernels.language.launch_sizes import (
+    ZERO,
     Along,
     Atom,
     Choice,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Launched", "atoms_of", "check_extents", "extent_rows", "refused", "whole_numbers"]
 
-_GEOMETRY = {"dim": nb.PLAN_DIMS, "blockDim": nb.PLAN_BLOCK, "gridDim": nb.PLAN_GRID}
+_GEOMETRY = {"dim": nb.PLAN_DIMS, "blockDim": nb.PLAN_BLOCK, "gridDim": nb.PLAN_GRID, "shared": nb.PLAN_SHARED}
 _LAUNCHES_WAY = "pass a longer array, launch fewer threads, or guard what those beyond its end must not take"
 _GUARDS_WAY = "pass a longer array, or end the loop or the guard around it earlier"
 _OPERATORS_WAY = "expand it, or pass launch_dims"
@@ -101,7 +102,7 @@ def check_extents(
         return
     shapes = {p.name: d.shape[: p.ndim] for p, d in zip(parameters, found, strict=True) if isinstance(p, ArrayType)}
     given = zip(parameters, found, arguments, strict=True)
-    counts = {"dim": dims}
+    counts = {"dim": dims, "shared": (geometry.place.shared,)}
     # On CUDA, what is launched over so many threads is in blocks of the hardware's.
     if variant.launch_function == 0 or geometry.place.form != "masked":
         counts |= {"blockDim": geometry.block, "gridDim": geometry.grid}
@@ -206,12 +207,13 @@ class _Rows:
             first, rank = self.arrays.get(reach.array, (0, 0))
             if not reach.is_along(rank if reach.extents is None else len(reach.extents)):
                 continue
-            place, extent = (first + 8 * reach.axis, 0) if reach.extents is None else (-1, reach.extents[reach.axis])
+            place, extent = (first + 8 * reach.axis, ZERO) if reach.extents is None else (-1, reach.extents[reach.axis])
+            least = reach.least - Size(extent.terms)
             try:
-                moved = self.size(Size(reach.least.terms)) if reach.least.terms else -1
+                moved = self.size(Size(least.terms)) if least.terms else -1
             except _UnknownError:
                 continue
-            self.rows.append((nb.REACH_LEAST, place, extent, moved, reach.least.constant))
+            self.rows.append((nb.REACH_LEAST, place, extent.constant, moved, least.constant))
         for row in asked:
             operation, number, *_ = self.rows[row]
             self.rows[row] = (operation, number, len(self.rows), 0, 0)

@@ -204,7 +204,8 @@ class _Road:
         raise KernelError(
             f"kernel {self.kernel.name!r} raised an exception in one of its threads{says(cause)}; the arrays that it writes may "
             "be partly written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with "
-            f"a step of zero, and an index beyond the end of a tuple or a shape{_raises(self.kernel, cause)}"
+            "a step of zero, an index beyond the end of a tuple or a shape, an array that is unpacked into another number of "
+            f"names, and a function that returns nothing where a number is wanted{_raises(self.kernel, cause)}"
         ) from cause
 
     def named(self, *arguments: Any, **named: Any) -> None:
@@ -762,9 +763,9 @@ class Launch:
         run(*arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """What a kernel becomes for some arguments.
+    """What a kernel becomes for some arguments; `repr` and `str` of it are a report.
 
     Attributes
     ----------
@@ -783,7 +784,7 @@ class Explanation:
     float64_lines: tuple[str, ...]
     source: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return a readable report."""
         kind = "from the cache on disk" if self.variant.from_cache else "compiled now"
         where = "the CPU" if self.variant.device.is_cpu else str(self.variant.device)

@@ -383,7 +383,9 @@ def unreadable(obj: Any) -> Exception:
 
 def _instead_of(obj: Any) -> str:
     """Return what to pass in place of an object that is no array."""
-    if isinstance(obj, list | tuple):
+    if isinstance(obj, list):
+        return "make an array of it, as numpy.asarray(x) does; a kernel takes tuples as well, tuple(x)"
+    if isinstance(obj, tuple):
         return "make an array of it, as numpy.asarray(x) does, or pass what it holds one by one"
     if isinstance(obj, np.datetime64):
         return "pass it as an integer, as by x.astype(np.int64)"

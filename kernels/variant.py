@@ -37,7 +37,7 @@ from numbridge.kernels.cuda_backend.grid_source import Form, grid_source
 from numbridge.kernels.cuda_backend.ids_together import Together, ids_together
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.element_arguments import outer_rank, record_dtype
-from numbridge.kernels.errors import KernelError, NumbridgeTypeError
+from numbridge.kernels.errors import DeviceError, KernelError, NumbridgeTypeError
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.emission import Emitted, emit
 from numbridge.kernels.language.indexing import indexing_of
@@ -751,6 +751,11 @@ def compile_for(kernel: Kernel, arguments: Sequence[Any], capability: Any, form:
         For `nb.launch`, or for ``kernel[blocks, threads]``.
     """
     if capability is None:
+        if not cuda_driver.driver_count():
+            raise DeviceError(
+                f"kernel {kernel.name!r}: capability is that of the current CUDA device by default, and there is none here; pass "
+                "one, such as capability=(9, 0) for sm_90, which needs no GPU"
+            )
         capability = cuda_driver.devices().capability(get_device("cuda").ordinal)
     elif not (
         isinstance(capability, tuple | list) and len(capability) == 2 and all(type(n) is int for n in capability)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import linecache
+import math
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import numbridge as nb
@@ -69,6 +72,54 @@ def test_the_reference_names_everything_once(monkeypatch: pytest.MonkeyPatch) ->
 
     named = [name for _, _, names in api_pages.GROUPS.values() for name in names]
     assert sorted(named) == sorted(nb.__all__)
+
+
+def _functions_of_numbers(which: int) -> list[str]:
+    """Return the names in one of the lists of a page: functions that have derivatives, and those that have none."""
+    page = (DOCS / "howto" / "writing_kernels.md").read_text()
+    names: list[str] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[which].split()
+    return names
+
+
+def _kernel_of(calls: list[str]) -> Any:
+    lines = ["@nb.kernel", "def called(x, z, y):", "    i = nb.tid()"]
+    text = "\n".join([*lines, *(f"    y[{k}, i] = {call}" for k, call in enumerate(calls)), ""])
+    filename = f"<{' '.join(calls)[:40]}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace: dict[str, Any] = {"nb": nb, "np": np, "math": math}
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace["called"]
+
+
+def _call(name: str) -> tuple[str, Any]:
+    """Return a call of a function in a kernel, and what it gives there."""
+    module, _, function = name.partition(".")
+    called, scale = (
+        getattr({"math": math, "np": np}[module], function),
+        4.0 if function in ("acosh", "arccosh") else 1.0,
+    )
+    if function in ("ldexp", "hypot"):
+        return f"{name}(x[i], 2)", called(0.5, 2)
+    try:
+        return f"{name}(x[i] * {scale})", called(0.5 * scale)
+    except (TypeError, ValueError):
+        return f"{name}(x[i], z[i])", called(0.5, 0.25)
+
+
+def test_functions_of_numbers_are_those_that_a_page_names() -> None:
+    for which, has_derivatives in enumerate([True, False]):
+        calls, wanted = zip(*map(_call, _functions_of_numbers(which)), strict=True)
+        x, z, y = np.full(1, 0.5), np.full(1, 0.25), np.zeros((len(calls), 1))
+        kernel = _kernel_of([*calls])
+        nb.launch(kernel, 1, [x, z, y])
+        assert np.allclose(y[:, 0], np.array(wanted, float), rtol=1e-12, atol=0)
+        assert ".target sm_90" in kernel.ptx(x, z, y, capability=(9, 0))
+        adjoints: dict[str, Any] = {"adj_inputs": [np.zeros(1), np.zeros(1), np.ones_like(y)], "adjoint": True}
+        if has_derivatives:
+            nb.launch(kernel, 1, [x, z, y], **adjoints)
+        for call in () if has_derivatives else calls:
+            with pytest.raises(nb.KernelUnsupportedError):
+                nb.launch(_kernel_of([call]), 1, [x, z, y[:1]], **adjoints | {"adj_inputs": [x, z, np.ones((1, 1))]})
 
 
 def test_warps_names_are_numbridges_names() -> None:

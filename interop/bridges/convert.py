@@ -104,9 +104,9 @@ def _framework_named(to: Any) -> str:
     return name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ArrayExplanation:
-    """How an object is read; `str` of it is a table.
+    """How an object is read; `repr` and `str` of it are a table.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class ArrayExplanation:
     immutable: bool
     owner: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Return one line per fact."""
         facts = {
             "type": self.type_name,

@@ -61,8 +61,9 @@ def reader(kind: type) -> Reader | None:
 
 def _refuse_tracer(tracer: Any) -> Any:
     raise BufferAccessError(
-        f"a JAX tracer of shape {tracer.shape} has no memory: this is inside jax.jit or another transform; launch outside of "
-        "it, on concrete arrays"
+        f"a JAX tracer of shape {tracer.shape} has no memory: this is inside jax.jit or another transform; make a function of "
+        "JAX of the kernel, nb.jax_kernel(kernel), or of several launches, nb.jax_callable(function), or launch outside, on "
+        "concrete arrays"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -36,11 +37,22 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="What this installation of numbridge is and has, whether it works, and how fast it is.",
 )
 
+
+def _in_a_folder(file: Path | None) -> Path | None:
+    """Refuse a file that could not be written, before minutes are spent on what it is to hold."""
+    if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+        raise typer.BadParameter(f"{str(file.parent)!r} is no folder that can be written to")
+    return file
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Svg = Annotated[Path | None, typer.Option("--svg", help="Also draw it into this file.", dir_okay=False)]
+Svg = Annotated[
+    Path | None, typer.Option("--svg", help="Also draw it into this file.", dir_okay=False, callback=_in_a_folder)
+]
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -152,7 +164,8 @@ def _show_outcomes(outcomes: Sequence[Any], failed: int) -> None:
 def bench(
     as_json: Json = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write OUTPUT.json and OUTPUT.svg.", dir_okay=False)
+        Path | None,
+        typer.Option("--output", "-o", help="Write OUTPUT.json and OUTPUT.svg.", dir_okay=False, callback=_in_a_folder),
     ] = None,
     only: Annotated[str, typer.Option(help="Measure only work whose name contains this.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer rounds.")] = False,
@@ -177,8 +190,11 @@ def bench(
 def _measured(only: str, rounds: int) -> tuple[list[Row], dict[str, str], dict[str, str]]:
     from numbridge.command_line import comparison
 
-    rows, failed = [], {}
-    wanted = [work for work in comparison.works() if only in work.name]
+    rows, failed, works = [], {}, comparison.works()
+    wanted = [work for work in works if only in work.name]
+    if not wanted:
+        listed = "\n  ".join(work.name for work in works)
+        raise typer.BadParameter(f"--only {only!r} is in no name of what is measured, which is\n  {listed}")
     missing = {work.name: work.missing for work in wanted if work.missing is not None}
     with _progress() as progress:
         task = progress.add_task("measuring", total=len(wanted))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import threading
 import traceback
 import weakref
@@ -75,7 +76,7 @@ def register_ffi_callback(name: str, func: Function) -> None:
     Raises
     ------
     NumbridgeTypeError
-        If `name` is no string, or ``func`` cannot be called.
+        If `name` is no string, or ``func`` cannot be called with four arguments.
     NumbridgeValueError
         If XLA has a target of that name which is no callback.
 
@@ -105,7 +106,23 @@ def register_ffi_callback(name: str, func: Function) -> None:
         )
     if not callable(func):
         raise NumbridgeTypeError(f"register_ffi_callback: func is {func!r}; it must be callable")
+    _check_parameters(func)
     register_function(name, func)
+
+
+def _check_parameters(func: Function) -> None:
+    """Refuse a function that does not take what a callback is given, before XLA calls it."""
+    try:
+        signature = inspect.signature(func)
+    except ValueError:  # Python does not say
+        return
+    try:
+        signature.bind("inputs", "outputs", "attrs", "ctx")
+    except TypeError:
+        raise NumbridgeTypeError(
+            f"register_ffi_callback: func is {func!r}, whose parameters are {signature}; it is called with four arguments, as "
+            "func(inputs, outputs, attrs, ctx)"
+        ) from None
 
 
 def _is_text(name: str) -> bool:

@@ -8,11 +8,13 @@ dimensions of tensors.
 from __future__ import annotations
 
 import ast
+import numbers
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, ScalarAnnotation
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
+from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Boxed, Kernel
 from numbridge.kernels.language.inner_gradients import Gradient
@@ -32,6 +34,20 @@ _METADATA = frozenset({"shape", "strides", "ndim", "size", "dtype", "itemsize", 
 
 # What makes a tensor of numbers
 _MAKERS = {"torch": "torch.tensor", "paddle": "paddle.to_tensor"}
+
+
+def _way_to_tensor(value: object, framework: str) -> str:
+    """Return how a tensor is made of what was passed for one."""
+    made = _MAKERS[framework]
+    if isinstance(value, Element):
+        return f"use {made}(x.numpy())"
+    if value is None or isinstance(value, str):
+        return "pass a tensor"
+    if isinstance(value, list):
+        return f"use {made}(x); a kernel takes tuples as well, tuple(x)"
+    if isinstance(value, numbers.Number):
+        return f"use {made}([x])"
+    return f"use nb.convert(x, {framework!r}), which shares its memory, or {made}"
 
 
 def _type_name(value: object) -> str:
@@ -226,7 +242,7 @@ class OperatorPlan:
             if self.kinds[parameter] == "array" and not isinstance(value, tensor):
                 raise NumbridgeTypeError(
                     f"operator {name}, parameter {self._labels[parameter]!r}: wanted a {framework}.Tensor, got "
-                    f"{_type_name(value)}; use nb.convert(x, {framework!r}), which shares its memory, or {_MAKERS[framework]}"
+                    f"{_type_name(value)}; {_way_to_tensor(value, framework)}"
                 ) from None
 
     def dtype(self, name: str) -> Scalar | None:

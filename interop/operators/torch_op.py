@@ -109,6 +109,8 @@ class TorchOp(Remade):
         self._is_differentiable = bool(plan.outputs and plan.arrays) and not plan.mutated
         self._operators = Operator(Level.first(launches), name, plan.mutated, differentiable=self._is_differentiable)
         self.name, self.op = f"{NAMESPACE}::{self._operators.name}", self._operators.op
+        # What messages call it: the operator that was asked for, if this one was made in its place
+        self._called = self.name
         _alive[self.name] = self
         torch.compiler.assume_constant_result(_boxed)
         if self._is_differentiable:
@@ -119,11 +121,11 @@ class TorchOp(Remade):
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
         if named:
-            raise by_position(f"operator {self.name}", self.plan.inputs, named)
+            raise by_position(f"operator {self._called}", self.plan.inputs, named)
         if len(values) != self._count:
-            raise self.plan.wrong_count(self.name, len(values))
+            raise self.plan.wrong_count(self._called, len(values))
         if self._numbers:
-            places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
+            places = self.plan.tensors_as_numbers(self._called, values, self._tensor)
             if places:
                 return self._run_boxed(places, self._as_numbers(places, values))
         if not self._is_differentiable:
@@ -137,7 +139,7 @@ class TorchOp(Remade):
                 return self.op(*values)
             if _have_tuples(values):
                 return self._run_flattened(values)
-            self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
+            self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise
 
@@ -155,6 +157,7 @@ class TorchOp(Remade):
         if found is None:
             name = "_".join([self._operators.name, *(self.plan.inputs[place] for place in places)])
             found = self._of_tensors.setdefault(places, TorchOp(self.plan.boxed(places), name))
+            found._called = self._called
         return found
 
     def _run_flattened(self, values: Sequence[Any]) -> Any:
@@ -168,6 +171,7 @@ class TorchOp(Remade):
         found = self._of_tuples.get(key)
         if found is None:
             found = self._of_tuples.setdefault(key, TorchOp(plan(), self._operators.name))
+            found._called = self._called
         return found(*taken)
 
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
@@ -185,8 +189,8 @@ class TorchOp(Remade):
         for parameter, value in zip(self.plan.inputs, values, strict=True):
             if isinstance(value, torch.Tensor) and value.layout != torch.strided:
                 raise BufferAccessError(
-                    f"operator {self.name}, parameter {parameter!r}: a torch tensor of layout {value.layout} cannot be shared; "
-                    "use .to_dense()"
+                    f"operator {self._called}, parameter {parameter!r}: a torch tensor of layout {value.layout} cannot be "
+                    "shared; use .to_dense()"
                 ) from None
 
     def __repr__(self) -> str:
@@ -197,10 +201,10 @@ class TorchOp(Remade):
         import torch
 
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
-            raise self.plan.lost_gradient(self.name, "torch.no_grad()")
+            raise self.plan.lost_gradient(self._called, "torch.no_grad()")
         if _have_tuples(values):
             return self._run_flattened(values)
-        self.plan.refuse_other_arrays(self.name, values, self._tensor, "torch")
+        self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
         return self.op(*values)
 
     def _otherwise(self, values: Sequence[Any]) -> Any:

@@ -18,10 +18,9 @@ __all__ = ["NAMES"]
 _SELECTED = (types.Float, types.Integer)
 
 
-def _of_integer(returned: Any, generate: Any) -> Any:
+def _of_integer(name: str, returned: Any, generate: Any) -> Any:
     """Return a function of one integer; `returned` says of which type its result is."""
 
-    @intrinsic
     def function(typing_context: Any, x: Any) -> Any:
         kind = types.unliteral(x)
         result = returned(kind) if isinstance(kind, types.Integer) else None
@@ -31,7 +30,8 @@ def _of_integer(returned: Any, generate: Any) -> Any:
 
         return None if result is None else (result(kind), made)
 
-    return function
+    function.__name__ = name  # as messages call it
+    return intrinsic(function)
 
 
 def _first_set(builder: Any, value: Any, result: Any) -> Any:
@@ -48,7 +48,7 @@ def _unsigned(kind: Any) -> Any:
 
 
 @intrinsic
-def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     kinds = [types.unliteral(kind) for kind in (a, b, c)]
     if not all(isinstance(kind, types.Float | types.Integer) for kind in kinds):
         return None
@@ -62,7 +62,7 @@ def _fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
-def _selp(typing_context: Any, test: Any, a: Any, b: Any) -> Any:
+def selp(typing_context: Any, test: Any, a: Any, b: Any) -> Any:
     kind = types.unliteral(a)
     same = types.unliteral(b) == kind and isinstance(kind, _SELECTED)
     if not (same and isinstance(types.unliteral(test), types.Boolean)):
@@ -120,12 +120,12 @@ def _modf(x: Any) -> Any:
 
 # By what follows `cuda.`; those of other names are not for the CPU.
 NAMES: dict[str, Any] = {
-    "popc": _of_integer(lambda kind: kind, lambda builder, value, result: builder.ctpop(value)),
-    "clz": _of_integer(lambda kind: kind, lambda builder, value, result: builder.ctlz(value, ir.IntType(1)(0))),
-    "ffs": _of_integer(lambda kind: types.uint32, _first_set),
-    "brev": _of_integer(_unsigned, lambda builder, value, result: builder.bitreverse(value)),
-    "fma": _fma,
-    "selp": _selp,
+    "popc": _of_integer("popc", lambda kind: kind, lambda builder, value, result: builder.ctpop(value)),
+    "clz": _of_integer("clz", lambda kind: kind, lambda builder, value, result: builder.ctlz(value, ir.IntType(1)(0))),
+    "ffs": _of_integer("ffs", lambda kind: types.uint32, _first_set),
+    "brev": _of_integer("brev", _unsigned, lambda builder, value, result: builder.bitreverse(value)),
+    "fma": fma,
+    "selp": selp,
     "threadfence": _fence,
     "threadfence_block": _fence,
     "threadfence_system": _fence,

@@ -56,19 +56,16 @@ def _function(name: str, plain: Any, *, alone: bool) -> Any:
 
     With `alone`, it is for code that LLVM does not vectorise.
     """
-    if _ALL[name].__code__.co_argcount == 1:
 
-        @intrinsic
-        def one(typing_context: Any, x: Any) -> Any:
-            return _typed(typing_context, name, plain, (x,), alone=alone)
+    def one(typing_context: Any, x: Any) -> Any:
+        return _typed(typing_context, name, plain, (x,), alone=alone)
 
-        return one
-
-    @intrinsic
     def two(typing_context: Any, x: Any, y: Any) -> Any:
         return _typed(typing_context, name, plain, (x, y), alone=alone)
 
-    return two
+    taken = one if _ALL[name].__code__.co_argcount == 1 else two
+    taken.__name__ = name  # as messages call it
+    return intrinsic(taken)
 
 
 def _fused() -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from numbridge.kernels.compilation.operation_errors import in_plain_words
+from numbridge.kernels.compilation.operation_errors import in_place_of_call, in_plain_words
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.parameter_types import ParameterType
 
@@ -29,10 +31,12 @@ _RAISED = (
 )
 _UNKNOWN_GLOBAL = re.compile(r"Untyped global name '(\w+)': Cannot determine Numba type of <class '([^']+)'>")
 _CALLED = re.compile(r"(?i)function|method|\bpartial$")
-_LIST = "The use of a reflected list"
 _OF_KERNELS = frozenset(
     {"numbridge.kernels.language.inner_gradients.Gradient", "numbridge.kernels.language.intrinsics.Intrinsic"}
 )
+# Types as Numba writes them
+_ARRAY = re.compile(r"(?:readonly )?(?:unaligned )?array\((?:element\()?(\w+)\)?, \dd, \w\)")
+_TUPLE = re.compile(r"(?:Uni)?Tuple\([^()]*\)")
 _HERE = str(Path(__file__).parents[1])
 _NOISE = ("Failed in ", "- Resolution failure ")
 
@@ -64,14 +68,15 @@ def not_compiled(
     """
     listed = ", ".join(f"{p.name}: {p}" for p in parameters)
     text = str(error)
-    place = _place(text, filename, origin)
+    place = _place(text, filename, origin) or _place_in_frames(error, filename, origin)
     excerpt = "" if place is None else f"\n  {place}"
     raising = _DYNAMIC in text or (
         _NRT in text and place is not None and place.splitlines()[1].lstrip().startswith("raise ")
     )
     problem = _RAISED if raising else _own_words(text)
-    known = problem is not None and place is not None
-    more = "" if known else f"\nNumba says:\n{_without_noise(text)}\nThe generated source is {filename}"
+    more = "" if problem is not None else f"\nNumba says:\n{_without_noise(text)}"
+    if problem is None or place is None:
+        more += f"\nThe generated source is {filename}"
     return KernelError(
         f"kernel {entry!r} does not compile for ({listed}){where}: {problem or _first_line(text)}{excerpt}{more}"
     )
@@ -86,8 +91,11 @@ def _of_global(name: str, kind: str) -> str:
         )
     if kind in _OF_KERNELS:
         return f"{name} works in kernels and functions of @nb.func only, not in those of numba.njit; decorate with @nb.func"
-    if kind == "list":
-        return f"{name} is a list, which kernels cannot read; make it a tuple, or pass an array"
+    if kind == "type":
+        return (
+            f"{name} is a class, of which kernels make no objects; pass the numbers and arrays that one holds as arguments, or "
+            "write what it does with loops, tuples and functions of @nb.func"
+        )
     if _CALLED.search(kind.rpartition(".")[2]):
         return (
             f"{name} is of type {kind}, which kernels cannot call; call functions of numbers of Python's math, NumPy or "
@@ -109,22 +117,35 @@ def _place(text: str, filename: str, origin: Callable[[int], str | None]) -> str
     return None
 
 
+def _place_in_frames(error: Exception, filename: str, origin: Callable[[int], str | None]) -> str | None:
+    """Return where the line comes from whose types were inferred when an error was raised, which numba.cuda does not say."""
+    place = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        at: Any = getattr(frame.f_locals.get("self"), "loc", None)
+        if getattr(at, "filename", None) == filename:
+            place = origin(at.line) or place
+    return place
+
+
 def _own_words(text: str) -> str | None:
     """Return what is wrong in numbridge's words; None for what it has none for."""
+    instead = in_place_of_call(text)
+    if instead is not None:
+        return instead
     if _NRT in text:
         return NO_MEMORY
     own = re.search(rf"raised a specific error:\s+\w+: (.+)\n\s+raised from {re.escape(_HERE)}", text)
     if own is not None:  # one of numbridge's intrinsics says it better
-        return own[1]
+        return _TUPLE.sub("a tuple", _ARRAY.sub(r"an array of \1", own[1]))
     called = re.search(r"Untyped global name '(\w+)': Cannot determine Numba type of <class 'function'>", text)
     if called is not None:
         return f"{called[1]} is a Python function, which kernels cannot call; decorate it with @nb.func"
     unknown = _UNKNOWN_GLOBAL.search(text)
     if unknown is not None:
         return _of_global(unknown[1], unknown[2])
-    if _LIST in text:
-        name = re.search(r"assigned to variable '(\w+)' in globals", text)
-        return _of_global(name[1] if name else "a global", "list")
+    changing = re.search(r"The use of a reflected (list|set).*assigned to variable '(\w+)' in globals", text)
+    if changing is not None:  # of a function of numba.njit
+        return f"{changing[2]} is a {changing[1]}, which kernels cannot read; make it a tuple, or pass an array"
     narrow = next((line for line in text.splitlines() if line.strip() in _NARROW), None)
     if narrow is not None:  # all that Numba says of a call such as np.float16(x)
         return (

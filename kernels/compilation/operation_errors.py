@@ -1,15 +1,21 @@
-"""What Numba says of vectors, matrices, records and complex numbers in the words of the kernel, with what to do.
+"""What Numba says of operations and calls that there are not, in the words of the kernel, with what to do.
 
-Takes and returns text; what is not recognised is left to the caller. Imports neither Numba nor NumPy.
+Takes and returns text; what is not recognised is left to the caller. Does not import Numba.
 """
 
 from __future__ import annotations
 
+import builtins
+import cmath
 import math
 import re
 from collections.abc import Callable
 
-__all__ = ["in_plain_words"]
+import numpy as np
+
+from numbridge.kernels.element_types.element_functions import FUNCTIONS, taken_by
+
+__all__ = ["in_place_of_call", "in_plain_words"]
 
 _ARITHMETIC = {
     "add": "+",
@@ -24,9 +30,12 @@ _ARITHMETIC = {
     "pow": "**",
 }
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OF_BITS = {"lshift": "<<", "rshift": ">>", "and_": "&", "or_": "|", "xor": "^"}
 _SIGNS = {
     **{f"i{name}": sign for name, sign in _ARITHMETIC.items()},
+    **{f"i{name.removesuffix('_')}": sign for name, sign in _OF_BITS.items()},
     **_ARITHMETIC,
+    **_OF_BITS,
     **_ORDER,
     "eq": "==",
     "ne": "!=",
@@ -51,11 +60,35 @@ _MAKES_ARRAYS = (
     "arange",
     "linspace",
 )
+_ALONE = {"neg": "-", "pos": "+", "invert": "~"}
+# What to write in place of functions of NumPy's, Python's and numba.cuda's that do not take what they are given.
+_INSTEAD = {
+    "clip": "write min(max(x, low), high)",
+    "where": "write x if condition else y",
+    "norm": "write math.sqrt of a sum, or nb.length of a vector",
+    "max": "write a loop over the elements, or pass numbers one by one",
+    "min": "write a loop over the elements, or pass numbers one by one",
+    "pow": "write x ** y",
+    **dict.fromkeys(("popc", "clz", "ffs"), "it takes integers"),
+    "brev": "it takes uint32 and uint64",
+    "fma": "it takes three numbers",
+    "selp": "it takes a truth value and two numbers of one type",
+}
+_OF_MATH = _INSTEAD | {
+    "isclose": "write abs(a - b) <= tolerance",
+    "dist": "write math.sqrt of a sum, or nb.length of a vector",
+    **dict.fromkeys(("sum", "fsum", "prod", "comb", "perm", "factorial"), "write a loop"),
+}
+_ALIKE = "make them alike, as in (1.0, 2.0), or write the parts out"
+# Whose names are the user's, unlike those of what takes the place of operations in generated code.
+_FUNCTIONS = frozenset({*dir(builtins), *dir(math), *dir(cmath), *dir(np), *FUNCTIONS, *_INSTEAD})
+_AT_ONCE = r"\A(?:\s*(?:Failed in|- Resolution failure).*\n)*\s*"
+_CALLED = re.compile(r"Function\(<(?:(?:built-in )?function|intrinsic|class|ufunc) '?(?:[\w.]+\.)?(\w+)")
 _CALL = re.compile(r"No implementation of function (Function\(.+\)) found for signature:\s+>>> (.+)")
 
 
 def in_plain_words(text: str) -> str | None:
-    """Return what is wrong with an operation on vectors, matrices or records that Numba refused; None for anything else.
+    """Return what is wrong with an operation or a call that Numba refused; None for what has no words here.
 
     Examples
     --------
@@ -71,6 +104,16 @@ def in_plain_words(text: str) -> str | None:
     return _of_call(calls[0][1], calls[0][2]) if calls else None
 
 
+def in_place_of_call(text: str) -> str | None:
+    """Return what to write in place of a call of a library's function that does not take numbers, or not these; or None.
+
+    What Numba says behind it is about its own code for arrays.
+    """
+    call = re.match(f"{_AT_ONCE}{_CALL.pattern}", text)
+    called = None if call is None else _CALLED.match(call[1])
+    return _of_call(call[1], call[2]) if call and called and called[1] in _INSTEAD else None
+
+
 def _named(kind: str) -> str:
     """Return a type of Numba's as messages call it."""
     kind = kind.strip().removeprefix("unaligned ").removeprefix("readonly ")
@@ -83,9 +126,14 @@ def _named(kind: str) -> str:
     if kind.startswith("array("):
         inner = kind[len("array(") : -1].rsplit(", ", 2)[0]
         return f"array of {_named(inner)}"
-    literal = re.fullmatch(r"Literal\[(\w+)\]\(.*\)", kind)
+    literal = re.fullmatch(r"Literal\[(\w+)\]\((?:.|\n)*\)", kind)
     if literal is not None:
-        return literal[1]
+        return "text" if literal[1] == "str" else literal[1]
+    buffer = re.match(r"(?:buffer|pyarray|memoryview|bytes|bytearray)\((\w+),", kind)
+    if buffer is not None:
+        return f"buffer of {buffer[1]}"
+    if kind == "unicode_type":
+        return "text"
     return "tuple" if kind.startswith(("Tuple(", "UniTuple(")) else "slice" if kind.startswith("slice<") else kind
 
 
@@ -110,10 +158,11 @@ def _of_call(function: str, signature: str) -> str | None:
     name, _, listed = signature.partition("(")
     given = _arguments(listed.rstrip().removesuffix(")"))
     if re.fullmatch(r"Function\(\w+\)", function):  # of a class: an element type
-        return (
-            f"{name} is not made of ({', '.join(map(_named, given))}): pass nothing, one number for all components, all of them, "
-            "or vectors and numbers that make them up"
-        )
+        kinds = [*map(_named, given)]
+        way = "pass nothing, one number for all components, all of them, or vectors and numbers that make them up"
+        if name.startswith("mat") and kinds and all(kind.startswith("vec") for kind in kinds):
+            way = "nb.matrix_from_rows and nb.matrix_from_cols make a matrix of vectors"
+        return f"{name} is not made of ({', '.join(kinds)}): {way}"
     if not any(_OWN.match(kind.strip()) for kind in given):
         return _of_numbers(function, name, given)
     kinds = [_named(kind) for kind in given]
@@ -122,14 +171,14 @@ def _of_call(function: str, signature: str) -> str | None:
         return said(given, kinds)
     if name in _SIGNS and len(kinds) == 2:
         return f"there is no {kinds[0]} {_SIGNS[name]} {kinds[1]}{_way_out(name.removeprefix('i'), given, kinds)}"
-    called = re.match(r"Function\(<(?:built-in )?function (\w+)", function) or re.match(
-        r"Function\(<class '(\w+)'", function
-    )
-    return None if called is None else f"{called[1]} does not take ({', '.join(kinds)})"
+    called = _CALLED.match(function)
+    if called is None or called[1].startswith("_") or ("<intrinsic " in function and called[1] not in _FUNCTIONS):
+        return None
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
 
 
 def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
-    """Return what is wrong with an index of an array of numbers, or with a call that makes an array."""
+    """Return what is wrong with an operation on numbers, arrays of these, tuples and text, or with a call that takes some."""
     if name in _MAKES_ARRAYS and "built-in function" in function:
         return (
             f"np.{name} makes an array, for which kernels have no memory; use cuda.local.array(shape, dtype), "
@@ -138,15 +187,22 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
     if name == "contains" and given[0].strip().startswith("Tuple("):
         return "`in` looks into a tuple of numbers of one type only; convert them, or compare with each, as in x == a or x == b"
     if (name == "setitem" and given[2].strip() == "none") or (name in _SIGNS and "none" in map(str.strip, given)):
-        return "None is stored or computed with here, which a function gives that returns nothing; return a number on every path"
-    if name in ("getitem", "setitem", "static_getitem", "static_setitem") and _NUMBER.fullmatch(given[0].strip()):
+        return (
+            "None is stored or computed with here, which a function gives that returns nothing, or a name outside of the kernel "
+            "stands for; return a number on every path, or bind the name to one"
+        )
+    if name in ("getitem", "setitem", "static_getitem", "static_setitem", "replaced") and _NUMBER.fullmatch(
+        given[0].strip()
+    ):
         return (
             f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out "
             "the index"
         )
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
-        return None
+        return _of_tuple(name, given) or _of_operation(function, name, [*map(_named, given)])
+    if name == "setitem" and given[0].strip().startswith("readonly "):
+        return "an array from outside the kernel is a constant of it, and is not stored to; pass it as an argument"
     ndim, index = int(array[2]), given[1].strip()
     of = f"an array of {array[1]} with {ndim} dimension{'' if ndim == 1 else 's'}"
     many = re.fullmatch(r"UniTuple\(.+ x (\d+)\)", index)
@@ -157,11 +213,56 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
         numbers = f"{parts} numbers" if parts > 1 else "a number"
         return f"{of} is indexed by {numbers}{'; index it by [()]' if ndim == 0 else ''}"
     stored = _named(given[2]) if name == "setitem" else ""
-    if stored in ("str", "tuple"):
-        return f"{of} does not take {'text' if stored == 'str' else 'a tuple'}; store numbers, one in each element"
+    if stored in ("text", "tuple"):
+        return f"{of} does not take {'text' if stored == 'text' else 'a tuple'}; store numbers, one in each element"
     if name == "setitem" and parts == ndim and _ARRAY.match(given[2].strip()):
         return f"an element of {of} is a number, and this stores an array there; choose an element of that, or write a loop"
+    if name == "setitem" and parts == ndim and not _NUMBER.fullmatch(stored):
+        return f"an element of {of} is a number, and this stores {_with_article(stored.partition('(')[0])} there"
     return None
+
+
+def _of_tuple(name: str, given: list[str]) -> str | None:
+    """Return what is wrong with an index of a tuple, or a store into one."""
+    is_uneven = bool(given) and given[0].strip().startswith("Tuple(")
+    if not is_uneven and not (given and given[0].strip().startswith("UniTuple(")):
+        return None
+    if name in ("replaced", "setitem"):
+        return "a tuple does not change; make a new one, or take cuda.local.array for something to write into"
+    if name != "getitem":
+        return None
+    if (fraction := _of_fraction(given[1])) is not None or not is_uneven:
+        return fraction
+    return f"{_parts_of(given[0])}, of which only a constant index chooses one; {_ALIKE}"
+
+
+def _parts_of(kind: str) -> str:
+    """Return of what a tuple is made whose parts differ in type."""
+    inner = kind.strip().partition("(")[2].removesuffix(")")
+    return f"this tuple has parts of different types ({', '.join(map(_named, _arguments(inner)))})"
+
+
+def _of_operation(function: str, name: str, kinds: list[str]) -> str | None:
+    """Return what is wrong with an operator, or with a call of a function of Python's or NumPy's."""
+    if name in ("bool", "not_", "truth") and len(kinds) == 1 and kinds[0].startswith("array of "):
+        return "an array is neither true nor false, as is what compares one; compare its elements, as in x[i] > 0"
+    if name in _SIGNS and len(kinds) == 2:
+        way = "; kernels make no text: print(...) takes text and numbers apart" if "text" in kinds else ""
+        if name.removeprefix("i") in _OF_BITS and any(kind.startswith("float") for kind in kinds):
+            way = "; convert with int(...)"
+        return f"there is no {kinds[0]} {_SIGNS[name]} {kinds[1]}{way}"
+    if name in _ALONE and len(kinds) == 1:
+        return f"there is no {_ALONE[name]}{kinds[0]}"
+    called = _CALLED.match(function)
+    if called is None or called[1] not in _FUNCTIONS:
+        return None
+    return f"{called[1]} does not take ({', '.join(kinds)}){_what_it_takes(called[1])}"
+
+
+def _what_it_takes(name: str) -> str:
+    """Return the end of a sentence about a call of a function: what to write instead, or what it takes."""
+    way = _INSTEAD.get(name) or (taken_by(name) if name in FUNCTIONS else "")
+    return f"; {way}" if way else ""
 
 
 def _of_fraction(index: str) -> str | None:
@@ -256,9 +357,9 @@ def _in_math(name: str) -> str:
     return f", as math.{name}(value)" if hasattr(math, name) else ""
 
 
-def _of_number(found: re.Match[str]) -> str | None:
-    if not hasattr(math, found[1]):
-        return None
+def _of_number(found: re.Match[str]) -> str:
+    if found[1] == "astype":
+        return f"{_with_article(found[2])} has no .astype in a kernel; convert it by a call, as in nb.int32(value)"
     return (
         f"{_with_article(found[2])} has no .{found[1]}: elements are numbers in a kernel, and no tensors; call functions on "
         f"them{_in_math(found[1])}"
@@ -279,12 +380,25 @@ def _of_other_module(found: re.Match[str]) -> str:
 
 
 def _of_loop(found: re.Match[str]) -> str:
+    if found[1].startswith("Tuple("):
+        return f"{_parts_of(found[1])}, and is not looped over; {_ALIKE}"
     return f"{_with_article(_named(found[1]))} cannot be looped over; loop over range(n), an array or a tuple"
+
+
+def _of_text(found: re.Match[str]) -> str:
+    return f"text has no .{found[1]} in a kernel, which makes no text; print(...) takes text and numbers apart"
+
+
+def _of_numbers_module(found: re.Match[str]) -> str:
+    way = _OF_MATH.get(found[1], "write it with others that kernels have, or as a function of your own with @nb.func")
+    return f"kernels do not have {found[2]}.{found[1]}; {way}"
 
 
 def _of_binding(found: re.Match[str]) -> str:
     """Return what is wrong with the arguments of a call of a device function."""
-    given = [found[1].strip("(),"), *found[2].strip("{}").replace("'", "").split(", ")]
+    first = found[1].removeprefix("(").removesuffix(")")
+    named = re.findall(r"'(\w+)': ((?:[^,(]|\([^)]*\))+)", found[2].strip("{}"))
+    given = [*map(_named, _arguments(first)), *(f"{name}={_named(kind)}" for name, kind in named)]
     return (
         f"a device function with the parameters {found[3]} is called with ({', '.join(filter(None, given))}): {found[4]}; pass "
         "one argument for each"
@@ -321,6 +435,12 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     ),
     (r"Unknown attribute '(\w+)' of type element\((\w+)\)", _of_part),
     (
+        r"\)\.(\w+) of type \S+ is not aligned",
+        lambda found: (
+            f"the field .{found[1]} of a record is not aligned, as CUDA needs it; make the dtype with align=True"
+        ),
+    ),
+    (
         r"_part_setter(?:.|\n)*?>>> with_part\(element\((\w+)\)",
         lambda found: f"a {found[1]} has no such part to store into",
     ),
@@ -338,9 +458,59 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
             f"the {found[1]} of an array that the kernel only reads cannot be had in one call; write a loop over its elements"
         ),
     ),
-    (r"Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
     (r"Invalid use of type\(CPUDispatcher\(<function (\w+) at \w+>\)\) with parameters \((.*)\)\nKnown", _of_declared),
-    (r"Invalid use of getiter with parameters \((\w+)\)", _of_loop),
+    # Unlike one in a function of Numba's own, which is told of behind the call
+    (rf"{_AT_ONCE}Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
+    (
+        r"Invalid use of ((?:u?int|float|complex)\d+|bool) with parameters",
+        lambda found: (
+            f"{_with_article(found[1])} is a number, and is called here like a function; leave the brackets out"
+        ),
+    ),
+    (
+        r"failed to unpack ((?:u?int|float|complex)\d+|bool|none)\b",
+        lambda found: (
+            f"{_with_article(found[1]).replace('a none', 'None')} is unpacked into several names here, and has no parts"
+        ),
+    ),
+    (
+        rf"{_AT_ONCE}Cannot cast (complex\d+) to (\w+)",
+        lambda found: f"a {found[1]} is not converted to {found[2]}; take its .real or .imag, or abs(...) of it",
+    ),
+    (
+        rf"{_AT_ONCE}.*(?:arguments? .*given|missing \d+ required|keyword arg|Keyword arguments|values to unpack \(expected)",
+        lambda found: "what is called here does not take so many arguments, or takes none by name",
+    ),
+    (
+        r"Int value is too large: (-?\d+)",
+        lambda found: (
+            f"{found[1]} does not fit into 64 bits; write a floating-point number, as in {float(found[1]):.4g}"
+        ),
+    ),
+    (
+        r"OverloadSelector object at \w+>, \(([^()]+\(.*\)|\w+),\)",
+        lambda found: (
+            f"{_with_article(_named(found[1]))} from outside of the kernel is no constant of it; pass it as an argument, or "
+            "make a NumPy array of it before"
+        ),
+    ),
+    (r"Invalid use of getiter with parameters \((.+)\)", _of_loop),
+    (r"Unknown attribute '(\w+)' of type (?:Literal\[str\]\(|unicode_type)", _of_text),
+    (r"Unknown attribute '(\w+)' of type Module\(<module '(math|cmath|numpy)\b", _of_numbers_module),
+    (
+        r"wrong tuple length for .*expected (\d+), got (\d+)",
+        lambda found: f"what has {found[2]} part{'' if found[2] == '1' else 's'} is unpacked into {found[1]} names",
+    ),
+    (
+        rf"{_AT_ONCE}tuple index out of range",
+        lambda found: "a constant index is beyond the end of a tuple, or an array has no such axis in .shape",
+    ),
+    (
+        r"Cannot resolve setattr: \((?:readonly )?(?:unaligned )?array\(.*\)\.(\w+) =",
+        lambda found: (
+            f"an array has no .{found[1]} that a kernel stores into; store into its elements, as in x[i] = value"
+        ),
+    ),
     (
         r"Cannot bind 'args=(.*?) kws=(\{.*?\})' to signature '(\(.*?\))' due to \"TypeError: (.+?)\.?\"",
         _of_binding,

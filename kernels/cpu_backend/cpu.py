@@ -28,6 +28,7 @@ from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
+from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cpu_backend import cpu_atomics, cpu_copies, cpu_intrinsics, cpu_printing
@@ -178,12 +179,16 @@ def compile_run(
     # AttributeError is for `row += 1` on a read-only row, NotImplementedError for types that Numba has a name for and no code.
     except (NumbaError, AttributeError, NotImplementedError) as error:
         raise not_compiled(error, entry, parameters, filename, origin) from None
+    # Calls with more or fewer arguments than there is code for, or what is wrong in that code
+    except (TypeError, ValueError, LookupError, AssertionError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin) from error
     if called & {*compiled.externals}:
         raise KernelError(f"kernel {entry!r} calls device functions that call each other; write a loop")
     described = {name: list(_described(value)) for name, value in names.items() if _is_compiled(value)}
     everything = [overload for overloads in described.values() for overload in overloads]
     _check_writes(everything, entry)
     check_components(everything, entry, origin)
+    check_powers(everything, entry, origin)
     at_once = max((part.takes.width for made in together.values() for part in made), default=1)
     wide = _wide_lines(described, text, {line for function in found for line in function.wide})
     facts = {"wide": wide, "together": at_once}

@@ -28,6 +28,7 @@ from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
+from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
 from numbridge.kernels.cuda_backend.grid_source import GRID
@@ -52,6 +53,8 @@ _SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+)
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
 # Of what numba.cuda allocates arrays with, which needs a runtime on the device
 _ALLOCATES = "Undefined reference to 'NRT_"
+# What Numba's code for .reshape calls in C
+_RESHAPES = "numba_attempt_nocopy_reshape"
 _compiling = threading.RLock()
 
 
@@ -233,7 +236,11 @@ def compile_ptx(
     # The others are for `row += 1` on a read-only row, what numba.cuda does not print, and its cache hints on 16-bit floats.
     except (NumbaError, CudaNumbaError, AttributeError, NotImplementedError, TypeError) as error:
         raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from None
+    # Calls with more or fewer arguments than there is code for, or what is wrong in that code
+    except (ValueError, LookupError, AssertionError) as error:
+        raise not_compiled(error, entry, parameters, filename, origin, " on CUDA") from error
     check_components(_overloads(names), entry, origin)
+    check_powers(_overloads(names), entry, origin)
     ptx, *others = codes
     symbol = _ENTRY.search(ptx)
     if symbol is None:
@@ -267,6 +274,11 @@ def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[An
     except (nvJitLinkError, RuntimeError) as error:
         if _ALLOCATES in str(error):
             raise KernelError(f"kernel {kernel!r} does not compile on CUDA: {NO_MEMORY}") from error
+        if _RESHAPES in str(error):
+            raise KernelError(
+                f"kernel {kernel!r} does not compile on CUDA, which has no code for .reshape(...); index the array by its own "
+                "dimensions, as in a[k // n, k % n], or reshape it before the launch"
+            ) from error
         too_large = _SHARED.search(str(error))
         if too_large:
             size, most = (int(number, 16) for number in too_large.groups())

@@ -76,7 +76,7 @@ def moved(typing_context: Any, array: Any, distance: Any) -> Any:
 
 
 def _placed(array: Any, index: Any) -> Any:
-    """Return what numba.cuda's atomics take, which have no index for arrays of rank 0."""
+    """Return what numba.cuda's atomics take, which have no index for arrays of rank 0, and none that is a tuple of one number."""
     raise NotImplementedError("for kernels only")
 
 
@@ -88,7 +88,19 @@ def _placed_in(array: Any, index: Any) -> Any:
     def given(array: Any, index: Any) -> Any:
         return array, index
 
-    return given if array.ndim else first
+    def alone(array: Any, index: Any) -> Any:
+        return array, index[0]
+
+    if not isinstance(array, types.Array):
+        raise TypingError(
+            f"an atomic operation needs an array and got {array}; pass the array and the index of the element"
+        )
+    parts = tuple(index) if isinstance(index, types.BaseTuple) else (index,)
+    if len(parts) != array.ndim or not all(isinstance(part, types.Integer) for part in parts):
+        raise TypingError(f"an atomic operation needs {array.ndim} integer(s) to index {array}, got {index}")
+    if not array.ndim:
+        return first
+    return alone if isinstance(index, types.BaseTuple) and len(index) == 1 else given
 
 
 @cuda.jit(device=True)

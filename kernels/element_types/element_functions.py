@@ -43,6 +43,7 @@ __all__ = [
     "quat_rotate",
     "quat_rotate_inv",
     "quat_to_matrix",
+    "taken_by",
     "trace",
     "transform_inverse",
     "transform_point",
@@ -88,18 +89,34 @@ def _call(name: str, *operands: Any) -> Any:
     found = operate(name, *operands)
     if found is NotImplemented:
         shown = ", ".join(type(operand).__name__ for operand in operands)
-        raise NumbridgeTypeError(f"{name}({shown}): there is no such operation; {_HINTS.get(name, _HINT)}")
+        raise NumbridgeTypeError(f"{name}({shown}): there is no such operation; {taken_by(name)}")
     return found
 
 
 _HINT = "operands must be elements of the same type"
+_ROTATED = "it takes a quaternion and a vector of three components"
+_MOVED = "it takes a transform and a vector of three components"
 _HINTS = {
+    "dot": "both must be vectors of one type",
     "cross": "both must be vectors of three components of one type",
+    "outer": "both must be vectors",
     "determinant": "it takes square matrices of up to 4 rows",
     "inverse": "it takes square floating matrices of up to 4 rows, and quaternions",
-    "length": "it takes floating vectors and quaternions",
-    "normalize": "it takes floating vectors and quaternions",
+    **dict.fromkeys(("length", "length_sq", "normalize"), "it takes floating vectors and quaternions"),
+    "transpose": "it takes matrices",
+    "trace": "it takes square matrices",
+    **dict.fromkeys(("quat_rotate", "quat_rotate_inv"), _ROTATED),
+    **dict.fromkeys(("quat_inverse", "quat_to_matrix"), "it takes quaternions"),
+    "quat_from_axis_angle": "it takes a vector of three components and a number",
+    **dict.fromkeys(("transform_point", "transform_vector"), _MOVED),
+    "transform_inverse": "it takes transforms",
+    **dict.fromkeys(("matrix_from_rows", "matrix_from_cols"), "it takes vectors of one type"),
 }
+
+
+def taken_by(name: str) -> str:
+    """Return what one of the functions takes, for messages."""
+    return _HINTS.get(name, _HINT)
 
 
 def dot(a: Any, b: Any) -> Any:

@@ -316,9 +316,11 @@ def _values_of(kind: ElementType, components: tuple[Any, ...]) -> NDArray[Any]:
     fits = all(part.ndim == 0 or (part.ndim == 1 and len(extents) == 1) for part in flat)
     if not fits or joined.size != kind.count or joined.dtype == object:
         shown = ", ".join(type(part).__name__ for part in components)
+        of_vectors = kind.family == "matrix" and all(part.ndim == 1 for part in flat)
+        way = "; nb.matrix_from_rows and nb.matrix_from_cols make a matrix of vectors" if of_vectors else ""
         raise NumbridgeValueError(
             f"{kind.__name__} has {kind.count} components ({' x '.join(map(str, extents))}), got {len(components)} "
-            f"argument(s) ({shown}) with {joined.size} number(s)"
+            f"argument(s) ({shown}) with {joined.size} number(s){way}"
         )
     return joined.astype(dtype).reshape(extents)
 

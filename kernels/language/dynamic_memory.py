@@ -1,4 +1,7 @@
-"""Dynamic shared memory, ``cuda.shared.array(0, dtype)``: who uses it, and which launches bring none. Compiles nothing."""
+"""Dynamic shared memory, ``cuda.shared.array(0, dtype)``: who uses it, how much an element takes, and which launches bring none.
+
+Compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.source import FunctionSource, Program
 
-__all__ = ["check_dynamic_memory", "is_dynamic", "memory_arguments"]
+__all__ = ["check_dynamic_memory", "element_bytes", "is_dynamic", "memory_arguments"]
 
 
 def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
@@ -24,6 +30,29 @@ def is_dynamic(name: str, shape: Any) -> bool:
     """Tell whether a function of numba.cuda with such a shape stands for the memory that the launch brings."""
     extents = shape if isinstance(shape, tuple) else (shape,)
     return name == "cuda.shared.array" and len(extents) == 1 and type(extents[0]) is int and extents[0] == 0
+
+
+def element_bytes(source: FunctionSource, node: ast.Call) -> int | None:
+    """Return how many bytes an element has of the memory that a call makes, or None where its dtype is not known for sure."""
+    given = memory_arguments(node).get("dtype")
+    if given is None:
+        return None
+    static = source.resolve(given)
+    dtype: Any = static.value if static is not None else given.value if isinstance(given, ast.Constant) else None
+    if isinstance(dtype, ElementType):
+        return dtype.bytes
+    # Types of Numba's, which need not be imported here, are called as NumPy's are. Python's own stand for other ones in memory.
+    is_named = isinstance(dtype, str) or type(dtype).__module__.startswith("numba.")
+    if (
+        not is_named
+        and not isinstance(dtype, np.dtype)
+        and not (isinstance(dtype, type) and issubclass(dtype, np.generic))
+    ):
+        return None
+    try:
+        return np.dtype(str(dtype) if is_named else dtype).itemsize
+    except TypeError:
+        return None
 
 
 def check_dynamic_memory(kernel: Kernel, shared: int, way: str = "this launch") -> None:

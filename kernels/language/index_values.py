@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.language.dependencies import MISSING
+from numbridge.kernels.language.dynamic_memory import element_bytes, is_dynamic, memory_arguments
 from numbridge.kernels.language.index_boxes import KINDS, Box, Operation, Value, Variable, ends
 from numbridge.kernels.language.indexing import named_parts, own_axis, place_of
 from numbridge.kernels.language.inner_gradients import Gradient
 from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by
-from numbridge.kernels.language.launch_sizes import ZERO, Along, Extent, Number, Size, Total
+from numbridge.kernels.language.launch_sizes import ZERO, Along, Extent, Number, Size, Total, quotient
 from numbridge.kernels.language.source import FunctionSource, Program, call_rank
 from numbridge.kernels.language.static_names import Static
 
@@ -70,7 +71,7 @@ class Given:
     """
 
     arguments: Mapping[str, str]
-    memory: Mapping[str, tuple[str, tuple[int, ...]]]
+    memory: Mapping[str, tuple[str, tuple[Size, ...]]]
     numbers: Mapping[str, Value]
 
 
@@ -300,13 +301,20 @@ def _counting_in(source: FunctionSource, stored: Sequence[str]) -> dict[int, str
     return found
 
 
-def _extents_of(program: Program, source: FunctionSource, name: str) -> tuple[int, ...]:
-    """Return the extents of local or shared memory, or nothing where they are not constant, or those of dynamic memory."""
+def _extents_of(program: Program, source: FunctionSource, name: str) -> tuple[Size, ...]:
+    """Return the extents of local or shared memory, or nothing where they are not known."""
     for node in source.nodes:
         match node:
-            case ast.Assign([ast.Name(target)], ast.Call(_, arguments, keywords)) if target == name:
-                shapes = [*arguments[:1], *(k.value for k in keywords if k.arg == "shape")]
-                found = program.fold(source, shapes[0]) if shapes else MISSING
+            case ast.Assign([ast.Name(target)], ast.Call() as made) if target == name:
+                shape = memory_arguments(made).get("shape")
+                found = MISSING if shape is None else program.fold(source, shape)
                 extents = found if isinstance(found, tuple) else (found,)
-                return extents if all(type(extent) is int and extent > 0 for extent in extents) else ()
+                if all(type(extent) is int and extent > 0 for extent in extents):
+                    return tuple(Size((), extent) for extent in extents)
+                static = source.resolve(made.func)
+                intrinsic = None if static is None else intrinsic_of(static.value)
+                if intrinsic is None or not is_dynamic(intrinsic.name, found):
+                    return ()
+                size = element_bytes(source, made)
+                return () if size is None else (quotient(Size.of(Along("shared", 0)), Size((), size)),)
     return ()

@@ -50,13 +50,14 @@ class Along:
 
     Attributes
     ----------
-    kind : {'dim', 'blockDim', 'gridDim'}
-        Threads of the launch, threads of a block, or blocks; in the last block may be threads that are not of the launch.
+    kind : {'dim', 'blockDim', 'gridDim', 'shared'}
+        Threads of the launch, threads of a block, or blocks; in the last block may be threads that are not of the launch. Or
+        bytes of dynamic shared memory, along axis 0: a launch that brings none, and whose kernel uses some, is refused before.
     axis : int
         Which axis.
     """
 
-    kind: Literal["dim", "blockDim", "gridDim"]
+    kind: Literal["dim", "blockDim", "gridDim", "shared"]
     axis: int
 
     def __str__(self) -> str:

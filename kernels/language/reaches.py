@@ -20,15 +20,13 @@ from numbridge.kernels.language.index_boxes import Box, Operation, Span, Value, 
 from numbridge.kernels.language.index_values import Callees, Given, Values, grid_size
 from numbridge.kernels.language.indexing import atomic_index, elements_of, moves_axes
 from numbridge.kernels.language.kernel_syntax import ends_threads, leaves_by, may_raise
-from numbridge.kernels.language.launch_sizes import ONE, ZERO, Along, Extent, Known, Size, quotient
+from numbridge.kernels.language.launch_sizes import ONE, ZERO, Along, Extent, Known, Quotient, Size, quotient
 from numbridge.kernels.language.source import FunctionSource, Program
 
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel
 
 __all__ = ["Reach", "reaches_of"]
-
-_MEMORY_WAY = "make it larger, or launch smaller blocks"
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Reach:
         Whether all threads come there, and not only those that pass guards, in trips of loops.
     most_axes : int, optional
         How many axes the array has at most, where it is read: an index into more of them is a view's, which reads nothing.
-    extents : tuple of int, optional
+    extents : tuple of Size, optional
         Those of local or shared memory.
     """
 
@@ -71,7 +69,7 @@ class Reach:
     place: str
     by_all: bool
     most_axes: int | None = None
-    extents: tuple[int, ...] | None = None
+    extents: tuple[Size, ...] | None = None
 
     def is_along(self, axes: int) -> bool:
         """Tell whether an array of so many axes is read or written there."""
@@ -79,7 +77,10 @@ class Reach:
 
     def shape(self, known: Known) -> Any:
         """Return the array's extents in a launch."""
-        return known.shape(self.array) if self.extents is None else self.extents
+        if self.extents is None:
+            return known.shape(self.array)
+        extents = tuple(extent.value(known) for extent in self.extents)
+        return None if None in extents else extents
 
     def missing(self, known: Known, is_shorter: Callable[[Any, Any], bool | None]) -> bool | None:
         """Tell whether an array is too short for a launch; None where symbolic extents do not tell.
@@ -106,18 +107,28 @@ class Reach:
     def refusal(self, known: Known, dims: Sequence[Any], way: str) -> str:
         """Return the end of the message about an array that is shorter; `way` is what to do."""
         takes = f"a launch over {tuple(dims)} takes {self.text}"
+        least = self.least.value(known)
         if self.extents is not None:
-            way, blocks = _MEMORY_WAY, tuple(known.along("blockDim", axis) for axis in range(len(dims)))
+            way, blocks = self._memory_way(least), tuple(known.along("blockDim", axis) for axis in range(len(dims)))
             takes = takes if None in blocks else f"a launch over {tuple(dims)} in blocks of {blocks} takes {self.text}"
         if self.written:
             takes = f"{takes} with {self.written} = {self.index.value(known)}"
         elif self.by_all:
             takes = f"each thread of {takes}"
-        least, broadcast = self.least.value(known), self.by_all and self.extents is None
+        broadcast = self.by_all and self.extents is None
         return (
             f"its shape is {tuple(self.shape(known))}, and {takes}, so axis {self.axis} must have {least} elements or more"
             f"{'; kernels do not broadcast' if broadcast else ''}: {way}\n  {self.place}"
         )
+
+    def _memory_way(self, least: int) -> str:
+        """Return what to do about local or shared memory of which an axis must have so many elements."""
+        extent = (self.extents or (ONE,))[self.axis]
+        if not extent.terms:
+            return "make it larger, or launch smaller blocks"
+        [(dynamic,), _], *_ = extent.terms
+        size = dynamic.right.constant if isinstance(dynamic, Quotient) else 1
+        return f"launch it with {least * size} bytes of shared memory or more, or in smaller blocks"
 
 
 def reaches_of(kernel: Kernel) -> tuple[Reach, ...]:
@@ -434,7 +445,7 @@ class _Reading:
             is_plain = by_all and own is not None and not own[2].terms and (own[0] is None or own[0].kind == "own")
             is_constant = isinstance(value, Size) and not value.terms
             there = "" if is_plain or is_constant else ast.unparse(part)
-            length = Size.of(Extent(array, axis)) if extents is None else Size((), extents[axis])
+            length = Size.of(Extent(array, axis)) if extents is None else extents[axis]
             ways = [(known.greatest, known.greatest + 1)]
             # What is negative counts from the end. Guards are not read for that: where they are right, it does not come to it.
             ways += [(known.least, -known.least)] if not known.least.has_choice else []

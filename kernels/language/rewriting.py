@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import enum
 import inspect
 import json
 import math
@@ -60,6 +61,13 @@ GRADIENT = "_nb_grad"
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
+
+# Python's functions that make what kernels have no memory for, and what to do instead
+_TEXT = "kernels make no text; print(...) takes text and numbers apart"
+_MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
+_NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT) | dict.fromkeys(
+    ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
+)
 
 _OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
@@ -322,6 +330,8 @@ class _Writer:
         """Return a number, string or tuple of such as an expression of the kernel's floating type, or None."""
         if type(value) in (bool, int, str) or value is None:
             return ast.Constant(value)
+        if isinstance(value, int) and isinstance(value, enum.Enum):  # a number in Python, and none of Numba's
+            return ast.Constant(int(value))
         if type(value) is float or type(value) is complex:
             return self.weak(value)
         if type(value) is tuple:
@@ -539,9 +549,16 @@ class _Rewriter(ast.NodeTransformer):
         literal = self.writer.literal(static.value)
         if literal is not None:
             return literal
+        if isinstance(static.value, list | set | frozenset):
+            name, kind = static.path[-1] if static.path else static.root, type(static.value).__name__
+            raise self.source.error(
+                node, f"{name} is a {kind}, which kernels cannot read; make it a tuple, or pass an array"
+            )
         if static.builtin and static.value in (float, complex):
             kind = self.writer.weak_type(static.value)
             return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
+        if static.value is math.cbrt:  # which Numba has by NumPy's name only
+            return ast.Name(self.writer.claim("cbrt", np.cbrt), ast.Load())
         callee = self.writer.program.callee(static.value)
         if callee is not None:
             return self._function(node, callee)
@@ -634,6 +651,11 @@ class _Rewriter(ast.NodeTransformer):
             return _of_block("grid_sync", [])
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
+        if static is not None and static.builtin and (instead := _NOT_MADE.get(getattr(static.value, "__name__", ""))):
+            raise self.source.error(node, f"{static.value.__name__}(...) cannot be called in a kernel: {instead}")
+        if static is not None and (static.value is min or static.value is max) and node.keywords:
+            given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__
+            raise self.source.error(node, f"{name} in a kernel takes numbers by position, and {given} came by name")
         if static is not None and static.builtin and static.value is float and _is_text(node.args):
             return self._spelled(node)
         if static is not None and static.builtin and static.value is complex and len(node.args) == 2:
@@ -642,7 +664,9 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Call(self._static(node.func), [made], [])
         if static is not None and static.value is math.log and len(node.args) == 2:
             return self._logarithm(node)
-        if static is not None and getattr(static.value, "__module__", None) == "math":
+        if static is not None and (
+            getattr(static.value, "__module__", None) == "math" or isinstance(static.value, np.ufunc)
+        ):
             self._check_count(node, static.value)
         if static is not None and static.builtin and static.value is enumerate:
             # Numba takes the first number by its place only.
@@ -682,16 +706,15 @@ class _Rewriter(ast.NodeTransformer):
         return made
 
     def _check_count(self, node: ast.Call, function: Any) -> None:
-        """Refuse a call of one of Python's functions with fewer or more arguments than it takes."""
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # Python does not say
-            return
-        wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
-        fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+        """Refuse a call of a function of Python's or NumPy's with fewer or more arguments than it takes in a kernel."""
+        if node.keywords and not isinstance(function, np.ufunc):
+            raise self.source.error(node, f"math.{function.__name__} takes its arguments by position")
+        counts = range(2, 3) if function is math.hypot else _counts(function)
         starred = any(isinstance(argument, ast.Starred) for argument in node.args)
-        if fixed and not starred and not node.keywords and len(node.args) != len(wanted):
-            text = f"math.{function.__name__} takes {len(wanted)} argument(s), and {len(node.args)} are given"
+        if counts and not starred and not node.keywords and len(node.args) not in counts:
+            module = "np" if isinstance(function, np.ufunc) else "math"
+            way = "; call it again with what it gives, or nb.length of a vector" if function is math.hypot else ""
+            text = f"{module}.{function.__name__} takes {counts[0]} argument(s), and {len(node.args)} are given{way}"
             raise self.source.error(node, text)
 
     def _logarithm(self, node: ast.Call) -> ast.expr:
@@ -728,6 +751,8 @@ class _Rewriter(ast.NodeTransformer):
             return self._atomic(node, found)
         if found.kind == "local_array":
             return self._local_array(node, found)
+        if found.operation in ("laneid", "warpsize") or found.kind == "axis":
+            raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
         if self.writer.target == "cuda":
             if found.name == "cuda.shared.array" and self._element(node) is not None:
                 return self._local_array(node, found)
@@ -794,6 +819,9 @@ class _Rewriter(ast.NodeTransformer):
     def _atomic(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         if node.keywords:
             raise self.source.error(node, f"{found.name} takes its arguments by position")
+        match node.args:
+            case [_, ast.Tuple([alone]), *_] if found.from_cuda:  # which numba.cuda does not take
+                node.args[1] = alone
         if found.from_cuda and self.writer.target == "cuda":
             return ast.Call(self._cuda(node.func, found), [self.visit(argument) for argument in node.args], [])
         operation = "cas" if found.operation == "compare_and_swap" else _ATOMICS.get(found.operation)
@@ -866,6 +894,19 @@ class _Rewriter(ast.NodeTransformer):
         self._gives = self.source is not self.writer.program.root
         given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
+
+
+def _counts(function: Any) -> range:
+    """Return how many arguments a function takes; nothing where that is not one number, or not known."""
+    if isinstance(function, np.ufunc):  # behind numbers may come arrays for what it gives
+        return range(function.nin, function.nin + function.nout + 1)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # Python does not say
+        return range(0)
+    wanted = [parameter for parameter in signature.parameters.values() if parameter.default is parameter.empty]
+    fixed = len(wanted) == len(signature.parameters) and all(p.kind is not p.VAR_POSITIONAL for p in wanted)
+    return range(len(wanted), len(wanted) + 1) if fixed else range(0)
 
 
 def _is_text(arguments: list[ast.expr]) -> bool:

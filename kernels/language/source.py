@@ -12,6 +12,7 @@ import ast
 import builtins
 import copy
 import difflib
+import enum
 import functools
 import math
 import operator
@@ -430,7 +431,8 @@ class FunctionSource:
         if isinstance(node, ast.BinOp | ast.UnaryOp):
             return self._fold_operation(node, known)
         static = self.resolve(node)
-        return MISSING if static is None else static.value
+        value = MISSING if static is None else static.value
+        return int(value) if isinstance(value, int) and isinstance(value, enum.Enum) else value
 
     def value_of(self, node: ast.expr) -> ast.expr:
         """Return the expression that a variable is assigned, if it is assigned once and all in it is known by then."""

@@ -107,17 +107,31 @@ def test_a_mask_that_names_lanes_which_do_not_come_ends():
 def beyond_what_the_launch_gave(x):
     shared = cuda.shared.array(0, int32)
     t = cuda.threadIdx.x
+    shared[x[t]] = x[t]
+    cuda.syncthreads()
+    x[t] = shared[15 - x[t]] * 100 + shared.size
+
+
+@nb.kernel
+def surely_beyond_what_the_launch_gave(x):
+    shared = cuda.shared.array(0, int32)
+    t = cuda.threadIdx.x
     shared[t] = x[t]
     cuda.syncthreads()
-    x[t] = shared[cuda.blockDim.x - 1 - t] * 100 + shared.size
+    x[t] = shared[cuda.blockDim.x - 1 - t]
 
 
 def test_dynamic_shared_memory_ends_where_the_launch_says():
     x = np.arange(16, dtype=np.int32)
     launched(beyond_what_the_launch_gave, (1, 16, 0, 64), [x])
     assert x.tolist() == [100 * k + 16 for k in range(15, -1, -1)]
+    x[:] = np.arange(16)
     with pytest.raises(BadAccessError, match="writes 4 bytes"):
         launched(beyond_what_the_launch_gave, (1, 16, 0, 60), [x])
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"'shared': its shape is \(15,\), .* with 64 bytes of shared memory"
+    ):
+        launched(surely_beyond_what_the_launch_gave, (1, 16, 0, 60), [x])
 
 
 @nb.kernel

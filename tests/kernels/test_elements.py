@@ -53,6 +53,15 @@ def test_construction_refuses_what_does_not_fit(wrong):
         nb.vec3(*wrong)
 
 
+def test_a_matrix_of_vectors_has_functions_of_its_own():
+    rows = [nb.vec3(1, 2, 3), nb.vec3(4, 5, 6), nb.vec3(7, 8, 9)]
+    with pytest.raises(
+        nb.NumbridgeValueError, match=r"mat33 has 9 components .*; nb.matrix_from_rows and nb.matrix_from_cols"
+    ):
+        nb.mat33(*rows)
+    assert nb.matrix_from_rows(*rows) == nb.mat33(1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
 def test_values_never_change():
     v = nb.vec3(1, 2, 3)
     with pytest.raises(nb.NumbridgeTypeError, match="never changes"):

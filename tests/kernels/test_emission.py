@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.emission import emit
 from numbridge.kernels.language.intrinsics import atomic_add, tid
+from numbridge.kernels.launch import launch
 
 OMEGA = 1.25
 COUNT = 3
@@ -115,6 +117,39 @@ def test_constants_are_inlined_and_weak():
         narrow.namespace["TABLE"].tolist() == TABLE.tolist()
         and b"TABLE = array dtype('float64') (2,)" in narrow.fingerprint
     )
+
+
+class Kind(enum.IntEnum):
+    WALL = 1
+    INLET = 3
+
+
+class Side(enum.IntFlag):
+    LEFT = 1
+    RIGHT = 2
+
+
+@func
+def weighted(value, kind):
+    return value * Kind.INLET if kind == Kind.WALL else value / Kind.INLET
+
+
+def test_members_of_integer_enumerations_are_integers():
+    @kernel
+    def enumerated(x, kinds, y):
+        i = tid()
+        kept = cuda.local.array(Kind.INLET, np.float32)
+        for k in range(Kind.INLET):
+            kept[k] = weighted(x[i], kinds[i])
+        y[i] = kept[Kind.INLET - 1] ** 2 + (Kind.WALL if kinds[i] & (Side.LEFT | Side.RIGHT) else 0.5)
+
+    x, kinds, y = np.array([2, 3, 6], np.float32), np.array([1, 2, 4], np.int32), np.zeros(3, np.float32)
+    launch(enumerated, 3, [x, kinds, y])
+    assert y.tolist() == [37, 2, 4.5]
+    by_x = np.zeros_like(x)
+    launch(enumerated, 3, [x, kinds, y], adj_inputs=[by_x, None, np.ones_like(y)], adjoint=True)
+    assert np.allclose(by_x, [9 * 2 * 2, 2 * 3 / 9, 2 * 6 / 9])
+    assert ".target sm_90" in enumerated.ptx(x, kinds, y, capability=(9, 0))
 
 
 def test_the_text_is_the_same_every_time():
@@ -240,3 +275,21 @@ def too_many(x, out):
 def test_arguments_of_mathematical_functions_are_counted():
     with pytest.raises(KernelError, match=r"math.exp takes 1 argument\(s\), and 2 are given\n.*\n.*math.exp\(x"):
         emit(too_many.source, "float32")
+    for wrong, text in [
+        (of_three, r"math.hypot takes 2 argument\(s\), and 3 are given; call it again .* or nb.length of a vector\n"),
+        (of_one, r"np.arctan2 takes 2 argument\(s\), and 1 are given\n"),
+    ]:
+        with pytest.raises(KernelError, match=text):
+            launch(wrong, 1, [np.ones(1), np.ones(1)])
+
+
+@kernel
+def of_three(x, y):
+    i = tid()
+    y[i] = math.hypot(x[i], x[i], x[i])
+
+
+@kernel
+def of_one(x, y):
+    i = tid()
+    y[i] = np.arctan2(x[i])

@@ -1,5 +1,6 @@
 """What launches and kernels say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import array
 import linecache
 import math
 from types import ModuleType
@@ -11,7 +12,9 @@ from numba import cuda
 
 import numbridge
 from numbridge.kernels.cpu_backend.raised import RAISED, raised_by
+from numbridge.kernels.cuda_backend.cuda_driver import driver_count
 from numbridge.kernels.errors import (
+    DeviceError,
     KernelError,
     KernelUnsupportedError,
     NumbridgeError,
@@ -96,7 +99,7 @@ def test_large_integers(number, text):
     [
         (None, "pass an array or a number$"),
         ("2", "pass an array or a number$"),
-        ([1.0, 2.0], r"builtins.list is no array.*numpy.asarray\(x\) does, or pass what it holds one by one"),
+        ([1.0, 2.0], r"builtins.list is no array.*numpy.asarray\(x\) does; a kernel takes tuples as well, tuple\(x\)"),
         (np.datetime64(1, "s"), r"pass it as an integer, as by x.astype\(np.int64\)"),
         ({}, "pass an array or a number made of it"),
     ],
@@ -113,7 +116,7 @@ def test_adjoints_that_are_no_list():
         launch(saxpy, 8, [ones(), ones(), 1.0], adj_inputs=ones(), adjoint=True)
 
 
-NUMBERS, TABLE = [1.0, 2.0], {"a": 1.0}
+TABLE = {"a": 1.0}
 
 
 @func
@@ -134,11 +137,6 @@ def nothing(v):
 @numba.njit
 def twice_in_njit(v):
     return twice(v)
-
-
-@kernel
-def reads_a_list(x, y):
-    x[0] = NUMBERS[0]
 
 
 @kernel
@@ -238,7 +236,6 @@ def forgets_an_index(x, y):
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (reads_a_list, "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
         (reads_a_dict, "TABLE is of type dict, which kernels cannot read; pass the numbers and arrays that it holds"),
         (calls_a_builtin, r"input is of type builtin_function_or_method, which kernels cannot call; .* with @nb.func"),
         (
@@ -259,7 +256,7 @@ def forgets_an_index(x, y):
         ),
         (
             misnames_an_argument,
-            r"parameters \(a, b\) is called with \(float32, c: float32\): missing a required argument: 'b'",
+            r"parameters \(a, b\) is called with \(float32, c=float32\): missing a required argument: 'b'",
         ),
         (stores_none, "None is stored or computed with here, .*return a number on every path"),
         (computes_with_none, "None is stored or computed with here"),
@@ -274,6 +271,217 @@ def forgets_an_index(x, y):
 def test_what_does_not_compile(wrong, text):
     with pytest.raises(KernelError, match=rf"'{wrong.name}' does not compile for .*{text}(.|\n)*test_mistakes.py:"):
         launch(wrong, 1, [ones(), 2.0])
+
+
+class Holding:
+    pass
+
+
+AROUND = {
+    "kernel": kernel,
+    "nb": numbridge,
+    "np": np,
+    "math": math,
+    "cuda": cuda,
+    "both": both,
+    "twice": twice,
+    "OF_TWO_TYPES": (1, 2.0),
+    "SET": {1, 2},
+    "NUMBERS": [1.0, 2.0],
+    "WEIGHTS": np.ones(2, np.float32),
+    "Holding": Holding,
+    "BUFFER": array.array("f", [1.0, 2.0]),
+    "NOTHING": None,
+}
+
+
+def made(statement, names=AROUND):
+    """Return a kernel of two arrays, the second of which it does not write."""
+    text = f"@kernel\ndef wrong(x, y):\n    i = nb.tid()\n    {statement}\n"
+    filename = f"<{statement}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace = dict(names)
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        # Arrays where numbers are wanted
+        (
+            "if y > 1: x[i] = 1",
+            r"an array is neither true nor false, as is what compares one; compare its elements, as in x\[i\]",
+        ),
+        ("x[i] = 1.0 if y else 2.0", "an array is neither true nor false"),
+        ("x[i] = math.sin(y)", r"sin does not take \(array of float32\)"),
+        ("x[i] = math.sin(nb.vec3(1.0))", r"sin does not take \(vec3\)"),
+        ("y.count = 1", "an array has no .count that a kernel stores into; store into its elements"),
+        (
+            "WEIGHTS[i] = y[i]",
+            "an array from outside the kernel is a constant of it, and is not stored to; pass it as an argument",
+        ),
+        # Operations on numbers
+        ("x[i] = y[i] << 2", r"there is no float32 << int; convert with int\(...\)"),
+        ("x[i] = y[i] & 1", r"there is no float32 & int; convert with int\(...\)"),
+        ("x[i] = ~y[i]", "there is no ~float32"),
+        ("x[i] = pow(y[i], 2, 3)", r"pow does not take \(float32, int, int\); write x \*\* y"),
+        (
+            "x[i] = y[i].astype(np.int32)",
+            r"a float32 has no .astype in a kernel; convert it by a call, as in nb.int32\(value\)",
+        ),
+        ("x[i] = y[i].shape[0]", "a float32 has no .shape: elements are numbers in a kernel"),
+        ("for k in 5: x[i] += k", r"an int cannot be looped over; loop over range\(n\)"),
+        # What Numba has for arrays only, or not at all
+        (
+            "x[i] = np.clip(y[i], 0.0, 1.0)",
+            r"clip does not take \(float32, float32, float32\); write min\(max\(x, low\), high\)",
+        ),
+        ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
+        ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write a loop"),
+        ("x[i] = np.fft.fft(y)[0]", "kernels do not have numpy.fft; write it"),
+        # Calls of other things, of other numbers of them, and of what is no function
+        (
+            "x[i] = nb.length(y)",
+            r"length does not take \(array of float32\); it takes floating vectors and quaternions",
+        ),
+        ("x[i] = nb.dot(y[i], y[i])", r"dot does not take \(float32, float32\); both must be vectors of one type"),
+        (
+            "x[i] = nb.quat_rotate(nb.vec3(), nb.vec3())[0]",
+            r"quat_rotate does not take \(vec3, vec3\); it takes a quaternion and",
+        ),
+        (
+            "x[i] = nb.normalize(nb.vec3(), 1.0)[0]",
+            r"normalize does not take \(vec3, float32\); it takes floating vectors",
+        ),
+        ("x[i] = np.conj(nb.vec3())[0]", r"conjugate does not take \(vec3\)"),
+        ("x[i] = cuda.popc(i, i)", r"(popc|what is called here) does not take (so many arguments|\(int64, int64\))"),
+        (
+            "nb.atomic_add(y[i], 1.0, 2.0)",
+            "atomic.* needs an array and got float32; pass the array and the index of",
+        ),
+        ("nb.atomic_add(x, y[i], 1.0)", r"atomic.* needs (an|1) integer.* to index an array of float32, got float32"),
+        ("nb.atomic_add(x, (i, i), 1.0)", r"atomic.* needs (an|1) integer.* to index an array of float32, got a tuple"),
+        ("x[i] = abs(y[i], 1)", r"abs does not take \(float32, int\)"),
+        (
+            "x[i] = math.pi(2.0)",
+            "a float(32|64) is a number, and is called here like a function; leave the brackets out",
+        ),
+        ("a, b = y[i]", "a float32 is unpacked into several names here, and has no parts"),
+        (
+            "x[i] = range(3)",
+            "an element of an array of float32 with 1 dimension is a number, and this stores a range.* there",
+        ),
+        ("x[i] = nb.float32(1j)", "a complex(64|128) is not converted to float32; take its .real or .imag"),
+        # Tuples
+        ("a, b, c = both(y[i], 1.0), 2.0", "what has 2 parts is unpacked into 3 names"),
+        ("n, m = y.shape", "what has 1 part is unpacked into 2 names"),
+        ("x[i] = y.shape[1]", "a constant index is beyond the end of a tuple, or an array has no such axis in .shape"),
+        (
+            "for k in OF_TWO_TYPES: x[i] += k",
+            r"parts of different types \(int, float32\), and is not looped over; make them alike",
+        ),
+        (
+            "x[i] = OF_TWO_TYPES[i]",
+            r"different types \(int, float32\), of which only a constant index chooses one; make them alike",
+        ),
+        ("x[i] = ((1.0, 2.0) * 2)[i]", r"there is no tuple \* int"),
+        (
+            "a = (1.0, 2.0); a[0] = 3.0; x[i] = a[0]",
+            "a tuple does not change; make a new one, or take cuda.local.array",
+        ),
+        # Text
+        (
+            "print('x %f' % y[i])",
+            r"there is no text % float32; kernels make no text: print\(...\) takes text and numbers apart",
+        ),
+        ("print('x ' + y[i])", r"there is no text \+ float32; kernels make no text"),
+        ("print('{}'.format(y[i]))", "text has no .format in a kernel, which makes no text; print"),
+        ("x[i] = int('3')", r"int does not take \(text\)"),
+        # What is around a kernel, and what it calls
+        ("x[i] = y[i] * NOTHING", "None is stored or computed with here, .* or bind the name to one"),
+        (
+            "x[i] = BUFFER[0]",
+            "a buffer of float32 from outside of the kernel is no constant of it; pass it as an argument",
+        ),
+        ("x[i] = y[i] * 10**30", r"10{30} does not fit into 64 bits; write a floating-point number, as in 1e\+30"),
+        ("held = Holding(); x[i] = held.x", "Holding is a class, of which kernels make no objects; pass the numbers"),
+        (
+            "x[i] = both(y[i], 1, (2, 3))",
+            r"\(a, b\) is called with \(float32, int, tuple\): too many positional arguments",
+        ),
+    ],
+)
+def test_operations_and_calls_that_there_are_not(statement, words):
+    wrong, x = made(statement), ones()
+    for compiled in (
+        lambda: launch(wrong, 1, [x, ones()]),
+        lambda: wrong.ptx(x, ones(), capability=(9, 0)),
+    ):
+        with pytest.raises(KernelError, match=rf"'wrong' does not compile for [^:]*: .*{words}.*\n  <") as caught:
+            compiled()
+        assert "Numba says" not in str(caught.value) and "_nb_" not in str(caught.value)
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("print(str(y[i]))", r"str\(...\) cannot be called in a kernel: kernels make no text; print\(...\) takes text"),
+        (
+            "x[i] = 1.0 if y[i] in SET else 0.0",
+            "SET is a set, which kernels cannot read; make it a tuple, or pass an array",
+        ),
+        ("x[i] = math.sin(x=y[i])", "math.sin takes its arguments by position"),
+        ("x[i] = cuda.laneid()", "cuda.laneid is a number, and is called here; leave the brackets out"),
+        ("x[i] = cuda.threadIdx.x()", "cuda.threadIdx.x is a number, and is called here; leave the brackets out"),
+        ("x[i] = NUMBERS[0]", "NUMBERS is a list, which kernels cannot read; make it a tuple, or pass an array"),
+        ("x[i] = max(y[i], default=1.0)", "max in a kernel takes numbers by position, and default came by name"),
+        (
+            "x[i] = sorted(y)[0]",
+            r"sorted\(...\) cannot be called in a kernel: kernels have no memory for that; take a tuple",
+        ),
+        ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
+    ],
+)
+def test_what_is_refused_before_anything_is_compiled(statement, words):
+    with pytest.raises(KernelError, match=rf"^{words}.*\n  <"):
+        launch(made(statement), 1, [ones(), ones()])
+
+
+@func
+def inverse_square(n):
+    return n**-2
+
+
+@pytest.mark.parametrize(
+    ("statement", "power"),
+    [
+        ("x[i] = i ** -1", -1),
+        ("n = i; n **= -3; x[i] = n", -3),
+        ("x[i] = 2.0 * inverse_square(i)", -2),
+        ("x[i] = True ** -2 if i > 0 else (i > 1) ** -2", -2),
+    ],
+)
+def test_integers_to_negative_powers(statement, power):
+    """Numba takes them for integers: 0 for most."""
+    wrong, x = made(statement, AROUND | {"inverse_square": inverse_square}), ones()
+    words = rf"'wrong': an integer to the power {power} is an integer .* mostly 0; write float\(...\) \*\* {power}\n  "
+    with pytest.raises(KernelError, match=words):
+        launch(wrong, 8, [x, ones()])
+    with pytest.raises(KernelError, match=words):
+        wrong.ptx(x, ones(), capability=(9, 0))
+    assert (x == 1).all()
+    launch(made("x[i] = float(i) ** -2 + y[i] ** -1 + 2 ** -1 + i ** 2"), 8, [x, 2 * ones()])
+    assert x[2] == 0.25 + 0.5 + 0.5 + 4
+
+
+def test_reshaping_on_cuda():
+    reshaped = made("x[i] = y.reshape(2, 4)[0, i]")
+    with pytest.raises(
+        KernelError, match=r"does not compile on CUDA, which has no code for .reshape\(...\); index the array"
+    ):
+        reshaped.ptx(ones(), ones(), capability=(9, 0))
 
 
 def test_the_maximum_of_an_array_that_is_read():
@@ -359,6 +567,14 @@ def test_max_blocks_that_are_no_int(given):
 def test_compute_capabilities_that_are_none(given):
     with pytest.raises(NumbridgeTypeError, match=r"capability is .*; it must be two ints, such as \(9, 0\) for sm_90"):
         saxpy.ptx(ones(), ones(), 1.0, capability=given)
+
+
+@pytest.mark.skipif(driver_count() > 0, reason="a CUDA device has a compute capability")
+def test_a_compute_capability_that_no_device_has():
+    with pytest.raises(
+        DeviceError, match=r"'saxpy': capability .* there is none here; pass one, such as capability=\(9, 0\)"
+    ):
+        saxpy.ptx(ones(), ones(), 1.0)
 
 
 def test_a_compute_capability_that_numba_cuda_does_not_have():

@@ -100,6 +100,12 @@ def too_few(v: nb.array[nb.vec3]):
 
 
 @nb.kernel
+def of_rows(v: nb.array[nb.vec3]):
+    i = nb.tid()
+    v[i] = nb.mat33(v[i], v[i], v[i]) * v[i]
+
+
+@nb.kernel
 def wrong_operand(v: nb.array[nb.vec3]):
     i = nb.tid()
     v[i] = nb.inverse(v[i])
@@ -167,7 +173,8 @@ CASES = [
     (unpacked, "a vec3 is neither unpacked nor iterated over in a kernel; take its components, as in v[0]"),
     (swizzled, "a vec3 has no part 'xy'; take components, as in v[0]"),
     (too_few, "vec3 is not made of (float32, float32): pass nothing, one number for all components"),
-    (wrong_operand, "inverse does not take (vec3)"),
+    (of_rows, "mat33 is not made of (vec3, vec3, vec3): nb.matrix_from_rows and nb.matrix_from_cols make a matrix"),
+    (wrong_operand, "inverse does not take (vec3); it takes square floating matrices of up to 4 rows, and quaternions"),
     (two_types, "'u' is a vec2 on one path and a vec3 on another; use a name for each"),
     (two_records, "'r' is a record (x, n) on one path and a record (y) on another; use a name for each"),
     (record_of_a_number, "an array of record (x, n) holds nothing but record (x, n), and float32 is stored"),

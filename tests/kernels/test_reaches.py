@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from numba import cuda, njit
+from numba import cuda, float64, njit
 
 import numbridge as nb
 from fake_cuda import cuda_array, fake_cuda
@@ -344,7 +344,14 @@ def reaches(body, parameters="x, y, n, m", index="i", **names):
             "",
             {("s", 0, "n", "n")},
         ),
-        ("s = cuda.shared.array(0, np.float32)\ns[i] = 1", "i", set()),
+        ("s = cuda.shared.array(0, np.float32)\ns[i] = 1", "i", {("s", 0, "dim[0]")}),
+        (
+            "s = cuda.shared.array(dtype='float32', shape=(0,))\ns[i] = s[i + 1]",
+            "i",
+            {("s", 0, "dim[0]"), ("s", 0, "dim[0] + 1")},
+        ),
+        ("s = cuda.shared.array(0, float)\ns[i] = 1", "i", set()),
+        ("s = cuda.shared.array(0, x.dtype)\ns[i] = 1", "i", set()),
         ("s = x\nif n > 0:\n    s = cuda.local.array(2, np.float32)\ns[2] = 1", "i", set()),
         # What only some threads come to, or not in each trip
         ("if x[i] > 0:\n    y[i] = 1", "i", {("x", 0, "dim[0]")}),
@@ -919,6 +926,54 @@ def test_blocks_that_are_larger_than_their_memory():
     nb.launch(tiled, 20, [x, y], block_dim=64)  # no thread has a place from 32 on
     with pytest.raises(nb.NumbridgeValueError, match=r"over \(40,\) in blocks of \(64,\) takes tile\[t\] with t = 39"):
         nb.launch(tiled, 40, [x, y], block_dim=64)
+
+
+@nb.func
+def put(memory, place, value):
+    memory[place] = value
+
+
+@nb.kernel
+def of_numbers(x):
+    kept = cuda.shared.array(0, float64)
+    t = cuda.threadIdx.x
+    put(kept, t, x[t])
+    cuda.syncthreads()
+    x[t] = kept[cuda.blockDim.x - 1 - t]
+
+
+@nb.kernel
+def of_vectors(x):
+    kept = cuda.shared.array(0, nb.vec3)
+    t = cuda.threadIdx.x
+    kept[t] = nb.vec3(x[t], 0.0, 0.0)
+    cuda.syncthreads()
+    x[t] = kept[cuda.blockDim.x - 1 - t][0]
+
+
+@nb.kernel
+def of_bytes(x):
+    kept = cuda.shared.array(0, nb.uint8)
+    t = cuda.threadIdx.x
+    kept[t] = int(x[t])
+    cuda.syncthreads()
+    x[t] = kept[cuda.blockDim.x - 1 - t]
+
+
+@pytest.mark.parametrize(("kernel", "size"), [(of_numbers, 8), (of_vectors, 12), (of_bytes, 1)])
+def test_memory_that_a_launch_brings_and_that_is_too_small(kernel, size):
+    x = np.arange(16, dtype=np.float32)
+    for _ in range(2):
+        for brought in (16 * size - 1, 1):
+            wanted = f"launch it with {16 * size} bytes of shared memory or more, or in smaller blocks"
+            with pytest.raises(
+                nb.NumbridgeValueError, match=rf"'kept': its shape is \({brought // size},\).*: {wanted}\n"
+            ):
+                kernel[1, 16, 0, brought](x)
+        kernel[1, 16, 0, 16 * size](x)
+    assert (x == np.arange(16)).all()  # reversed twice
+    kernel[1, 8, 0, 8 * size](x)
+    assert (x[:8] == np.arange(8)[::-1]).all()
 
 
 def test_an_integer_that_is_no_size():

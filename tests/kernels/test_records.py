@@ -438,3 +438,17 @@ def test_arrays_of_narrow_floats_in_records_are_refused():
 
 def test_records_compile_for_cuda():
     assert ".visible .entry" in step.ptx(particles(), particles(), capability=(9, 0))
+
+
+def test_a_field_that_cuda_does_not_write_is_named():
+    dense = np.dtype([("flag", np.uint8), ("x", np.float32)])
+    with pytest.raises(
+        nb.KernelError, match=r"the field .x of a record is not aligned, as CUDA needs it; .*align=True\n"
+    ):
+        halve.ptx(np.zeros(3, dense), capability=(9, 0))
+
+
+@nb.kernel
+def halve(p):
+    i = nb.tid()
+    p[i].x = 0.5 * p[i].x

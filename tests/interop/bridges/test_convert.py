@@ -197,7 +197,9 @@ class TestExplain:
         assert nb.explain(nb.zeros(3)[1:]).owner == "an array of numbridge"
 
     def test_text(self):
-        text = str(nb.explain(nb.zeros((2, 3), nb.bfloat16)))
+        found = nb.explain(nb.zeros((2, 3), nb.bfloat16))
+        text = str(found)
+        assert repr(found) == text  # what prompts and notebooks show
         lines = dict(line.split(None, 1) for line in text.splitlines())
         assert lines["shape"] == "(2, 3)"
         assert lines["strides"] == "(6, 2) bytes"

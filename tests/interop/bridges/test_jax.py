@@ -102,7 +102,8 @@ def test_tracers_are_explained(transform):
     def inside(x):
         for read in (nb.from_jax, nb.asarray, nb.explain, lambda t: nb.launch(fill, 1, [], [t])):
             with pytest.raises(
-                nb.NumbridgeError, match=r"tracer.*inside jax\.jit or another transform.*concrete arrays"
+                nb.NumbridgeError,
+                match=r"tracer.*inside jax\.jit or another transform; .*nb\.jax_kernel\(kernel\).*concrete arrays",
             ):
                 read(x)
             seen.append(True)

@@ -157,6 +157,7 @@ def test_a_wrong_command_line_is_told_apart():
     assert "No such command 'inf'" in program("inf", expected=2).stderr
     assert "No such option: --loud" in program("info", "--loud", expected=2).stderr
     assert "Usage" in program("--help").stdout
+    assert "Usage: numbridge bench" in program("bench", "-h").stdout
 
 
 def test_the_script_is_the_same_program():
@@ -384,8 +385,15 @@ def test_every_adjoint_that_is_compared_is_right():
 
 
 def test_bench_into_a_folder_that_is_not_there(tmp_path):
-    done = program("bench", "--quick", "--only", "no such work", "-o", str(tmp_path / "no" / "here"), expected=1)
-    assert "No such file or directory" in done.stderr
+    for command in (["bench", "--quick", "-o"], ["matrix", "--svg"]):
+        done = program(*command, str(tmp_path / "no" / "here"), expected=2)
+        assert "is no folder that can be written to" in done.stderr.replace("\n", " ") and not done.stdout
+
+
+def test_bench_of_no_work_names_what_there_is():
+    done = program("bench", "--only", "no such work", expected=2)
+    assert "'no such work' is in no name of what is measured" in done.stderr and not done.stdout
+    assert all(work.name in done.stderr for work in comparison.works())
 
 
 # drawing

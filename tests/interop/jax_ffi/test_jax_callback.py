@@ -178,7 +178,21 @@ def test_calls_do_not_grow(growth):
 
 
 @pytest.mark.parametrize(
-    ("name", "func", "message"), [("x", 3, "func is 3; it must be callable"), (3, print, "name is 3")]
+    ("name", "func", "message"),
+    [
+        ("x", 3, "func is 3; it must be callable"),
+        (3, print, "name is 3"),
+        (
+            "x",
+            lambda inputs, outputs, attrs: None,
+            r"parameters are \(inputs, outputs, attrs\); it is called with four",
+        ),
+        (
+            "x",
+            lambda *arguments, then: None,
+            r"parameters are \(\*arguments, then\); .* as func\(inputs, outputs, attrs, ctx\)",
+        ),
+    ],
 )
 def test_what_cannot_be_registered(name, func, message):
     with pytest.raises(nb.NumbridgeTypeError, match=message):

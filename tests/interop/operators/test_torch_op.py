@@ -290,6 +290,16 @@ def test_a_copy_of_a_module_uses_the_operator():
     assert copy.deepcopy(module).op is pair
 
 
+def test_messages_name_the_operator_that_was_asked_for():
+    op = nb.torch_op(scaled, "y", name="asked::for")
+    number = torch.tensor(2.0)
+    assert op(torch.ones(3), number, 1).shape == (3,)
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"^operator numbridge::asked__for, parameter 'x': wanted a torch.Tensor"
+    ):
+        op(np.ones(3, np.float32), number, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -299,7 +309,14 @@ def test_a_copy_of_a_module_uses_the_operator():
         (lambda: nb.torch_op(lambda x: x, "x"), "torch_op: wanted a kernel"),
         (
             lambda: pair(torch.ones(3), [1.0]),
-            r"parameter 'w': wanted a torch.Tensor, got list; use nb.convert\(x, 'torch'\)",
+            r"parameter 'w': wanted a torch.Tensor, got list; use torch.tensor\(x\); a kernel takes tuples as well, tuple\(x\)",
+        ),
+        (lambda: pair(torch.ones(3), 1.0), r"'w': wanted a torch.Tensor, got float; use torch.tensor\(\[x\]\)"),
+        (lambda: pair(None, torch.ones(3)), "'x': wanted a torch.Tensor, got NoneType; pass a tensor$"),
+        (lambda: pair(nb.vec3(1.0), torch.ones(3)), r"got numbridge.vec3; use torch.tensor\(x.numpy\(\)\)$"),
+        (
+            lambda: pair(np.ones(3), torch.ones(3)),
+            r"'x': .*got numpy.ndarray; use nb.convert\(x, 'torch'\), which shares",
         ),
         (lambda: pair(nb.ones(3), torch.ones(3)), r"parameter 'x': wanted a torch.Tensor, got numbridge\.Array"),
         (lambda: pair(torch.ones(3)), r"takes 2 arguments \(x, w\), got 1"),
