@@ -194,13 +194,19 @@ def alone_sub(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     return _alone("sub", typing_context, array, index, value)
 
 
+@intrinsic
+def alone_exch(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Replace an element that only this worker touches, and return what it was."""
+    return _alone("exch", typing_context, array, index, value)
+
+
 def _alone(name: str, typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     _check(name, typing_context, array, index, value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = element_pointer(context, builder, signature, arguments)
-        held = builder.load(pointer)
-        builder.store(_combined(name, builder, held, arguments[2]), pointer)
+        held, new = builder.load(pointer), arguments[2]
+        builder.store(new if name == "exch" else _combined(name, builder, held, new), pointer)
         return held
 
     return array.dtype(array, index, array.dtype), generate
@@ -529,6 +535,7 @@ NAMES: dict[str, Any] = {
     "_nb_add_total": add_total,
     "_nb_atomic_add": atomic_add,
     "_nb_atomic_alone_add": alone_add,
+    "_nb_atomic_alone_exch": alone_exch,
     "_nb_atomic_alone_sub": alone_sub,
     "_nb_atomic_and": atomic_and,
     "_nb_atomic_cas": atomic_cas,

@@ -546,7 +546,7 @@ def test_what_a_block_adds_to_its_own_memory_is_not_locked():
     assert (
         "_nb_atomic_alone_add(shared" in text
         and "_nb_atomic_alone_sub(shared" in text
-        and "_nb_atomic_add(counts" in text
+        and "_nb_add_either(_nb_private0, counts" in text
     )
 
 

@@ -44,10 +44,11 @@ from numbridge.kernels.native.table_layout import WARP_SIZE
 
 __all__ = ["NAMES", "Loops", "in_loops"]
 
-# What stands in the place of additions to memory that nobody else touches
+# What stands in the place of atomic operations on memory that nobody else touches
 _ALONE = {
     "_nb_add": "_nb_add_private",
     "_nb_atomic_add": "_nb_atomic_alone_add",
+    "_nb_atomic_exch": "_nb_atomic_alone_exch",
     "_nb_atomic_sub": "_nb_atomic_alone_sub",
 }
 _BIT, _HALF, _WORD = (ir.IntType(bits) for bits in (1, 32, 64))
@@ -138,7 +139,7 @@ class _Maker:
         self._add_alone()
 
     def _add_alone(self) -> None:
-        """Let threads add plainly to the block's own memory, and to their own: one worker runs them, one after another."""
+        """Let threads change the block's own memory plainly, and their own: one worker runs them, one after another."""
         every = list(ast.walk(self._tree))
         made = dict(found for node in every if (found := made_in_block(node)) is not None)
         own = {*made, *(name for node in every if (name := local_array_name(node)) is not None)} & self._whole.constant
