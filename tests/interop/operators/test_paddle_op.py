@@ -40,20 +40,18 @@ def in_place(x, y):
 
 
 @pytest.mark.parametrize(
-    ("value", "called"),
+    ("value", "called", "way"),
     [
-        (np.ones(3, np.float32), r"numpy\.ndarray"),
-        (torch.ones(3), r"torch\.Tensor"),
-        ([1.0], "list"),
-        (None, "NoneType"),
+        (np.ones(3, np.float32), r"numpy\.ndarray", r"use nb\.convert\(x, 'paddle'\)"),
+        (torch.ones(3), r"torch\.Tensor", r"use nb\.convert\(x, 'paddle'\)"),
+        ([1.0], "list", r"use paddle\.to_tensor\(x\)"),
+        (None, "NoneType", "pass a tensor"),
     ],
 )
-def test_what_is_no_tensor_of_paddle_is_refused(value, called):
+def test_what_is_no_tensor_of_paddle_is_refused(value, called, way):
     y = paddle.ones([3])
     for operator, values in ((nb.paddle_op(two, ["y", "z"]), (y, value)), (nb.paddle_op(in_place), (value, y))):
-        with pytest.raises(
-            nb.NumbridgeTypeError, match=rf"wanted a paddle\.Tensor, got {called}; use nb\.convert\(x, 'paddle'\)"
-        ):
+        with pytest.raises(nb.NumbridgeTypeError, match=rf"wanted a paddle\.Tensor, got {called}; {way}"):
             operator(*values)
     assert y.tolist() == [1, 1, 1]
 
