@@ -166,6 +166,29 @@ def saxpy_over_grid(x, y, a):
 
 
 @nb.kernel
+def scaled_by_blocks(x, y, a):
+    for i in range(cuda.blockIdx.x, x.shape[0], cuda.gridDim.x):
+        for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+            y[i, j] = a * x[i, j] + y[i, j]
+
+
+@nb.kernel
+def scaled_by_threads(x, y, a):
+    i, j = nb.tid()
+    y[i, j] = a * x[i, j] + y[i, j]
+
+
+@nb.kernel
+def nothing_of_tuples(outs, ins):
+    pass
+
+
+@nb.kernel
+def nothing_of_five(a, b, c, d, e):
+    pass
+
+
+@nb.kernel
 def product_over_grid(x, y, total):
     s = 0.0
     for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
@@ -270,6 +293,13 @@ def entries(bench: Bench) -> None:
             limits = {"tvm-ffi C++ function": FORALL_LIMITS[name], "Numba njit": 1.0}
             bench.take(launch(name, count, "forall"), limits)
             bench.take(launch(name, count, "nb.launch"), {"wp.launch, tensors direct": 1 / 25})
+    tensors = [np.zeros(8, np.float32) for _ in range(5)]
+    in_tuples, one_by_one = nothing_of_tuples.forall(8), nothing_of_five.forall(8)
+    bench.compare(
+        "5 numpy tensors in two tuples, empty kernel, forall",
+        lambda: in_tuples((tensors[0], tensors[1]), (tensors[2], tensors[3], tensors[4])),
+        {"the same without tuples": (lambda: one_by_one(*tensors), 2.0)},
+    )
 
 
 TO_LIMITS = {"torch": 1 / 4, "paddle": 1 / 4, "numpy": 1 / 4, "jax": 0.7}
@@ -434,6 +464,7 @@ KERNELS = (
     "product of 512 x 512 float32 in tiles of shared memory",
     "softmax of 20,000 rows of 64 float32, a block for each",
     "sums of 1M edges by 64 features, atomic_add to 100,000 x 64 float32",
+    "4096 rows of 4096 float32, blocks that take them and threads that take turns",
 )
 
 
@@ -883,6 +914,13 @@ def as_for_cuda(bench: Bench) -> None:
         KERNELS[14],
         functools.partial(saxpy_over_grid[256, 256], x, y, 0.5),
         {"a thread for each element": (functools.partial(saxpy.forall(n), a, b, 0.5), 1.2)},
+    )
+    m = 1 << 12
+    rows = [array.reshape(m, m) for array in (x, y, a, b)]
+    bench.compare(
+        KERNELS[23],
+        functools.partial(scaled_by_blocks[256, 128], *rows[:2], 0.5),
+        {"a thread for each element": (functools.partial(scaled_by_threads.forall((m, m)), *rows[2:], 0.5), 1.2)},
     )
     n, total = 1 << 22, np.zeros(1, np.float32)
     bench.compare(
