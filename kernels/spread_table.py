@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ class SpreadTable:
     def __init__(self) -> None:
         self.numbers: _Numbers = np.zeros(nb.MAX_SPREADS + 1, np.int64)
         self._spreads: list[_Spread] = []
+        # What the table points to must be kept by the same thread that writes it there.
+        self._lock = threading.Lock()
 
     def add(
         self,
@@ -73,10 +76,15 @@ class SpreadTable:
                     kinds.append(kind)
         if leaves > nb.MAX_LEAVES:
             return
-        if any(s.nodes == nodes and s.answers is answers for s in self._spreads):
-            return
+        with self._lock:
+            if not any(s.nodes == nodes and s.answers is answers for s in self._spreads):
+                self._put_first(nodes, kinds, len(arguments), leaves, table, answers)
+
+    def _put_first(
+        self, nodes: list[int], kinds: Sequence[Any], count: int, leaves: int, table: _Numbers, answers: tuple[Any, ...]
+    ) -> None:
         head = {
-            nb.SPREAD_COUNT: len(arguments),
+            nb.SPREAD_COUNT: count,
             nb.SPREAD_LEAVES: leaves,
             nb.SPREAD_VARIANTS: table.ctypes.data,
             nb.SPREAD_ANSWERS: id(answers),

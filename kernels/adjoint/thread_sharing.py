@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from numbridge.kernels.adjoint.fence import offset
 from numbridge.kernels.adjoint.ir import Array, Atomic, Compute, Load, Loop, Op, Program, Store, Value, defined_by, walk
@@ -16,20 +16,25 @@ def own_arrays(program: Program, kinds: tuple[type[Op], ...] = (Load, Store, Ato
     Every access has at the same places of the index what tells threads apart: each thread index, as it is, or the block and the
     thread's place in it. A loop in which threads take turns, as ``range(i, n, cuda.gridsize(1))``, counts as where it begins.
     """
-    turns = _turns(program)
+    turns, tellers = _turns(program), _tellers(program)
     places: dict[Array, set[tuple[int, ...] | None]] = {}
     for op in walk(program.body):
         if isinstance(op, Load | Store | Atomic) and isinstance(op, kinds):
             index = [turns.get(value, value) for value in op.index]
-            places.setdefault(op.array, set()).add(_own_places(program, index))
+            places.setdefault(op.array, set()).add(_own_places(tellers, index))
     return {array for array, found in places.items() if len(found) == 1 and None not in found}
 
 
-def _own_places(program: Program, index: Sequence[Value]) -> tuple[int, ...] | None:
+def _tellers(program: Program) -> dict[Value, list[Value]]:
+    """Return the thread indices, each with the block and the place there that tell as much, if they are known."""
+    places = program.places.items()
+    return {own: [value for value, of in places if of is own] for own in program.indices}
+
+
+def _own_places(tellers: Mapping[Value, Sequence[Value]], index: Sequence[Value]) -> tuple[int, ...] | None:
     """Return where an index has what tells threads apart, or None if it does not have all of that."""
     found: list[int] = []
-    for own in program.indices:
-        told = [value for value, of in program.places.items() if of is own]
+    for own, told in tellers.items():
         if own in index:
             found.append(index.index(own))
         elif told and all(value in index for value in told):
@@ -43,13 +48,14 @@ def _turns(program: Program) -> dict[Value, Value]:
     """Return the variables of loops in which threads take turns, of the grid or of a block, with where each thread begins."""
     definers = {value: op for op in walk(program.body) for value in defined_by(op)}
     found: dict[Value, Value] = {}
+    begins = {*program.indices, *program.places}
     for op in walk(program.body):
         if not isinstance(op, Loop) or op.index is None:
             continue
         first, _, step = op.bounds
         made = definers.get(step)
         factors = made.arguments if isinstance(made, Compute) and made.function.key == "mul" else [step]
-        if first in program.indices or first in program.places:
+        if first in begins:
             letters, axis = {"i": "bg", "k": "g", "t": "b"}[first.name[4]], first.name[5:]
             if sorted(value.name for value in factors) == [f"_nb_{letter}{axis}" for letter in letters]:
                 found[op.index] = first
@@ -65,10 +71,11 @@ def are_trips_apart(program: Program) -> bool:
     touched = [op for op in walk(program.body) if isinstance(op, Load | Store | Atomic)]
     added = [op for op in touched if isinstance(op, Atomic) and op.operation in ("add", "sub")]
     changed = {op.array.parameter for op in touched if isinstance(op, Store | Atomic) and op.array.kind != "local"}
+    tellers = _tellers(program)
     for name in changed:
         ops = [op for op in touched if op.array.parameter == name]
-        places = {_own_places(program, op.index) for op in ops}
-        if not all(op in added for op in ops) and (len(places) != 1 or (program.indices and None in places)):
+        places = {_own_places(tellers, op.index) for op in ops}
+        if not all(op in added for op in ops) and (len(places) != 1 or (tellers and None in places)):
             return False
     return True
 

@@ -6,7 +6,6 @@ Importing this module imports Numba, so only code that is about to compile does.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import isfunction
@@ -41,7 +40,7 @@ from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
 from numbridge.kernels.cpu_backend.lanes import FEW
 from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, across, lane_name
-from numbridge.kernels.cpu_backend.totals import total_array
+from numbridge.kernels.cpu_backend.totals import PRIVATE, total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
 from numbridge.kernels.element_types.numba_records import numba_record
@@ -148,8 +147,10 @@ def compile_run(
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
     cpu_target.typing_context.refresh()
-    kinds = [*map(numba_type, parameters), *(types.boolean for _ in block.told)] if block is not None else []
-    loops = None if block is None else in_loops(block, kinds, names, fastmath=fastmath)
+    loops = None
+    if block is not None:
+        kinds = [*map(numba_type, parameters), *(types.boolean for _ in block.told)]
+        loops = in_loops(block, kinds, names, fastmath=fastmath)
     if loops is not None and block is not None:
         text, generated = block.around(loops.text, loops.parameters), True
         keep_text(Path(filename).name, text, anew=True)
@@ -251,17 +252,17 @@ def _together(
                 fewer = in_lanes(function, kinds, lanes.along, names, **few)
                 found[function.name] += [fewer] if fewer else []
             if len(lanes.along) > 1:
-                index, known = _dividing(function)
+                index, known = _dividing(function, lanes.along)
                 apart = in_lanes(function, kinds, frozenset({index}), names, nonnegative=known, **few)
                 found |= {function.name: [apart]} if apart else {}
     return found
 
 
-def _dividing(function: ast.FunctionDef) -> tuple[str, set[str]]:
+def _dividing(function: ast.FunctionDef, along: frozenset[str]) -> tuple[str, set[str]]:
     """Let a function divide for a thread's block and its place there; return the index, and what is known not to be negative."""
     function.name = across(function.name)
-    place = next(argument.arg for argument in reversed(function.args.args) if re.fullmatch(r"_nb_t\d", argument.arg))
-    index, block, size = (f"_nb_{letter}{place[5:]}" for letter in "ikb")
+    index, place = sorted(along)
+    block, size = (f"_nb_{letter}{place[5:]}" for letter in "kb")
     for argument in function.args.args:
         if argument.arg in (block, place):
             argument.arg += "_told"
@@ -277,7 +278,7 @@ def _kinds(function: ast.FunctionDef, parameters: Sequence[ParameterType]) -> li
         # The kernel's come last, and the gradient of a scalar has a name of its own there.
         hidden = len(names) - len(parameters)
         return [types.int64] * hidden + [numba_type(p) for p in parameters]
-    kinds = {p.name: numba_type(p) for p in parameters} | {"_nb_private": types.boolean}
+    kinds = {p.name: numba_type(p) for p in parameters} | {PRIVATE: types.boolean}
     found = []
     for name in names:
         array = total_array(name)

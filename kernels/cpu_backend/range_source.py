@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange, Stride
 from numbridge.kernels.cpu_backend.interior import ROW, Interior, remainder_text
 from numbridge.kernels.cpu_backend.lanes import FEW
-from numbridge.kernels.cpu_backend.totals import Total
+from numbridge.kernels.cpu_backend.totals import PRIVATE, Total
 from numbridge.kernels.native import table_layout as nb
 
 __all__ = ["LANES", "RUN", "WORK", "Lane", "LaneSource", "Private", "across", "lane_name", "range_source"]
@@ -216,7 +216,7 @@ def _summed(name: str, place: str) -> str:
 
 def _function(entry: str, names: Sequence[str], threads: _Threads, *, either: bool) -> str:
     """Return the loop as a function of its own, which returns the sums."""
-    names = [*names, "_nb_private"] if either else names
+    names = [*names, PRIVATE] if either else names
     parameters = ", ".join([*_sizes(threads), *names, "_nb_first", "_nb_last"])
     totals = "".join(f"_nb_sum{k}, " for k in range(threads.sums)).strip()
     lines = [

@@ -323,6 +323,12 @@ def apart_places(source: FunctionSource) -> set[tuple[str, int]]:
 
     These are ``threadIdx`` and ``blockIdx``. What names are given that nothing else reads does not count.
     """
+    uses = [
+        (node, found) for node, kind, _ in index_uses(source) if kind == "axis" and (found := place_of(source, node))
+    ]
+    asked = [(node, found) for node, found in uses if found.operation in ("threadIdx", "blockIdx")]
+    if not asked:
+        return set()
     seen: set[int] = set()
     for node in source.nodes:
         if isinstance(node, ast.BinOp) and own_axis(source, node) is not None:
@@ -343,8 +349,7 @@ def apart_places(source: FunctionSource) -> set[tuple[str, int]]:
         for name, part in named:
             if name not in read:
                 seen.update(map(id, ast.walk(part)))
-    places = (place_of(source, n) for n, kind, _ in index_uses(source) if kind == "axis" and id(n) not in seen)
-    return {(p.operation, p.axis) for p in places if p is not None and p.operation in ("threadIdx", "blockIdx")}
+    return {(found.operation, found.axis) for node, found in asked if id(node) not in seen}
 
 
 def named_parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

@@ -180,7 +180,7 @@ def rewrite(
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
     in_loops = parameters is not None and target == "cpu" and not in_blocks
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
-    told = _told_axes(program, order[-1:]) if parameters is not None and in_loops else frozenset()
+    told = _told_axes(program, order[-1:]) if in_loops else frozenset()
     writer = _Writer(program, weak_float, target, order=order, told=told, **how)
     trees = {id(part): writer.tree(part) for part in program.sources}
     raises = bool(writer.sites) or any(may_raise(node) for part in program.sources for node in part.nodes)
@@ -607,9 +607,7 @@ class _Rewriter(ast.NodeTransformer):
             raise self.source.error(node, f"{found.name} must be called here")
         if found.operation in ("blockIdx", "gridDim"):
             self._check_axis(node, found.axis, found.name)
-        if self.writer.in_crew:
-            return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{found.axis}", ast.Load())
-        if found.axis in self.writer.told:
+        if self.writer.in_crew or found.axis in self.writer.told:
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{self.writer.axis(found.axis)}", ast.Load())
         i, b, g = (f"_nb_{letter}{self.writer.axis(found.axis)}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import threading
 import typing
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,7 @@ from numba import cuda
 
 import numbridge as nb
 from emulated_cuda import emulated_cuda
+from numbridge.kernels.spread_table import SpreadTable
 
 Point = collections.namedtuple("Point", "x weight")
 
@@ -334,6 +336,29 @@ def test_threads_that_launch_with_tuples_while_others_are_forgotten():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(4)))
+
+
+def test_a_table_points_to_what_it_keeps_whoever_adds_to_it():
+    table, others = SpreadTable(), []
+
+    def add(count):
+        table.add(["given"], [(0.0,) * count], {"given": None}, np.zeros(1, np.int64), (count,))
+
+    class Interrupted(np.ndarray):
+        """Lets another thread add something where the first has been written, if that may."""
+
+        def __setitem__(self, place, value):
+            super().__setitem__(place, value)
+            if not others:
+                others.append(threading.Thread(target=add, args=(2,)))
+                others[0].start()
+                others[0].join(0.2)
+
+    table.numbers = table.numbers.view(Interrupted)
+    add(1)
+    others[0].join()
+    kept = [spread.numbers.ctypes.data for spread in table._spreads]
+    assert len(kept) == 2 and table.numbers[:3].tolist() == [*kept, 0]
 
 
 def test_kernels_show_what_they_become():

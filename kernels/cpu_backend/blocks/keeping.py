@@ -17,7 +17,6 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     AT,
     FROM,
     NUMBER,
-    ORDERED,
     OWN_NAMES,
     ROW,
     SLOT,
@@ -34,7 +33,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     statement,
     stored_here,
 )
-from numbridge.kernels.cpu_backend.lanes import Lanes, indices, local_array_name, stored
+from numbridge.kernels.cpu_backend.lanes import ATOMIC, Lanes, indices, local_array_name, stored
 
 __all__ = ["Keeper"]
 
@@ -91,7 +90,7 @@ class _OwnElements(ast.NodeTransformer):
             case ast.Call(ast.Name("_nb_crew_stack_remember"), [log, ast.Name(name), index]) if name == self._own:
                 return ast.Call(node.func, [self.visit(log), self._array(), self._index(places_of(index))], [])
             case ast.Call(ast.Name(called), [ast.Name(name), index, *rest]) if name == self._own:
-                if called.startswith(ORDERED) and not called.startswith(TOLD):
+                if called.startswith(ATOMIC) and not called.startswith(TOLD):
                     return ast.Call(
                         node.func, [self._array(), self._index(places_of(index)), *map(self.visit, rest)], []
                     )

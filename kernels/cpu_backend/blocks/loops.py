@@ -136,9 +136,9 @@ class _Maker:
             copy.deepcopy(self._tree), [by_name.get(name, types.int64) for name in (*given, *extra)], self._names
         )
         self._whole.read()
-        self._add_alone()
+        self._change_alone()
 
-    def _add_alone(self) -> None:
+    def _change_alone(self) -> None:
         """Let threads change the block's own memory plainly, and their own: one worker runs them, one after another."""
         every = list(ast.walk(self._tree))
         made = dict(found for node in every if (found := made_in_block(node)) is not None)

@@ -13,7 +13,6 @@ from numbridge.kernels.cpu_backend.blocks.steps import Steps
 from numbridge.kernels.cpu_backend.blocks.syntax import (
     MEETING,
     MEMORY,
-    ORDERED,
     STACK,
     TOLD,
     NoPartsError,
@@ -22,7 +21,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     places_of,
     with_loops,
 )
-from numbridge.kernels.cpu_backend.lanes import Lanes
+from numbridge.kernels.cpu_backend.lanes import ATOMIC, Lanes
 
 __all__ = ["Order"]
 
@@ -51,7 +50,7 @@ class Order:
         found = []
         for call in calls_in(node):
             called = called_name(call)
-            if called.startswith(ORDERED):
+            if called.startswith(ATOMIC):
                 array = call.args[called.startswith(TOLD)]
                 if isinstance(array, ast.Call) and ast.unparse(array.func) == _COMPONENTS:
                     (array,) = array.args

@@ -18,7 +18,6 @@ __all__ = [
     "MEETING",
     "MEMORY",
     "NUMBER",
-    "ORDERED",
     "OWN_NAMES",
     "REFUSED",
     "REST",
@@ -72,9 +71,8 @@ VOTES = tuple(f"{MEETING}{name}_sync" for name in ("ballot", "all", "any", "eq")
 REFUSED = ("_nb_check", "_nb_print")
 DYNAMIC = "_nb_dynamic"
 MEMORY = ("_nb_shared", DYNAMIC, "_nb_elements", "_nb_field")
-# What changes memory that threads share one after another; the array is the second argument of those that are told how.
+# Of what changes memory that threads share one after another, those that are told how; the array is their second argument.
 TOLD = ("_nb_add_either", "_nb_sub_either")
-ORDERED = ("_nb_add", "_nb_atomic_", *TOLD)
 AXES = 3
 OWN_NAMES = [AT, ROW, NUMBER, *(f"_nb_{letter}{k}" for letter in "bgkit" for k in range(AXES))]
 OWN_NAMES += [f"{FROM}{k}" for k in range(AXES)]
