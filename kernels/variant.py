@@ -426,7 +426,7 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
             [p.name for p in parameters],
             rank,
             emitted.hidden,
-            may_raise=emitted.may_raise,
+            may_raise=emitted.may_raise or emitted.grows,
             is_typed=emitted.generated,
             sums=emitted.sums,
             private=emitted.private,

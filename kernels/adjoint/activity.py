@@ -39,6 +39,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.adjoint.renewed import Renewed
 from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
+from numbridge.kernels.adjoint.settled import Settled
 from numbridge.kernels.adjoint.survey import Survey
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 
@@ -268,10 +269,11 @@ class Needs:
         self._ops = self.survey.ops
         self._renewed = Renewed(self.survey, self.program.locals)
         self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
-        self.replayed: set[Op] = set()
-        before = -1
-        while before != (before := len(self.replayed)):
-            self._once()
+        renewed = [array for array in self.program.locals if array in self._renewed]
+        self._settled = Settled(self.program, self.survey, renewed)
+        self._work_out()
+        while self._settled.narrow({op: needs.values | needs.again for op, needs in self.loops.items()}):
+            self._work_out()
         self._check_atomics()
 
     def _is_active_compute(self, op: Op) -> bool:
@@ -292,6 +294,12 @@ class Needs:
                 wanted.update(operands(made))
                 kept.append(made)
         return Pullback(kept[::-1], found)
+
+    def _work_out(self) -> None:
+        self.replayed: set[Op] = set()
+        before = -1
+        while before != (before := len(self.replayed)):
+            self._once()
 
     def _once(self) -> None:
         """Work everything out for the stores that are known to be replayed, and look for more of these."""
@@ -462,6 +470,9 @@ class Needs:
         later : set of Value
             What loops in the trip compute when they are reversed afterwards.
         """
+        settling = self._settled.loop(op.array, op)
+        if settling is not None and within is not None and self.survey.is_within(within, settling):
+            return False
         if op.array not in self._renewed:
             return True
         filling = self._renewed.loop(op.array, op)
@@ -557,7 +568,16 @@ class Needs:
 
     def is_brought_back(self, array: Array, op: Loop) -> bool:
         """Tell whether an array is to be as it was at the start of each trip of a loop, when the trip runs again."""
-        return self._renewed.is_brought_back(array, op)
+        return self._settled.loop(array, op) is None and self._renewed.is_brought_back(array, op)
+
+    def is_restored_after(self, array: Array, op: Op) -> bool:
+        """Tell whether what an operation stores to an array is undone when a loop around it has been reversed, all at once."""
+        return self._settled.loop(array, op) is not None
+
+    def restored_after(self, op: Loop) -> list[Array]:
+        """Return the arrays that are as they were before a loop only when it has been reversed, all at once."""
+        stored = {inner.array for inner in walk(op.body) if isinstance(inner, Store) and inner in self.replayed}
+        return [array for array in self._settled.arrays(op) if array in stored]
 
     def filling(self, array: Array) -> list[Loop]:
         """Return the loops whose trips fill an array before they read it, so that it need not be kept for them."""

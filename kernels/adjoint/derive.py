@@ -66,7 +66,7 @@ class Plan:
 
     Attributes
     ----------
-    text, entry, hidden, may_raise, has_loop, sums, private, fingerprint
+    text, entry, hidden, may_raise, has_loop, sums, private, grows, fingerprint
         As in `Emitted`.
     reads : frozenset of str
         Arrays of the kernel whose contents the derivative reads.
@@ -105,6 +105,7 @@ class Plan:
     active: tuple[Any, ...] = dataclasses.astuple(EVERYWHERE)
     order: tuple[int, ...] = ()
     namespace: Mapping[str, Any] | None = None
+    grows: bool = False
 
 
 class _Read:
@@ -364,6 +365,7 @@ class Derivative(Kernel):
             dataclasses.astuple(rewritten.active),
             rewritten.order,
             program.namespace,
+            grows=made.stacks > 0 and target == "cpu",
         )
 
     def _check_unused(self, used: frozenset[str]) -> None:
@@ -452,6 +454,7 @@ class Derivative(Kernel):
             self.source.asks_for_block,
             sums=plan.sums,
             private=None if plan.private is None else Private(*plan.private),
+            grows=plan.grows,
             in_blocks=plan.in_blocks,
             active=ActiveRange.of(plan.active),
             order=plan.order,

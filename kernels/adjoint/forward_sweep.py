@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.activity import Activity, Needs, Sweep, refused
@@ -81,6 +82,8 @@ class ForwardSweep:
         # The loop whose trips are being kept, and in it the arrays that are brought back from barrier to barrier
         self._keeping: Loop | None = None
         self._between: list[Array] = []
+        # The elements that this trip has remembered whatever way it came, which need not be remembered again
+        self._remembered_places: set[tuple[Any, ...]] = set()
         # The arrays into which each thread stores at its own index
         self._stored_apart = own_arrays(program, (Store, Atomic))
         # Stores by which several threads may write the same to one element
@@ -153,7 +156,8 @@ class ForwardSweep:
         loops = self.needs.survey.loops(op)
         if op.array.kind == "shared":
             loops = [outer for outer in loops if not self.needs.meetings(outer)]
-        return any(self.needs.is_brought_back(op.array, outer) for outer in loops)
+        again = any(self.needs.is_brought_back(op.array, outer) for outer in loops)
+        return again or self.needs.is_restored_after(op.array, op)
 
     @property
     def _logged(self) -> list[Array]:
@@ -208,7 +212,8 @@ class ForwardSweep:
 
     @property
     def _stacks(self) -> list[str]:
-        stacked = [STACK] if any(needs.stacked for needs in self.needs.loops.values()) else []
+        marked = any(needs.stacked or self.needs.restored_after(op) for op, needs in self.needs.loops.items())
+        stacked = [STACK] if marked else []
         stacked += [INTERVALS] if any(map(self._between_barriers, self.needs.loops)) else []
         return stacked + [log_name(array) for array in self._logged]
 
@@ -311,7 +316,9 @@ class ForwardSweep:
 
     def _keeps(self, op: Loop) -> bool:
         plan = self._plans.get(op)
-        return plan is not None and (plan.counts or bool(plan.needs.saved) or plan.needs.stacked)
+        if plan is None:
+            return False
+        return plan.counts or bool(plan.needs.saved or self.needs.restored_after(op)) or plan.needs.stacked
 
     def _forward_if(self, op: If, values: Sweep, *, save: bool) -> None:
         if not self._has_work(op, values, save=save):
@@ -326,7 +333,7 @@ class ForwardSweep:
         ]
         heads = [f"if {op.condition.name}:", "else:"]
         for head, (region, pairs) in zip(heads, sides, strict=True):
-            with self.lines.optional(head) if head == "else:" else self.lines.block(head):
+            with self.lines.optional(head) if head == "else:" else self.lines.block(head), self._perhaps():
                 self._forward(region, values, save=save)
                 moves(self.lines, pairs)
 
@@ -338,11 +345,22 @@ class ForwardSweep:
         if op not in self.needs.live or any(merge.result in values for merge in op.merges):
             return False
         inner = [o for region in regions(op) for o in walk(region)]
+        again = [o for o in inner if o in self.needs.replayed]
+        if any(isinstance(o, Raise | Meet) for o in inner) or any(isinstance(o, Atomic) for o in again):
+            return False
         # What is added is not taken away again on the way back.
         added = {o.array for o in self.needs.replayed if isinstance(o, Atomic)}
-        return not any(
-            isinstance(o, Raise | Meet) or o in self.needs.replayed or (isinstance(o, Load) and o.array in added)
-            for o in inner
+        if any(isinstance(o, Load) and o.array in added for o in inner):
+            return False
+        return not again or self._is_last_to_use(op, {o.array for o in again if isinstance(o, Store)})
+
+    def _is_last_to_use(self, op: If, arrays: Collection[Array]) -> bool:
+        """Tell whether nobody loads from some arrays, to which a branch stores, after that."""
+        order = self.needs.survey.order
+        last = max(order[o] for region in regions(op) for o in walk(region))
+        after = [o for o in order if order[o] > last]
+        return not self.program.in_blocks and not any(
+            isinstance(o, Custom) or (isinstance(o, Load) and o.array in arrays) for o in after
         )
 
     def _forward_loop(self, op: Loop, values: Sweep, *, save: bool) -> None:
@@ -355,9 +373,10 @@ class ForwardSweep:
         moves(self.lines, [(c.phi, c.initial) for c in kept])
         if plan is not None:
             plan.start(self.lines)
+            self._begin_whole(op)
         outer = self._keeping, self._between
         self._keeping = self._keeping if plan is None else op
-        with self._copy(op), self.lines.block(loop_head(op)):
+        with self._copy(op), self.lines.block(loop_head(op)), self._perhaps(op, begins=plan is not None):
             start_trip(self.lines, op)
             # Its barriers lie between trips, each of which begins and ends with one when it is brought back.
             self._forward(op.test, values, save=False)
@@ -375,6 +394,32 @@ class ForwardSweep:
                 self.lines.add(f"if {op.leave.name}: break")
         self._keeping, self._between = outer
         moves(self.lines, [(c.result, c.phi) for c in kept if c.result in values])
+
+    @contextmanager
+    def _perhaps(self, op: Loop | None = None, *, begins: bool = False) -> Iterator[None]:
+        """Write what may not run, or more than once: a side of a branch, or a trip, with which what is kept may begin."""
+        before = self._remembered_places
+        # What a loop logs when it is reversed itself, it logs in the same places now.
+        own = [] if op is None else [*self._logged_in(op), *self.needs.restored_after(op)]
+        self._remembered_places = set() if begins else {place for place in before if place[0] not in own}
+        yield
+        self._remembered_places = before
+
+    def _remembers(self, op: Store) -> bool:
+        """Tell whether what a store overwrites goes to a log now, and note that it does."""
+        if not self._logs(op):
+            return False
+        place = (op.array, *(v if v.constant is None else (type(v.constant), v.constant) for v in op.index))
+        is_new = place not in self._remembered_places
+        # Of a store that may be another thread's, only that is remembered which it changes.
+        if op not in self._alike:
+            self._remembered_places.add(place)
+        return is_new
+
+    def _begin_whole(self, op: Loop) -> None:
+        """Note how high the logs are of arrays that are restored when a loop has been reversed."""
+        for array in self.needs.restored_after(op):
+            self.lines.add(f"_nb_stack_push({STACK}, _nb_stack_height({log_name(array)}))")
 
     def _forward_body(self, op: Loop, values: Sweep) -> None:
         self._forward(op.body, values, save=False)
@@ -419,13 +464,15 @@ class ForwardSweep:
 
     def _logs(self, op: Store) -> bool:
         """Tell whether what a store overwrites now goes to a stack, to be brought back by the thread itself."""
-        return self._keeping is not None and op.array in self._logged_in(self._keeping)
+        if self._keeping is None:
+            return False
+        return op.array in [*self._logged_in(self._keeping), *self.needs.restored_after(self._keeping)]
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         if save:
             if self.needs.is_undone(op):
                 self.lines.add(f"{self._old(op)} = {element(op.array.name, op.index)}")
-        elif self._logs(op):
+        elif self._remembers(op):
             parts = places(op.value)
             for (memory, index), part in zip(scalar_places(op.array, op.array.name, op.index), parts, strict=True):
                 remember = f"_nb_stack_remember({log_name(op.array)}, {memory}, {index})"

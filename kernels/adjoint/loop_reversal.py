@@ -56,6 +56,8 @@ class LoopReversal(Accumulation, ABC):
             for c in moved:
                 self._begin(c.phi)
             self._started, self._held = outer
+        for array in reversed(self.needs.restored_after(op)):
+            self._undo(array, STACK)
         self._started.update(c.phi for c in active)
         for c in active:
             self._add(c.initial, self._adjoint(c.phi))

@@ -18,7 +18,7 @@ from numbridge.kernels.adjoint.checkpoint import MOST_SLOTS, Checkpoints
 from numbridge.kernels.adjoint.element_program import places
 from numbridge.kernels.adjoint.emit import Lines, field_views, operation, own_array
 from numbridge.kernels.adjoint.forward_sweep import FIRST, INTERVALS, STEP, ForwardSweep, log_name, scalar_places
-from numbridge.kernels.adjoint.ir import Atomic, Load, Loop, Op, Program, Raise, Store, is_float, walk
+from numbridge.kernels.adjoint.ir import Atomic, If, Load, Loop, Op, Program, Raise, Store, is_float, walk
 from numbridge.kernels.adjoint.measured import NEEDS, Measured
 
 __all__ = ["measure"]
@@ -102,8 +102,10 @@ class _Measuring(ForwardSweep):
 
     def _is_kept(self, op: Op) -> bool:
         """Tell whether something is put on a stack so that an operation can be undone."""
-        loops = self.needs.survey.loops(op)
-        return isinstance(op, Store | Atomic) and any(self.needs.is_brought_back(op.array, outer) for outer in loops)
+        if not isinstance(op, Store | Atomic):
+            return False
+        again = any(self.needs.is_brought_back(op.array, outer) for outer in self.needs.survey.loops(op))
+        return again or self.needs.is_restored_after(op.array, op)
 
     def _stores(self) -> list[Store]:
         return [op for op in walk(self.program.body) if isinstance(op, Store) and op in self._stored]
@@ -127,8 +129,9 @@ class _Measuring(ForwardSweep):
     def _plan(self, most: int) -> dict[Loop, Checkpoints]:
         made: dict[Loop, Checkpoints] = {}
         for number, (op, needs) in enumerate(self.needs.loops.items(), 1):
-            if needs.stacked:
+            if needs.stacked or self.needs.restored_after(op):
                 made[op] = trips = _Trips(op, needs, number, most, exact=False)
+            if needs.stacked:
                 own = sum(len(places(c.phi)) for c in needs.saved) + len(self._logged_in(op))
                 own += bool(self._between_barriers(op))
                 shares = (_share_of(self._numbers(array)) for array in self._kept_whole(op))
@@ -144,6 +147,16 @@ class _Measuring(ForwardSweep):
     def _keep(self, plan: Checkpoints) -> None:
         plan.keep(self.lines)
 
+    def _begin_whole(self, op: Loop) -> None:
+        marks = len(self.needs.restored_after(op))
+        if marks:
+            self.lines.add(f"_nb_height += {marks}")
+            self.lines.add("_nb_need0 = max(_nb_need0, _nb_height)")
+
+    def _logs(self, op: Store) -> bool:
+        # Loops within one that its trips run again by themselves log nothing of what that one restores, and are followed here.
+        return super()._logs(op) or self.needs.is_restored_after(op.array, op)
+
     def _forward_body(self, op: Loop, values: Sweep) -> None:
         heights = [f"_nb_logged{number}" for number in self._alone.get(op, [])]
         if op not in self._plans and any(inner in self._plans for inner in walk(op.body)):
@@ -157,7 +170,7 @@ class _Measuring(ForwardSweep):
 
     def _forward_store(self, op: Store, *, save: bool) -> None:
         # Outside of loops what is overwritten lies in a variable.
-        if not save and self._logs(op):
+        if not save and self._remembers(op):
             self._count(log_name(op.array), _ENTRIES * len(scalar_places(op.array, op.array.name, op.index)))
         if op in self._stored:
             self.lines.add(operation(op))
@@ -171,6 +184,10 @@ class _Measuring(ForwardSweep):
     def _end_interval(self) -> None:
         if self._between:
             self._count(INTERVALS, len(self._between))
+
+    def _serves_itself(self, op: If, values: Sweep) -> bool:
+        # What is put off until a branch is reversed finds the stacks as high as they are before it.
+        return False
 
     def _has_work(self, op: Op, values: Sweep, *, save: bool) -> bool:
         noting = bool(self._between) and any(inner in self._noting for inner in walk([op]))

@@ -207,7 +207,7 @@ class _Reverse(LoopReversal):
             shared=bool(self._shared),
             near=nearness(self.program, self._shared) if self._apart else None,
             stacks=len(self._stacks),
-            may_raise=any(isinstance(op, Raise) for op in ops) or bool(self._stacks),
+            may_raise=any(isinstance(op, Raise) for op in ops),
             has_loop=any(isinstance(op, Loop) for op in ops),
         )
 

@@ -38,8 +38,9 @@ from numbridge.kernels.cpu_backend.cpu_bounds import check_index, checked
 from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
-from numbridge.kernels.cpu_backend.lanes import FEW
+from numbridge.kernels.cpu_backend.lanes import FEW, MOST, has_stack
 from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, across, lane_name
+from numbridge.kernels.cpu_backend.stack_runs import with_runs
 from numbridge.kernels.cpu_backend.totals import PRIVATE, total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements
 from numbridge.kernels.element_types.component_range import check_components
@@ -162,7 +163,8 @@ def compile_run(
         heads = (f"# {lanes_of} is {name} for {width} threads at once.\n" for name, width, lanes_of in named)
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
-    tree = inlined(calls_chosen(ast.parse(text), names, fastmath=fastmath, lanes=bool(together or in_blocks)))
+    tree = with_runs(ast.parse(text))
+    tree = inlined(calls_chosen(tree, names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
     names |= {lane_name(name, takes): part.call for name, made in together.items() for part, takes in made}
     if loops is not None:
@@ -238,16 +240,18 @@ def _together(
 
     What runs many, or wants memory, has another one that runs a few: rows of threads seldom end with as many.
     """
-    tree = calls_chosen(ast.parse(lanes.text), names, fastmath=fastmath, lanes=True)
+    tree = calls_chosen(with_runs(ast.parse(lanes.text)), names, fastmath=fastmath, lanes=True)
     found = {}
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):
             kinds = _kinds(function, parameters)
-            made = in_lanes(function, kinds, lanes.along, names, fastmath=fastmath, always=lanes.always)
+            few: dict[str, Any] = {"fastmath": fastmath, "always": lanes.always, "most": FEW}
+            # What has a stack is long, and what moves that does so for few as well as for many.
+            most = FEW if has_stack(function) else MOST
+            made = in_lanes(function, kinds, lanes.along, names, **{**few, "most": most})
             if made is None:
                 return {}
             found[function.name] = [made]
-            few: dict[str, Any] = {"fastmath": fastmath, "always": lanes.always, "most": FEW}
             if made.takes.width > FEW or made.takes.memory:
                 fewer = in_lanes(function, kinds, lanes.along, names, **few)
                 found[function.name] += [fewer] if fewer else []

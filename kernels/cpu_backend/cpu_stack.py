@@ -151,14 +151,53 @@ def height(stack: Any) -> Any:
     return load_i64(stack, _HEIGHT)
 
 
-def _remembering(push: Any) -> Any:
-    @_inlined
-    def remember(log: Any, array: Any, index: Any) -> None:
-        """Put an element's address and contents on a stack, before something else is stored there."""
-        push(log, element_address(array, index))
-        push(log, array[index])
+@_inlined
+def reserve(stack: Any, count: Any) -> Any:
+    """Make room for so many entries that are put on a stack; return the address of the first."""
+    while load_i64(stack, _HEIGHT) + _ENTRY * count > load_i64(stack, _CAPACITY):
+        _grow(stack)
+    height = load_i64(stack, _HEIGHT)
+    store_i64(stack, _HEIGHT, height + _ENTRY * count)
+    return load_i64(stack, _MEMORY) + height
 
-    return remember
+
+@_inlined
+def release(stack: Any, count: Any) -> Any:
+    """Give up the uppermost entries of a stack; return the address behind them, where they lie until others are put there."""
+    height = load_i64(stack, _HEIGHT)
+    store_i64(stack, _HEIGHT, height - _ENTRY * count)
+    return load_i64(stack, _MEMORY) + height
+
+
+@_inlined
+def put(top: Any, place: Any, value: Any) -> None:
+    """Store a number in an entry, that many from an address."""
+    _put(top + _ENTRY * place, value)
+
+
+@_inlined
+def put_place(top: Any, place: Any, array: Any, index: Any) -> None:
+    """Store the address of an element of an array in an entry."""
+    _put(top + _ENTRY * place, element_address(array, index))
+
+
+@_inlined
+def take(top: Any, place: Any, like: Any) -> Any:
+    """Return the number of the type of `like` in an entry."""
+    return _take(top + _ENTRY * place, like)
+
+
+@_inlined
+def restore(top: Any, place: Any, held: Any, array: Any) -> None:
+    """Bring back the element of an array whose address is in one entry, and what it held in another one."""
+    _put(load_i64(top + _ENTRY * place, 0), _take_element(top + _ENTRY * held, array))
+
+
+@_inlined
+def remember(log: Any, array: Any, index: Any) -> None:
+    """Put an element's address and contents on a stack of a crew's thread, before something else is stored there."""
+    _push_in_crew(log, element_address(array, index))
+    _push_in_crew(log, array[index])
 
 
 @_inlined
@@ -191,11 +230,12 @@ def _free_in_crew(stack: Any) -> None:
     _empty(stack)
 
 
-_SAME = {"pop": pop, "height": height, "undo": undo}
-_OWN = {"new": new, "push": push, "remember": _remembering(push), "free": free}
-_IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": _remembering(_push_in_crew), "free": _free_in_crew}
+_SAME = {"pop": pop, "height": height}
+_OWN = {"new": new, "push": push, "free": free}
+_RUNS = {"reserve": reserve, "release": release, "put": put, "put_place": put_place, "take": take, "restore": restore}
+_IN_CREW = {"new": _new_in_crew, "push": _push_in_crew, "remember": remember, "undo": undo, "free": _free_in_crew}
 STACK = {
-    **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN).items()},
+    **{f"_nb_stack_{name}": function for name, function in (_SAME | _OWN | _RUNS).items()},
     **{f"_nb_crew_stack_{name}": function for name, function in (_SAME | _IN_CREW).items()},
 }
-"""What generated text calls these functions, those of a thread of a crew by names of their own."""
+"""What generated text calls these functions, those of a thread of a crew by names of their own; see `stack_runs`."""

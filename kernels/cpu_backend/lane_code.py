@@ -32,6 +32,7 @@ from numbridge.kernels.cpu_backend.lanes import (
     read_lanes,
     stored,
 )
+from numbridge.kernels.cpu_backend.stack_runs import COUNTED, PLACED, PUT_PLACE, moves_stack
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 
@@ -51,7 +52,8 @@ _ADDS = (
     "_nb_sub_either",
     "_nb_sub_from_total",
 )
-_REFUSED = ("_nb_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
+_REFUSED = ("_nb_crew_stack_", "_nb_print", "_nb_checked", CUDA_MODULE)
+_STACK = "_nb_stack_"
 _BIT = ir.IntType(1)
 _MODULES = ("builtins", "cmath", "math", "numba.core", "numbridge", "numpy", "operator")
 
@@ -66,7 +68,7 @@ def only_computes(name: str, function: Callable[[], Any]) -> bool:
     """
     if name.startswith(_REFUSED):
         raise NoLanesError
-    if name.startswith(ATOMIC):
+    if name.startswith((*ATOMIC, _STACK)):
         return False
     value = function()
     value = getattr(value, "_defn", getattr(value, "py_func", value))
@@ -365,7 +367,7 @@ class LaneText(Text):
         with self._one_lane():
             condition = self._condition(node.test)
         both = self._block(node.body), self._block(node.orelse)
-        mixed = self._for_each_lane(self._alone([node]))
+        mixed = self._mixed(node)
 
         def build(frame: Frame) -> None:
             builder = frame.builder
@@ -387,6 +389,36 @@ class LaneText(Text):
             builder.position_at_end(blocks["after"])
 
         return build
+
+    def _mixed(self, node: ast.If) -> Step:
+        """Return the step of a branch of which some lanes take the one side and some the other."""
+        return self._for_each_lane(self._alone([node]))
+
+    def _call(self, node: ast.Call) -> Expression:
+        match node:
+            case ast.Call(ast.Name(called), [top, *given]) if called in PLACED:
+                placed = PLACED[called]
+                places = [self._lane_entry(place) for place in given[:placed]]
+                rest = [*map(self._index if called == PUT_PLACE else self._expression, given[placed:])]
+                return self._resolved(self._object(node.func), [self._expression(top), *places, *rest])
+            case ast.Call() if moves_stack(node):
+                if self._apart:
+                    raise NoLanesError
+                match node:
+                    case ast.Call(ast.Name(called), [stack, ast.Constant(int(count))]) if called in COUNTED:
+                        moved = Expression(types.int64, lambda frame: ir.IntType(64)(count * self.width))
+                        return self._resolved(self._object(node.func), [self._expression(stack), moved])
+        return super()._call(node)
+
+    def _lane_entry(self, node: ast.expr) -> Expression:
+        """Return where the lane's own of the numbers lies that all lanes have in an entry of a stack."""
+        assert isinstance(node, ast.Constant) and isinstance(node.value, int)
+        place = node.value
+
+        def build(frame: Frame) -> Any:
+            return frame.builder.add(ir.IntType(64)(place * self.width), frame.lane, flags=("nsw",))
+
+        return Expression(types.int64, build)
 
     def _summed(self, node: ast.Return) -> list[Step]:
         """Return numbers that are the sums over all lanes."""

@@ -21,7 +21,7 @@ from numbridge.kernels.arithmetic.cpu_math import is_few_instructions
 from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, looping
 from numbridge.kernels.cpu_backend.lane_code import GIVEN_MEMORY, LaneText, lane_place, lane_value, set_lane_value
-from numbridge.kernels.cpu_backend.lanes import FEW, MOST, NoLanesError, range_start
+from numbridge.kernels.cpu_backend.lanes import FEW, MOST, NoLanesError, has_stack, range_start
 from numbridge.kernels.cpu_backend.range_source import Lane
 
 __all__ = ["Together", "in_lanes"]
@@ -120,8 +120,17 @@ class MaskedText(LaneText):
         return build
 
     def _if(self, node: ast.If) -> Step:
-        if self._apart or id(node) not in self._lanes.forked:
-            return super()._if(node)
+        return super()._if(node) if self._apart or id(node) not in self._lanes.forked else self._forked(node)
+
+    def _mixed(self, node: ast.If) -> Step:
+        if not has_stack(node):
+            return super()._mixed(node)
+        if any(map(has_stack, node.body)) and any(map(has_stack, node.orelse)):
+            raise NoLanesError  # on the way back, what the one side put there last would come after what the other did
+        return self._forked(node)
+
+    def _forked(self, node: ast.If) -> Step:
+        """Return the step of a branch of which lanes on the one side wait for those on the other."""
         yes = self._lane_condition(node.test)
         sides = [self._block(side) for side in (node.body, node.orelse) if side]
 

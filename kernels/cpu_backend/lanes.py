@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from numbridge.kernels.cpu_backend.stack_runs import moves_stack, undoes
+
 __all__ = [
     "ATOMIC",
     "FEW",
@@ -25,6 +27,7 @@ __all__ = [
     "Group",
     "Lanes",
     "NoLanesError",
+    "has_stack",
     "is_break",
     "local_array_name",
     "needed_for",
@@ -117,7 +120,7 @@ class Lanes:
             case ast.Subscript(ast.Name(name)):
                 return name in self.touched or name in self.private
             case ast.Call():
-                return self.has_effect(node)
+                return self.has_effect(node) and not moves_stack(node)
         return False
 
     def has_effect(self, call: ast.Call) -> bool:
@@ -156,7 +159,7 @@ class Lanes:
         waiting: list[ast.stmt] = []
         for node in body:
             shared = not self.varies(node)
-            if shared and _defines_another(node, waiting):
+            if shared and _defines_another(node, waiting) and not moves_stack(node):
                 yield node
                 continue
             once = shared or isinstance(node, ast.Return) or self.is_split(node)
@@ -249,7 +252,8 @@ def read_lanes(
     lanes = Lanes(tree, along, arrays, private, touched_arrays(nodes, arrays), computes, {*along})
     without_unread(lanes, tree.body, read_names(lanes, nodes))
     _Spread(lanes, once).run()
-    if any(_awaits(lanes, node) for node in nodes if id(node) in lanes.staggered):
+    # A stack moves for all lanes at once, and those that left early would take what others put there last.
+    if any(_awaits(lanes, node) or has_stack(node) for node in nodes if id(node) in lanes.staggered):
         raise NoLanesError
     _Kept(lanes, once).run()
     for node in ast.walk(tree):
@@ -259,6 +263,11 @@ def read_lanes(
             case ast.For(ast.Name(name)) if id(node) in lanes.staggered:
                 lanes.steps[name] = lanes.step(range_start(node))
     return lanes
+
+
+def has_stack(node: ast.AST) -> bool:
+    """Tell whether a statement, or one in it, moves a stack."""
+    return any(map(moves_stack, ast.walk(node)))
 
 
 def is_break(node: ast.stmt) -> TypeGuard[ast.If]:
@@ -618,7 +627,7 @@ class _Gain:
             if isinstance(part, ast.If):
                 yield from self._loops(part.body)
                 yield from self._loops(part.orelse)
-            elif isinstance(part, ast.For | ast.While) and lanes.varies(part):
+            elif isinstance(part, ast.For | ast.While) and lanes.varies(part) and not undoes(part):
                 # What only goes through a lane's own arrays tells nothing of the loop around it.
                 inner = [n for n in self._loops(part.body) if self._is_chained(n) or self._elements([*ast.walk(n)])]
                 yield from inner or ([part] if _trips(part) > _FEW_TRIPS else [])

@@ -59,6 +59,8 @@ class Emitted:
         threads return is added; see `range_source`.
     private : Private or None
         For derivatives: another function of the text, for threads that share no elements with others.
+    grows : bool
+        For derivatives on the CPU: whether there are stacks that grow, for which there may be no memory, which raises.
     repeatable : bool
         Whether the same arithmetic must give the same bits here as in another kernel, so that neither may be reassociated or
         fused; on CUDA.
@@ -86,6 +88,7 @@ class Emitted:
     asks_for_block: bool = False
     sums: tuple[tuple[str, str], ...] = ()
     private: Private | None = None
+    grows: bool = False
     repeatable: bool = False
     parts: tuple[tuple[FunctionSource, ast.FunctionDef], ...] = field(default=(), compare=False, repr=False)
     sites: tuple[Site, ...] = field(default=(), compare=False, repr=False)

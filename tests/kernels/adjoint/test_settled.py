@@ -1,0 +1,235 @@
+"""Loops that leave arrays as their trips read them: which these are, what their reverse spares, and that gradients are right."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import numbridge as nb
+from adjoint_as_python import adjoint_of, check, check_directions, measured_and_taken, program_of
+from numbridge.kernels.adjoint.activity import Activity, Needs
+from numbridge.kernels.adjoint.ir import Loop, walk
+from numbridge.kernels.kernel import kernel
+from numbridge.kernels.language.intrinsics import tid
+from recurrence_programs import recurrence
+
+ROWS, THREADS = 5, 2
+random = np.random.default_rng(3)
+
+
+def arrays(count):
+    return [random.uniform(0.3, 1.2, (ROWS, THREADS)) for _ in range(count)]
+
+
+def recurrence_of_order_one(x, y):
+    i = tid()
+    for k in range(1, y.shape[0]):
+        y[k, i] = math.sin(y[k - 1, i]) * x[k, i]
+
+
+def backwards(x, y):
+    i = tid()
+    for k in range(y.shape[0] - 2, -1, -1):
+        y[k, i] = x[k, i] * y[k + 1, i] * y[k + 1, i]
+
+
+def steps_of_time(x, y):
+    i = tid()
+    for t in range(1, y.shape[0]):
+        for j in range(3):
+            y[t, i] = y[t, i] + y[t - 1, i] * y[t - 1, i] * x[j, i]
+
+
+def from_the_other_end(x, y):
+    i = tid()
+    n = y.shape[0]
+    for k in range(n - 1):
+        y[n - 2 - k, i] = math.exp(-y[n - 1 - k, i]) * x[k, i]
+
+
+def even_from_odd(x, y):
+    i = tid()
+    for k in range(2):
+        y[2 * k, i] = y[2 * k + 1, i] * y[2 * k + 1, i] * x[k, i]
+
+
+def below_the_diagonal(x, y):
+    """The trips of each inner loop read the row of the outer one, and store to those below."""
+    i = tid()
+    for j in range(y.shape[0]):
+        for k in range(j + 1, y.shape[0]):
+            y[k, i] = x[k, i] - y[j, i] * y[j, i]
+
+
+def linear(x, y):
+    """Nothing that is overwritten takes part in a derivative."""
+    i = tid()
+    for k in range(y.shape[0]):
+        for j in range(y.shape[0] - 1):
+            y[j, i] = 0.5 * y[j, i] + 0.25 * y[j + 1, i] + x[k, i]
+
+
+def in_place(x, y):
+    i = tid()
+    for k in range(y.shape[0]):
+        y[k, i] = y[k, i] * y[k, i] + x[k, i]
+
+
+def again_and_again(x, y):
+    i = tid()
+    for k in range(y.shape[0]):
+        y[0, i] = math.sin(y[0, i]) * x[k, i]
+
+
+def from_the_end(x, y):
+    """The first trip reads the last element, which the last trip stores."""
+    i = tid()
+    for k in range(y.shape[0]):
+        y[k, i] = math.sin(y[k - 1, i]) * x[k, i]
+
+
+def read_ahead(x, y):
+    i = tid()
+    for k in range(y.shape[0] - 1):
+        y[k + 1, i] = y[k + 1, i] + x[k, i]
+        y[k, i] = y[k + 1, i] * y[k + 1, i]
+
+
+def by_turns(x, y):
+    i = tid()
+    for k in range(y.shape[0]):
+        y[(k + 1) % 2, i] = y[k % 2, i] * y[k % 2, i] * x[k, i]
+
+
+def under_the_diagonal_twice(x, y):
+    """The outer loop reads what its later trips store again."""
+    i = tid()
+    for j in range(2):
+        for k in range(1, y.shape[0]):
+            y[k, i] = math.sin(y[k - 1, i]) * x[j, i]
+
+
+SETTLED = {
+    recurrence_of_order_one: "k",
+    backwards: "k",
+    steps_of_time: "t",
+    from_the_other_end: "k",
+    even_from_odd: "k",
+    below_the_diagonal: "j",
+    linear: "k",
+    under_the_diagonal_twice: "k",
+    in_place: "",
+    again_and_again: "",
+    from_the_end: "",
+    read_ahead: "",
+    by_turns: "",
+}
+
+
+def settled_loops(function, values):
+    """Return the counters of the loops that leave `y` as their trips read it."""
+    program = program_of(kernel(function), values)
+    needs = Needs(Activity(program, ["x", "y"]))
+    loops = [op for op in walk(program.body) if isinstance(op, Loop)]
+    found = [
+        op.index.name.rpartition("_")[0] for op in loops for array in needs.restored_after(op) if array.name == "y"
+    ]
+    return "".join(found)
+
+
+@pytest.mark.parametrize("function", SETTLED, ids=lambda function: function.__name__)
+def test_gradients(function):
+    values = arrays(2)
+    made = check(kernel(function), THREADS, *values)
+    backwards = made.text[made.text.index(" - 1, -1, -1):") :] if made.stacks else ""
+    # What runs again stores nothing, where nothing need be brought back before.
+    repeated = [line for line in backwards.splitlines() if line.strip().startswith("y[")]
+    assert bool(repeated) == (SETTLED[function] == "" or function is under_the_diagonal_twice), made.text
+
+
+@pytest.mark.parametrize("function", [f for f in SETTLED if f is not linear], ids=lambda function: function.__name__)
+def test_which_loops(function):
+    assert settled_loops(function, arrays(2)) == SETTLED[function]
+
+
+def test_what_nobody_reads_is_not_stored_again():
+    made, _ = adjoint_of(kernel(linear), arrays(2))
+    assert not made.stacks and not made.writes
+
+
+def eliminated(x, y):
+    """What later trips store to lies behind the row and the column that this one reads."""
+    i = tid()
+    n = y.shape[0]
+    for j in range(n):
+        for k in range(j + 1, n):
+            for m in range(j + 1, n):
+                y[k, m, i] = y[k, m, i] - y[k, j, i] * y[j, m, i] * x[k, i]
+
+
+def test_gaussian_elimination():
+    values = [random.uniform(0.3, 1.2, (4, THREADS)), random.uniform(0.3, 1.2, (4, 4, THREADS))]
+    check(kernel(eliminated), THREADS, *values)
+    assert settled_loops(eliminated, values) == "j"
+
+
+def test_random_recurrences():
+    """Against differences, run as Python; and that their stacks take what is counted on CUDA."""
+    checked = with_stacks = settled = 0
+    for number in range(400):
+        found = recurrence(number, THREADS)
+        if found is None:
+            continue
+        text, made, values = found
+        check_directions(made, THREADS, *values)
+        counts = measured_and_taken(made, THREADS, values)
+        if counts is not None:
+            assert counts[0] == counts[1], text
+            with_stacks += 1
+            needs = Needs(Activity(program_of(made, values), ["x", "y", "z"]))
+            settled += any(isinstance(op, Loop) and needs.restored_after(op) for op in needs.survey.ops)
+        checked += 1
+    assert checked > 100 and with_stacks > 60 and settled > 30, (checked, with_stacks, settled)
+
+
+def cumulated(x, y, n):
+    i, j = tid()
+    k = i + j
+    for t in range(1, n):
+        y[t, k] = math.sin(y[t - 1, k]) * x[t, k] + y[t - 1, k]
+    for t in range(n - 2, -1, -1):
+        y[t, k] = y[t, k] * x[t, k] - y[t + 1, k]
+
+
+def in_some_threads(x, y, n):
+    i, j = tid()
+    k = i + j
+    if x[0, k] > 0.0:
+        for t in range(1, n):
+            y[t, k] = math.sin(y[t - 1, k]) * x[t, k]
+            if x[t, k] > 0.3:
+                y[t, k] = y[t, k] * y[t, k]
+    y[0, k] = y[0, k] * y[n - 1, k]
+
+
+def twice_in_place(x, y, n):
+    i, j = tid()
+    k = i + j
+    for s in range(3):
+        for t in range(n):
+            y[t, k] = math.sin(y[t, k] * x[s, k]) + 0.5 * math.cos(y[t - 1, k])
+
+
+@pytest.mark.parametrize("function", [cumulated, in_some_threads, twice_in_place], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("threads", [5, 16, 37])
+def test_threads_that_run_together_have_one_stack(function, threads):
+    from lane_checks import gradients
+
+    made = nb.kernel(function)
+    values = [*(np.random.default_rng(threads).uniform(-1, 1, (ROWS, threads)) for _ in range(2)), ROWS]
+    together, alone = (gradients(made, values, dims) for dims in ((1, threads), (threads, 1)))
+    for one, other in zip(together, alone, strict=True):
+        assert np.allclose(one, other, rtol=1e-12, atol=1e-12)
+    assert "_nb_lanes_" in made.adjoint(["x", "y"]).explain(*values, *together).source
