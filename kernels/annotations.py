@@ -119,10 +119,10 @@ def annotation_of(
     ----------
     annotation : object
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
-        dtype, a framework's dtype, or `typing.Any` or `inspect.Parameter.empty`, which are none. A class of arrays, such as
-        `numpy.ndarray`, `torch.Tensor` or `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of
-        whatever framework. `tuple`, ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types
-        of its own.
+        dtype, a framework's dtype, a type of Numba's (``float64[:, :]`` asks for an array, of whatever layout), or `typing.Any` or
+        `inspect.Parameter.empty`, which are none. A class of arrays, such as `numpy.ndarray`, `torch.Tensor` or
+        `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of whatever framework. `tuple`,
+        ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types of its own.
         Strings must have been evaluated by the caller.
     parameter : str, optional
         The parameter that carries it, as a message calls it: ``"'x' of kernel 'f'"``.
@@ -153,7 +153,7 @@ def annotation_of(
             return ScalarAnnotation(scalar_of(annotation))
         except ConversionError:
             pass
-    found = _array_class(annotation)
+    found = _numba_array(annotation) or _array_class(annotation)
     if found is None:
         raise NumbridgeTypeError(_refusal(annotation, parameter))
     return found
@@ -163,6 +163,13 @@ def is_own_annotation(annotation: Any) -> bool:
     """Tell whether an annotation can only be meant for numbridge, such as `nb.array2d[float]` or `nb.vec3`."""
     annotation = getattr(annotation, "__kernel_annotation__", annotation)
     return isinstance(annotation, ArrayAnnotation | ElementAnnotation | ScalarAnnotation | ElementType | Scalar)
+
+
+def _numba_array(annotation: Any) -> ArrayAnnotation | None:
+    """Return what a type of arrays of Numba's asks for, of whatever layout; None for anything else."""
+    is_array = type(annotation).__module__.partition(".")[0] == "numba" and hasattr(annotation, "layout")
+    dtype = of_framework(annotation.dtype) if is_array else None
+    return None if dtype is None else ArrayAnnotation(dtype, annotation.ndim)
 
 
 def _array_class(annotation: Any) -> ArrayAnnotation | None:

@@ -143,6 +143,8 @@ class Kernel(Sourced):
         kept: Sequence[str] = (),
         unused: Sequence[str] = (),
         fresh: Sequence[str] = (),
+        *,
+        restores: bool = True,
     ) -> Any:
         """Return the kernel that carries adjoints back through this one.
 
@@ -162,6 +164,9 @@ class Kernel(Sourced):
         fresh : sequence of str
             Those of the `wanted` arrays whose adjoints are stored instead of added to, whatever they hold: every thread must load
             its own element of the array, whichever way it takes, and no other. What no thread has keeps what it holds.
+        restores : bool
+            Whether this kernel's arrays end as they were. Else those that it writes may hold anything after it, which spares
+            remembering what loops overwrite and nobody reads again.
 
         Returns
         -------
@@ -172,7 +177,7 @@ class Kernel(Sourced):
         KernelError
             If the kernel was declared with ``enable_backward=False``.
         """
-        return self._derived("adjoint", wanted, kept, unused, fresh)
+        return self._derived("adjoint", wanted, kept, unused, fresh, restores=restores)
 
     def tangent(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries tangents forward, next to this one's own work.
@@ -182,10 +187,10 @@ class Kernel(Sourced):
         """
         return self._derived("tangent", wanted)
 
-    def _derived(self, mode: str, wanted: Sequence[str], *more: Sequence[str]) -> Any:
+    def _derived(self, mode: str, wanted: Sequence[str], *more: Sequence[str], restores: bool = True) -> Any:
         from numbridge.kernels.adjoint.derive import derived
 
-        return derived(self, mode, tuple(wanted), *map(tuple, more))
+        return derived(self, mode, tuple(wanted), *map(tuple, more), restores=restores)
 
     @property
     def adjoint_source(self) -> str:

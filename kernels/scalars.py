@@ -136,7 +136,7 @@ def by_name(name: str) -> Scalar:
 def scalar_of(dtype: Any) -> Scalar:
     """Return the row of anything that names a dtype: a NumPy dtype or scalar type, a string, `float`, `int`, `bool`.
 
-    A framework's own dtype is known by what it is called there, such as ``torch.float32``.
+    A framework's own dtype is known by what it is called there, such as ``torch.float32``, and so is a type of Numba's.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def scalar_of(dtype: Any) -> Scalar:
         raise ConversionError(_unknown(dtype))
     try:
         row = _BY_DTYPE.get(np.dtype(dtype))
-    except TypeError:
+    except (TypeError, ValueError):
         row = of_framework(dtype)
     if row is None:
         raise ConversionError(_unknown(dtype))
@@ -159,8 +159,13 @@ def scalar_of(dtype: Any) -> Scalar:
 
 
 def of_framework(dtype: Any) -> Scalar | None:
-    """Return the row of a framework's dtype, which is called after the framework and then as here; None for anything else."""
+    """Return the row of a framework's dtype, which is called after the framework and then as here; None for anything else.
+
+    Types of Numba, as kernels' local arrays have them, are called as here alone.
+    """
     package = type(dtype).__module__.partition(".")[0]
+    if package == "numba":
+        return _BY_NAME.get(str(dtype))
     before, _, name = str(dtype).rpartition(".") if package != "builtins" else ("", "", "")
     return _BY_NAME.get(name) if before == package else None
 

@@ -194,7 +194,8 @@ class _Planner:
         fresh = tuple(name for name in names if name in wanted and self._is_own(name))
         ways = list(dict.fromkeys([(kept, fresh), (kept, ()), ((), ())]))
         for way in ways:
-            self.kernel = derived(inner, "adjoint", names, kept=way[0], fresh=way[1])
+            # What it changes lies in memory that the call has for itself.
+            self.kernel = derived(inner, "adjoint", names, kept=way[0], fresh=way[1], restores=False)
             try:
                 self._type()
             except KernelUnsupportedError:

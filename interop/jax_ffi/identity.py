@@ -116,5 +116,6 @@ def steps_from(kernel: Kernel, lines: Sequence[str]) -> Kernel | None:
         names = [parameter.name for parameter in kernel.parameters]
         if mode not in ("adjoint", "tangent") or not set(wanted) <= set(names) or not {*kept, *fresh} <= set(wanted):
             return None
-        kernel = derived(kernel, mode, wanted, kept=kept, fresh=fresh)
+        # As in `derivative`
+        kernel = derived(kernel, mode, wanted, kept=kept, fresh=fresh, restores=mode == "tangent")
     return kernel

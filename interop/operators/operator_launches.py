@@ -190,7 +190,8 @@ class Adjoint:
         unused, kept, fresh = WAYS[way]
         plan = self.launches.plan
         more = (self._coming if kept else (), plan.outputs if unused else (), self._fresh if fresh else ())
-        derivative = plan.kernel.adjoint(self._names, *more)
+        # What it changes is memory made for it.
+        derivative = plan.kernel.adjoint(self._names, *more, restores=False)
         return _kept(self.launchers[way], dims, derivative.forall(dims, plan.block_dim, checked=False))
 
 

@@ -100,7 +100,7 @@ class Level:
             return self.launches.adjoint(values, grads, wanted)
         given = dict(zip(self.inputs, values, strict=True))
         made = [self.launches.zeros(given[name]) for name in wanted]
-        derivative = self.kernel.adjoint([*wanted, *self.smooth, *self.outputs])
+        derivative = self.kernel.adjoint([*wanted, *self.smooth, *self.outputs], restores=False)
         adjoints = [*made, *self.blank(values, self.smooth), *map(self.launches.copied, grads)]
         self._launch(derivative, values, self.blank(values, self.outputs), adjoints)
         return made

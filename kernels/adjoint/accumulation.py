@@ -65,8 +65,10 @@ class Accumulation(ForwardSweep):
         Whether no two adjoints share memory.
     """
 
-    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool) -> None:
-        super().__init__(program, wanted, slots, bounded)
+    def __init__(
+        self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool, restores: bool
+    ) -> None:
+        super().__init__(program, wanted, slots, bounded, restores)
         self.active = self.activity.values
         self._started: set[Value] = set()
         self._held: dict[Value, str] = {}

@@ -260,9 +260,16 @@ class Needs:
         which are not undone.
     read : set of Array
         Arrays whose contents the adjoint reads.
+
+    Parameters
+    ----------
+    activity : Activity
+        Which values and arrays are active.
+    restores : bool
+        Whether arrays of the kernel end as they were.
     """
 
-    def __init__(self, activity: Activity) -> None:
+    def __init__(self, activity: Activity, *, restores: bool = True) -> None:
         self.activity = activity
         self.program = activity.program
         self.survey = Survey(self.program)
@@ -274,6 +281,9 @@ class Needs:
         self._work_out()
         while self._settled.narrow({op: needs.values | needs.again for op, needs in self.loops.items()}):
             self._work_out()
+        self._left = {
+            array: self._settled.left(array) for array in self._settled if array.kind == "local" or not restores
+        }
         self._check_atomics()
 
     def _is_active_compute(self, op: Op) -> bool:
@@ -572,12 +582,13 @@ class Needs:
 
     def is_restored_after(self, array: Array, op: Op) -> bool:
         """Tell whether what an operation stores to an array is undone when a loop around it has been reversed, all at once."""
-        return self._settled.loop(array, op) is not None
+        loop = self._settled.loop(array, op)
+        return loop is not None and loop not in self._left.get(array, ())
 
     def restored_after(self, op: Loop) -> list[Array]:
         """Return the arrays that are as they were before a loop only when it has been reversed, all at once."""
         stored = {inner.array for inner in walk(op.body) if isinstance(inner, Store) and inner in self.replayed}
-        return [array for array in self._settled.arrays(op) if array in stored]
+        return [a for a in self._settled.arrays(op) if a in stored and op not in self._left.get(a, ())]
 
     def filling(self, array: Array) -> list[Loop]:
         """Return the loops whose trips fill an array before they read it, so that it need not be kept for them."""

@@ -140,6 +140,8 @@ class Derivative(Kernel):
         The wanted arrays whose adjoints are stored, whatever they hold.
     apart : bool
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
+    restores : bool
+        Whether arrays that it changes for a while end as they were.
     """
 
     def __init__(
@@ -152,9 +154,10 @@ class Derivative(Kernel):
         fresh: tuple[str, ...] = (),
         *,
         apart: bool = True,
+        restores: bool = True,
     ) -> None:
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
-        self.unused, self.fresh = unused, fresh
+        self.unused, self.fresh, self.restores = unused, fresh, restores
         self.function = base.function
         self.name = f"{mode if wanted else 'program'} of {base.name}"
         self.options = base.options
@@ -254,7 +257,7 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart
+        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart, self.restores
 
     def program(
         self,
@@ -336,7 +339,7 @@ class Derivative(Kernel):
         if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
-        how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, **limits}
+        how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, "restores": self.restores, **limits}
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
@@ -345,7 +348,7 @@ class Derivative(Kernel):
             text, private = _with_private(made)
         measured = None
         if made.stacks and target == "cuda":
-            counting = measure(program, self.wanted, f"{program.name}_stacks")
+            counting = measure(program, self.wanted, f"{program.name}_stacks", restores=self.restores)
             measured = dataclasses.replace(counting, text=_for(target, program, counting.text))
         return Plan(
             _for(target, program, text),
@@ -524,7 +527,9 @@ class Derivative(Kernel):
             return self
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, self.kept, self.unused, apart=False)
+            self.derivatives[key] = Derivative(
+                self.base, self.mode, self.wanted, self.kept, self.unused, apart=False, restores=self.restores
+            )
         made: Derivative = self.derivatives[key]
         return made
 
@@ -738,9 +743,11 @@ def derived(
     kept: tuple[str, ...] = (),
     unused: tuple[str, ...] = (),
     fresh: tuple[str, ...] = (),
+    *,
+    restores: bool = True,
 ) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted, kept, unused, fresh)
+    key = (mode, wanted, kept, unused, fresh, restores)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -755,7 +762,7 @@ def derived(
                     f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
                     f"parameters, {', '.join(names)}"
                 )
-        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh)
+        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh, restores=restores)
     made: Derivative = found
     return made
 

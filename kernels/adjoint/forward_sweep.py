@@ -70,12 +70,14 @@ class ForwardSweep:
         How many trips of a loop are kept at once, at most; a power of two.
     bounded : bool
         Whether the function is given the memory of its stacks (see `measuring`), instead of stacks that grow.
+    restores : bool
+        Whether arrays of the kernel end as they were.
     """
 
-    def __init__(self, program: Program, wanted: Collection[str], slots: int, bounded: bool) -> None:
+    def __init__(self, program: Program, wanted: Collection[str], slots: int, bounded: bool, restores: bool) -> None:
         self.program, self.bounded = program, bounded
         self.activity = Activity(program, wanted)
-        self.needs = Needs(self.activity)
+        self.needs = Needs(self.activity, restores=restores)
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self._postponed: dict[If, Sweep] = {}

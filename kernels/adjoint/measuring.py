@@ -26,7 +26,7 @@ __all__ = ["measure"]
 _ENTRIES = 2  # for each element that is remembered: its address and its contents
 
 
-def measure(program: Program, wanted: Collection[str], name: str) -> Measured:
+def measure(program: Program, wanted: Collection[str], name: str, *, restores: bool = True) -> Measured:
     """Return what counts the entries on the stacks of a program's adjoint, which must have some.
 
     Parameters
@@ -37,8 +37,10 @@ def measure(program: Program, wanted: Collection[str], name: str) -> Measured:
         The floating parameters whose adjoints are passed.
     name : str
         What to call the function.
+    restores : bool
+        As for `reverse`.
     """
-    return _Measuring(program, wanted).run(name)
+    return _Measuring(program, wanted, restores).run(name)
 
 
 class _Trips(Checkpoints):
@@ -60,8 +62,8 @@ class _Trips(Checkpoints):
 
 
 class _Measuring(ForwardSweep):
-    def __init__(self, program: Program, wanted: Collection[str]) -> None:
-        super().__init__(program, wanted, MOST_SLOTS, bounded=True)
+    def __init__(self, program: Program, wanted: Collection[str], restores: bool) -> None:
+        super().__init__(program, wanted, MOST_SLOTS, True, restores)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
         again = [op for op in walk(program.body) if op in self.needs.replayed]
         self._undone = [op for op in again if self._is_kept(op)]

@@ -70,7 +70,7 @@ class Reversed:
     snapshot : frozenset of str
         Arrays that the kernel changes and whose contents before the launch the adjoint reads.
     writes : frozenset of str
-        Arrays of the kernel that the adjoint changes for a while; they end as they were.
+        Arrays of the kernel that the adjoint changes for a while; they end as they were if it `restores` them.
     untouched : frozenset of str
         Arrays whose adjoint is only read.
     spent : frozenset of str
@@ -111,6 +111,7 @@ def reverse(
     apart: bool = True,
     kept: Collection[str] = (),
     fresh: Collection[str] = (),
+    restores: bool = True,
     slots: int = MOST_SLOTS,
     bounded: bool = False,
     returns: bool = True,
@@ -132,6 +133,8 @@ def reverse(
     fresh : collection of str
         Arrays whose adjoints are stored, whatever they hold. Each thread must load its own element, in whatever way it goes on,
         and no other thread's; elements that no thread has keep what they hold.
+    restores : bool
+        Whether arrays of the kernel end as they were, or may hold what the kernel stores where that needs nothing remembered.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
     bounded : bool
@@ -145,15 +148,17 @@ def reverse(
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    made = _Reverse(program, wanted, apart, slots, bounded)
+    made = _Reverse(program, wanted, apart, slots, bounded, restores)
     made.keep(kept)
     made.freshen(fresh)
     return made.run(name, returns=returns)
 
 
 class _Reverse(LoopReversal):
-    def __init__(self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool) -> None:
-        super().__init__(program, wanted, apart, slots, bounded)
+    def __init__(
+        self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool, restores: bool
+    ) -> None:
+        super().__init__(program, wanted, apart, slots, bounded, restores)
         parameters = {parameter.name: parameter for parameter in program.parameters}
         self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}

@@ -140,6 +140,24 @@ class Settled:
         """Return the arrays that this loop, and none around it, leaves as its trips read them."""
         return [array for array in self._loops if self.loop(array, loop) is loop]
 
+    def __iter__(self) -> Iterator[Array]:
+        """Yield the arrays of which there may be such loops."""
+        return iter(self._loops)
+
+    def left(self, array: Array) -> list[Loop]:
+        """Return those of the loops after whose reverse nobody asks what an array held before, if nobody does at the end.
+
+        They are in no loop that would run again, and nothing is loaded before them that may be once more: in a loop, or in a
+        branch that may be put off.
+        """
+        found = []
+        for loop in self._loops[array]:
+            around = {*self._survey.ancestors(loop)}
+            before = [op for op in self._loads.get(array, ()) if self._survey.order[op] < self._survey.order[loop]]
+            if not self._survey.loops(loop) and all(around.issuperset(self._survey.ancestors(op)) for op in before):
+                found.append(loop)
+        return found
+
     def narrow(self, read: Mapping[Loop, Collection[Value]]) -> bool:
         """Take out what is not so, given what the trips of loops compute when they run again; return whether anything was."""
         wrong: list[tuple[Array, Loop]] = []

@@ -40,7 +40,9 @@ class StackKernel(Derivative):
 
     def __init__(self, adjoint: Derivative, given: tuple[str, ...]) -> None:
         how = (adjoint.kept, adjoint.unused, adjoint.fresh)
-        super().__init__(adjoint.base, adjoint.mode, adjoint.wanted, *how, apart=adjoint.apart)
+        super().__init__(
+            adjoint.base, adjoint.mode, adjoint.wanted, *how, apart=adjoint.apart, restores=adjoint.restores
+        )
         self.original, self.given = adjoint, given
         self.measures = given == (NEEDS,)
         first = adjoint.base.parameters if self.measures else adjoint.parameters

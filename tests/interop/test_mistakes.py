@@ -1,5 +1,6 @@
 """What tapes and operators say to mistakes: the argument, what it was, what was wanted, and what to do."""
 
+import numba
 import numpy as np
 import pytest
 from numba import cuda
@@ -177,6 +178,27 @@ def test_dtypes_of_frameworks_are_dtypes(framework):
     def scaled(x: nb.array[module.float32], a: module.float64): ...
 
     assert repr(nb.kernel(scaled)) == "<kernel scaled(x: array1d[float32], a: float64)>"
+
+
+def test_types_of_numba_are_dtypes():
+    def scaled(
+        x: nb.array[numba.float64], y: numba.float32[:, ::1], z: numba.uint8[:], a: numba.float64, b: numba.boolean
+    ): ...
+
+    said = "<kernel scaled(x: array1d[float64], y: array2d[float32], z: array1d[uint8], a: float64, b: bool)>"
+    assert repr(nb.kernel(scaled)) == said
+    assert nb.zeros(3, dtype=numba.int16).dtype == nb.int16
+    with pytest.raises(
+        nb.ConversionError, match=r"dtype Array\(float64, 1, .* is not a scalar type; numbridge has bool"
+    ):
+        nb.array1d[numba.float64[:]]
+
+    def of_rows(x: numba.types.unicode_type): ...
+
+    with pytest.raises(
+        nb.NumbridgeTypeError, match=r"parameter 'x' of kernel 'of_rows'.*is not an annotation for a kernel"
+    ):
+        nb.kernel(of_rows)
 
 
 def test_dtypes_of_tensors_that_are_shared():

@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from adjoint_as_python import adjoint_of, check, check_directions, measured_and_taken, program_of
+from adjoint_as_python import (
+    adjoint_of,
+    check,
+    check_directions,
+    copied,
+    floats_of,
+    function,
+    measured_and_taken,
+    over,
+    program_of,
+)
 from numbridge.kernels.adjoint.activity import Activity, Needs
 from numbridge.kernels.adjoint.ir import Loop, walk
+from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 from recurrence_programs import recurrence
@@ -192,6 +203,42 @@ def test_random_recurrences():
             settled += any(isinstance(op, Loop) and needs.restored_after(op) for op in needs.survey.ops)
         checked += 1
     assert checked > 100 and with_stacks > 60 and settled > 30, (checked, with_stacks, settled)
+
+
+def gradients_of(made, program, values):
+    """Return what an adjoint makes of random cotangents, and whether arrays ended as they were."""
+    normal = np.random.default_rng(8).normal
+    adjoints = [normal(size=values[0].shape) for _ in made.arrays]
+    run, given = function(made.text, made.name, program.namespace), copied(values)
+    over((THREADS,), lambda *index: run(*index[: len(program.hidden)], *given, *adjoints))
+    return adjoints, all(np.array_equal(one, other) for one, other in zip(given, values, strict=True))
+
+
+def test_what_nobody_asks_for_afterwards_is_not_remembered():
+    """Where arrays need not end as they were, gradients are the same, and recurrences have no stacks."""
+    spared = changed = 0
+    for number in range(300):
+        found = recurrence(number, THREADS)
+        if found is None:
+            continue
+        text, made, values = found
+        ways = []
+        for restores in (True, False):
+            program = program_of(made, values)
+            ways.append((reverse(program, floats_of(made, values), "adjoint", restores=restores), program, values))
+        (one, is_restored), (other, is_kept) = (gradients_of(*way) for way in ways)
+        assert is_restored and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True)), text
+        assert is_kept or ways[1][0].writes
+        spared += ways[0][0].stacks > ways[1][0].stacks
+        changed += not is_kept
+    assert spared > 1 and changed > 10, (spared, changed)
+
+
+@pytest.mark.parametrize("function", [recurrence_of_order_one, backwards, steps_of_time, below_the_diagonal])
+def test_recurrences_without_stacks(function):
+    values = arrays(2)
+    made = reverse(program_of(kernel(function), values), ["x", "y"], "adjoint", restores=False)
+    assert not made.stacks and "_nb_stack" not in made.text and made.writes == {"y"}
 
 
 def cumulated(x, y, n):
