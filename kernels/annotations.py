@@ -119,7 +119,7 @@ def annotation_of(
     ----------
     annotation : object
         An array annotation, an element type, `float` (float32), `int` (int32), `bool`, a NumPy or ml_dtypes scalar type or
-        dtype, a framework's dtype, a type of Numba's (``float64[:, :]`` asks for an array, of whatever layout), or `typing.Any` or
+        dtype, a framework's dtype, a type of Numba's (``float64[:, :]`` asks for an array, of any layout), or `typing.Any` or
         `inspect.Parameter.empty`, which are none. A class of arrays, such as `numpy.ndarray`, `torch.Tensor` or
         `numpy.typing.NDArray[numpy.float64]`, asks for an array, perhaps of that dtype, of whatever framework. `tuple`,
         ``tuple[int, int]`` and classes of named tuples are none either: what a tuple holds has types of its own.
