@@ -586,6 +586,18 @@ def launch(
     ------
     NumbridgeError
         If an argument does not fit; nothing has been written then.
+
+    Examples
+    --------
+    >>> import numpy as np, numbridge as nb
+    >>> @nb.kernel
+    ... def add(x, y, out):
+    ...     i, j = nb.tid()
+    ...     out[i, j] = x[i, j] + y[i, j]
+    >>> x, out = np.ones((2, 3), np.float32), np.empty((2, 3), np.float32)
+    >>> nb.launch(add, out.shape, [x, x], [out])
+    >>> out.tolist()
+    [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
