@@ -48,6 +48,19 @@ def test_every_page_of_a_task_has_code() -> None:
     assert [_name(page) for page in PAGES if page.parent.name == "howto" and page not in WITH_CODE] == ["howto/index"]
 
 
+def test_lines_of_code_fit_a_page() -> None:
+    """A page of the built documentation shows 90 columns; beyond them its reader has to scroll."""
+    long = [
+        f"{page.relative_to(DOCS)}:{block.line + k}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language not in ("output", "text")  # which are broken
+        for k, line in enumerate(block.text.splitlines())
+        if len(line) > 90
+    ]
+    assert long == []
+
+
 def test_an_output_that_differs_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
