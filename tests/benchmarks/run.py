@@ -1012,7 +1012,7 @@ def table(found: Mapping[str, Any], rows: Iterable[Row]) -> str:
     head = "| work | against | ours | theirs | ratio | must be |\n|---|---|---|---|---|---|\n"
     # A figure and its unit stay on one line.
     lines = (
-        f"| {work} | {against} | {' | '.join(figure.replace(' ', NO_BREAK) for figure in figures)} |"
+        f"| {work} | {against} | {' | '.join(figure.replace(' ', NO_BREAK, 1) for figure in figures)} |"
         for work, against, *figures in (row.cells() for row in rows)
     )
     return text + head + "\n".join(lines) + "\n"
