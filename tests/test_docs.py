@@ -17,6 +17,7 @@ import pytest
 
 import numbridge as nb
 from documents import blocks, run_page
+from emulated_cupy import emulated_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(
@@ -42,6 +43,20 @@ def test_code_of_a_page_runs_on_a_gpu(page: Path, tmp_path: Path) -> None:
     if nb.device_count() == 1:
         pytest.skip("no CUDA GPU")
     run_page(page, tmp_path, gpu=True)
+
+
+WITH_OWN_ARRAYS = [
+    page
+    for page in WITH_CODE
+    if any(re.search(r" nb\.(zeros|ones|full|empty|array)\(", block.text) for block in blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("page", WITH_OWN_ARRAYS, ids=_name)
+def test_a_page_with_arrays_of_numbridge_runs_where_these_lie_on_a_gpu(page: Path, tmp_path: Path) -> None:
+    with emulated_devices():
+        assert nb.get_device().is_cuda
+        run_page(page, tmp_path)
 
 
 def test_every_page_of_a_task_has_code() -> None:
