@@ -98,7 +98,11 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "types": (
         "Element types",
-        "What arrays hold. Without a suffix, or with ``f``, they are of float32; ``d`` is float64, ``h`` float16, ``i`` int32.",
+        (
+            "What arrays hold. Without a suffix, or with ``f``, they are of float32; ``d`` is float64, ``h`` float16, "
+            "``i`` int32. A quaternion is x, y, z, w, and a transform a position and then a quaternion. "
+            ":doc:`How to use vectors and matrices <../howto/vectors>` is a page of its own."
+        ),
         [
             *("vector", "matrix"),
             *("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))),
