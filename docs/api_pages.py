@@ -20,7 +20,11 @@ _MATRICES = ("mat22", "mat33", "mat44", "spatial_matrix")
 _VECTORS = ("vec2", "vec3", "vec4", "quat", "transform", "spatial_vector")
 _ELEMENTS = [f"{name}{kind}" for name in (*_VECTORS, *_MATRICES) for kind in ("", "f", "d", "h", "i")]
 # What other modules of numbridge use, and nobody else.
-_INTERNAL = {"Kernel": "new_variants, dependencies", "Tape": "launching, changing, copied, open_scopes"}
+_INTERNAL = {
+    "Kernel": "new_variants, dependencies, flattened, flattened_for, label, source",
+    "Tape": "launching, changing, copied, open_scopes",
+    "TorchOp": "boxed",
+}
 
 # Page → title, what stands above the names, and the names.
 GROUPS: dict[str, tuple[str, str, list[str]]] = {
@@ -94,7 +98,11 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "types": (
         "Element types",
-        "What arrays hold. Without a suffix, or with ``f``, they are of float32; ``d`` is float64, ``h`` float16, ``i`` int32.",
+        (
+            "What arrays hold. Without a suffix, or with ``f``, they are of float32; ``d`` is float64, ``h`` float16, "
+            "``i`` int32. A quaternion is x, y, z, w, and a transform a position and then a quaternion. "
+            ":doc:`How to use vectors and matrices <../howto/vectors>` is a page of its own."
+        ),
         [
             *("vector", "matrix"),
             *("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))),
@@ -135,7 +143,7 @@ def write_all(folder: Path) -> None:
     """Write a page for each group into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, about, names) in GROUPS.items():
-        lines = [title, "=" * len(title), "", about, "", ".. currentmodule:: numbridge", ""]
+        lines = [".. currentmodule:: numbridge", "", title, "=" * len(title), "", about, ""]
         lines += [line for each in names for line in _entry(each)]
         text = "\n".join(lines) + "\n"
         page = folder / f"{name}.rst"
@@ -149,7 +157,7 @@ def _entry(name: str) -> Iterator[str]:
     if name == "array":
         yield from (".. py:class:: array", "", "   `Array`, by the name that annotations use: ``nb.array[float]``.", "")
     elif isinstance(value, BuiltinFunctionType) and value.__module__ == "math":
-        arguments = "x, y" if name in ("atan2", "pow") else "x"
+        arguments = {"atan2": "y, x", "pow": "x, y"}.get(name, "x")
         yield from (
             f".. py:function:: {name}({arguments})",
             "",
@@ -157,7 +165,7 @@ def _entry(name: str) -> Iterator[str]:
             "",
         )
     elif name in _ELEMENTS:
-        yield from (f".. py:data:: {name}", "", f"   {_element(value)}", "")
+        yield from (f".. py:data:: {name}", "", f"   {value.__doc__}", "")
     elif isinstance(value, type) and not value.__module__.startswith("numbridge"):
         yield from (f".. py:data:: {name}", "", f"   ``{value.__module__}.{value.__name__}``.", "")
     elif not isinstance(value, type) and not callable(value):
@@ -168,8 +176,12 @@ def _entry(name: str) -> Iterator[str]:
         if name in _INTERNAL:
             options.append(f"   :exclude-members: {_INTERNAL[name]}")
         yield from (f".. auto{kind}:: {name}", *options, "")
+        if kind == "class" and issubclass(value, nb.NumbridgeError):
+            yield from _bases(value)
 
 
-def _element(value: Any) -> str:
-    shape = " x ".join(map(str, value.extents))
-    return f"{shape} of {value.scalar.name}."
+def _bases(error: type) -> Iterator[str]:
+    """Say by which other classes an error can be caught."""
+    names = [f"`{base.__name__}`" if hasattr(nb, base.__name__) else f"``{base.__name__}``" for base in error.__bases__]
+    if "``Exception``" not in names:
+        yield from (f"   Caught by {' and by '.join(names)}.", "")

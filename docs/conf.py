@@ -38,6 +38,8 @@ numpydoc_show_class_members = False
 copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
+# Furo's own underlines modules, which then look like links.
+pygments_dark_style = "github-dark"
 html_title = f"numbridge {release}"
 html_static_path = ["_static"]
 html_css_files = ["numbridge.css"]

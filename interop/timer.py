@@ -74,7 +74,8 @@ class ScopedTimer:
 
     Examples
     --------
-    >>> with ScopedTimer("work", print=False) as timer:
+    >>> import numbridge as nb
+    >>> with nb.ScopedTimer("work", print=False) as timer:
     ...     pass
     >>> timer.elapsed >= 0
     True

@@ -49,9 +49,10 @@ class ArrayAnnotation:
 
     Examples
     --------
-    >>> array2d[float]
+    >>> import numpy as np, numbridge as nb
+    >>> nb.array2d[float]
     array2d[float32]
-    >>> array2d(dtype=np.int64) == array2d[np.int64]
+    >>> nb.array2d(dtype=np.int64) == nb.array2d[np.int64]
     True
     """
 

@@ -41,7 +41,8 @@ class Device:
 
     Examples
     --------
-    >>> get_device("cpu") == "cpu"
+    >>> import numbridge as nb
+    >>> nb.get_device("cpu") == "cpu"
     True
     """
 
@@ -160,7 +161,8 @@ class ScopedDevice:
 
     Examples
     --------
-    >>> with ScopedDevice("cpu") as device:
+    >>> import numbridge as nb
+    >>> with nb.ScopedDevice("cpu") as device:
     ...     device
     Device('cpu')
     """

@@ -358,10 +358,11 @@ def func_grad(function: Function) -> Callable[[Callable[..., Any]], Function]:
 
     Examples
     --------
-    >>> @func
+    >>> import numbridge as nb
+    >>> @nb.func
     ... def cube(x):
     ...     return x * x * x
-    >>> @func_grad(cube)
+    >>> @nb.func_grad(cube)
     ... def cube_grad(x, cotangent):
     ...     return 3.0 * x * x * cotangent
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -57,6 +58,8 @@ _MAX_LAUNCHERS, _MAX_BLOCKS = 256, 64
 # There may also stand a device's name, of launches in the usual block that name it, or a tuple of all that was asked for.
 _BLOCK = 256
 _BRACKETS = object()
+# A literal in generated source, with the type that it takes.
+_LITERAL = re.compile(r"_nb_(?:float|complex)\d+\((\d[\w.+-]*)\)")
 # What stands for any extents, by how many there are
 _ANY = tuple(object() for _ in range(nb.MAX_DIMS + 1))
 _LISTS = frozenset({list, tuple})
@@ -586,6 +589,18 @@ def launch(
     ------
     NumbridgeError
         If an argument does not fit; nothing has been written then.
+
+    Examples
+    --------
+    >>> import numpy as np, numbridge as nb
+    >>> @nb.kernel
+    ... def add(x, y, out):
+    ...     i, j = nb.tid()
+    ...     out[i, j] = x[i, j] + y[i, j]
+    >>> x, out = np.ones((2, 3), np.float32), np.empty((2, 3), np.float32)
+    >>> nb.launch(add, out.shape, [x, x], [out])
+    >>> out.tolist()
+    [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     if not isinstance(kernel, Kernel):
         raise NumbridgeTypeError(f"launch: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
@@ -803,6 +818,7 @@ def explain(kernel: Kernel, arguments: Sequence[Any]) -> Explanation:
     """Return which variant these arguments run, its types, its generated source, and where float64 arithmetic remains."""
     kernel, arguments = kernel.flattened(arguments)
     variant = variants_of(kernel).specialise(arguments)
-    wide = variant.wide if variant.weak_float == "float32" else ()
+    # Literals as they are written.
+    wide = tuple(_LITERAL.sub(r"\1", line) for line in variant.wide) if variant.weak_float == "float32" else ()
     with open(variant.source_file, encoding="utf-8") as file:
         return Explanation(kernel.name, variant, wide, file.read())

@@ -61,7 +61,12 @@ def newton():
 
 def index_that_advances():
     @wp.kernel
-    def walk(x: wp.array(dtype=float), after: wp.array(dtype=int), out: wp.array(dtype=float), n: int):
+    def walk(
+        x: wp.array(dtype=float),
+        after: wp.array(dtype=int),
+        out: wp.array(dtype=float),
+        n: int,
+    ):
         j = int(0)
         s = float(0.0)
         for _ in range(n):
@@ -69,7 +74,8 @@ def index_that_advances():
             j = after[j]
         out[0] = s
 
-    return gradients(walk, 1, [numbers(2.0, 3.0, 4.0), numbers(2, 0, 1, dtype=int)], [numbers(0.0), 3])
+    x, after = numbers(2.0, 3.0, 4.0), numbers(2, 0, 1, dtype=int)
+    return gradients(walk, 1, [x, after], [numbers(0.0), 3])
 
 
 def square_in_place():
@@ -119,7 +125,11 @@ def force_of_a_potential():
 
 def value_of_an_atomic():
     @wp.kernel
-    def running(x: wp.array(dtype=float), out: wp.array(dtype=float), total: wp.array(dtype=float)):
+    def running(
+        x: wp.array(dtype=float),
+        out: wp.array(dtype=float),
+        total: wp.array(dtype=float),
+    ):
         i = wp.tid()
         out[i] = wp.atomic_add(total, 0, x[i])
 
@@ -151,8 +161,8 @@ def function_of_torch():
         @staticmethod
         def backward(ctx, by_y):
             ctx.y.grad = wp.from_torch(by_y.clone())
-            adjoints = {"adj_inputs": [ctx.x.grad], "adj_outputs": [ctx.y.grad], "adjoint": True}
-            wp.launch(square, 3, [ctx.x], [ctx.y], device="cpu", **adjoints)
+            adjoints = {"adj_inputs": [ctx.x.grad], "adj_outputs": [ctx.y.grad]}
+            wp.launch(square, 3, [ctx.x], [ctx.y], device="cpu", **adjoints, adjoint=True)
             return wp.to_torch(ctx.x.grad)
 
     x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
@@ -199,7 +209,7 @@ def two_dimensions_for_one():
 def negative_bit():
     import torch
 
-    # The imaginary part of a conjugate: torch keeps 2 and -1 in memory, and negates when it reads.
+    # The imaginary part of a conjugate: torch keeps 2 and -1, and negates when it reads.
     x = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
     return wp.from_torch(x).numpy().tolist()
 
@@ -248,7 +258,11 @@ def tables_under_vmap():
     import jax.numpy as jnp
 
     @wp.kernel
-    def look_up(table: wp.array(dtype=float), index: wp.array(dtype=int), out: wp.array(dtype=float)):
+    def look_up(
+        table: wp.array(dtype=float),
+        index: wp.array(dtype=int),
+        out: wp.array(dtype=float),
+    ):
         i = wp.tid()
         out[i] = table[index[i]]
 

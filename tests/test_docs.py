@@ -17,6 +17,7 @@ import pytest
 
 import numbridge as nb
 from documents import blocks, run_page
+from emulated_cupy import emulated_devices
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(
@@ -44,8 +45,35 @@ def test_code_of_a_page_runs_on_a_gpu(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, gpu=True)
 
 
+WITH_OWN_ARRAYS = [
+    page
+    for page in WITH_CODE
+    if any(re.search(r" nb\.(zeros|ones|full|empty|array)\(", block.text) for block in blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("page", WITH_OWN_ARRAYS, ids=_name)
+def test_a_page_with_arrays_of_numbridge_runs_where_these_lie_on_a_gpu(page: Path, tmp_path: Path) -> None:
+    with emulated_devices():
+        assert nb.get_device().is_cuda
+        run_page(page, tmp_path)
+
+
 def test_every_page_of_a_task_has_code() -> None:
     assert [_name(page) for page in PAGES if page.parent.name == "howto" and page not in WITH_CODE] == ["howto/index"]
+
+
+def test_lines_of_code_fit_a_page() -> None:
+    """A page of the built documentation shows 90 columns; beyond them its reader has to scroll."""
+    long = [
+        f"{page.relative_to(DOCS)}:{block.line + k}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language not in ("output", "text")  # which are broken
+        for k, line in enumerate(block.text.splitlines())
+        if len(line) > 90
+    ]
+    assert long == []
 
 
 def test_an_output_that_differs_is_found(tmp_path: Path) -> None:

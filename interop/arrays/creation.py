@@ -85,7 +85,8 @@ def zeros(
 
     Examples
     --------
-    >>> zeros((2, 2), int)
+    >>> import numbridge as nb
+    >>> nb.zeros((2, 2), int)
     array([[0, 0],
            [0, 0]], shape=(2, 2), dtype=int32, device='cpu')
     """

@@ -42,8 +42,9 @@ def asarray(x: Any, dtype: Any = None) -> Array:
 
     Examples
     --------
-    >>> a = asarray([1.0, 2.0])
-    >>> asarray(a) is a
+    >>> import numbridge as nb
+    >>> a = nb.asarray([1.0, 2.0])
+    >>> nb.asarray(a) is a
     True
     """
     if is_literal(x):
@@ -74,7 +75,8 @@ def convert(x: Any, to: str | ModuleType | type) -> Any:
 
     Examples
     --------
-    >>> convert([[1, 2], [3, 4]], "numpy")
+    >>> import numbridge as nb
+    >>> nb.convert([[1, 2], [3, 4]], "numpy")
     array([[1, 2],
            [3, 4]], dtype=int32)
     """
@@ -179,8 +181,8 @@ def explain(x: Any) -> ArrayExplanation:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> explain(np.zeros((2, 3), np.float32)).protocol
+    >>> import numpy as np, numbridge as nb
+    >>> nb.explain(np.zeros((2, 3), np.float32)).protocol
     "NumPy's array structure"
     """
     native()

@@ -47,9 +47,9 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import numpy as np, numbridge as nb
     >>> x = np.arange(3.0)
-    >>> from_dlpack(x).ptr == x.ctypes.data
+    >>> nb.from_dlpack(x).ptr == x.ctypes.data
     True
     """
     kind = type(source)

@@ -80,8 +80,9 @@ def from_numpy(
 
     Examples
     --------
+    >>> import numpy as np, numbridge as nb
     >>> x = np.zeros(3, np.float32)
-    >>> from_numpy(x)[1] = 5
+    >>> nb.from_numpy(x)[1] = 5
     >>> x
     array([0., 5., 0.], dtype=float32)
     """
@@ -141,7 +142,8 @@ def dtype_from_numpy(numpy_dtype: Any) -> Any:
 
     Examples
     --------
-    >>> dtype_from_numpy(np.dtype("float32")) is np.float32
+    >>> import numpy as np, numbridge as nb
+    >>> nb.dtype_from_numpy(np.dtype("float32")) is np.float32
     True
     """
     return scalar_of(numpy_dtype).numpy.type

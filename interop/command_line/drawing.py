@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from xml.sax.saxutils import escape
 
 from numbridge.command_line.work import Row
@@ -55,7 +55,7 @@ def table_svg(cells: Sequence[Sequence[str]], title: str) -> str:
 
 # Unit → the larger ones that figures are shown in, by how much of the unit they are.
 _UNITS = {
-    "us": (("s", 1e6), ("ms", 1e3), ("us", 1.0)),
+    "us": (("s", 1e6), ("ms", 1e3), ("µs", 1.0)),
     "ms": (("s", 1e3), ("ms", 1.0)),
     "KiB": (("GiB", 2.0**20), ("MiB", 2.0**10), ("KiB", 1.0)),
 }
@@ -64,7 +64,7 @@ _UNITS = {
 def shown(value: float, unit: str) -> str:
     """Return a figure with three digits, in the unit that suits it."""
     if not value:
-        return f"0 {unit}"
+        return f"0 {_UNITS[unit][-1][0]}"
     name, size = next((found for found in _UNITS[unit] if value >= found[1]), _UNITS[unit][-1])
     return f"{value / size:#.3g} {name}".replace(". ", " ")
 
@@ -83,10 +83,12 @@ class _Scale:
         return max((math.log10(value) - self._low) / max(self._high - self._low, 1e-9) * self._width, 1.0)
 
 
-def bars_svg(rows: Sequence[Row], title: str, note: str = "", *, alone: bool = True) -> str:
+def bars_svg(
+    rows: Sequence[Row], title: str, note: str = "", *, alone: bool = True, beside: Collection[str] = ()
+) -> str:
     """Return pieces of work as groups of bars on a logarithmic scale for each unit.
 
-    The first bar of a group is ours: green where none is shorter, and orange where one is.
+    The first bar of a group is ours: green where no contestant's is shorter, and orange where one is.
 
     Parameters
     ----------
@@ -95,11 +97,13 @@ def bars_svg(rows: Sequence[Row], title: str, note: str = "", *, alone: bool = T
     title, note : str
         What stands above, large and small.
     alone : bool
-        Whether the picture is a file, with colours of its own; or part of a page, whose style sheet has them.
+        Whether the picture is a file, with colours and a title of its own; or part of a page, whose style sheet
+        and headings have them.
+    beside : collection of str
+        The bars that belong to no contestant, and are drawn to compare with.
     """
     left, right, width = 190, 110, 860
-    body = [_text(12, 22, title, "head")]
-    y = 24
+    body, y = ([_text(12, 22, title, "head")], 24) if alone else ([], 0)
     for line in (*filter(None, [note]), "logarithmic; shorter is better"):
         y += 18
         body.append(_text(12, y, line, "small"))
@@ -108,7 +112,7 @@ def bars_svg(rows: Sequence[Row], title: str, note: str = "", *, alone: bool = T
     for row in rows:
         body.append(_text(12, y + 14, row.work, "head"))
         y += 20
-        best = min(row.values.values())
+        best = min(value for k, (name, value) in enumerate(row.values.items()) if not k or name not in beside)
         for k, (name, value) in enumerate(row.values.items()):
             long = scales[row.unit].length(value)
             kind = "theirs" if k else "ours" if value == best else "lost"

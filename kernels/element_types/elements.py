@@ -485,7 +485,7 @@ def dtype_of(dtype: Any) -> Scalar | ElementType:
     return scalar_of(dtype)
 
 
-def vector(length: int, dtype: Any = scalars.float32) -> ElementType:
+def vector(length: int, dtype: Any = float) -> ElementType:
     """Return the type of vectors of a length.
 
     Parameters
@@ -497,15 +497,16 @@ def vector(length: int, dtype: Any = scalars.float32) -> ElementType:
 
     Examples
     --------
-    >>> vector(3, float) is vec3
+    >>> import numpy as np, numbridge as nb
+    >>> nb.vector(3, float) is nb.vec3
     True
-    >>> vector(5, np.float64)
+    >>> nb.vector(5, np.float64)
     vec5d
     """
     return _element_type("vector", _checked((length,)), _component_scalar(dtype))
 
 
-def matrix(shape: Sequence[int], dtype: Any = scalars.float32) -> ElementType:
+def matrix(shape: Sequence[int], dtype: Any = float) -> ElementType:
     """Return the type of matrices of a shape; components lie row by row.
 
     Parameters
@@ -517,7 +518,8 @@ def matrix(shape: Sequence[int], dtype: Any = scalars.float32) -> ElementType:
 
     Examples
     --------
-    >>> matrix((2, 3), float)(1, 2, 3, 4, 5, 6)[1]
+    >>> import numbridge as nb
+    >>> nb.matrix((2, 3), float)(1, 2, 3, 4, 5, 6)[1]
     vec3(4.0, 5.0, 6.0)
     """
     try:

@@ -85,13 +85,14 @@ def grad(function: Any) -> Gradient:
 
     Examples
     --------
-    >>> @func
+    >>> import numbridge as nb
+    >>> @nb.func
     ... def energy(r):
     ...     return 1.0 / r**12 - 1.0 / r**6
-    >>> @kernel
+    >>> @nb.kernel
     ... def force(r, f):
-    ...     i = tid()
-    ...     f[i] = -grad(energy)(r[i])
+    ...     i = nb.tid()
+    ...     f[i] = -nb.grad(energy)(r[i])
     """
     role = getattr(function, "role", None)
     if role == "kernel":

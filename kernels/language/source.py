@@ -73,11 +73,13 @@ def _parse(function: FunctionType, role: Role, file: list[str] | None) -> tuple[
     file = file_of(function) if file is None else file
     read = lines_of(code, file)
     if read is None:
-        raise KernelError(
-            f"the source of {where} cannot be read; it must be in a file or a notebook cell. What exec makes of a text must be "
-            "compiled under a name of its own, compile(text, name, 'exec'), under which it is entered before: "
-            "linecache.cache[name] = len(text), None, text.splitlines(True), name"
+        remedy = (
+            "Python's own prompt keeps no source before Python 3.13; IPython's does"
+            if code.co_filename == "<stdin>"
+            else "What exec makes of a text must be compiled under a name of its own, compile(text, name, 'exec'), under which "
+            "it is entered before: linecache.cache[name] = len(text), None, text.splitlines(True), name"
         )
+        raise KernelError(f"the source of {where} cannot be read; it must be in a file or a notebook cell. {remedy}")
     lines, first = read
     if is_lambda and file is not None:
         lines, first = file, 1

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import adjoint_rows
 import numpy as np
@@ -30,6 +31,7 @@ import numbridge as nb
 from numbridge.command_line.adjoint_kernels import stencil
 from numbridge.command_line.adjoint_work import ADJOINTS, title
 from numbridge.command_line.comparison import facts
+from numbridge.command_line.drawing import shown
 from numbridge.command_line.kernel_work import calls_in_one_jit, one_call_in_a_jit, repeated, saxpy_of
 from numbridge.command_line.launch_work import TENSORS, conversion, launch
 from numbridge.command_line.memory_work import Memory
@@ -43,6 +45,7 @@ from numbridge.command_line.work import Work
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
 ROUNDS = 21
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass
@@ -65,9 +68,10 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the row as text."""
-        ratio, limit = ("" if value is None else f"{value:.3f}" for value in (self.ratio, self.limit))
-        figures = [f"{value:.3g} {self.unit}" for value in (self.ours, self.theirs)]
-        return [self.work, self.against, *figures, ratio, limit and f"≤ {limit}", "" if self.holds else "missed"]
+        ratio = "" if self.ratio is None else f"{self.ratio:.3f}"
+        limit = "" if self.limit is None else f"≤ {self.limit:.3g}"
+        figures = [shown(value, self.unit) for value in (self.ours, self.theirs)]
+        return [self.work, self.against, *figures, ratio, limit if self.holds else f"{limit}, missed"]
 
 
 @nb.kernel
@@ -278,7 +282,7 @@ class Bench:
         """Keep a row and print it."""
         self.rows.append(row)
         print(
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row.cells(), (60, 28, 9, 9, 6, 7, 0), strict=True)),
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row.cells(), (60, 28, 9, 9, 6, 0), strict=True)),
             flush=True,
         )
 
@@ -999,6 +1003,21 @@ def memory(bench: Bench) -> None:
                 bench.judge(measured, {})
 
 
+def table(found: Mapping[str, Any], rows: Iterable[Row]) -> str:
+    """Return what was measured as Markdown."""
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    where = f"at commit `{found['commit'][:12]}` on {found['machine']}, Python {found['python']}"
+    about = f"Measured {found['date']} {where}; {versions}."
+    text = f"# Benchmarks on the CPU\n\n{about}\nMedians of {found['rounds']} alternating rounds; read the ratios.\n\n"
+    head = "| work | against | ours | theirs | ratio | must be |\n|---|---|---|---|---|---|\n"
+    # A figure and its unit stay on one line.
+    lines = (
+        f"| {work} | {against} | {' | '.join(figure.replace(' ', NO_BREAK, 1) for figure in figures)} |"
+        for work, against, *figures in (row.cells() for row in rows)
+    )
+    return text + head + "\n".join(lines) + "\n"
+
+
 def write(bench: Bench) -> None:
     """Write what was measured, with versions, machine and commit."""
     commit = subprocess.run(
@@ -1007,12 +1026,7 @@ def write(bench: Bench) -> None:
     found = facts([], {}, bench.rounds) | {"commit": commit, "rows": [asdict(row) for row in bench.rows]}
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "cpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    head = "| work | against | ours | theirs | ratio | must be |  |\n|---|---|---|---|---|---|---|\n"
-    lines = [f"| {' | '.join(row.cells())} |" for row in bench.rows]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    about = f"Measured {found['date']} at commit `{commit[:12]}` on {found['machine']}, Python {found['python']}; {versions}."
-    text = f"# Benchmarks on the CPU\n\n{about}\nMedians of {bench.rounds} alternating rounds; read the ratios.\n\n"
-    (FOLDER / "cpu.md").write_text(text + head + "\n".join(lines) + "\n")
+    (FOLDER / "cpu.md").write_text(table(found, bench.rows))
 
 
 def main() -> None:

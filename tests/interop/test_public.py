@@ -20,9 +20,17 @@ MODULES = sorted(
     for file in (*HERE.glob("[!_]*.py"), *(file for name in FOLDERS for file in (HERE / name).glob("[!_]*.py")))
 )
 ROOMS = [f"jax_ffi.{name}" for name in ("kernel_call", "callable", "callback")]
+OF_KERNELS = [
+    f"kernels.{name}"
+    for name in (
+        *("annotations", "config", "devices", "kernel", "launch", "startup"),
+        *("element_types.elements", "element_types.element_operations"),
+        *("language.inner_gradients", "language.static_expressions"),
+    )
+]
 
 
-@pytest.mark.parametrize("name", [*MODULES, *ROOMS, "kernels.devices"])
+@pytest.mark.parametrize("name", [*MODULES, *ROOMS, *OF_KERNELS])
 def test_examples_in_docstrings(name):
     module = importlib.import_module(f"numbridge.{name}")
     assert doctest.testmod(module).failed == 0

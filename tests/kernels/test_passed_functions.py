@@ -208,6 +208,11 @@ def test_functions_without_a_source():
         nb.kernel(made["fill"])
     with pytest.raises(nb.KernelError, match=r"source of <lambda> \(<string>:1\) cannot be read"):
         _ = made["add"].source
+    exec(compile(text, "<stdin>", "exec"), made)
+    with pytest.raises(
+        nb.KernelError, match=r"fill \(<stdin>:2\) cannot be read.*prompt keeps no source before Python 3\.13"
+    ):
+        nb.kernel(made["fill"])
     linecache.cache["<fill>"] = len(text), None, text.splitlines(True), "<fill>"
     exec(compile(text, "<fill>", "exec"), made)
     x = np.zeros(2)

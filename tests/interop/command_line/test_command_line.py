@@ -406,6 +406,16 @@ def test_bars_tell_a_loss_from_a_win():
     assert classes == ["paper", "ours", "theirs", "lost", "theirs"]
 
 
+def test_a_bar_beside_the_contestants_loses_to_nobody():
+    rows = [
+        Row("won", {"ours": 2.0, "theirs": 9.0, "a part": 1.0}),
+        Row("lost", {"ours": 9.0, "theirs": 8.0, "a part": 1.0}),
+    ]
+    drawn = drawing.bars_svg(rows, "a & b", beside=("a part",))
+    classes = [node.get("class") for node in ET.fromstring(drawn).iter() if node.tag.endswith("rect")]
+    assert classes == ["paper", "ours", "theirs", "theirs", "lost", "theirs", "theirs"]
+
+
 def test_cache_lines_are_for_people():
     assert cache_files.lines({"folder": "/a", "files": 2, "bytes": 1_500_000}) == [
         ("folder", "/a"),
@@ -417,10 +427,12 @@ def test_figures_are_shown_in_the_unit_that_suits_them():
     rows = [Row("time", {"a": 0.5, "b": 1.0, "c": 20_700.0, "d": 2e6}), Row("memory", {"a": 0, "b": 2048.0}, "KiB")]
     drawn = drawing.bars_svg(rows, "title")
     texts = [node.text for node in ET.fromstring(drawn).iter() if node.tag.endswith("text")]
-    assert texts[4:12:2] == ["0.500 us", "1.00 us", "20.7 ms", "2.00 s"]
+    assert texts[4:12:2] == ["0.500 µs", "1.00 µs", "20.7 ms", "2.00 s"]
     assert texts[13::2] == ["0 KiB", "2.00 MiB"]
 
 
 def test_a_picture_in_a_page_takes_the_colours_of_the_page():
     drawn = drawing.bars_svg([Row("work", {"a": 1.0})], "a & b", alone=False)
     assert "<style>" not in drawn and ET.fromstring(drawn)[0].get("aria-label") == "a & b"
+    # The page has a heading above it.
+    assert [node.text for node in ET.fromstring(drawn).iter("text")][:2] == ["logarithmic; shorter is better", "work"]
