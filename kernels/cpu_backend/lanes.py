@@ -24,6 +24,7 @@ __all__ = [
     "ATOMIC",
     "FEW",
     "MOST",
+    "REST",
     "Group",
     "Lanes",
     "NoLanesError",
@@ -41,6 +42,8 @@ __all__ = [
 
 ATOMIC = ("_nb_add", "_nb_sub_", "_nb_atomic_")
 """How the names begin of what adds to memory, or exchanges something there."""
+REST = "_nb_rest"
+"""How the names of counters begin of loops that do what is left over, which is little: they are to be left as they are."""
 _LOCAL_ARRAY, _FIELD = "_nb_local_array", "_nb_field"
 _MOST_STATEMENTS = 400
 # A loop of so few trips is unrolled by LLVM, which then finds vectors by itself.
@@ -576,7 +579,7 @@ class _Gain:
     fastmath: bool
 
     def width(self) -> int:
-        staggered = (node for node in ast.walk(self.lanes.tree) if id(node) in self.lanes.staggered)
+        staggered = (n for n in ast.walk(self.lanes.tree) if id(n) in self.lanes.staggered and not _is_rest(n))
         if any(self._adds_apart(ast.walk(node)) for node in staggered):
             return 0  # what each adds by itself, and waits for, is not made up for by the loops within
         gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
@@ -627,7 +630,9 @@ class _Gain:
             if isinstance(part, ast.If):
                 yield from self._loops(part.body)
                 yield from self._loops(part.orelse)
-            elif isinstance(part, ast.For | ast.While) and lanes.varies(part) and not undoes(part):
+            elif (
+                isinstance(part, ast.For | ast.While) and lanes.varies(part) and not undoes(part) and not _is_rest(part)
+            ):
                 # What only goes through a lane's own arrays tells nothing of the loop around it.
                 inner = [n for n in self._loops(part.body) if self._is_chained(n) or self._elements([*ast.walk(n)])]
                 yield from inner or ([part] if _trips(part) > _FEW_TRIPS else [])
@@ -636,6 +641,10 @@ class _Gain:
         """Tell whether lanes find an element side by side, or the same one."""
         steps = [self.lanes.step(part) for part in indices(node)]
         return all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1))
+
+
+def _is_rest(node: ast.AST) -> bool:
+    return isinstance(node, ast.For) and any(name.startswith(REST) for name in stored(node.target))
 
 
 def _trips(node: ast.For | ast.While) -> float:

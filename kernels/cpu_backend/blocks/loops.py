@@ -124,8 +124,9 @@ class _Maker:
         functions = [node for node in chosen.body if isinstance(node, ast.FunctionDef)]
         if len(functions) != 1:
             raise NoPartsError
-        self._tree = prepared(functions[0])
-        given = [argument.arg for argument in self._tree.args.args]
+        given = [argument.arg for argument in functions[0].args.args]
+        integers = (n for n, k in zip(given[-len(kinds) :], kinds, strict=True) if _is_added_as_64_bits(k))
+        self._tree = prepared(functions[0], {*integers})
         # The kernel's come last, and the gradient of a scalar has a name of its own there.
         self._hidden, self._arguments = given[: -len(kinds)], given[-len(kinds) :]
         by_name = dict(zip(self._arguments, kinds, strict=True))
@@ -241,6 +242,11 @@ class _Maker:
             most=FEW,
         )
         return None if as_typed_or_none(text) is None else text
+
+
+def _is_added_as_64_bits(kind: Any) -> bool:
+    """Tell whether sums of a number and a signed one of 64 bits are such."""
+    return isinstance(kind, types.Integer) and (kind.signed or kind.bitwidth < types.int64.bitwidth)
 
 
 def finds_extreme(loop: ast.For) -> bool:

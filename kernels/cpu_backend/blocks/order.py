@@ -6,7 +6,7 @@ Nothing is changed here, and nothing compiled.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.parts import Around, Border, Node, Part
 from numbridge.kernels.cpu_backend.blocks.steps import Steps
@@ -18,6 +18,7 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     NoPartsError,
     called_name,
     calls_in,
+    loaded_names,
     places_of,
     with_loops,
 )
@@ -25,6 +26,10 @@ from numbridge.kernels.cpu_backend.lanes import ATOMIC, Lanes
 
 __all__ = ["Order"]
 
+# Additions and the like of integers give the same in any order.
+_COMMUTES = tuple(
+    f"_nb_atomic_{alone}{name}" for alone in ("", "alone_") for name in ("add", "sub", "and", "or", "xor", "min", "max")
+)
 # What shows an array in parts; it does nothing to it.
 _COMPONENTS = "_nb_components"
 
@@ -40,13 +45,21 @@ class Order:
         How its expressions differ between threads.
     of_block : mapping of str to str
         Names of memory of the block's own, and which memory that is.
+    holds_integers : callable
+        Tells whether an array has elements that are integers.
     """
 
-    def __init__(self, lanes: Lanes, steps: Steps, of_block: Mapping[str, str]) -> None:
+    def __init__(
+        self, lanes: Lanes, steps: Steps, of_block: Mapping[str, str], holds_integers: Callable[[str], bool]
+    ) -> None:
         self._lanes, self._steps, self._of_block = lanes, steps, of_block
+        self._holds_integers = holds_integers
+        self._loaded = loaded_names(lanes.tree)
 
     def changes(self, node: ast.AST) -> list[tuple[str, ast.Call]]:
         """Return what changes memory that threads share one after another, and which that is."""
+        if self._commutes(node):
+            return []
         found = []
         for call in calls_in(node):
             called = called_name(call)
@@ -62,6 +75,20 @@ class Order:
             elif not called.startswith((STACK, MEETING, _COMPONENTS, *MEMORY)) and self._lanes.has_effect(call):
                 raise NoPartsError
         return found
+
+    def _commutes(self, node: ast.AST) -> bool:
+        """Tell whether a statement changes an integer as others may before or after it, and nobody learns what was there."""
+        match node:
+            case ast.Expr(call):
+                pass
+            case ast.Assign([ast.Name(name)], call) if name not in self._loaded:
+                pass
+            case _:
+                return False
+        match call:
+            case ast.Call(ast.Name(called), [ast.Name(array), *_]):
+                return called in _COMMUTES and self._holds_integers(array)
+        return False
 
     def check(self, nodes: Sequence[Node], since: set[str]) -> set[str]:
         """Refuse what threads would do in another order than one after another up to each barrier; return what is open."""

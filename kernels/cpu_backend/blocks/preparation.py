@@ -6,10 +6,11 @@ The text computes what it computed before. This module compiles nothing.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
+from numbridge.kernels.cpu_backend.blocks.strides import take_turns
 from numbridge.kernels.cpu_backend.blocks.syntax import (
     COUNTS,
     MEETING,
@@ -19,7 +20,6 @@ from numbridge.kernels.cpu_backend.blocks.syntax import (
     blocks_of,
     called_name,
     expression,
-    statement,
     waits,
 )
 from numbridge.kernels.cpu_backend.lanes import stored
@@ -144,54 +144,6 @@ def _numbers(tree: ast.FunctionDef) -> dict[str, int]:
     return found
 
 
-class _Strides:
-    """Makes ranges whose step is known to be positive, and no number, ranges that count by one."""
-
-    def __init__(self, tree: ast.FunctionDef) -> None:
-        made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-        names = [name for node in made for name in stored(node)]
-        self._definers = {
-            name: node.value
-            for node in made
-            for name in stored(node)
-            if names.count(name) == 1 and _is_product(node.value)
-        }
-        self._count = 0
-        tree.body = self._block(tree.body)
-
-    def _is_positive(self, node: ast.expr) -> bool:
-        match node:
-            case ast.Name(name):
-                if name[:5] in ("_nb_b", "_nb_g") and name[5:].isdigit():
-                    return True
-                return name in self._definers and self._is_positive(self._definers[name])
-            case ast.Constant(int() as number):
-                return number > 0
-            case ast.BinOp(left, ast.Mult(), right):
-                return self._is_positive(left) and self._is_positive(right)
-        return False
-
-    def _block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
-        for node in body:
-            for inner in blocks_of(node):
-                inner[:] = self._block(inner)
-            match node:
-                case ast.For(target, ast.Call(args=[start, stop, ast.Name() as step])) if self._is_positive(step):
-                    self._count += 1
-                    first, turn = (f"_nb_{part}_of_{self._count}" for part in ("begin", "turn"))
-                    found.append(statement(f"{first} = {ast.unparse(start)}"))
-                    node.iter = expression(f"range(({ast.unparse(stop)} - {first} - 1) // {step.id} + 1)")
-                    node.target = ast.Name(turn, ast.Store())
-                    node.body.insert(0, statement(f"{ast.unparse(target)} = {first} + {turn} * {step.id}"))
-            found.append(node)
-        return found
-
-
-def _is_product(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult))
-
-
 def _joined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Return a block in which branches on the same name that follow each other are one, as around the way forth and back."""
     found: list[ast.stmt] = []
@@ -212,11 +164,11 @@ def _without_pass(body: list[ast.stmt]) -> list[ast.stmt]:
     return [node for node in body if not isinstance(node, ast.Pass)] or body[:1]
 
 
-def prepared(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """Return a thread's text as it is to be typed and taken apart; changed in place."""
+def prepared(tree: ast.FunctionDef, integers: Collection[str]) -> ast.FunctionDef:
+    """Return a thread's text as it is to be typed and taken apart; changed in place. For `integers` see `take_turns`."""
     without_coroutine(tree)
     _Indices().visit(tree)
-    _Strides(tree)
+    take_turns(tree, integers)
     tree.body = _joined(_Meetings().block(tree.body))
     split_names(tree)
     _Ranges(_numbers(tree)).visit(tree)

@@ -63,6 +63,9 @@ from numbridge.kernels.native.table_layout import WARP_SIZE
 __all__ = ["apart"]
 
 
+_INTEGERS = ("array(int", "array(uint")
+
+
 def _of_all(array: str, *lines: str) -> str:
     """Return a loop over what all threads have said in an array."""
     at = f"{REST}{array}"
@@ -238,7 +241,7 @@ class _Reader:
         self.once = set(once)
         self.steps = Steps(tree, self.lanes, self.once, nonnegative)
         self.own = {name: own_extents(node) for name, node in own.items()}
-        self.order = Order(self.lanes, self.steps, of_block)
+        self.order = Order(self.lanes, self.steps, of_block, lambda name: type_of(name).startswith(_INTEGERS))
         self.parts: list[Part] = []
         self.rooms: list[str] = []
         self.kept: set[str] = set()

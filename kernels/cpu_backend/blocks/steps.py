@@ -14,6 +14,8 @@ from numbridge.kernels.cpu_backend.lanes import Lanes, indices, is_break
 
 __all__ = ["Steps"]
 
+_WITH_STEP = 3
+
 
 class Steps:
     """What is known of the expressions of a thread's text.
@@ -36,10 +38,13 @@ class Steps:
                     self.definers[name] = value
                 case ast.For(ast.Name(name), iter=head) if name in once:
                     self._counters[name] = head
-        self._steps: dict[tuple[str, int], int | None] = {}
+        self._steps: dict[tuple[str, int, bool], int | None] = {}
 
-    def step(self, node: ast.expr, axis: int) -> int | None:
-        """Return how much greater an expression is for the next thread along an axis; None is unknown."""
+    def step(self, node: ast.expr, axis: int, *, together: bool = False) -> int | None:
+        """Return how much greater an expression is for the next thread along an axis; None is unknown.
+
+        Of threads that run `together`, the next one does the same trip of a loop, of which it may do more or fewer.
+        """
         match node:
             case ast.Name(name):
                 if name[:5] in ("_nb_i", "_nb_t") and name[5:].isdigit():
@@ -48,31 +53,34 @@ class Steps:
                     return 1 if axis == 0 else None
                 if name not in self._lanes.varying:
                     return 0
-                if (name, axis) not in self._steps:
-                    self._steps[name, axis] = None
-                    self._steps[name, axis] = self._step_of_name(name, axis)
-                return self._steps[name, axis]
+                key = name, axis, together
+                if key not in self._steps:
+                    self._steps[key] = None
+                    self._steps[key] = self._step_of_name(name, axis, together)
+                return self._steps[key]
             case ast.BinOp(left, ast.Add() | ast.Sub() as op, right):
-                parts = self.step(left, axis), self.step(right, axis)
+                parts = self.step(left, axis, together=together), self.step(right, axis, together=together)
                 if parts[0] is not None and parts[1] is not None:
                     return parts[0] + parts[1] if isinstance(op, ast.Add) else parts[0] - parts[1]
                 return None
             case ast.Call(ast.Name("_nb_int64"), [argument]):
-                return self.step(argument, axis)
+                return self.step(argument, axis, together=together)
             case ast.Subscript(ast.Attribute(_, "shape")) | ast.Constant():
                 return 0
             case ast.Subscript() | ast.Call():
                 return 0 if not self._lanes.varies(node) else None
         inner = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        return 0 if all(self.step(part, axis) == 0 for part in inner) else None
+        return 0 if all(self.step(part, axis, together=together) == 0 for part in inner) else None
 
-    def _step_of_name(self, name: str, axis: int) -> int | None:
+    def _step_of_name(self, name: str, axis: int, together: bool) -> int | None:
         if name in self.definers:
-            return self.step(self.definers[name], axis)
+            return self.step(self.definers[name], axis, together=together)
         head = self._counters.get(name)
-        if isinstance(head, ast.Call) and all(self.step(bound, axis) == 0 for bound in head.args):
-            return 0
-        return None
+        if not isinstance(head, ast.Call):
+            return None
+        if together and len(head.args) < _WITH_STEP:
+            return 0 if len(head.args) == 1 else self.step(head.args[0], axis, together=True)
+        return 0 if all(self.step(bound, axis, together=together) == 0 for bound in head.args) else None
 
     def cost(self, body: Sequence[ast.stmt], axis: int) -> tuple[int, int]:
         """Return how many elements threads find side by side along an axis, and how many apart; those in loops count more."""
@@ -85,7 +93,7 @@ class Steps:
                     and isinstance(part.value, ast.Name)
                     and part.value.id in self._lanes.arrays
                 ):
-                    steps = [self.step(place, axis) for place in indices(part)]
+                    steps = [self.step(place, axis, together=True) for place in indices(part)]
                     if all(step == 0 for step in steps[:-1]) and (not steps or steps[-1] in (0, 1)):
                         beside += weight
                     else:

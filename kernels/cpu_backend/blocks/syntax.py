@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
+from numbridge.kernels.cpu_backend.lanes import REST
 
 __all__ = [
     "AT",
@@ -56,8 +57,6 @@ __all__ = [
 
 AT = "_nb_iat"
 """A part's parameter that is one more for the next thread: its place along the axis along which parts go through a block."""
-REST = "_nb_rest"
-"""What the counter of a loop over threads is called that is to be left as it is."""
 LIVE, SIZE = "_nb_live", "_nb_size"
 """How many threads of the block run, and how many it may have."""
 SLOT, ROW, FROM = "_nb_slot", "_nb_irow", "_nb_ifrom"
