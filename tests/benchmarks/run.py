@@ -25,7 +25,7 @@ from typing import Any
 
 import adjoint_rows
 import numpy as np
-from numba import cuda
+from numba import cuda, float32
 
 import numbridge as nb
 from numbridge.command_line.adjoint_kernels import stencil
@@ -224,6 +224,31 @@ def weighted(x, w, y):
         for j in range(w.shape[1]):
             total += w[k, j] * x[i, j]
         y[i, k] = total
+
+
+@nb.kernel
+def sum_in_blocks(x, total):
+    shared, t, s = cuda.shared.array(256, float32), cuda.threadIdx.x, float32(0.0)
+    for k in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
+        s += x[k]
+    shared[t] = s
+    cuda.syncthreads()
+    half = cuda.blockDim.x // 2
+    while half > 0:
+        if t < half:
+            shared[t] += shared[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        cuda.atomic.add(total, 0, shared[0])
+
+
+@nb.kernel
+def relaxed(x, y):
+    i = nb.tid()
+    y[0, i] = x[0, i]
+    for k in range(1, x.shape[0]):
+        y[k, i] = math.tanh(y[k - 1, i]) * x[k, i] + 0.5 * y[k - 1, i]
 
 
 @nb.kernel
@@ -469,6 +494,8 @@ KERNELS = (
     "softmax of 20,000 rows of 64 float32, a block for each",
     "sums of 1M edges by 64 features, atomic_add to 100,000 x 64 float32",
     "4096 rows of 4096 float32, blocks that take them and threads that take turns",
+    "sum of 4M float32 in shared memory, 64 blocks of 256 threads that take turns",
+    "adjoint of 64 steps of a recurrence, 16,384 of them side by side",
 )
 
 
@@ -907,8 +934,25 @@ def convolution(bench: Bench) -> None:
     )
 
 
+def recurrences(bench: Bench) -> None:
+    """The adjoint of a loop that reads what it has stored, in this process."""
+    import warp as wp
+    import warp_kernels
+
+    shape = (64, 1 << 14)
+    values, adjoints = ([np.random.default_rng(k).random(shape, np.float32) for _ in range(2)] for k in (1, 2))
+    theirs, by_theirs = ([wp.array(array, dtype=float, device="cpu") for array in made] for made in (values, adjoints))
+    peer = {"adj_inputs": by_theirs[:1], "adj_outputs": by_theirs[1:], "adjoint": True, "device": "cpu"}
+    bench.compare(
+        KERNELS[25],
+        lambda: nb.launch(relaxed, shape[1], values, adj_inputs=adjoints, adjoint=True),
+        {"Warp": (lambda: wp.launch(warp_kernels.relaxed, shape[1], theirs[:1], theirs[1:], **peer), 0.5)},
+    )
+
+
 def as_for_cuda(bench: Bench) -> None:
     """Kernels as they are written for CUDA, in this process."""
+    import numba
     import warp as wp
     import warp_kernels
 
@@ -927,6 +971,20 @@ def as_for_cuda(bench: Bench) -> None:
         {"a thread for each element": (functools.partial(scaled_by_threads.forall((m, m)), *rows[2:], 0.5), 1.2)},
     )
     n, total = 1 << 22, np.zeros(1, np.float32)
+
+    @numba.njit(parallel=True)
+    def sum_of(x):
+        found = np.float32(0.0)
+        for k in numba.prange(x.size):
+            found += x[k]
+        return found
+
+    bench.compare(
+        KERNELS[24],
+        functools.partial(sum_in_blocks[64, 256], x[:n], total),
+        {"Numba prange": (lambda: sum_of(a[:n]), 1.2)},
+    )
+    recurrences(bench)
     bench.compare(
         KERNELS[15],
         functools.partial(product_over_grid[256, 256], x[:n], y[:n], total),
