@@ -163,3 +163,21 @@ def test_known_loops_run_in_lanes(function, size):
         assert np.allclose(results[0][1].sum(), x.sum())
     source = one.explain(x, out).source
     assert in_loops(one) and re.search(r"_nb_lanes_\w*part_\d+\(", source) and "_nb_common_of_1" in source
+
+
+def alike(x, out):
+    """All threads begin at one number, so that they make the same trips."""
+    shared, t, s = cuda.shared.array(BLOCK, np.float64), cuda.threadIdx.x, 0.0
+    for k in range(2, x.shape[0], 5):
+        s += x[k] * t
+    shared[t] = s
+    cuda.syncthreads()
+    if t == 0:
+        out[cuda.blockIdx.x] = shared[BLOCK - 1]
+
+
+def test_loops_that_all_threads_run_alike_stay_as_they_are():
+    x, out = np.random.default_rng(1).uniform(0, 1, 100), np.zeros(3)
+    one, other = nb.kernel(alike), nb.kernel(simd=False)(alike)
+    same(*(launched(kernel, 3, [x, out]) for kernel in (one, other)), "alike")
+    assert in_loops(one) and "_nb_common_of" not in one.explain(x, out).source

@@ -214,9 +214,9 @@ class _Turns:
         return None
 
     def _last_start(self, node: ast.expr) -> str | None:
-        """Return a number that no thread of the block begins to count above, the same for all; None if it is not known."""
+        """Return a number that no thread of the block begins to count above; None if it is not known, or all begin alike."""
         text = self._expanded(node, of_thread=True)
-        if text is None:
+        if text is None or text == self._expanded(node):
             return None
         made = expression(text)
         if not all(isinstance(part, ast.expr_context | ast.operator) or self._grows(part) for part in ast.walk(made)):
