@@ -124,7 +124,7 @@ class _Traced:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say about a call."""
+    """What a user may say about a call; dims may be functions until `asked_dims` has asked them."""
 
     launch_dims: Any
     output_dims: Any
@@ -134,6 +134,11 @@ class Options:
     sharding_rule: str | None = None
     enable_backward: bool = False
     fuse: bool | None = None
+
+    @property
+    def ask(self) -> bool:
+        """Whether dims are said by functions of the inputs."""
+        return callable(self.launch_dims) or callable(self.output_dims)
 
 
 @dataclass(frozen=True)
