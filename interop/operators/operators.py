@@ -87,6 +87,8 @@ class OperatorPlan:
         Inputs that the kernel writes.
     numbers : tuple of int
         The places of the inputs that are no arrays.
+    in_boxes : tuple of str
+        Inputs that are numbers to the kernel and come as tensors.
     like_first, along_first : bool
         Whether every output, or the launch, has the shape of the first input array.
 
@@ -123,6 +125,7 @@ class OperatorPlan:
             )
         refuse_records(f"kernel {kernel.name!r} as an operator", kernel.parameters)
         self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
+        self.in_boxes = tuple(boxed)
         self._labels, self._known_arrays = {name: kernel.label(name) for name in names}, arrays
         used = {*_arrays(kernel.source), *arrays}
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}

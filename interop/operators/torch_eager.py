@@ -174,7 +174,7 @@ def quick_way(
     general : callable
         ``general(inputs, grads, wanted)`` returns the gradients by all inputs as the operator's own derivative does.
     otherwise : callable
-        Called with the inputs instead, where more than autograd looks on, or for unusual tensors.
+        Called with the inputs instead, where more than autograd looks on, or for unusual tensors and tuples.
     """
     import torch
     from torch.autograd import forward_ad, profiler
@@ -183,6 +183,7 @@ def quick_way(
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, casting, tracing = state._len_torch_function_stack, state._is_any_autocast_enabled, state._is_tracing
     plain, parameter, tracked, run = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled, launches.run
+    special = (plain, tuple)
     apply = _function(launches, general)
 
     def call(values: Sequence[Any]) -> Any:
@@ -192,7 +193,7 @@ def quick_way(
             if kind is plain or kind is parameter:
                 if value.requires_grad:
                     requires_grad = True
-            elif isinstance(value, plain):
+            elif isinstance(value, special):
                 return otherwise(values)
         if (
             dispatching()
