@@ -91,6 +91,8 @@ class OperatorPlan:
         Inputs that are numbers to the kernel and come as tensors.
     like_first, along_first : bool
         Whether every output, or the launch, has the shape of the first input array.
+    asks_inputs : bool
+        Whether a function of the inputs says the shapes of outputs.
 
     Raises
     ------
@@ -148,6 +150,7 @@ class OperatorPlan:
         inner = () if self.first is None else self._inner(self.first)
         self.like_first = output_dims is None and all(self._inner(name) == inner for name in self.outputs)
         self.along_first = launch_dims is None and not inner
+        self.asks_inputs = callable(output_dims)
         if self.first is None and (launch_dims is None or (self.outputs and output_dims is None)):
             raise NumbridgeValueError(
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "

@@ -12,6 +12,7 @@ from numbridge.operators.kernel_op import KernelOp, name_of
 from numbridge.operators.operator_levels import Level, returned
 from numbridge.operators.operators import Dims, OperatorPlan
 from numbridge.operators.paddle_operators import Launches, Operator
+from numbridge.operators.paddle_programs import Programs, are_in_program
 
 __all__ = ["PaddleOp", "paddle_op"]
 
@@ -71,17 +72,30 @@ class PaddleOp(KernelOp):
 
     def __init__(self, plan: OperatorPlan, name: str) -> None:
         import paddle
+        from paddle.jit.sot import psdb
 
         super().__init__(plan, name)
-        self._tensor: type = paddle.Tensor
-        self.name = name
-        self._operator = Operator(Level.first(Launches(plan)), self.name)
+        self._tensor: Any = (paddle.Tensor, paddle.pir.Value)
+        self.name, launches = name, Launches(plan)
+        self._operator, self._programs = Operator(Level.first(launches), name), Programs(launches, name)
+
+        # `paddle.jit.to_static` leaves such a function as it is, and, with its first line, all that it calls. Its tracers call it
+        # with a program's values, or, if it would change some, between two programs.
+        def run(*values: Any) -> Any:
+            psdb.fallback(recursive=True)
+            return self._run(values)
+
+        is_within = bool(plan.outputs) and not plan.mutated
+        self._function = paddle.jit.marker.unified(run, for_sot=is_within)
         self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
         if named:
             raise by_position(f"operator {self.name}", self.plan.inputs, named)
+        return self._function(*values)
+
+    def _run(self, values: Sequence[Any]) -> Any:
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
         if any(isinstance(value, tuple) for value in values):
@@ -91,6 +105,8 @@ class PaddleOp(KernelOp):
         if places:
             return self.boxed(places)(*self._as_numbers(places, values))
         self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
+        if are_in_program(values):
+            return returned(self._programs(values))
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
         return returned(self._operator(values))
@@ -98,7 +114,8 @@ class PaddleOp(KernelOp):
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
         made, plan = list(values), self.plan
-        place_of = None if plan.first is None else getattr(values[plan.inputs.index(plan.first)], "place", None)
+        is_placed = plan.first is not None and not are_in_program(values)
+        place_of = getattr(values[plan.inputs.index(plan.first)], "place", None) if is_placed else None
         for place in places:
             row = plan.number_type(place)
             if row is not None and made[place].dtype != dtype_to_paddle(row):
