@@ -166,15 +166,22 @@ class TorchOp(KernelOp):
         return made
 
     def _refuse_layouts(self, values: Sequence[Any]) -> None:
-        """Refuse tensors without strides, of which PyTorch says only that it makes no such outputs."""
+        """Refuse tensors without strides or with numbers in code, of which PyTorch says only that it makes no such outputs."""
         import torch
 
         for parameter, value in zip(self.plan.inputs, values, strict=True):
-            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                raise BufferAccessError(
-                    f"operator {self._called}, parameter {parameter!r}: a torch tensor of layout {value.layout} cannot be "
-                    "shared; use .to_dense()"
-                ) from None
+            if not isinstance(value, torch.Tensor):
+                continue
+            kinds = (
+                (value.is_nested, "that is nested", "use .values() if it is jagged, or torch.nested.to_padded_tensor"),
+                (value.is_quantized, "that is quantized", "use .int_repr() or .dequantize()"),
+                (value.layout != torch.strided, f"of layout {value.layout}", "use .to_dense()"),
+            )
+            for is_one, called, way in kinds:
+                if is_one:
+                    raise BufferAccessError(
+                        f"operator {self._called}, parameter {parameter!r}: a torch tensor {called} cannot be shared; {way}"
+                    ) from None
 
     def __repr__(self) -> str:
         """Return the schema."""

@@ -224,3 +224,31 @@ def test_sparse_gradients():
     x = X.clone().requires_grad_()
     cube(x, W).backward(T.to_sparse())
     torch.testing.assert_close(x.grad, 3 * X**2 * W * T)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (X.to_sparse, r"of layout torch.sparse_coo cannot be shared; use .to_dense\(\)"),
+        (lambda: torch.nested.nested_tensor([X, X[:2]]), "that is nested cannot be shared; use .*to_padded_tensor"),
+        (
+            lambda: torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),
+            r"that is nested cannot be shared; use .values\(\) if it is jagged",
+        ),
+        (
+            lambda: torch.quantize_per_tensor(X.float(), 0.1, 0, torch.qint8),
+            r"that is quantized cannot be shared; use .int_repr\(\) or .dequantize\(\)",
+        ),
+    ],
+    ids=["sparse", "nested", "jagged", "quantized"],
+)
+# torch says so of nested and quantized tensors, when the first ones are made.
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors:UserWarning", "ignore:torch.quantize_per_tensor:UserWarning"
+)
+def test_tensors_whose_memory_is_not_their_numbers_are_refused(tensor, text):
+    made = tensor()
+    with pytest.raises(nb.BufferAccessError, match=rf"parameter 'x': a torch tensor {text}"):
+        cube(made, W)
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'w': a torch tensor .* cannot be shared"):
+        cube(X, made)
