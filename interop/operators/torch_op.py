@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from numbridge.bridges.torch_bridge import dtype_to_torch
 from numbridge.kernels.arguments import by_position
 from numbridge.kernels.errors import BufferAccessError
@@ -19,7 +21,7 @@ from numbridge.kernels.language.tuple_parameters import is_named_tuple
 from numbridge.operators.kernel_op import KernelOp, name_of
 from numbridge.operators.operator_levels import Level, returned
 from numbridge.operators.operators import Dims, OperatorPlan
-from numbridge.operators.torch_eager import Launches, quick_way
+from numbridge.operators.torch_eager import Launches, plain_numbers, quick_way
 from numbridge.operators.torch_operators import NAMESPACE, Operator
 
 __all__ = ["TorchOp", "run_by_name", "torch_op"]
@@ -126,7 +128,7 @@ class TorchOp(KernelOp):
         if not self._is_differentiable:
             return self._in_place(values)
         if self._is_compiling():
-            return self._in_another((), values) if _have(tuple, values) else self.op(*values)
+            return self._in_graph(values)
         try:
             return self._quick(values)
         except (TypeError, AttributeError, ValueError, RuntimeError):
@@ -135,6 +137,17 @@ class TorchOp(KernelOp):
             self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise
+
+    def _in_graph(self, values: Sequence[Any]) -> Any:
+        """Run the operator as one node of the graph that torch.compile traces."""
+        import torch
+
+        if _have(tuple, values):
+            return self._in_another((), values)
+        # To torch.compile numbers of NumPy's are arrays, which it knows as tensors only.
+        if _have(np.ndarray, values):
+            return self(*[torch.as_tensor(value) if isinstance(value, np.ndarray) else value for value in values])
+        return self.op(*values)
 
     def _name_for(self, plan: OperatorPlan) -> str:
         return "_".join([self._operators.name, *plan.in_boxes])
@@ -195,10 +208,12 @@ class TorchOp(KernelOp):
         if _have(tuple, values):
             return self._in_another((), values)
         self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
-        return self.op(*values)
+        return self.op(*plain_numbers(values))
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
-        return self._in_another((), values) if _have(tuple, values) else returned(self._operators(values))
+        return (
+            self._in_another((), values) if _have(tuple, values) else returned(self._operators(plain_numbers(values)))
+        )
 
 
 def run_by_name(name: str, *values: Any) -> Any:
