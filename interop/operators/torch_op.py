@@ -15,7 +15,7 @@ import numpy as np
 
 from numbridge.bridges.torch_bridge import dtype_to_torch
 from numbridge.kernels.arguments import by_position
-from numbridge.kernels.errors import BufferAccessError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
 from numbridge.operators.kernel_op import KernelOp, name_of
@@ -162,13 +162,13 @@ class TorchOp(KernelOp):
             # By its name: torch.compile traces no more of how an operator is made.
             name = _in_its_place(self.name, tuple([_described(value) for value in values]))
             return getattr(getattr(torch.ops, NAMESPACE), name).default(*_taken_together(values))
+        if not _have(tuple, values):
+            return self.boxed(places)(*values)
         proxies = [leaf for value in values for leaf in _leaves(value) if isinstance(leaf, self._proxy)]
         if proxies:
             return proxies[0].tracer.create_proxy("call_function", run_by_name, (self.name, *values), {})
-        if _have(tuple, values):
-            operator, values = self.flattened(values)
-            return operator(*values)
-        return self.boxed(places)(*values)
+        operator, values = self.flattened(values)
+        return operator(*values)
 
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
@@ -218,7 +218,12 @@ class TorchOp(KernelOp):
 
 def run_by_name(name: str, *values: Any) -> Any:
     """Run an operator, given its qualified name: what `torch.fx.symbolic_trace` cannot tell of tuples is known by then."""
-    return _alive[name](*values)
+    operator = _alive.get(name)
+    if operator is None:
+        raise NumbridgeValueError(
+            f"operator {name}, which a traced module calls, is not there; make it before, and keep what nb.torch_op returns"
+        )
+    return operator(*values)
 
 
 def _have(kind: type, values: Sequence[Any]) -> bool:

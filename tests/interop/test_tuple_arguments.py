@@ -17,6 +17,7 @@ from numba import cuda
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.spread_table import SpreadTable
+from numbridge.operators.torch_op import run_by_name
 
 Point = collections.namedtuple("Point", "x weight")
 
@@ -657,6 +658,13 @@ def test_operators_of_tuples_are_traced_as_one_call():
     traced = torch.fx.symbolic_trace(Fixed())
     torch.testing.assert_close(traced(*given), Fixed()(*given))
     assert [node.op for node in traced.graph.nodes].count("call_function") == 2  # the other one makes the named tuple
+
+
+def test_a_traced_call_says_which_operator_is_gone():
+    with pytest.raises(
+        nb.NumbridgeValueError, match="operator numbridge::gone, which a traced module calls, is not there"
+    ):
+        run_by_name("numbridge::gone", torch.ones(3), (1, 2))
 
 
 class Fixed(torch.nn.Module):
