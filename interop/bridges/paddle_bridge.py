@@ -55,9 +55,11 @@ _LACKING = frozenset({"uint16"})
 
 
 def reader(kind: type) -> Reader | None:
-    """Return how compiled code reads `paddle.Tensor`; None for Paddle's other classes."""
+    """Return how compiled code reads `paddle.Tensor`; values of programs get a reader that explains, others None."""
     import paddle
 
+    if issubclass(kind, paddle.pir.Value):
+        return Reader(nb.ADAPTER, protocol="refused", adapter=_refuse_value)
     if not issubclass(kind, paddle.Tensor):
         return None
     exchange = exchange_function(paddle.Tensor, dl.EXCHANGE_READ)
@@ -74,6 +76,13 @@ def reader(kind: type) -> Reader | None:
     # What `x.set_(y)`, `x.cast_(dtype)` and `Layer.to(dtype=...)` take away from a tensor, others may use on.
     exporter = exchange_function(paddle.Tensor, dl.EXCHANGE_FROM_OBJECT)
     return replace(found, function=exchange, stream=_stream_function(), exporter=exporter)
+
+
+def _refuse_value(value: Any) -> Any:
+    raise BufferAccessError(
+        f"a value of shape {list(value.shape)} in a program of Paddle's has no memory: this is inside paddle.jit.to_static or "
+        "static mode; make the kernel an operator, nb.paddle_op(kernel, outputs), or launch outside"
+    )
 
 
 @functools.cache
@@ -254,6 +263,8 @@ def from_paddle(
 def _tensor(t: Any) -> Any:
     import paddle
 
+    if isinstance(t, paddle.pir.Value):
+        _refuse_value(t)
     if not isinstance(t, paddle.Tensor):
         raise NumbridgeTypeError(
             f"t is of type {type(t).__name__}; it must be a paddle.Tensor (nb.asarray takes others)"

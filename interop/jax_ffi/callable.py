@@ -22,6 +22,7 @@ from numbridge.arrays.array import Array
 from numbridge.arrays.creation import making
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
+from numbridge.jax_ffi.asked_dims import asked, given_dims
 from numbridge.jax_ffi.callback import CallContext, register_function
 from numbridge.jax_ffi.plan import (
     Number,
@@ -35,7 +36,7 @@ from numbridge.jax_ffi.plan import (
 )
 from numbridge.jax_ffi.recording import TracedArray, watching
 from numbridge.jax_ffi.replay import DEFAULT_GRAPH_CACHE_MAX, GraphCache, bind_replayed
-from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.signature import Dims, Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import all_kept
 from numbridge.kernels.annotations import ScalarAnnotation, annotation_of
@@ -98,8 +99,9 @@ def jax_callable(
         Whether ``func`` is traced (the default) or called each time.
     vmap_method : str
         As for `jax_kernel`.
-    output_dims : int, tuple of int or dict, optional
+    output_dims : int, tuple of int, dict or callable, optional
         Shape of the outputs that are no in-out arguments, or a shape for each name; by default that of the first array argument.
+        A callable gets a call's inputs and returns one of the others, as for `jax_kernel`.
     in_out_argnames : sequence of str, optional
         Inputs that ``func`` changes; each becomes an output, before the other outputs. The caller's array never changes.
     enable_backward : bool
@@ -164,7 +166,7 @@ def jax_callable(
         raise NumbridgeValueError(
             f"{what}: fuse=True is for GraphMode.JAX, and graph_mode is {graph_mode}, which runs compiled kernels; leave one out"
         )
-    dims = frozen_dims(output_dims, f"{what}: output_dims", named=True)
+    dims = given_dims(found, "output_dims", output_dims)
     options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
         return _Replayed(func, found, options, graph_cache_max)
@@ -220,12 +222,12 @@ class JaxCallable(Remade):
             arguments = self._signature.ordered(arguments, named)
         options = self._options
         if output_dims is not None:
-            options = replace(
-                options, output_dims=frozen_dims(output_dims, f"{self._signature.what}: output_dims", named=True)
-            )
+            options = replace(options, output_dims=given_dims(self._signature, "output_dims", output_dims))
         if vmap_method is not None:
             options = replace(options, vmap_method=check_vmap_method(self._signature.what, vmap_method))
         self._signature.check_count(arguments)
+        if options.ask:
+            options = asked(self._signature, options, arguments)
         if any(isinstance(argument, jax.core.Tracer) for argument in arguments):
             return self._run(options, *arguments)
         return self._eager(options, arguments)

@@ -17,11 +17,12 @@ import numpy as np
 
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
+from numbridge.jax_ffi.asked_dims import asked, given_dims
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
 from numbridge.jax_ffi.sharding import parse_rule
-from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, frozen_dims, signature
+from numbridge.jax_ffi.signature import Signature, check_fuse, check_vmap_method, signature
 from numbridge.jax_ffi.values import jax_value, named, operand
 from numbridge.jax_ffi.widths import all_kept, width_settings
 from numbridge.kernels.block_dims import block_dim_of
@@ -63,11 +64,13 @@ def jax_kernel(
         How a call transforms under `jax.vmap`: ``"broadcast_all"``, ``"expand_dims"`` and ``"legacy_vectorized"`` run the whole
         batch in one call, ``"sequential"`` and ``"sequential_unrolled"`` make one call for each element. The kernel sees one
         batch element at a time in each case, and what is not batched is the same for all; all give the same results.
-    launch_dims : int or tuple of int, optional
-        Extents of the launch, without batch axes; by default the shape of the first array argument.
-    output_dims : int, tuple of int or dict, optional
+    launch_dims : int, tuple of int or callable, optional
+        Extents of the launch, without batch axes; by default the shape of the first array argument. A callable gets a call's
+        inputs and returns one of the others, each time that the call runs or is traced.
+    output_dims : int, tuple of int, dict or callable, optional
         Shape of the outputs that are no in-out arguments, without batch axes, or a shape for each name; by default the launch
-        dimensions. Vectors and matrices are the last dimensions of JAX's arrays; shapes may include theirs or not.
+        dimensions. A callable, as for `launch_dims`, returns one of the others. Vectors and matrices are the last dimensions of
+        JAX's arrays; shapes may include theirs or not.
     in_out_argnames : sequence of str, optional
         Inputs that the kernel changes. Each becomes an output, before the other outputs, and shares the input's memory where JAX
         has no more use for that (in a jitted function, or when it is donated); the caller's array never changes.
@@ -137,10 +140,7 @@ def jax_kernel(
     block = 256 if block_dim is None else block_dim_of(kernel, block_dim)
     if sharding_rule is not None:
         parse_rule(sharding_rule, found)
-    dims = (
-        frozen_dims(launch_dims, f"{what}: launch_dims"),
-        frozen_dims(output_dims, f"{what}: output_dims", named=True),
-    )
+    dims = given_dims(found, "launch_dims", launch_dims), given_dims(found, "output_dims", output_dims)
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
     return _made(kernel, found, options)
@@ -185,10 +185,17 @@ class JaxKernel(Remade):
         """Run the kernel; inputs go by position or by name, and each option given here replaces that of `jax_kernel`."""
         if named:
             arguments = self._signature.ordered(arguments, named)
-        key: Any = tuple(map(type, arguments))
         options = self._options
         if launch_dims is not None or output_dims is not None or vmap_method is not None or fuse is not None:
             options = self._chosen(launch_dims, output_dims, vmap_method, fuse)
+        if options.ask:
+            options = asked(self._signature, options, arguments)
+        return self._called(options, arguments)
+
+    def _called(self, options: Options, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Run the kernel with options of which none is a function any more."""
+        key: Any = tuple(map(type, arguments))
+        if options is not self._options:
             key = (key, options)
         for dependency in self._dependencies:
             if not dependency.holds():
@@ -213,9 +220,9 @@ class JaxKernel(Remade):
         """Return the options of a call that has some of its own."""
         options, what = self._options, self._signature.what
         if launch is not None:
-            options = replace(options, launch_dims=frozen_dims(launch, f"{what}: launch_dims"))
+            options = replace(options, launch_dims=given_dims(self._signature, "launch_dims", launch))
         if output is not None:
-            options = replace(options, output_dims=frozen_dims(output, f"{what}: output_dims", named=True))
+            options = replace(options, output_dims=given_dims(self._signature, "output_dims", output))
         if method is not None:
             options = replace(options, vmap_method=check_vmap_method(what, method))
         if fuse is not None:
@@ -255,13 +262,7 @@ class JaxKernel(Remade):
                 argument_row(self._signature, parameter, number)
         with all_kept():
             plain = [jax.numpy.asarray(a.numpy()) if isinstance(a, Element) else a for a in arguments]
-        return self(
-            *plain,
-            launch_dims=options.launch_dims,
-            output_dims=options.output_dims,
-            vmap_method=options.vmap_method,
-            fuse=options.fuse,
-        )
+        return self._called(options, plain)
 
     def _plan(self, options: Options, arguments: Sequence[Any]) -> tuple[Call, list[Any]]:
         """Return a call for numbers and JAX values, and its operands."""

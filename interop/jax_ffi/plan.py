@@ -124,7 +124,7 @@ class _Traced:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may say about a call."""
+    """What a user may say about a call; dims may be functions until `asked_dims` has asked them."""
 
     launch_dims: Any
     output_dims: Any
@@ -134,6 +134,11 @@ class Options:
     sharding_rule: str | None = None
     enable_backward: bool = False
     fuse: bool | None = None
+
+    @property
+    def ask(self) -> bool:
+        """Whether dims are said by functions of the inputs."""
+        return callable(self.launch_dims) or callable(self.output_dims)
 
 
 @dataclass(frozen=True)
@@ -414,7 +419,12 @@ def argument_row(signature: Signature, parameter: Parameter, argument: Operand |
     if is_array(parameter, argument):
         return _array_row(where, parameter, argument)
     found = _scalar(where, argument.dtype)
-    return None if argument.weak and _class_of(found) > 1 else found
+    return None if argument.weak and _class_of(found) > 1 else _by_value(found)
+
+
+def _by_value(row: Scalar) -> Scalar:
+    """Return the type of a number of some type that comes by value: narrow floats are computed with as float32."""
+    return scalars.by_name("float32") if row.is_float and row.itemsize < 4 else row
 
 
 def deciding_rows(
@@ -482,7 +492,18 @@ def _scalar(where: str, dtype: Any) -> Scalar:
     try:
         return scalars.scalar_of(dtype)
     except ConversionError as error:
-        raise ConversionError(f"{where}: {error}") from None
+        raise ConversionError(f"{where}: {error}; {_way_to_scalars(dtype)}") from None
+
+
+def _way_to_scalars(dtype: Any) -> str:
+    """Return what to do about a dtype of JAX's that numbridge does not have."""
+    import jax
+
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return "pass the numbers of the keys, jax.random.key_data(x)"
+    is_float = jax.dtypes.issubdtype(dtype, np.floating)
+    wider = "float32" if is_float else "uint8" if jax.dtypes.issubdtype(dtype, np.unsignedinteger) else "int8"
+    return f"use x.astype({wider!r})"
 
 
 def _class_of(dtype: Any) -> int:
@@ -546,7 +567,7 @@ def _number_row(where: str, annotation: Any, number: Number) -> Scalar | None:
         return (
             (None if number.kind in (float, complex) else scalars.scalar_of("int64" if number.kind is int else "bool"))
             if (weak)
-            else _scalar(where, number.kind)
+            else _by_value(_scalar(where, number.kind))
         )
     wanted: Scalar = annotation.scalar
     rank = _CLASSES[number.kind] if weak else _class_of(number.kind)

@@ -87,8 +87,12 @@ class OperatorPlan:
         Inputs that the kernel writes.
     numbers : tuple of int
         The places of the inputs that are no arrays.
+    in_boxes : tuple of str
+        Inputs that are numbers to the kernel and come as tensors.
     like_first, along_first : bool
         Whether every output, or the launch, has the shape of the first input array.
+    asks_inputs : bool
+        Whether a function of the inputs says the shapes of outputs.
 
     Raises
     ------
@@ -123,6 +127,7 @@ class OperatorPlan:
             )
         refuse_records(f"kernel {kernel.name!r} as an operator", kernel.parameters)
         self._parameters = {parameter.name: parameter for parameter in kernel.parameters}
+        self.in_boxes = tuple(boxed)
         self._labels, self._known_arrays = {name: kernel.label(name) for name in names}, arrays
         used = {*_arrays(kernel.source), *arrays}
         self.kinds: dict[str, Kind] = {p.name: _kind(p.annotation, p.name in used) for p in kernel.parameters}
@@ -145,6 +150,7 @@ class OperatorPlan:
         inner = () if self.first is None else self._inner(self.first)
         self.like_first = output_dims is None and all(self._inner(name) == inner for name in self.outputs)
         self.along_first = launch_dims is None and not inner
+        self.asks_inputs = callable(output_dims)
         if self.first is None and (launch_dims is None or (self.outputs and output_dims is None)):
             raise NumbridgeValueError(
                 f"kernel {kernel.name!r} as an operator has no input array whose shape could be the dims; give launch_dims and "

@@ -7,12 +7,12 @@ from typing import Any
 
 from numbridge.bridges.paddle_bridge import dtype_to_paddle
 from numbridge.kernels.arguments import by_position
-from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
+from numbridge.operators.kernel_op import KernelOp, name_of
 from numbridge.operators.operator_levels import Level, returned
 from numbridge.operators.operators import Dims, OperatorPlan
 from numbridge.operators.paddle_operators import Launches, Operator
-from numbridge.operators.remade import Remade
+from numbridge.operators.paddle_programs import Programs, are_in_program
 
 __all__ = ["PaddleOp", "paddle_op"]
 
@@ -55,14 +55,11 @@ def paddle_op(
     NumbridgeError
         If `outputs` does not name array parameters that the kernel writes.
     """
-    if not isinstance(kernel, Kernel):
-        raise NumbridgeTypeError(f"paddle_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
-    if name is not None and not isinstance(name, str):
-        raise NumbridgeTypeError(f"paddle_op: name is {name!r}; it must be a string")
-    return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
+    called = name_of("paddle_op", kernel, name)
+    return PaddleOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), called)
 
 
-class PaddleOp(Remade):
+class PaddleOp(KernelOp):
     """A kernel as an operator of Paddle; made by `paddle_op`.
 
     Attributes
@@ -75,49 +72,50 @@ class PaddleOp(Remade):
 
     def __init__(self, plan: OperatorPlan, name: str) -> None:
         import paddle
+        from paddle.jit.sot import psdb
 
-        self._tensor: type = paddle.Tensor
-        self.plan, self.kernel, self.name = plan, plan.kernel, name
-        self._of_tensors: dict[tuple[int, ...], PaddleOp] = {}
-        self._of_tuples: dict[Any, PaddleOp] = {}
-        self._operator = Operator(Level.first(Launches(plan)), self.name)
+        super().__init__(plan, name)
+        self._tensor: Any = (paddle.Tensor, paddle.pir.Value)
+        self.name, launches = name, Launches(plan)
+        self._operator, self._programs = Operator(Level.first(launches), name), Programs(launches, name)
+
+        # `paddle.jit.to_static` leaves such a function as it is, and, with its first line, all that it calls. Its tracers call it
+        # with a program's values, or, if it would change some, between two programs.
+        def run(*values: Any) -> Any:
+            psdb.fallback(recursive=True)
+            return self._run(values)
+
+        is_within = bool(plan.outputs) and not plan.mutated
+        self._function = paddle.jit.marker.unified(run, for_sot=is_within)
         self.made_by(paddle_op, *plan.arguments, name, plan.block_dim)
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Run the kernel on the operator's inputs, and return its outputs."""
         if named:
             raise by_position(f"operator {self.name}", self.plan.inputs, named)
+        return self._function(*values)
+
+    def _run(self, values: Sequence[Any]) -> Any:
         if len(values) != len(self.plan.inputs):
             raise self.plan.wrong_count(self.name, len(values))
+        if any(isinstance(value, tuple) for value in values):
+            operator, taken = self.flattened(values)
+            return operator(*taken)
         places = self.plan.tensors_as_numbers(self.name, values, self._tensor)
         if places:
-            return self._boxed(places)(*self._as_numbers(places, values))
-        if any(isinstance(value, tuple) for value in values):
-            return self._flattened(values)
+            return self.boxed(places)(*self._as_numbers(places, values))
         self.plan.refuse_other_arrays(self.name, values, self._tensor, "paddle")
+        if are_in_program(values):
+            return returned(self._programs(values))
         if (self.plan.mutated or not self.plan.outputs) and self._is_followed(values):
             raise self.plan.lost_gradient(self.name, "paddle.no_grad()")
         return returned(self._operator(values))
 
-    def _boxed(self, places: tuple[int, ...]) -> PaddleOp:
-        """Return the operator of the same kernel that takes tensors for the numbers in some places."""
-        found = self._of_tensors.get(places)
-        if found is None:
-            found = self._of_tensors.setdefault(places, PaddleOp(self.plan.boxed(places), self.name))
-        return found
-
-    def _flattened(self, values: Sequence[Any]) -> Any:
-        """Run the operator that takes what tuples among the inputs hold."""
-        key, plan, taken = self.plan.flattened(values)
-        found = self._of_tuples.get(key)
-        if found is None:
-            found = self._of_tuples.setdefault(key, PaddleOp(plan(), self.name))
-        return found(*taken)
-
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
         made, plan = list(values), self.plan
-        place_of = None if plan.first is None else getattr(values[plan.inputs.index(plan.first)], "place", None)
+        is_placed = plan.first is not None and not are_in_program(values)
+        place_of = getattr(values[plan.inputs.index(plan.first)], "place", None) if is_placed else None
         for place in places:
             row = plan.number_type(place)
             if row is not None and made[place].dtype != dtype_to_paddle(row):

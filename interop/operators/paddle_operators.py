@@ -28,16 +28,24 @@ class Launches(operator_launches.Launches):
         import paddle
 
         self.refuse_truncation(values)
+        like, shapes = self._like(values), self.plan.output_shapes(values)
+        place = paddle.CPUPlace() if like is None else like.place
+        named = zip(self.plan.outputs, self.dtypes(values), strict=True)
+        return [paddle.zeros(shapes[name], dtype=dtype).to(place) for name, dtype in named]
+
+    def dtypes(self, values: Sequence[Any]) -> list[Any]:
+        """Return the dtype of each output for an operator's inputs."""
+        import paddle
+
+        like, rows = self._like(values), map(self.plan.dtype, self.plan.outputs)
+        first = paddle.float32 if like is None else like.dtype
+        return [first if row is None else dtype_to_paddle(row) for row in rows]
+
+    def _like(self, values: Sequence[Any]) -> Any:
+        """Return the tensor that outputs are like, or None."""
         named = zip(self.plan.inputs, values, strict=True)
         arrays = [value for name, value in named if self.plan.kinds[name] == "array"]
-        like = values[self.first] if self.first >= 0 else arrays[0] if arrays else None
-        first = paddle.float32 if like is None else like.dtype
-        place = paddle.CPUPlace() if like is None else like.place
-        shapes, made = self.plan.output_shapes(values), []
-        for name in self.plan.outputs:
-            row = self.plan.dtype(name)
-            made.append(paddle.zeros(shapes[name], dtype=first if row is None else dtype_to_paddle(row)).to(place))
-        return made
+        return values[self.first] if self.first >= 0 else arrays[0] if arrays else None
 
     def zeros(self, tensor: Any) -> Any:
         """Return contiguous zeros like a tensor."""

@@ -11,13 +11,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from numbridge.bridges.torch_bridge import dtype_to_torch
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError
 from numbridge.kernels.language.dependencies import check_unchanged
 from numbridge.operators import operator_launches
 from numbridge.operators.operators import OperatorPlan
 
-__all__ = ["Launches", "forward_mode_check", "has_gradient", "named", "quick_way"]
+__all__ = ["Launches", "forward_mode_check", "has_gradient", "named", "plain_numbers", "quick_way"]
 
 
 _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are, also for the outputs
@@ -26,6 +28,11 @@ _PLAIN_WAYS = 2  # those of `WAYS` that take the outputs' gradients as they are,
 def has_gradient(tensor: Any) -> bool:
     """Tell whether a tensor holds floating-point numbers, real or complex."""
     return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def plain_numbers(values: Sequence[Any]) -> list[Any]:
+    """Return inputs with Python's numbers for NumPy's: torch's dispatcher takes few of those, and cuts floats to integers."""
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 class Launches(operator_launches.Launches):
@@ -174,7 +181,7 @@ def quick_way(
     general : callable
         ``general(inputs, grads, wanted)`` returns the gradients by all inputs as the operator's own derivative does.
     otherwise : callable
-        Called with the inputs instead, where more than autograd looks on, or for unusual tensors.
+        Called with the inputs instead, where more than autograd looks on, or for unusual tensors and tuples.
     """
     import torch
     from torch.autograd import forward_ad, profiler
@@ -183,6 +190,7 @@ def quick_way(
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, casting, tracing = state._len_torch_function_stack, state._is_any_autocast_enabled, state._is_tracing
     plain, parameter, tracked, run = torch.Tensor, torch.nn.Parameter, torch.is_grad_enabled, launches.run
+    special = (plain, tuple)
     apply = _function(launches, general)
 
     def call(values: Sequence[Any]) -> Any:
@@ -192,7 +200,7 @@ def quick_way(
             if kind is plain or kind is parameter:
                 if value.requires_grad:
                     requires_grad = True
-            elif isinstance(value, plain):
+            elif isinstance(value, special):
                 return otherwise(values)
         if (
             dispatching()
@@ -257,7 +265,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
         return found
 
     def at_length(inputs: Sequence[Any], grads: Sequence[Any], needed: tuple[bool, ...]) -> Any:
-        return tuple(general(inputs, grads, [needed[k] for k in arrays]))
+        return tuple(general(plain_numbers(inputs), grads, [needed[k] for k in arrays]))
 
     class Quick(torch.autograd.Function):
         @staticmethod

@@ -11,17 +11,20 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from numbridge.bridges.torch_bridge import dtype_to_torch
 from numbridge.kernels.arguments import by_position
-from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError
+from numbridge.kernels.errors import BufferAccessError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
+from numbridge.kernels.language.tuple_parameters import is_named_tuple
+from numbridge.operators.kernel_op import KernelOp, name_of
 from numbridge.operators.operator_levels import Level, returned
 from numbridge.operators.operators import Dims, OperatorPlan
-from numbridge.operators.remade import Remade
-from numbridge.operators.torch_eager import Launches, quick_way
+from numbridge.operators.torch_eager import Launches, plain_numbers, quick_way
 from numbridge.operators.torch_operators import NAMESPACE, Operator
 
-__all__ = ["TorchOp", "torch_op"]
+__all__ = ["TorchOp", "run_by_name", "torch_op"]
 
 
 def torch_op(
@@ -56,7 +59,7 @@ def torch_op(
     TorchOp
         Called with the remaining parameters, in order, it returns a tensor, a tuple for several outputs, or None for none. A
         floating-point number may be given as a tensor without dimensions, which has a gradient then. Inputs may be tuples of
-        tensors and numbers; torch.compile runs the operator outside of its graphs then.
+        tensors and numbers.
 
     Raises
     ------
@@ -71,14 +74,11 @@ def torch_op(
         loss = square(x).sum()
         loss.backward()
     """
-    if not isinstance(kernel, Kernel):
-        raise NumbridgeTypeError(f"torch_op: wanted a kernel, got {kernel!r}; decorate the function with @nb.kernel")
-    if name is not None and not isinstance(name, str):
-        raise NumbridgeTypeError(f"torch_op: name is {name!r}; it must be a string")
-    return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), name or kernel.name)
+    called = name_of("torch_op", kernel, name)
+    return TorchOp(OperatorPlan(kernel, outputs, launch_dims, output_dims, block_dim), called)
 
 
-class TorchOp(Remade):
+class TorchOp(KernelOp):
     """A kernel as an operator of PyTorch; made by `torch_op`.
 
     Attributes
@@ -94,25 +94,22 @@ class TorchOp(Remade):
     def __init__(self, plan: OperatorPlan, name: str) -> None:
         import torch
 
+        super().__init__(plan, name)
         self._tensor: type = torch.Tensor
         # What stands for tensors where `torch.fx.symbolic_trace` runs a module
-        self._proxy: type = torch.fx.Proxy
-        self.plan, self.kernel = plan, plan.kernel
+        self._proxy: Any = torch.fx.Proxy
         self._count, self._numbers = len(plan.inputs), plan.numbers
         self._is_compiling = torch.compiler.is_dynamo_compiling
-        self._of_tensors: dict[tuple[int, ...], TorchOp] = {}
-        self._of_tuples: dict[Any, TorchOp] = {}
         rows = {place: plan.number_type(place) for place in plan.numbers}
         self._types = {place: None if row is None else dtype_to_torch(row) for place, row in rows.items()}
         launches = Launches(plan)
         # The kernel itself needs no gradient to be an operator; one that changes its inputs, or takes no tensor, has none here.
         self._is_differentiable = bool(plan.outputs and plan.arrays) and not plan.mutated
         self._operators = Operator(Level.first(launches), name, plan.mutated, differentiable=self._is_differentiable)
-        self.name, self.op = f"{NAMESPACE}::{self._operators.name}", self._operators.op
-        # What messages call it: the operator that was asked for, if this one was made in its place
-        self._called = self.name
+        self.name = self._called = f"{NAMESPACE}::{self._operators.name}"
+        self.op = self._operators.op
         _alive[self.name] = self
-        torch.compiler.assume_constant_result(_boxed)
+        torch.compiler.assume_constant_result(_in_its_place)
         if self._is_differentiable:
             self._operators.cast()
             self._quick = quick_way(launches, self._operators.gradients, self._otherwise)
@@ -127,52 +124,51 @@ class TorchOp(Remade):
         if self._numbers:
             places = self.plan.tensors_as_numbers(self._called, values, self._tensor)
             if places:
-                return self._run_boxed(places, self._as_numbers(places, values))
+                return self._in_another(places, values)
         if not self._is_differentiable:
             return self._in_place(values)
         if self._is_compiling():
-            return self._run_flattened(values) if _have_tuples(values) else self.op(*values)
+            return self._in_graph(values)
         try:
             return self._quick(values)
         except (TypeError, AttributeError, ValueError, RuntimeError):
-            if any(isinstance(value, self._proxy) for value in values):
+            if _have(self._proxy, values):
                 return self.op(*values)
-            if _have_tuples(values):
-                return self._run_flattened(values)
             self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise
 
-    def _run_boxed(self, places: tuple[int, ...], values: Sequence[Any]) -> Any:
+    def _in_graph(self, values: Sequence[Any]) -> Any:
+        """Run the operator as one node of the graph that torch.compile traces."""
         import torch
 
+        if _have(tuple, values):
+            return self._in_another((), values)
+        # To torch.compile numbers of NumPy's are arrays, which it knows as tensors only.
+        if _have(np.ndarray, values):
+            return self(*[torch.as_tensor(value) if isinstance(value, np.ndarray) else value for value in values])
+        return self.op(*values)
+
+    def _name_for(self, plan: OperatorPlan) -> str:
+        return "_".join([self._operators.name, *plan.in_boxes])
+
+    def _in_another(self, places: tuple[int, ...], values: Sequence[Any]) -> Any:
+        """Run the operator that takes what tuples hold, and tensors for the numbers in some places."""
+        import torch
+
+        if places:
+            values = self._as_numbers(places, values)
         if self._is_compiling():
             # By its name: torch.compile traces no more of how an operator is made.
-            return getattr(getattr(torch.ops, NAMESPACE), _boxed(self.name, places)).default(*values)
-        return self.boxed(places)(*values)
-
-    def boxed(self, places: tuple[int, ...]) -> TorchOp:
-        """Return the operator of the same kernel that takes tensors without dimensions for the numbers in some places."""
-        found = self._of_tensors.get(places)
-        if found is None:
-            name = "_".join([self._operators.name, *(self.plan.inputs[place] for place in places)])
-            found = self._of_tensors.setdefault(places, TorchOp(self.plan.boxed(places), name))
-            found._called = self._called
-        return found
-
-    def _run_flattened(self, values: Sequence[Any]) -> Any:
-        """Run the operator that takes what tuples among the inputs hold; torch.compile runs that outside of its graphs."""
-        import torch
-
-        return torch.compiler.disable(self._flattened)(values)
-
-    def _flattened(self, values: Sequence[Any]) -> Any:
-        key, plan, taken = self.plan.flattened(values)
-        found = self._of_tuples.get(key)
-        if found is None:
-            found = self._of_tuples.setdefault(key, TorchOp(plan(), self._operators.name))
-            found._called = self._called
-        return found(*taken)
+            name = _in_its_place(self.name, tuple([_described(value) for value in values]))
+            return getattr(getattr(torch.ops, NAMESPACE), name).default(*_taken_together(values))
+        if not _have(tuple, values):
+            return self.boxed(places)(*values)
+        proxies = [leaf for value in values for leaf in _leaves(value) if isinstance(leaf, self._proxy)]
+        if proxies:
+            return proxies[0].tracer.create_proxy("call_function", run_by_name, (self.name, *values), {})
+        operator, values = self.flattened(values)
+        return operator(*values)
 
     def _as_numbers(self, places: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """Return the operator's inputs with tensors for numbers in the types of these numbers, beside the arrays."""
@@ -183,15 +179,22 @@ class TorchOp(Remade):
         return made
 
     def _refuse_layouts(self, values: Sequence[Any]) -> None:
-        """Refuse tensors without strides, of which PyTorch says only that it makes no such outputs."""
+        """Refuse tensors without strides or with numbers in code, of which PyTorch says only that it makes no such outputs."""
         import torch
 
         for parameter, value in zip(self.plan.inputs, values, strict=True):
-            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-                raise BufferAccessError(
-                    f"operator {self._called}, parameter {parameter!r}: a torch tensor of layout {value.layout} cannot be "
-                    "shared; use .to_dense()"
-                ) from None
+            if not isinstance(value, torch.Tensor):
+                continue
+            kinds = (
+                (value.is_nested, "that is nested", "use .values() if it is jagged, or torch.nested.to_padded_tensor"),
+                (value.is_quantized, "that is quantized", "use .int_repr() or .dequantize()"),
+                (value.layout != torch.strided, f"of layout {value.layout}", "use .to_dense()"),
+            )
+            for is_one, called, way in kinds:
+                if is_one:
+                    raise BufferAccessError(
+                        f"operator {self._called}, parameter {parameter!r}: a torch tensor {called} cannot be shared; {way}"
+                    ) from None
 
     def __repr__(self) -> str:
         """Return the schema."""
@@ -202,22 +205,79 @@ class TorchOp(Remade):
 
         if torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in values):
             raise self.plan.lost_gradient(self._called, "torch.no_grad()")
-        if _have_tuples(values):
-            return self._run_flattened(values)
+        if _have(tuple, values):
+            return self._in_another((), values)
         self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
-        return self.op(*values)
+        return self.op(*plain_numbers(values))
 
     def _otherwise(self, values: Sequence[Any]) -> Any:
-        return returned(self._operators(values))
+        return (
+            self._in_another((), values) if _have(tuple, values) else returned(self._operators(plain_numbers(values)))
+        )
 
 
-def _have_tuples(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, tuple) for value in values)
+def run_by_name(name: str, *values: Any) -> Any:
+    """Run an operator, given its qualified name: what `torch.fx.symbolic_trace` cannot tell of tuples is known by then."""
+    operator = _alive.get(name)
+    if operator is None:
+        raise NumbridgeValueError(
+            f"operator {name}, which a traced module calls, is not there; make it before, and keep what nb.torch_op returns"
+        )
+    return operator(*values)
+
+
+def _have(kind: type, values: Sequence[Any]) -> bool:
+    return any(isinstance(value, kind) for value in values)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return what a tuple holds that is no tuple, in order; anything else is that itself. torch.compile traces this."""
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, tuple) else [value]
+
+
+def _taken_together(values: Sequence[Any]) -> list[Any]:
+    """Return what inputs hold, with tensors for numbers in tuples beside the arrays. torch.compile traces this."""
+    import torch
+
+    pairs = [(leaf, isinstance(value, tuple)) for value in values for leaf in _leaves(value)]
+    devices = [leaf.device for leaf, _ in pairs if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    return [
+        leaf.to(devices[0]) if is_within and devices and isinstance(leaf, torch.Tensor) and not leaf.ndim else leaf
+        for leaf, is_within in pairs
+    ]
+
+
+def _described(value: Any) -> Any:
+    """Return what decides which operator takes an input, as constants. torch.compile traces this."""
+    import torch
+
+    if isinstance(value, tuple):
+        return (type(value), *[_described(item) for item in value])
+    return value.ndim if isinstance(value, torch.Tensor) else None
+
+
+def _standing_for(described: Any) -> Any:
+    """Return what may stand for a value that was described."""
+    import torch
+
+    if isinstance(described, tuple):
+        kind, *items = described
+        made = map(_standing_for, items)
+        return kind._make(made) if is_named_tuple(kind) else tuple(made)
+    return None if described is None else torch.empty((1,) * described, device="meta")
 
 
 _alive: weakref.WeakValueDictionary[str, TorchOp] = weakref.WeakValueDictionary()
 
 
-def _boxed(name: str, places: tuple[int, ...]) -> str:
-    """Return the name of an operator's `boxed`, given its own; torch.compile runs this as it is, once."""
-    return _alive[name].boxed(places).name.partition("::")[2]
+def _in_its_place(name: str, described: tuple[Any, ...]) -> str:
+    """Return the name of the operator that runs for such inputs; torch.compile runs this as it is, once."""
+    operator, values = _alive[name], [_standing_for(each) for each in described]
+    while True:
+        places = operator.plan.tensors_as_numbers(name, values, operator._tensor)
+        if _have(tuple, values):
+            operator, values = operator.flattened(values)
+        elif places:
+            operator = operator.boxed(places)
+        else:
+            return operator.name.partition("::")[2]

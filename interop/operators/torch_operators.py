@@ -79,6 +79,7 @@ class Operator:
             )
         else:
             self._library.impl(self.name, self._refuse_gradients, "Autograd", with_keyset=True)
+            torch.library.register_vmap(self.op.name(), self._batch_in_place, lib=self._library)
 
     def _refuse_gradients(self, keys: Any, *values: Any) -> Any:
         """Run an operator that has no derivatives, unless it would make those of what it writes wrong.
@@ -100,6 +101,21 @@ class Operator:
             )
         with torch._C._AutoDispatchBelowAutograd():
             return self.op.redispatch(keys & torch._C._after_autograd_keyset, *values)
+
+    def _batch_in_place(self, info: Any, in_dims: Any, *values: Any) -> Any:
+        """Run an operator that writes to some of a batch's inputs, row by row."""
+        for name, dim in zip(self.level.inputs, in_dims, strict=True):
+            if name in self._mutated and dim is None:
+                raise KernelUnsupportedError(
+                    f"operator {NAMESPACE}::{self.name} changes {name} in place, which within torch.vmap is the same for all "
+                    "rows, while others of its inputs are not; pass one for each row, such as torch.zeros_like(x)"
+                )
+        if self.level.outputs:
+            made, dims = _batched(self.op)(info, in_dims, *values)
+            return returned(made), returned(dims)
+        for k in range(info.batch_size):
+            self.op(*_row(values, in_dims, k))
+        return None, None
 
     def _transform(self, operator: Any, function: Callable[..., Any]) -> None:
         """Have torch.func's transforms take an `autograd.Function` for an operator."""
@@ -327,17 +343,18 @@ def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     def rule(info: Any, in_dims: Any, *values: Any) -> Any:
-        pairs = list(zip(values, in_dims, strict=True))
         if not info.batch_size:
-            return _batched_nothing(function, pairs)
-        rows = [
-            _tuple(function(*[v.select(d, k) if isinstance(d, int) else v for v, d in pairs]))
-            for k in range(info.batch_size)
-        ]
+            return _batched_nothing(function, list(zip(values, in_dims, strict=True)))
+        rows = [_tuple(function(*_row(values, in_dims, k))) for k in range(info.batch_size)]
         stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         return stacked, (0,) * len(stacked)
 
     return rule
+
+
+def _row(values: Sequence[Any], in_dims: Any, k: int) -> list[Any]:
+    """Return the arguments of one call for a batch."""
+    return [v.select(d, k) if isinstance(d, int) else v for v, d in zip(values, in_dims, strict=True)]
 
 
 def _batched_nothing(function: Callable[..., Any], pairs: Sequence[tuple[Any, Any]]) -> Any:

@@ -17,6 +17,7 @@ from numba import cuda
 import numbridge as nb
 from emulated_cuda import emulated_cuda
 from numbridge.kernels.spread_table import SpreadTable
+from numbridge.operators.torch_op import run_by_name
 
 Point = collections.namedtuple("Point", "x weight")
 
@@ -551,6 +552,145 @@ def test_torch_operators_take_tuples():
     torch.testing.assert_close(weight.grad, (c * x)[:3].sum())
 
 
+@nb.kernel
+def with_a_number(x, shape, arrays, scale: float, point, out):
+    i = nb.tid()
+    nx, ny = shape
+    total = x[i] * ny * scale
+    for a in arrays:
+        total += a[i] * a[i]
+    if i < nx:
+        out[i] = total + point.x[i] * point.weight * x[i]
+
+
+WITH_A_NUMBER = nb.torch_op(with_a_number, "out", name="tuples_with_a_number")
+
+
+@pytest.mark.parametrize("dynamic", [False, True, None])
+@pytest.mark.parametrize("boxes", [(), (4,), (5,), (4, 5)])
+def test_operators_of_tuples_are_compiled_in_one_graph(dynamic, boxes):
+    def function(x, a, b, c, scale, weight, n):
+        # Arguments of the function, of the graph, and constants, named and nested
+        return WITH_A_NUMBER(x * 1, (n, 2), (a, b * 2), scale, Point(c, weight)).square().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for extent, n in ((4, 3), (5, 3), (7, 5)):
+        arrays = np.random.default_rng(extent).normal(size=(4, extent))
+        given = [torch.from_numpy(array).requires_grad_() for array in arrays] + [2.0, 5.0]
+        for place in boxes:
+            given[place] = torch.tensor(given[place], dtype=torch.float64, requires_grad=True)
+        followed = [value for value in given if isinstance(value, torch.Tensor)]
+        made, wanted = compiled(*given, n), function(*given, n)
+        torch.testing.assert_close(made, wanted)
+        gradients = torch.autograd.grad(made, followed), torch.autograd.grad(wanted, followed)
+        torch.testing.assert_close(*gradients)
+
+
+def test_one_graph_serves_tuples_of_other_extents():
+    operator, graphs = nb.torch_op(with_a_number, "out"), []
+
+    def backend(module, inputs):
+        graphs.append([node.target for node in module.graph.nodes if "numbridge" in str(node.target)])
+        return module
+
+    compiled = torch.compile(
+        lambda x, n: operator(x, (n, x.shape[0]), (x,), 2.0, Point(x, 3.0)),
+        fullgraph=True,
+        dynamic=True,
+        backend=backend,
+    )
+    for extent in (4, 6, 9):
+        x = torch.arange(float(extent))
+        wanted = x * extent * 2 + x * x + 3 * x * x
+        wanted[extent - 1 :] = 0
+        torch.testing.assert_close(compiled(x, extent - 1), wanted)
+    assert len(graphs) == 1 and len(graphs[0]) == 1
+
+
+class Pair(tuple):
+    __slots__ = ()
+
+
+def test_tuples_of_other_classes_are_compiled_in_one_graph():
+    operator, x = nb.torch_op(as_operator, "out"), tensors(1)[0].detach()
+
+    def function(x):
+        # A class of the user's, one of torch's own, and a shape
+        shape = (*x.shape, 2)[-2:]
+        return operator(x, shape, torch.aminmax(torch.stack([x, 2 * x]), dim=0), Point(x, 1.0)) + operator(
+            x, torch.Size((2, 2)), Pair((x, x)), Point(x, 1.0)
+        )
+
+    torch.testing.assert_close(torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x))
+
+
+def test_operators_of_tuples_in_place_are_compiled_in_one_graph():
+    operator = nb.torch_op(as_operator)
+    x, a, b, c = (tensor.detach() for tensor in tensors(4))
+
+    def function(x, a, b, c, out):
+        operator(x, (3, 2), (a, b), Point(c, 5.0), out)
+        return 2 * out
+
+    out, wanted = torch.zeros_like(x), nb.torch_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0))
+    doubled = torch.compile(function, fullgraph=True, backend="aot_eager")(x, a, b, c, out)
+    assert torch.equal(out, wanted) and torch.equal(doubled, 2 * wanted)
+
+
+class OfTuples(torch.nn.Module):
+    """A module with an operator of tuples."""
+
+    def forward(self, x, a, b, c):
+        return WITH_A_NUMBER(x, (x.shape[0], 2), (a, b), 2.0, Point(c, 5.0))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_operators_of_tuples_are_exported(strict):
+    given, more = ([torch.from_numpy(a) for a in np.random.default_rng(0).normal(size=(4, n))] for n in (4, 9))
+    n = torch.export.Dim("n", min=2)
+    made = torch.export.export(OfTuples(), tuple(given), dynamic_shapes=({0: n},) * 4, strict=strict)
+    torch.testing.assert_close(made.module()(*more), OfTuples()(*more))
+
+
+def test_operators_of_tuples_are_traced_as_one_call():
+    given = [tensor.detach() for tensor in tensors(4)]
+    traced = torch.fx.symbolic_trace(Fixed())
+    torch.testing.assert_close(traced(*given), Fixed()(*given))
+    assert [node.op for node in traced.graph.nodes].count("call_function") == 2  # the other one makes the named tuple
+
+
+def test_a_traced_call_says_which_operator_is_gone():
+    with pytest.raises(
+        nb.NumbridgeValueError, match="operator numbridge::gone, which a traced module calls, is not there"
+    ):
+        run_by_name("numbridge::gone", torch.ones(3), (1, 2))
+
+
+class Fixed(torch.nn.Module):
+    """The same, of one shape, as `torch.fx.symbolic_trace` needs it."""
+
+    def forward(self, x, a, b, c):
+        return WITH_A_NUMBER(x, (3, 2), (a, b), 2.0, Point(c, 5.0))
+
+
+# torch's own decompositions for forward mode are scripted when they are first needed.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_transforms_of_operators_of_tuples():
+    x, a, *_ = (tensor.detach() for tensor in tensors(4))
+
+    def function(x):
+        return WITH_A_NUMBER(x, (3, 2), (x, a), 2.0, Point(x, 3.0)).square().sum()
+
+    rows, gradient = torch.stack([x, 2 * x, -x]), torch.func.grad(function)
+    of_rows = torch.func.vmap(gradient)
+    wanted = torch.stack([gradient(row) for row in rows])
+    torch.testing.assert_close(of_rows(rows), wanted)
+    torch.testing.assert_close(torch.compile(of_rows, fullgraph=True, backend="aot_eager")(rows), wanted)
+    _, tangent = torch.func.jvp(function, (x,), (a,))
+    torch.testing.assert_close(tangent, wanted[0] @ a)
+
+
 def test_dims_are_asked_of_tuples_as_they_are():
     x, a, b, c = tensors(4)
     operator = nb.torch_op(
@@ -575,6 +715,19 @@ def test_paddle_operators_take_tuples():
     nb.paddle_op(as_operator, "out")(x, (3, 2), (a, b), Point(c, 5.0)).sum().backward()
     np.testing.assert_allclose(b.grad.numpy()[:3], 2 * b.numpy()[:3])
     assert b.grad.numpy()[3] == 0
+
+
+def test_numbers_that_are_tensors_beside_tuples():
+    arrays = [tensor.detach().numpy() for tensor in tensors(4)]
+    for operator, tensor in (
+        (nb.torch_op(with_a_number, "out"), lambda value: torch.tensor(value, requires_grad=True)),
+        (nb.paddle_op(with_a_number, "out"), lambda value: paddle.to_tensor(value, stop_gradient=False)),
+    ):
+        x, a, b, c = map(tensor, arrays)
+        scale, weight = map(tensor, (np.float32(2.0), np.float64(5.0)))
+        operator(x, (3, 2), (a, b), scale, Point(c, weight)).sum().backward()
+        np.testing.assert_allclose(scale.grad.numpy(), 2 * arrays[0][:3].sum(), rtol=1e-6)
+        np.testing.assert_allclose(weight.grad.numpy(), (arrays[3] * arrays[0])[:3].sum(), rtol=1e-6)
 
 
 def test_what_operators_refuse_in_tuples():

@@ -183,6 +183,23 @@ def check_a_matrix_product_is_cut_along_rows_and_columns():
         assert (moved(f, *given) == []) == free
 
 
+def check_dims_that_functions_say():
+    def product_dims(a, b):
+        return a.shape[0], b.shape[1]
+
+    a, b = values(8, 8), values(8, 4)
+    one = jax_kernel(matmul, launch_dims=product_dims, output_dims=product_dims)
+    given = put(a, "x"), put(b)
+    f = jax.jit(lambda a, b: one(a, b)[0])
+    # Within `shard_map` the functions see shards.
+    inside = jax.shard_map(lambda a, b: one(a, b)[0], mesh=GRID, in_specs=(P("x"), P()), out_specs=P("x"))
+    for run in (f, jax.jit(inside)):
+        np.testing.assert_allclose(run(*given), a @ b, rtol=1e-4, atol=1e-5)
+        assert moved(run, *given) == []
+    found, *_ = typed(lambda a, b: one(a, b)[0], [(a, "x", None), (b, None, None)])
+    np.testing.assert_allclose(found, a @ b, rtol=1e-4, atol=1e-5)
+
+
 def check_a_table_is_whole_everywhere():
     f = jax.jit(lambda t, i: jax_kernel(lookup, launch_dims=16)(t, i)[0])
     table, indices = values(64), np.random.default_rng(0).integers(0, 64, 16).astype(np.int32)

@@ -505,7 +505,18 @@ CALLS = {
         lambda x: jax_kernel(triple)(x, vmap_method="all"),
         r"vmap_method is 'all'; it must be one of broadcast_all",
     ),
-    "key": (lambda x: jax_kernel(untyped)(jax.random.key(0), x), r"argument 'a': .*key<fry>.* is not a scalar type"),
+    "key": (
+        lambda x: jax_kernel(untyped)(jax.random.key(0), x),
+        r"argument 'a': .*key<fry>.* is not a scalar type.*; pass the numbers of the keys, jax.random.key_data\(x\)",
+    ),
+    "half a byte": (
+        lambda x: jax_kernel(untyped)(x, x.astype(jnp.uint4)),
+        r"argument 'b': .*uint4.* is not a scalar type.*; use x.astype\('uint8'\)",
+    ),
+    "four bits of a float": (
+        lambda x: jax_kernel(untyped)(x.astype(jnp.float4_e2m1fn), x),
+        r"argument 'a': .*float4.* is not a scalar type.*; use x.astype\('float32'\)",
+    ),
     "records": (
         lambda x: jax_kernel(untyped)(np.zeros(4, [("a", "f4"), ("b", "i4")]), x),
         r"argument 'a': JAX has no records .*pass records.view\(np.uint8\)",

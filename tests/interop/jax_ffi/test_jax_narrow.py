@@ -29,6 +29,12 @@ def curved_in_jax(x, w, s):
 
 
 @nb.kernel
+def multiplied(x, a, y):
+    i = nb.tid()
+    y[i] = a * x[i]
+
+
+@nb.kernel
 def spread(x: nb.array, y: nb.array):
     i = nb.tid()
     y[i] = x[0] * x[0]
@@ -64,6 +70,22 @@ def test_gradients_and_tangents(dtype):
     close(got, jax.jvp(curved_in_jax, single, single), dtype)
     got = jax.hessian(ours, (0, 2))(x, w, s)
     close(got, jax.hessian(theirs, (0, 2))(*single), dtype, 8)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn])
+def test_numbers_by_value_are_computed_with_in_single_precision(dtype):
+    f, x = jax_kernel(multiplied, enable_backward=True), values(5)
+    a = jnp.asarray(1.5, dtype)
+    for given in (a, np.asarray(a)[()]):
+        for run in (f, jax.jit(f), lambda x, a: jax.jit(lambda x: f(x, a))(x)):
+            (y,) = run(x, given)
+            assert y.dtype == jnp.float32
+            np.testing.assert_array_equal(y, 1.5 * x)
+    rows = jax.vmap(lambda a: f(x, a)[0])(jnp.stack([a, 2 * a]))
+    np.testing.assert_array_equal(rows, jnp.stack([1.5 * x, 3 * x]))
+    gradient = jax.grad(lambda a: f(x, a)[0].sum())(a)
+    assert gradient.dtype == dtype
+    close(gradient, x.sum(), dtype)
 
 
 @HALVES

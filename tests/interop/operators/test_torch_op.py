@@ -209,6 +209,57 @@ def test_numbers():
     torch.testing.assert_close(x.grad, (2 * x.cos()).detach())
 
 
+@nb.kernel
+def times_any(x, a, y):
+    i = nb.tid()
+    y[i] = x[i] * x[i] * a
+
+
+@nb.kernel
+def times_whole(x, a: int, y):
+    i = nb.tid()
+    y[i] = x[i] * a
+
+
+@nb.kernel
+def add_times(x, a, y):
+    i = nb.tid()
+    y[i] += x[i] * a
+
+
+TIMES, WHOLE, ADD = nb.torch_op(times_any, "y"), nb.torch_op(times_whole, "y"), nb.torch_op(add_times)
+
+
+# torch's own decompositions for forward mode are scripted when they are first needed.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), np.int64(3), np.bool_(True), np.float16(0.5)])
+def test_numbers_of_numpys_are_taken_in_every_way(number):
+    x, value = leaves()[0], number.item()
+    wanted = (x * x * value).detach()
+    torch.testing.assert_close(TIMES(x, number).detach(), wanted)
+    torch.testing.assert_close(torch.vmap(lambda x: TIMES(x, number))(x.detach()[None])[0], wanted)
+    torch.testing.assert_close(torch.func.jvp(lambda x: TIMES(x, number), (x.detach(),), (x.detach(),))[1], 2 * wanted)
+    (gradient,) = torch.autograd.grad(TIMES(x, number).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(second, torch.full_like(x, 2 * value))
+    compiled = torch.compile(lambda x: TIMES(x, number), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x.detach()), wanted)
+    y = torch.ones_like(x)
+    ADD(x.detach(), number, y)
+    torch.testing.assert_close(y, (1 + x * value).detach())
+
+
+def test_a_float_of_numpys_is_not_cut_to_an_integer():
+    x = leaves()[0].detach()
+    with pytest.raises(nb.NumbridgeTypeError, match="wanted int32, got the float"):
+        WHOLE(x, np.float32(2.5))
+    with pytest.raises(
+        RuntimeError, match="Expected a value of type 'int' for argument 'a' but instead found type 'float'"
+    ):
+        torch.vmap(lambda x: WHOLE(x, np.float32(2.5)))(x[None])
+    assert torch.equal(torch.vmap(lambda x: WHOLE(x, np.int64(2)))(x[None])[0], 2 * x)
+
+
 # torch's own decompositions for forward mode are scripted when they are first needed.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_transforms():

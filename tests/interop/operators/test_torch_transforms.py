@@ -224,3 +224,84 @@ def test_sparse_gradients():
     x = X.clone().requires_grad_()
     cube(x, W).backward(T.to_sparse())
     torch.testing.assert_close(x.grad, 3 * X**2 * W * T)
+
+
+@nb.kernel
+def added(x, total):
+    i = nb.tid()
+    total[i] += x[i]
+
+
+@nb.kernel
+def added_and_doubled(x, total, y):
+    i = nb.tid()
+    total[i] += x[i]
+    y[i] = 2.0 * total[i]
+
+
+add, add_and_double = nb.torch_op(added), nb.torch_op(added_and_doubled, "y")
+
+
+def after(x, total):
+    add(x, total)
+    return total
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (None, 0)])
+def test_batches_of_what_is_changed_in_place(dims):
+    rows = torch.arange(12.0, dtype=DOUBLE).reshape(3, 4)
+    given = X if dims[0] is None else rows.movedim(0, dims[0]).contiguous()
+    total = torch.ones(3, 4, dtype=DOUBLE).movedim(0, dims[1]).contiguous()
+    version = total._version
+    made = torch.vmap(after, dims, out_dims=dims[1])(given, total)
+    wanted = 1 + (X.expand(3, 4) if dims[0] is None else rows)
+    assert torch.equal(total.movedim(dims[1], 0), wanted) and torch.equal(made, total) and total._version > version
+    total = torch.ones(3, 4, dtype=DOUBLE)
+    doubled = torch.vmap(add_and_double, (dims[0], 0))(given, total)
+    assert torch.equal(total, wanted) and torch.equal(doubled, 2 * wanted)
+
+
+def test_batches_of_batches_and_of_no_rows_in_place():
+    rows = torch.arange(24.0, dtype=DOUBLE).reshape(2, 3, 4)
+    assert torch.equal(torch.vmap(torch.vmap(lambda x: after(x, x * 0)))(rows), rows)
+    assert torch.vmap(add_and_double)(rows[0, :0], torch.zeros(0, 4, dtype=DOUBLE)).shape == (0, 4)
+    assert torch.vmap(after)(rows[0, :0], torch.zeros(0, 4, dtype=DOUBLE)).shape == (0, 4)
+    compiled = torch.compile(torch.vmap(lambda x: after(x, x * 0)), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(rows[0]), rows[0])
+
+
+def test_what_all_rows_share_is_not_changed_in_place():
+    total = torch.zeros(4, dtype=DOUBLE)
+    with pytest.raises(
+        nb.KernelUnsupportedError, match=r"changes total in place, which within torch\.vmap is the same for all"
+    ):
+        torch.vmap(after, (0, None))(torch.ones(3, 4, dtype=DOUBLE), total)
+    assert not total.any()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (X.to_sparse, r"of layout torch.sparse_coo cannot be shared; use .to_dense\(\)"),
+        (lambda: torch.nested.nested_tensor([X, X[:2]]), "that is nested cannot be shared; use .*to_padded_tensor"),
+        (
+            lambda: torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),
+            r"that is nested cannot be shared; use .values\(\) if it is jagged",
+        ),
+        (
+            lambda: torch.quantize_per_tensor(X.float(), 0.1, 0, torch.qint8),
+            r"that is quantized cannot be shared; use .int_repr\(\) or .dequantize\(\)",
+        ),
+    ],
+    ids=["sparse", "nested", "jagged", "quantized"],
+)
+# torch says so of nested and quantized tensors, when the first ones are made.
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors:UserWarning", "ignore:torch.quantize_per_tensor:UserWarning"
+)
+def test_tensors_whose_memory_is_not_their_numbers_are_refused(tensor, text):
+    made = tensor()
+    with pytest.raises(nb.BufferAccessError, match=rf"parameter 'x': a torch tensor {text}"):
+        cube(made, W)
+    with pytest.raises(nb.BufferAccessError, match=r"parameter 'w': a torch tensor .* cannot be shared"):
+        cube(X, made)

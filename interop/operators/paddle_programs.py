@@ -1,0 +1,178 @@
+"""Calls of a kernel in the programs that `paddle.jit.to_static` makes: operators of Paddle's that run Python, with gradients.
+
+Paddle registers such operators itself (`paddle.static.register_op`); a kernel and its adjoint are one each, of the tensors of a
+call, whose numbers are constants. In a program a tensor is a value without data, whose unknown extents are -1. Gradients are
+first ones: what Paddle makes of a layer in a program has no derivatives itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numbridge.kernels.errors import NumbridgeError
+from numbridge.operators.operator_levels import Level, detached
+from numbridge.operators.paddle_operators import Launches
+
+__all__ = ["Programs", "are_in_program"]
+
+_UNKNOWN = -1
+# Paddle finds operators by name in the whole process.
+_numbers = itertools.count(1)
+
+
+def are_in_program(values: Sequence[Any]) -> bool:
+    """Tell whether some inputs are values of a program."""
+    import paddle
+
+    return any(isinstance(value, paddle.pir.Value) for value in values)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What is known of a tensor in a program."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The inputs of a call: where values of the program stand among them, and the numbers elsewhere."""
+
+    level: Level
+    launches: Launches
+    values: tuple[Any, ...]
+    places: tuple[int, ...]
+
+    def together(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return all inputs, given what stands for the values."""
+        made = list(self.values)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            made[place] = tensor
+        return made
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the outputs."""
+        return self.level.run([detached(value) for value in self.together(tensors)])
+
+    def results(self, tensors: Sequence[Any]) -> list[_Tensor]:
+        """Return what is known of the outputs."""
+        launches, plan = self.launches, self.launches.plan
+        known = [_Tensor(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        is_unknown = any(_UNKNOWN in tensor.shape for tensor in known) and plan.asks_inputs
+        if is_unknown:
+            # Whatever a function would say of -1; how many extents it says is all that is taken from it.
+            known = [_Tensor(tuple(2 if n == _UNKNOWN else n for n in t.shape), t.dtype) for t in known]
+        inputs = self.together(known)
+        launches.refuse_truncation(inputs)
+        shapes, dtypes = plan.output_shapes(inputs), launches.dtypes(inputs)
+        return [
+            _Tensor(tuple(_UNKNOWN if is_unknown else n for n in shapes[name]), dtype)
+            for name, dtype in zip(plan.outputs, dtypes, strict=True)
+        ]
+
+
+class Programs:
+    """Calls of a kernel in programs.
+
+    Parameters
+    ----------
+    launches : Launches
+        Those of the kernel.
+    name : str
+        What messages and programs call it.
+    """
+
+    def __init__(self, launches: Launches, name: str) -> None:
+        self._launches, self._name = launches, name
+        self._level = Level.first(launches)
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Add a call to the program that is being made, and return its outputs.
+
+        Raises
+        ------
+        NumbridgeError
+            If the kernel changes its inputs.
+        """
+        import paddle
+        from paddle.jit.dy2static.py_layer import StaticPyLayerContext
+
+        level, launches, plan = self._level, self._launches, self._launches.plan
+        if plan.mutated or not plan.outputs:
+            raise NumbridgeError(
+                f"operator {self._name} changes {', '.join(plan.mutated) or 'nothing it returns'} in place, and programs of "
+                "paddle.jit.to_static would not know; make what it writes an output, or call it outside of the program"
+            )
+        places = tuple(k for k, value in enumerate(values) if isinstance(value, paddle.pir.Value))
+        call = _Call(level, launches, tuple(values), places)
+        tensors = [values[place] for place in places]
+        run = self._operator("", len(places), call.run, call.results(tensors))
+        by = [place for place in places if not values[place].stop_gradient and launches.has_gradient(values[place])]
+        if not by:
+            return run(tensors)
+        context, wanted = StaticPyLayerContext(), [level.inputs[place] for place in by]
+
+        def forward(*given: Any) -> list[Any]:
+            context.save_for_backward(*given)
+            return run(given)
+
+        def backward(*grads: Any) -> list[Any]:
+            come = [k for k, grad in enumerate(grads) if grad is not None]
+
+            def adjoint(everything: Sequence[Any]) -> list[Any]:
+                inputs = [detached(value) for value in call.together(everything[: len(places)])]
+                coming = dict(zip(come, map(detached, everything[len(places) :]), strict=True))
+                # Of an output that nothing depends on the gradient is zero.
+                zeros = launches.outputs(inputs) if len(come) < len(grads) else [None] * len(grads)
+                return level.adjoint(inputs, [coming.get(k, zero) for k, zero in enumerate(zeros)], wanted)
+
+            operator = self._operator("_adjoint", len(places) + len(come), adjoint, [values[place] for place in by])
+            made = dict(zip(by, operator([*context.saved_tensor(), *(grads[k] for k in come)]), strict=True))
+            return [made.get(place) for place in places]
+
+        made = paddle.static.nn.static_pylayer(forward, tensors, backward)
+        return list(made) if isinstance(made, list | tuple) else [made]
+
+    def _operator(
+        self, suffix: str, inputs: int, run: Callable[..., list[Any]], results: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a function of values that adds an operator to the program, which calls a function of tensors each time."""
+        import paddle
+
+        # Known already: an exception in a function that Paddle asks for them would end the process.
+        known = [(list(result.shape), result.dtype) for result in results]
+
+        def runs(*tensors: Any) -> Any:
+            with paddle.no_grad():
+                return tuple(run(tensors))
+
+        def says(*_: Any) -> Any:
+            made = [paddle.static.MetaTensor(shape=shape, dtype=dtype) for shape, dtype in known]
+            return made[0] if len(made) == 1 else tuple(made)
+
+        names = [f"x{k}" for k in range(inputs)]
+        # Paddle asks the functions for their parameters, one for each tensor.
+        taken = ", ".join(names)
+        function, infer = (eval(f"lambda {taken}: of({taken})", {"of": of}) for of in (runs, says))
+        registered = paddle.static.register_op(
+            function,
+            name=f"numbridge_{re.sub(r'[^0-9A-Za-z]', '_', self._name)}{suffix}_{next(_numbers)}",
+            infer_meta=infer,
+            input_names=names,
+            output_names=[f"y{k}" for k in range(len(known))],
+        )
+
+        def call(values: Sequence[Any]) -> list[Any]:
+            made = registered(*values)
+            return list(made) if len(known) > 1 else [made]
+
+        return call
