@@ -88,8 +88,6 @@ def build(
 
 
 class _Builder(Iteration):
-    prints = False
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # Memory of which parts are stored, that was not known by its components: this reading is only for finding all of it.

@@ -24,7 +24,6 @@ from numbridge.kernels.adjoint.bindings import (
 )
 from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
-from numbridge.kernels.adjoint.expressions import Expressions
 from numbridge.kernels.adjoint.function_gradients import add_gradients
 from numbridge.kernels.adjoint.ir import (
     Array,
@@ -42,6 +41,7 @@ from numbridge.kernels.adjoint.ir import (
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records
+from numbridge.kernels.adjoint.reductions import METHODS, REDUCTIONS, Reductions
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
@@ -85,10 +85,8 @@ _NAMED: dict[Any, str] = {
 }
 
 
-class Calls(Expressions):
+class Calls(Reductions):
     """Reads calls. Device functions are inlined."""
-
-    derived = True
 
     @abstractmethod
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
@@ -114,6 +112,11 @@ class Calls(Expressions):
             owner = self._loaded(self._owner(node.func.value))
             if isinstance(owner, Value) and (complex_program.has_complex(owner) or not has_element(owner)):
                 return complex_program.conjugate(self, owner)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not node.keywords:
+            owner = self._owner(node.func.value)
+            if isinstance(owner, View | Window):
+                given = [owner, *(self._expression(argument) for argument in node.args)]
+                return self._reduced(node, node.func.attr, ast.unparse(node.func), given)
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
             raise self._refused(node, "only functions can be called")
@@ -137,6 +140,11 @@ class Calls(Expressions):
             arguments = list(arguments[0])
             if len(arguments) == 1:
                 return arguments[0]
+        reduction = REDUCTIONS.get(callee.value) if _hashable(callee.value) else None
+        if reduction is not None and any(isinstance(argument, View | Window) for argument in arguments):
+            return self._reduced(node, reduction, callee.text, arguments)
+        if (callee.value is min or callee.value is max) and len(arguments) == 1 and self._is_row(arguments[0]):
+            return self._extreme(node, callee.text, arguments[0], of_python=True)
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
                 node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"

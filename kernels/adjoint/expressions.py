@@ -86,6 +86,10 @@ class Expressions(Scope):
     def _call(self, node: ast.Call) -> Binding:
         """Return what a call stands for."""
 
+    @abstractmethod
+    def _product_of_rows(self, node: ast.expr, what: str, views: Sequence[View | Window]) -> Value:
+        """Return the sum of the products of the elements of two rows."""
+
     def _scalar(self, node: ast.expr) -> Value:
         value = self._expression(node)
         if isinstance(value, Value) and complex_program.has_complex(value):
@@ -129,7 +133,7 @@ class Expressions(Scope):
                     and isinstance(left, View | Window)
                     and isinstance(right, View | Window)
                 ):
-                    raise self._refused(node, "gradients do not follow @ of arrays; write a loop over their elements")
+                    return self._product_of_rows(node, "@", (left, right))
                 return self._binary(node, node.op, self._as_value(node.left, left), self._as_value(node.right, right))
             case ast.UnaryOp():
                 return self._unary(node)

@@ -24,7 +24,7 @@ from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
 
-from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
+from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_functions
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
@@ -206,7 +206,7 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
-    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES | row_functions.NAMES
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -61,6 +61,15 @@ GRADIENT = "_nb_grad"
 _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
+
+# What takes the place of functions of arrays in text that is compiled, and of methods of the same names
+_OF_ARRAYS: dict[Any, str] = {
+    **dict.fromkeys((np.max, np.amax), "_nb_max_of"),
+    **dict.fromkeys((np.min, np.amin), "_nb_min_of"),
+    np.dot: "_nb_dot",
+    np.vdot: "_nb_vdot",
+}
+_METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot"}
 
 # Python's functions that make what kernels have no memory for, and what to do instead
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
@@ -178,6 +187,8 @@ def rewrite(
     in_blocks = target == "cpu" and source.works_in_blocks
     how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
+    # Products of vectors and matrices are what they are.
+    how["of_rows"] = elements and parameters is not None and all(p.element is None for p in parameters)
     in_loops = parameters is not None and target == "cpu" and not in_blocks
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
@@ -220,6 +231,7 @@ class _Writer:
         in_blocks: bool,
         in_crew: bool,
         has_complex: bool,
+        of_rows: bool,
         order: tuple[int, ...],
         told: frozenset[int],
     ) -> None:
@@ -228,6 +240,8 @@ class _Writer:
         # The axes along which a thread is told its block, and its place there.
         self.told = told
         self.has_complex = has_complex
+        # Whether products of matrices, as they are written, may be those of rows
+        self.of_rows = of_rows
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
         # Whether the body is a coroutine, which is told its crew, and its place in the block and the grid.
@@ -465,6 +479,8 @@ class _Rewriter(ast.NodeTransformer):
         if own is not None:
             return own
         self.generic_visit(node)
+        if self.writer.of_rows and isinstance(node.op, ast.MatMult):
+            return ast.Call(ast.Name("_nb_matmul", ast.Load()), [node.left, node.right], [])
         if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
             return node
         return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
@@ -674,12 +690,26 @@ class _Rewriter(ast.NodeTransformer):
             return self._gradient(node, static.value)
         callee = self.writer.program.callee(static.value) if static is not None else None
         if callee is None:
-            return self.generic_visit(node)
+            return self._of_array(node, static) or self.generic_visit(node)
         hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
         node.func = ast.Name(self.writer.names[id(callee)], ast.Load())
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
+
+    def _of_array(self, node: ast.Call, static: Static | None) -> ast.expr | None:
+        """Return a call of what takes the place of one of NumPy's functions of arrays; None for any other call."""
+        if not self.writer.elements or node.keywords:
+            return None
+        arguments, name = node.args, None
+        if static is not None:
+            name = _OF_ARRAYS.get(static.value) if isinstance(static.value, Hashable) else None
+        elif isinstance(node.func, ast.Attribute):
+            name = _METHODS.get(node.func.attr)
+            arguments = [node.func.value, *arguments]
+        if name is None or len(arguments) != (2 if "dot" in name else 1):
+            return None
+        return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in arguments], [])
 
     def _gradient(self, node: ast.Call, gradient: Gradient) -> ast.expr:
         """Return a call of the gradient of a function."""

@@ -1,0 +1,126 @@
+"""What kernels call in place of some of NumPy's functions of arrays, on the CPU and on CUDA alike.
+
+Numba's `np.max` and `np.min` do not take arrays that a kernel only reads. Its products of rows are BLAS's, which takes contiguous
+rows of one type, and which CUDA has not; for others it wants memory for a copy. Here such calls are loops. Importing this module
+imports Numba, so only code that is about to compile does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.cuda.extending import overload as overload_on_cuda
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
+
+__all__ = ["NAMES"]
+
+_OF_BLAS = (types.float32, types.float64, types.complex64, types.complex128)
+
+
+def _marker(name: str) -> Any:
+    """Return a function that stands in text for another, and that messages call by its name."""
+
+    def called(*given: Any) -> Any:
+        raise NotImplementedError("for kernels only")
+
+    called.__name__ = called.__qualname__ = name
+    return called
+
+
+_max, _min, _dot, _vdot, _matmul = map(_marker, ("max", "min", "dot", "vdot", "matmul"))
+
+
+def _extreme(name: str, better: Any, of_numpy: Any) -> Callable[[Any], Any]:
+    message = f"zero-size array to reduction operation {name}, which has no identity"
+
+    def implementation(a: Any) -> Any:
+        if isinstance(a, types.Number | types.Boolean):
+            return lambda a: of_numpy(a)
+        if not isinstance(a, types.Array) or not isinstance(a.dtype, types.Integer | types.Float | types.Boolean):
+            return None
+        start = as_dtype(a.dtype).type(_end(a.dtype, least=better is operator.gt))
+
+        def of_array(a):  # type: ignore[no-untyped-def]
+            if a.size == 0:
+                raise ValueError(message)
+            best = start
+            for view in np.nditer(a):
+                item = view.item()
+                if best == best and (better(item, best) or item != item):  # the first NaN stays
+                    best = item
+            return best
+
+        return of_array
+
+    return _without_annotations(implementation)
+
+
+def _end(kind: Any, *, least: bool) -> Any:
+    """Return the least or the greatest number of a type."""
+    if isinstance(kind, types.Boolean):
+        return not least
+    if isinstance(kind, types.Integer):
+        return kind.minval if least else kind.maxval
+    return -np.inf if least else np.inf
+
+
+def _product(of_numpy: Any, *, blas: bool) -> Callable[[Any, Any], Any]:
+    def implementation(a: Any, b: Any) -> Any:
+        both = isinstance(a, types.Array) and isinstance(b, types.Array)
+        if not both or a.ndim != 1 or b.ndim != 1 or not _are_numbers(a.dtype, b.dtype):
+            return lambda a, b: of_numpy(a, b)
+        if blas and _is_of_blas(a, b):
+            return lambda a, b: of_numpy(a, b)
+        conjugated = of_numpy is np.vdot and isinstance(a.dtype, types.Complex)
+        first, second = (as_dtype(kind).type(0) for kind in (a.dtype, b.dtype))
+
+        def of_rows(a, b):  # type: ignore[no-untyped-def]
+            if a.size != b.size:
+                raise ValueError("incompatible array sizes for np.dot(a, b) (vector * vector)")
+            total = first * second
+            for k in range(a.size):
+                left = a[k]
+                total += (left.conjugate() if conjugated else left) * b[k]
+            return total
+
+        return of_rows
+
+    return _without_annotations(implementation)
+
+
+def _without_annotations(function: Any) -> Any:
+    """Return a function without those of its parameters, which Numba compares with what it makes."""
+    function.__annotations__.clear()
+    return function
+
+
+def _are_numbers(*kinds: Any) -> bool:
+    return all(isinstance(kind, types.Number) for kind in kinds)
+
+
+def _is_of_blas(a: Any, b: Any) -> bool:
+    """Tell whether Numba's own product of two rows needs no memory for copies, and has the library that it calls."""
+    contiguous = a.layout in "CF" and b.layout in "CF"
+    return a.dtype == b.dtype and a.dtype in _OF_BLAS and contiguous and importlib.util.find_spec("scipy") is not None
+
+
+for _function, _name, _better, _of_numpy in ((_max, "maximum", operator.gt, np.max), (_min, "minimum", operator.lt, np.min)):
+    overload(_function)(_extreme(_name, _better, _of_numpy))
+for _function, _of_numpy in ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operator.matmul)):
+    overload(_function, target="cpu")(_product(_of_numpy, blas=True))
+    overload_on_cuda(_function)(_product(_of_numpy, blas=False))
+
+NAMES: dict[str, Any] = {
+    "_nb_max_of": _max,
+    "_nb_min_of": _min,
+    "_nb_dot": _dot,
+    "_nb_vdot": _vdot,
+    "_nb_matmul": _matmul,
+}
+"""What text calls them."""
