@@ -74,7 +74,7 @@ def _replaced(held: Any, index: Any, value: Any) -> Any:
     return type(held)(*made.reshape(-1).tolist()) if isinstance(held, Element) else made
 
 
-_REDUCTION = re.compile(r"\.(sum|prod|mean|var|std)\(|_nb_(v?dot|matmul)\(")
+_REDUCTION = re.compile(r"\.(sum|prod|mean|var|std)\(|_nb_(v?dot|matmul)_of\(")
 
 RUNTIME: dict[str, Any] = {
     "_nb_device": lambda function: function,
@@ -87,9 +87,9 @@ RUNTIME: dict[str, Any] = {
     "_nb_divide": operator.truediv,
     "_nb_max_of": np.max,
     "_nb_min_of": np.min,
-    "_nb_dot": np.dot,
-    "_nb_vdot": np.vdot,
-    "_nb_matmul": np.matmul,
+    "_nb_dot_of": np.dot,
+    "_nb_vdot_of": np.vdot,
+    "_nb_matmul_of": np.matmul,
     "_nb_differs": lambda held, new: np.asarray(held).tobytes() != np.asarray(held).dtype.type(new).tobytes(),
     "_nb_add": _atomic_add,
     "_nb_stack_new": Stack,

@@ -23,6 +23,7 @@ def uniform(*shape):
 def totals(x, y):
     i = tid()
     y[i] = np.sum(x[i]) * x[i, 1:].sum() + np.prod(x[i, ::2]) * x[i].mean() - sum(x[i, ::-1]) * np.mean(x[0]) + y[i]
+    y[i] += sum((x[i, 0], y[i]), x[0, 0]) * sum(x[i], y[i])
 
 
 @kernel

@@ -1,8 +1,8 @@
 """From a kernel's rewritten syntax trees to a program, when the types of its arguments are known.
 
 Device functions are inlined. What the derivatives do not cover is refused here, with its place in the source, before
-anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `calls`, `assignments`, `iteration`,
-and the statements here.
+anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `reductions`, `calls`, `assignments`,
+`iteration`, and the statements here.
 """
 
 from __future__ import annotations

@@ -145,6 +145,8 @@ class Calls(Reductions):
             return self._reduced(node, reduction, callee.text, arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and self._is_row(arguments[0]):
             return self._extreme(node, callee.text, arguments[0], of_python=True)
+        if callee.value is sum and 1 <= len(arguments) <= 2 and self._is_sequence(arguments[0]):
+            return self._sum_of_python(node, *arguments)
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
                 node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"

@@ -63,13 +63,16 @@ class Reductions(Expressions):
         if len(given) != wanted or len(views) != wanted:
             takes = "two rows" if wanted == 2 else "one array"
             raise self._refused(
-                node, f"{what} is differentiated where it takes {takes} and nothing else; write a loop over the elements"
+                node,
+                f"{what} is differentiated where it takes {takes} and nothing else; write a loop over the elements",
             )
         kinds = [self._number_kind(node, what, view) for view in views]
         if name in _PRODUCTS:
             return self._product_of_rows(node, what, views, conjugated=name == "vdot")
         if name in ("sum", "prod"):
-            return self._total(node, views[0], _accumulator(kinds[0]), product=name == "prod")
+            kind, product = _accumulator(kinds[0]), name == "prod"
+            start = self.cast(self.constant(1), kind) if product else self.zero(kind)
+            return self._total(node, views[0], kind, start, ast.Mult() if product else ast.Add())
         if name in ("mean", "var", "std"):
             return self._moment(node, name, views[0], kinds[0])
         return self._extreme(node, name, views[0])
@@ -82,9 +85,7 @@ class Reductions(Expressions):
             return kind.dtype
         element = inference.element_of(kind)
         if element is not None and element.family != "complex":
-            raise self._refused(
-                node, f"{what} of {element.name} has no derivative; write a loop over the elements"
-            )
+            raise self._refused(node, f"{what} of {element.name} has no derivative; write a loop over the elements")
         return kind
 
     def _folded(
@@ -130,20 +131,37 @@ class Reductions(Expressions):
             size = self.apply("mul", size, extent)
         return size
 
-    def _total(self, node: ast.expr, view: View | Window, kind: Any, *, product: bool = False) -> Value:
-        start = self.cast(self.constant(1), kind) if product else self.zero(kind)
-        op = ast.Mult() if product else ast.Add()
+    def _total(
+        self, node: ast.expr, view: View | Window, kind: Any, start: Value, op: ast.operator | None = None
+    ) -> Value:
+        """Return what a start becomes when all elements are added to it, or it is multiplied by them."""
+        op = op or ast.Add()
 
         def step(held: list[Value], items: list[Value], places: tuple[Value, ...]) -> list[Value]:
             return [self.cast(self._binary(node, op, held[0], items[0]), kind)]
 
         return self._folded(node, [view], self._extents_of(view), [start], step)[0]
 
+    def _is_sequence(self, found: Binding) -> bool:
+        return self._is_row(found) or (isinstance(found, tuple) and all(isinstance(item, Value) for item in found))
+
+    def _sum_of_python(self, node: ast.expr, found: Binding, start: Binding = None) -> Value:
+        """Return what Python's `sum` does; Numba gives it the type that the start and the elements have in common."""
+        added = self.constant(0) if start is None else self._as_value(node, start)
+        if isinstance(found, tuple):
+            for item in found:
+                added = self._binary(node, ast.Add(), added, item)
+            return added
+        item = self.zero(self._number_kind(node, "sum", found))
+        with self._into([]):
+            kind = self._binary(node, ast.Add(), added, item).type
+        return self._total(node, found, kind, self.cast(added, kind))
+
     def _moment(self, node: ast.expr, name: str, view: View | Window, kind: Any) -> Value:
         """Return the mean, or the variance or its root, of which Numba adds up the squares in float64."""
         kind = types.float64 if isinstance(kind, types.Integer | types.Boolean) else kind
         size = self._size(self._extents_of(view))
-        mean = self.cast(self._binary(node, ast.Div(), self._total(node, view, kind), size), kind)
+        mean = self.cast(self._binary(node, ast.Div(), self._total(node, view, kind, self.zero(kind)), size), kind)
         if name == "mean":
             return mean
 
@@ -171,7 +189,9 @@ class Reductions(Expressions):
             raise self._refused(node, f"{what} adds in an order of its own; write a loop")
         first, second = (self._extents_of(view)[0] for view in views)
         if self.prints:
-            self._fail_unless(self.apply("eq", first, second), "incompatible array sizes for np.dot(a, b) (vector * vector)")
+            self._fail_unless(
+                self.apply("eq", first, second), "incompatible array sizes for np.dot(a, b) (vector * vector)"
+            )
 
         def product(items: list[Value]) -> Value:
             left = complex_program.conjugate(self, items[0]) if conjugated else items[0]
@@ -209,7 +229,9 @@ class Reductions(Expressions):
             if isinstance(kind, types.Float):
                 unordered = self.apply("ne", item, item)
                 if of_python:  # which compares with what it begins with, and then with numbers that are greater
-                    unordered = self._checked(node, _BIT_AND, [unordered, self.apply("eq", places[0], self.constant(0))])
+                    unordered = self._checked(
+                        node, _BIT_AND, [unordered, self.apply("eq", places[0], self.constant(0))]
+                    )
                 takes = self._checked(node, _BIT_OR, [takes, unordered])
                 takes = self._checked(node, _BIT_AND, [takes, self.apply("eq", best, best)])
             chosen = [self.select(takes, *pair) for pair in zip(places, held[1:], strict=True)]
@@ -219,7 +241,11 @@ class Reductions(Expressions):
         _, *places = self._folded(node, [view], extents, [start, *[zero] * len(extents)], step)
         self._nonnegative |= dict.fromkeys((place for place in places if place.constant is None), COUNTED)
         size = self._size(extents)
-        filled = self.constant(size.constant > 0, literal=True) if size.constant is not None else self.apply("gt", size, zero)
+        filled = (
+            self.constant(size.constant > 0, literal=True)
+            if size.constant is not None
+            else self.apply("gt", size, zero)
+        )
         if self.prints or not self.derived:
             self._fail_unless(filled, f"zero-size array to reduction operation {name}, which has no identity")
         if name.startswith("arg"):

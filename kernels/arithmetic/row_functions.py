@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numba.core.errors import TypingError
 from numba.cuda.extending import overload as overload_on_cuda
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
@@ -41,7 +42,7 @@ def _extreme(name: str, better: Any, of_numpy: Any) -> Callable[[Any], Any]:
 
     def implementation(a: Any) -> Any:
         if isinstance(a, types.Number | types.Boolean):
-            return lambda a: of_numpy(a)
+            return lambda a: of_numpy(a)  # noqa: PLW0108 - Numba compiles a function of Python's
         if not isinstance(a, types.Array) or not isinstance(a.dtype, types.Integer | types.Float | types.Boolean):
             return None
         start = as_dtype(a.dtype).type(_end(a.dtype, least=better is operator.gt))
@@ -73,10 +74,10 @@ def _end(kind: Any, *, least: bool) -> Any:
 def _product(of_numpy: Any, *, blas: bool) -> Callable[[Any, Any], Any]:
     def implementation(a: Any, b: Any) -> Any:
         both = isinstance(a, types.Array) and isinstance(b, types.Array)
-        if not both or a.ndim != 1 or b.ndim != 1 or not _are_numbers(a.dtype, b.dtype):
-            return lambda a, b: of_numpy(a, b)
-        if blas and _is_of_blas(a, b):
-            return lambda a, b: of_numpy(a, b)
+        if both and max(a.ndim, b.ndim) > 1:
+            raise TypingError("NRT required but not enabled: a product of matrices is an array")  # in Numba's words
+        if not both or not _are_numbers(a.dtype, b.dtype) or (blas and _is_of_blas(a, b)):
+            return lambda a, b: of_numpy(a, b)  # noqa: PLW0108 - Numba compiles a function of Python's
         conjugated = of_numpy is np.vdot and isinstance(a.dtype, types.Complex)
         first, second = (as_dtype(kind).type(0) for kind in (a.dtype, b.dtype))
 
@@ -110,7 +111,10 @@ def _is_of_blas(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and a.dtype in _OF_BLAS and contiguous and importlib.util.find_spec("scipy") is not None
 
 
-for _function, _name, _better, _of_numpy in ((_max, "maximum", operator.gt, np.max), (_min, "minimum", operator.lt, np.min)):
+for _function, _name, _better, _of_numpy in (
+    (_max, "maximum", operator.gt, np.max),
+    (_min, "minimum", operator.lt, np.min),
+):
     overload(_function)(_extreme(_name, _better, _of_numpy))
 for _function, _of_numpy in ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operator.matmul)):
     overload(_function, target="cpu")(_product(_of_numpy, blas=True))
@@ -119,8 +123,8 @@ for _function, _of_numpy in ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operato
 NAMES: dict[str, Any] = {
     "_nb_max_of": _max,
     "_nb_min_of": _min,
-    "_nb_dot": _dot,
-    "_nb_vdot": _vdot,
-    "_nb_matmul": _matmul,
+    "_nb_dot_of": _dot,
+    "_nb_vdot_of": _vdot,
+    "_nb_matmul_of": _matmul,
 }
 """What text calls them."""

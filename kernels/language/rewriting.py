@@ -66,10 +66,10 @@ _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsiz
 _OF_ARRAYS: dict[Any, str] = {
     **dict.fromkeys((np.max, np.amax), "_nb_max_of"),
     **dict.fromkeys((np.min, np.amin), "_nb_min_of"),
-    np.dot: "_nb_dot",
-    np.vdot: "_nb_vdot",
+    np.dot: "_nb_dot_of",
+    np.vdot: "_nb_vdot_of",
 }
-_METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot"}
+_METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot_of"}
 
 # Python's functions that make what kernels have no memory for, and what to do instead
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
@@ -480,7 +480,7 @@ class _Rewriter(ast.NodeTransformer):
             return own
         self.generic_visit(node)
         if self.writer.of_rows and isinstance(node.op, ast.MatMult):
-            return ast.Call(ast.Name("_nb_matmul", ast.Load()), [node.left, node.right], [])
+            return ast.Call(ast.Name("_nb_matmul_of", ast.Load()), [node.left, node.right], [])
         if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
             return node
         return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])

@@ -1,4 +1,4 @@
-"""Functions of arrays, of NumPy's and Python's, that Numba compiles by itself, step by step as there: derivatives are made of their source.
+"""Functions of arrays that Numba compiles by itself, step by step as there: derivatives are made of their source.
 
 They are read, and never called. They decide as Numba's do, also where an array is not sorted or holds NaN. What they load is
 seen, so that a tape keeps it.
@@ -31,12 +31,4 @@ def searchsorted(a: Any, v: Any, side: str = "left") -> Any:
     return low
 
 
-def total(elements: Any, start: Any = 0) -> Any:
-    """Return what Python's `sum` does; Numba gives it the type that the start and an element have in common."""
-    added = start
-    for element in elements:
-        added = added + element
-    return added
-
-
-WRITTEN_OUT: dict[Any, Any] = {np.searchsorted: searchsorted, sum: total}
+WRITTEN_OUT: dict[Any, Any] = {np.searchsorted: searchsorted}
