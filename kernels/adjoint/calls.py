@@ -115,14 +115,26 @@ class Calls(Reductions):
         if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not node.keywords:
             owner = self._owner(node.func.value)
             if isinstance(owner, View | Window):
-                given = [owner, *(self._expression(argument) for argument in node.args)]
-                return self._reduced(node, node.func.attr, ast.unparse(node.func), given)
+                return self._reduced(node, node.func.attr, ast.unparse(node.func), [owner, *self._arguments(node)])
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
             raise self._refused(node, "only functions can be called")
         if any(keyword for keyword in node.keywords):
             raise self._refused(node, f"{callee.text} is called with named arguments; pass them by position")
-        return self._apply(node, callee, [self._expression(argument) for argument in node.args])
+        return self._apply(node, callee, self._arguments(node))
+
+    def _arguments(self, node: ast.Call) -> list[Binding]:
+        """Return what a call gives by position, with what starred tuples hold."""
+        given: list[Binding] = []
+        for argument in node.args:
+            if not isinstance(argument, ast.Starred):
+                given.append(self._expression(argument))
+                continue
+            found = self._expression(argument.value)
+            if not isinstance(found, tuple):
+                raise self._refused(argument, "only a tuple can be starred here; pass its elements one by one")
+            given += found
+        return given
 
     def _called_name(self, node: ast.Name) -> str:
         """Return what the function is called that a name stands for: one that was passed to this function, or a global."""
@@ -397,6 +409,10 @@ class Calls(Reductions):
                 node,
                 f"{source.name} is compiled with a type for {name}, locals={{{name!r}: {kind}}}; convert it in the function",
             )
+        if source.declared.signatures and source.rest is not None:
+            raise self._refused(
+                node, f"{source.name} takes any number of arguments and has a signature; leave its signature out"
+            )
         if not source.declared.signatures:
             return self._run_function(node, source, given)
         signature = self._signature(node, source, list(given.values()))
@@ -522,6 +538,8 @@ class Calls(Reductions):
         run: Callable[[list[Binding]], Binding]
         if source is not None:
             bound = self._bind(call, source, self._rewritten.trees[id(source)])
+            if source.rest is not None:
+                raise self._refused(node, f"{source.name} takes any number of arguments; nb.grad wants them named")
             names = [name.arg for name in self._rewritten.trees[id(source)].args.args]
             given = [bound[name] for name in names]
             first = len(names) - len(source.parameters)  # behind thread indices
@@ -533,7 +551,7 @@ class Calls(Reductions):
         else:
             callee, first = self._static_function(call), 0
             what = callee.text
-            given = [as_argument(self._expression(argument)) for argument in arguments]
+            given = list(map(as_argument, self._arguments(call)))
 
             def run(values: list[Binding]) -> Binding:
                 return self._apply(call, callee, values)
@@ -589,12 +607,16 @@ class Calls(Reductions):
 
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
         names = [argument.arg for argument in tree.args.args]
-        given = dict(zip(names, (self._expression(argument) for argument in node.args), strict=False))
+        positional = self._arguments(node)
+        given = dict(zip(names, positional, strict=False))
         given |= {str(keyword.arg): self._expression(keyword.value) for keyword in node.keywords}
         for name, default in zip(reversed(names), reversed(tree.args.defaults), strict=False):
             if name not in given:
                 given[name] = self._default(source, default)
-        if set(given) != set(names):
+        if source.rest is not None:
+            given[source.rest] = tuple(positional[len(names) :])
+            names.append(source.rest)
+        if set(given) != set(names) or (source.rest is None and len(positional) > len(names)):
             raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
         return {name: as_argument(value) for name, value in given.items()}
 

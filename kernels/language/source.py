@@ -189,6 +189,8 @@ class FunctionSource:
         The lines of its file, if they have been read.
     structures : mapping of str to Structure, optional
         How parameters are built that are tuples, in whose place come their elements.
+    of_numba : bool
+        Whether Numba compiles the function by itself, which then may take and pass on any number of arguments.
 
     Raises
     ------
@@ -204,8 +206,11 @@ class FunctionSource:
         boxed: Sequence[str] = (),
         file: list[str] | None = None,
         structures: Mapping[str, Structure] | None = None,
+        *,
+        of_numba: bool = False,
     ) -> None:
         self.function = function
+        self.of_numba = of_numba
         self.role: Role = role
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
@@ -240,7 +245,9 @@ class FunctionSource:
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
         stored = [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        self.locals = frozenset({*self.parameters, *stored})
+        # What is given beyond these, as a tuple
+        self.rest = None if arguments.vararg is None else arguments.vararg.arg
+        self.locals = frozenset({*self.parameters, *stored} | ({self.rest} if self.rest else set()))
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
         self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
@@ -701,13 +708,18 @@ class Program:
         return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
 
     def compiled(self, value: Any) -> FunctionSource | None:
-        """Return the source of an njit function as far as it can be read, or None."""
+        """Return the source of an njit function as far as it can be read, or None.
+
+        Who asks goes by what calls give to which parameter, and so is not told of functions with starred arguments.
+        """
         if not is_dispatcher(value):
             return None
         try:
-            return _njit_source(value)
+            found = _njit_source(value)
         except KernelError:
             return None
+        is_starred = found.rest is not None or any(isinstance(node, ast.Starred) for node in found.nodes)
+        return None if is_starred else found
 
     def calls(self, source: FunctionSource) -> Iterator[tuple[ast.Call, FunctionSource]]:
         """Yield the calls of device functions in one source."""
@@ -737,6 +749,8 @@ class Program:
             if any(passed is source for passed in self.passed(part)):
                 return MISSING
             for call in (call for call, callee in self.calls(part) if callee is source):
+                if any(isinstance(argument, ast.Starred) for argument in call.args[: place + 1]):
+                    return MISSING
                 by_name = (keyword.value for keyword in call.keywords if keyword.arg == name)
                 argument = call.args[place] if place < len(call.args) else next(by_name, None)
                 found.append(MISSING if argument is None else self.fold(part, argument, within))
@@ -851,7 +865,7 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
     """Return the source of an njit function, which remembers what it read when it was first asked for."""
     found = _NJIT.get(dispatcher)
     if found is None:
-        found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func")
+        found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func", of_numba=True)
         # What was compiled before this has other values, perhaps.
         found.kept = (*found.read(), *kept_values(dispatcher))
         found.declared = declared(dispatcher)
