@@ -140,7 +140,11 @@ class _Builder(Iteration):
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         functions = functions_among(self._env.values())
+        declared = dict(source.declared.variables)
         self._frames.append(Frame(source, {name: stored.count(name) for name in stored}, functions))
+        self._env |= {
+            name: self._as_declared(tree, name, self._env[name]) for name in self._env.keys() & declared.keys()
+        }
         body = [s for s in tree.body if not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == GIVEN)]
         self._block(without_jumps(body))
         self._frames.pop()

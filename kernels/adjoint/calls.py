@@ -403,12 +403,6 @@ class Calls(Reductions):
             raise self._refused(node, "device functions are nested too deeply to be differentiated")
         if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
             return self._custom(node, source, source.gradient, given)
-        if source.declared.variables:
-            name, kind = source.declared.variables[0]
-            raise self._refused(
-                node,
-                f"{source.name} is compiled with a type for {name}, locals={{{name!r}: {kind}}}; convert it in the function",
-            )
         if source.declared.signatures and source.rest is not None:
             raise self._refused(
                 node, f"{source.name} takes any number of arguments and has a signature; leave its signature out"
@@ -425,7 +419,7 @@ class Calls(Reductions):
     def _signature(self, node: ast.Call, source: FunctionSource, given: Sequence[Binding]) -> Any:
         """Return the one of a function's declared signatures by which Numba calls it, where that is plain."""
         found = source.declared.signatures
-        exact = [signature for signature in found if all(map(_is_of, given, signature.args))]
+        exact = [signature for signature in found if all(map(self._is_of, given, signature.args))]
         if not exact and len(found) > 1:
             raise self._refused(
                 node,
@@ -434,9 +428,15 @@ class Calls(Reductions):
             )
         return (exact or found)[0]
 
-    def _converted(self, node: ast.Call, source: FunctionSource, value: Binding, kind: Any) -> Binding:
+    def _as_declared(self, node: ast.AST, name: str, value: Binding) -> Binding:
+        """Return what is assigned to a variable of the function that is read, of the type that it is declared with, if it is."""
+        source = self._frames[-1].source
+        kind = dict(source.declared.variables).get(name)
+        return value if kind is None else self._converted(node, source, as_argument(value), kind)
+
+    def _converted(self, node: ast.AST, source: FunctionSource, value: Binding, kind: Any) -> Binding:
         """Return what a function with a declared signature takes or returns, as one of its types."""
-        if _is_of(value, kind):
+        if self._is_of(value, kind):
             return value
         if isinstance(value, Value) and isinstance(kind, types.Complex):
             if complex_program.has_complex(value) or not has_element(value):
@@ -444,8 +444,22 @@ class Calls(Reductions):
         elif isinstance(value, Value) and isinstance(kind, types.Number | types.Boolean) and not has_element(value):
             return self.cast(value, kind)
         raise self._refused(
-            node, f"{source.name} is declared with {kind} here, and is given something else; leave its signature out"
+            node, f"{source.name} is declared with {kind} here, and is given something else; leave that declaration out"
         )
+
+    def _is_of(self, value: Binding, kind: Any) -> bool:
+        """Tell whether Numba need not convert what is given to a type; arrays only become read-only, or of another layout."""
+        if value == ():  # what a function without a result returns
+            return bool(kind in (types.none, types.Tuple(())))
+        if isinstance(value, tuple):
+            return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(self._is_of, value, kind))
+        if isinstance(value, Value):
+            return bool((inference.complex_of(value.type) or types.unliteral(value.type)) == kind)
+        if isinstance(value, View | Window):
+            of = value.array.whole or value.array.dtype
+            of = of.dtype if isinstance(value, View) and value.part is not None else inference.complex_of(of) or of
+            return isinstance(kind, types.Array) and kind.ndim == len(self._extents(value)) and kind.dtype == of
+        return True
 
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
@@ -619,17 +633,6 @@ class Calls(Reductions):
         if set(given) != set(names) or (source.rest is None and len(positional) > len(names)):
             raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
         return {name: as_argument(value) for name, value in given.items()}
-
-
-def _is_of(value: Binding, kind: Any) -> bool:
-    """Tell whether Numba need not convert what is given to a type; arrays have that of their elements, whatever they are."""
-    if value == ():  # what a function without a result returns
-        return bool(kind in (types.none, types.Tuple(())))
-    if isinstance(value, tuple):
-        return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(_is_of, value, kind))
-    if isinstance(value, Value):
-        return bool((inference.complex_of(value.type) or types.unliteral(value.type)) == kind)
-    return True
 
 
 def _call_text(callee: Static, arguments: Sequence[Any]) -> str:

@@ -25,6 +25,7 @@ from numbridge.kernels.arithmetic.cpu_divisions import divided_as_kernels
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
+from numbridge.kernels.compilation.declared_calls import declared_calls
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.integer_powers import check_powers
@@ -172,6 +173,7 @@ def compile_run(
     try:
         with (
             _vectors_within_threads() if large and not together else nullcontext(),
+            declared_calls(cpu_target.typing_context, everything=False),
             linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
         ):
             if not generated:

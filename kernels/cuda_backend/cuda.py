@@ -28,6 +28,7 @@ from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_func
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
+from numbridge.kernels.compilation.declared_calls import declared_calls
 from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
@@ -223,7 +224,8 @@ def compile_ptx(
     try:
         calls = linked_calls(cuda_target.target_context, lambda: _overloads(names), in_process=False)
         capable = _for_capability(capability)
-        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls:
+        declared = declared_calls(cuda_target.typing_context, everything=True)
+        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls, declared:
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )

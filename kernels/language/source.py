@@ -707,10 +707,10 @@ class Program:
             return None
         return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
 
-    def compiled(self, value: Any) -> FunctionSource | None:
+    def compiled(self, value: Any, *, starred: bool = False) -> FunctionSource | None:
         """Return the source of an njit function as far as it can be read, or None.
 
-        Who asks goes by what calls give to which parameter, and so is not told of functions with starred arguments.
+        Who goes by what calls give to which parameter is not told of functions with `starred` arguments.
         """
         if not is_dispatcher(value):
             return None
@@ -719,7 +719,7 @@ class Program:
         except KernelError:
             return None
         is_starred = found.rest is not None or any(isinstance(node, ast.Starred) for node in found.nodes)
-        return None if is_starred else found
+        return None if is_starred and not starred else found
 
     def calls(self, source: FunctionSource) -> Iterator[tuple[ast.Call, FunctionSource]]:
         """Yield the calls of device functions in one source."""

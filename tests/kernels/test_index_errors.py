@@ -88,8 +88,8 @@ X = np.ones(4)
         ),
         (
             reads_through_a_declaration,
-            [X, X],
-            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float64, int",
+            [X.astype(np.float32), X],
+            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float32, int",
         ),
         (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
     ],
