@@ -38,13 +38,15 @@ def declared_calls(context: Any, *, everything: bool) -> Iterator[None]:
     context : object
         The typing context of Numba or numba.cuda.
     everything : bool
-        Whether functions without arrays are to be called so, too, as on CUDA, which has no other way.
+        Whether functions without arrays are to be called so, too, and what the context does not know is refused, as for CUDA.
     """
     kind = type(context)
     with global_compiler_lock:
         original = kind.resolve_value_type
 
         def resolve(self: Any, value: Any) -> Any:
+            if everything and is_dispatcher(value):
+                _refuse_variables(value)
             called = _called(value, everything=everything) if is_dispatcher(value) else None
             if called is None:
                 return original(self, value)
@@ -56,6 +58,14 @@ def declared_calls(context: Any, *, everything: bool) -> Iterator[None]:
             yield
         finally:
             kind.resolve_value_type = original
+
+
+def _refuse_variables(dispatcher: Any) -> None:
+    """Refuse variables of declared types, which numba.cuda would give others, and so compute something else."""
+    for name, kind in declared(dispatcher).variables:
+        if not _is_array(kind):
+            function = dispatcher.py_func.__name__
+            raise TypingError(f"{function} declares {name} with {kind}, which numba.cuda does not know")
 
 
 def _called(dispatcher: Any, *, everything: bool) -> Any:

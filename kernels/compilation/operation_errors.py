@@ -466,6 +466,13 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
         r"Invalid use of type\(CPUDispatcher\(<function (?:[\w.<>]+\.)?(\w+) at \w+>\)\) with parameters \((.*)\)\n\s*Known",
         _of_declared,
     ),
+    (
+        r"(\w+) declares (\w+) with (\S+), which numba.cuda does not know",
+        lambda found: (
+            f"{found[1]} is compiled with a type for {found[2]}, locals={{{found[2]!r}: {found[3]}}}, which numba.cuda does not "
+            "know; convert it in the function"
+        ),
+    ),
     (r"No conversion from (.+) to (.+) for '(\w+)', defined at", _of_variable),
     # Unlike one in a function of Numba's own, which is told of behind the call
     (rf"{_AT_ONCE}Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),

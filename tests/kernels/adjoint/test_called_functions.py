@@ -438,6 +438,16 @@ def test_variables_of_declared_types(kinds):
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
 
 
+def test_variables_of_declared_types_on_cuda():
+    kernel, x = declared(locals={"s": numba.int64}), np.ones(3)
+    with pytest.raises(
+        nb.KernelError, match=r"type for s, locals=\{'s': int64\}, which numba.cuda does not know; convert"
+    ):
+        kernel.ptx(x, x, capability=(9, 0))
+    # The derivative, which is made of the source, knows it there, too.
+    assert ".visible .entry" in kernel.adjoint(["x", "y"]).ptx(x, x, x, x, capability=(9, 0))
+
+
 def test_each_assignment_is_to_the_declared_type():
     @numba.njit(locals={"s": numba.int64, "t": numba.float64})
     def stepped(a, n):
@@ -469,7 +479,7 @@ def by_rank(a, scale):
     return a.sum() * scale
 
 
-@numba.njit(locals={"row": numba.float64[:], "s": numba.float64})
+@numba.njit(locals={"row": numba.float64[:]})
 def with_a_row(x, i):
     row = x[i]
     s = row[0] * row[1]
