@@ -782,7 +782,7 @@ class _Rewriter(ast.NodeTransformer):
         if found.operation in ("laneid", "warpsize") or found.kind == "axis":
             raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
         if self.writer.target == "cuda":
-            if found.name == "cuda.shared.array" and self._element(node) is not None:
+            if found.name == "cuda.shared.array" and (self._element(node) is not None or self._has_shape(node)):
                 return self._local_array(node, found)
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
@@ -875,6 +875,12 @@ class _Rewriter(ast.NodeTransformer):
         given = memory_arguments(node).get("dtype")
         static = None if given is None else self.source.resolve(given)
         return static.value if static is not None and isinstance(static.value, ElementType) else None
+
+    def _has_shape(self, node: ast.Call) -> bool:
+        """Tell whether the shape that memory is asked for is known here, whatever it is written with."""
+        given = memory_arguments(node)
+        shape = self.writer.program.fold(self.source, given["shape"]) if "shape" in given else MISSING
+        return "dtype" in given and all(type(extent) is int for extent in (shape if type(shape) is tuple else (shape,)))
 
     def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         """Return a call that makes memory; that of elements is made of scalars."""

@@ -438,8 +438,7 @@ class FunctionSource:
         if isinstance(node, ast.BinOp | ast.UnaryOp):
             return self._fold_operation(node, known)
         static = self.resolve(node)
-        value = MISSING if static is None else static.value
-        return int(value) if isinstance(value, int) and isinstance(value, enum.Enum) else value
+        return MISSING if static is None else _plain(static.value)
 
     def value_of(self, node: ast.expr) -> ast.expr:
         """Return the expression that a variable is assigned, if it is assigned once and all in it is known by then."""
@@ -567,6 +566,14 @@ _FOLDED: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with Python's integers for NumPy's and for members of an enumeration, also in tuples."""
+    if type(value) is tuple:
+        return tuple(map(_plain, value))
+    is_integer = isinstance(value, np.integer) or (isinstance(value, int) and isinstance(value, enum.Enum))
+    return int(value) if is_integer else value
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:
