@@ -32,13 +32,13 @@ from numbridge.kernels.element_types.elements import Element, ElementType, scala
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
-from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
+from numbridge.kernels.language.dynamic_memory import is_dynamic
 from numbridge.kernels.language.element_stores import StoreRewriter
 from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
-from numbridge.kernels.language.source import FunctionSource, Program, index_uses
+from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
@@ -77,6 +77,9 @@ _MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.
 _NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT) | dict.fromkeys(
     ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
 )
+
+# Python's functions whose arguments are looked at before the kernel runs
+_ONE_BY_ONE = (range, enumerate, zip, print, len)
 
 _OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
@@ -421,7 +424,7 @@ class _Rewriter(ast.NodeTransformer):
         """Return the function with its body, and the defaults of its parameters, rewritten."""
         tree.body = list(self._visited(tree.body))
         if self._gives:
-            arguments = (*tree.args.posonlyargs, *tree.args.args)
+            arguments = (*tree.args.posonlyargs, *tree.args.args, *filter(None, [tree.args.vararg]))
             given = ast.Tuple([ast.Name(argument.arg, ast.Load()) for argument in arguments], ast.Load())
             tree.body.insert(0, ast.Assign([ast.Name(GIVEN, ast.Store())], given))
         # Of a kernel, whose launches pass every argument, the source has none.
@@ -659,6 +662,7 @@ class _Rewriter(ast.NodeTransformer):
         """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
         static = self.source.resolve(node.func)
         found = intrinsic_of(static.value) if static is not None else None
+        self._check_starred(node, static, found)
         if found is not None:
             return self._operation(node, found)
         if self.writer.in_grid and self.source.is_grid_sync(node):
@@ -696,6 +700,20 @@ class _Rewriter(ast.NodeTransformer):
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
+
+    def _check_starred(self, node: ast.Call, static: Static | None, found: Intrinsic | None) -> None:
+        """Refuse starred tuples where arguments are looked at one by one, and beside functions, of which Numba makes tuples."""
+        starred = next((argument for argument in node.args if isinstance(argument, ast.Starred)), None)
+        if starred is None or self.source.kept is not None:
+            return
+        if found is not None or (static is not None and any(static.value is known for known in _ONE_BY_ONE)):
+            name = found.name if found is not None else ast.unparse(node.func)
+            raise self.source.error(starred, f"{name} takes its arguments one by one; write the elements out")
+        for argument in node.args:
+            passed = self.source.resolve(argument)
+            if passed is not None and callable(passed.value):
+                text = f"{ast.unparse(argument)} is a function, beside which nothing can be starred; write the elements out"
+                raise self.source.error(starred, text)
 
     def _of_array(self, node: ast.Call, static: Static | None) -> ast.expr | None:
         """Return a call of what takes the place of one of NumPy's functions of arrays; None for any other call."""
@@ -878,14 +896,15 @@ class _Rewriter(ast.NodeTransformer):
 
     def _has_shape(self, node: ast.Call) -> bool:
         """Tell whether the shape that memory is asked for is known here, whatever it is written with."""
-        given = memory_arguments(node)
-        shape = self.writer.program.fold(self.source, given["shape"]) if "shape" in given else MISSING
-        return "dtype" in given and all(type(extent) is int for extent in (shape if type(shape) is tuple else (shape,)))
+        shape = self.writer.program.shape(self.source, node)
+        return "dtype" in memory_arguments(node) and all(
+            type(extent) is int for extent in (shape if type(shape) is tuple else (shape,))
+        )
 
     def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         """Return a call that makes memory; that of elements is made of scalars."""
         given, element = memory_arguments(node), self._element(node)
-        shape = self.writer.program.fold(self.source, given["shape"]) if "shape" in given else MISSING
+        shape = self.writer.program.shape(self.source, node)
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")

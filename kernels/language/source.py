@@ -49,6 +49,7 @@ __all__ = [
     "Sourced",
     "call_rank",
     "index_uses",
+    "memory_arguments",
 ]
 
 Role = Literal["kernel", "func"]
@@ -189,9 +190,6 @@ class FunctionSource:
         The lines of its file, if they have been read.
     structures : mapping of str to Structure, optional
         How parameters are built that are tuples, in whose place come their elements.
-    of_numba : bool
-        Whether Numba compiles the function by itself, which then may take and pass on any number of arguments.
-
     Raises
     ------
     KernelError
@@ -206,11 +204,8 @@ class FunctionSource:
         boxed: Sequence[str] = (),
         file: list[str] | None = None,
         structures: Mapping[str, Structure] | None = None,
-        *,
-        of_numba: bool = False,
     ) -> None:
         self.function = function
-        self.of_numba = of_numba
         self.role: Role = role
         self.name = function.__name__ if name is None else name
         # A device function's derivative by hand, which `nb.func_grad` enters here.
@@ -568,12 +563,20 @@ _FOLDED: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with Python's integers for NumPy's and for members of an enumeration, also in tuples."""
+def _plain(value: Any, kinds: type | tuple[type, ...] = np.signedinteger) -> Any:
+    """Return a value with Python's integers for NumPy's of some kinds, and for members of an enumeration, also in tuples.
+
+    What is unsigned is another number as an index, where it wraps around, but the same as an extent.
+    """
     if type(value) is tuple:
-        return tuple(map(_plain, value))
-    is_integer = isinstance(value, np.integer) or (isinstance(value, int) and isinstance(value, enum.Enum))
+        return tuple(_plain(part, kinds) for part in value)
+    is_integer = isinstance(value, kinds) or (isinstance(value, int) and isinstance(value, enum.Enum))
     return int(value) if is_integer else value
+
+
+def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
+    """Return what a call that makes local or shared memory is given, by name."""
+    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:
@@ -750,6 +753,11 @@ class Program:
         given = {name: self._constant_given(source, name, (*within, source)) for name in names}
         return MISSING if MISSING in given.values() else source.fold(_Constants(given).visit(copy.deepcopy(node)))
 
+    def shape(self, source: FunctionSource, call: ast.Call) -> Any:
+        """Return the shape that a call which makes local or shared memory is given, or `MISSING` if it is no constant."""
+        given = memory_arguments(call).get("shape")
+        return MISSING if given is None else _plain(self.fold(source, given), np.integer)
+
     def _constant_given(self, source: FunctionSource, name: str, within: tuple[FunctionSource, ...]) -> Any:
         place, found = source.parameters.index(name), []
         for part in self.sources:
@@ -872,7 +880,7 @@ def _njit_source(dispatcher: Any) -> FunctionSource:
     """Return the source of an njit function, which remembers what it read when it was first asked for."""
     found = _NJIT.get(dispatcher)
     if found is None:
-        found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func", of_numba=True)
+        found = _NJIT[dispatcher] = FunctionSource(dispatcher.py_func, "func")
         # What was compiled before this has other values, perhaps.
         found.kept = (*found.read(), *kept_values(dispatcher))
         found.declared = declared(dispatcher)

@@ -643,10 +643,10 @@ def of_shapes(rows, shape):
     ("rows", "shape"),
     [
         (np.int64(4), (np.int64(4), Extent.COLUMNS)),
-        (np.uint8(4), (4, np.int16(3))),
-        (Extent.ROWS, (Extent.ROWS, np.uint64(3))),
+        (np.int8(4), (np.uint8(4), np.uint64(3))),
+        (Extent.ROWS, (Extent.ROWS, 3)),
     ],
-    ids=["int64", "uint8", "enumeration"],
+    ids=["int64", "unsigned", "enumeration"],
 )
 def test_shapes_are_integers_of_any_kind(rows, shape):
     kernel, x, y = of_shapes(rows, shape), np.arange(1.0, 9.0), np.zeros(8)

@@ -73,6 +73,16 @@ def augmented(x):
     x += 1
     return 0
 
+def last_of(x, *rest):
+    return rest[-1] if rest else x
+
+def store_rest(*rest):
+    for x in rest[1:]:
+        x.flat[0] = SENTINEL
+
+def passes_on(x, both):
+    return last_of(x, *both, *both[:1])
+
 def rebound(x):
     x = x + 1
     x += 1
@@ -208,6 +218,7 @@ second({0}, {1}) | chosen({0}, {1}, n) | swapped({0}, {1})[0] | second(y={0}, x=
 tuple(({0}, {1}))[0] | next(zip({0}, {1}))[0] | np.add({0}, {1}) | np.maximum({0}, 0.0, {1})
 np.multiply({0}, 2.0, out={1}) | np.cumsum({0}, out={1}) | np.take({0}, 0, out={1}) | next(enumerate({0}))[1]
 max({0}.sum(), {1}.sum()) | np.add({0}, 1.0, out=({1},)) | njit_last({0}, {1}) | njit_starred({0}, ({1}, {0}))
+last_of({0}, *({1}, {0})) | passes_on({0}, ({1}, {0})) | last_of(*({0}, {1})) | max(*({0}, {1}), key=len)
 """)
 arrays_ = st.recursive(
     leaf,
@@ -229,7 +240,8 @@ SIMPLE = forms("""
 u += {x} | v *= 2.0 | w -= {y} | u = v | v = w | w = u | ({t}, u) = ({x}, {y}) | (u, v), w = ({y}, {z}), {y}
 u, v = pair({y}, {z}) | u, v = {y}[0], {y}[1] | u, v = v, u | a += {x} | d[0] += {x} | e = {y} | a, d = d, a
 store({y}) | store_second({y}, {z}) | augmented({y}) | only_reads({y}) | deep({y}, n) | njit_store({y}) | store(x={y})
-njit_store_rest({y}, {z}) | njit_store_starred({y}, ({z}, {y})) | njit_spread({y}, ({z}, {y}))
+njit_store_rest({y}, {z}) | store_rest(*({y}, {z})) | store_rest({y}, *({z},)) | np.copyto(*({y}, {z}))
+njit_store_starred({y}, ({z}, {y})) | njit_spread({y}, ({z}, {y}))
 store_second(y={y}, x={z}) | atomic_add({y}, 0, {x}) | cuda.atomic.add({y}, 0, {x}) | {y}.fill({x}) | {y}.sort()
 {y}.put(0, {x}) | {y}.partition(2) | {y}.__setitem__(0, {x}) | {y}.__iadd__({x}) | np.copyto({y}, {x})
 np.put({y}, 0, {x}) | np.place({y}, {y} > 0, {x}) | np.putmask({y}, {y} > 0, {x}) | np.fill_diagonal({y}, {x})
