@@ -76,6 +76,7 @@ _NO_GRADIENT = Missing(
     "would be the gradient by an integer or an array, which there is none of here",
     "convert the argument to a floating-point number, or assign this one to _",
 )
+_MAKE_ARRAYS = (np.zeros, np.ones, np.empty, np.full, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.copy)
 # What functions are called in the table of what elements can do.
 _NAMED: dict[Any, str] = {
     **{function: name for name, function in FUNCTIONS.items()},
@@ -157,6 +158,12 @@ class Calls(Reductions):
             return self._reduced(node, reduction, callee.text, arguments)
         if (callee.value is min or callee.value is max) and len(arguments) == 1 and self._is_row(arguments[0]):
             return self._extreme(node, callee.text, arguments[0], of_python=True)
+        if any(callee.value is made for made in _MAKE_ARRAYS):
+            raise self._refused(
+                node,
+                f"{callee.text} makes an array, for which kernels have no memory here; assign one of a constant shape to a name, "
+                "outside of loops, or use cuda.local.array(shape, dtype)",
+            )
         if callee.value is sum and 1 <= len(arguments) <= 2 and self._is_sequence(arguments[0]):
             return self._sum_of_python(node, *arguments)
         if not all(isinstance(argument, Value) for argument in arguments):

@@ -101,6 +101,8 @@ def in_plain_words(text: str) -> str | None:
             return said(found)
     # A store of several steps fails in one of them, of which Numba speaks after it.
     calls = [call for call in _CALL.finditer(text) if not call[2].startswith("put_part(")]
+    if not calls and "Only accept returning of array passed into the function" in text:
+        return "a function that is called here returns an array; let it write into one that it is given, and return nothing"
     return _of_call(calls[0][1], calls[0][2]) if calls else None
 
 

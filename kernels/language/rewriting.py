@@ -38,6 +38,7 @@ from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
+from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
@@ -78,6 +79,9 @@ _NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"
     ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
 )
 
+# What NumPy's arrays that a function makes for itself begin with, in memory of the thread
+_MADE: dict[Any, int | None] = {np.zeros: 0, np.ones: 1, np.empty: None}
+_DTYPES: dict[Any, Any] = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}
 # Python's functions whose arguments are looked at before the kernel runs
 _ONE_BY_ONE = (range, enumerate, zip, print, len)
 
@@ -385,6 +389,8 @@ class _Writer:
 
     def tree(self, source: FunctionSource) -> ast.FunctionDef:
         """Return one function's syntax tree."""
+        if source.role == "func" and source.kept is None:
+            check_returned_memory(source, self.program)
         tree = copy.deepcopy(source.tree)
         weak = self.weak_float
         if source.kept is not None:
@@ -411,6 +417,8 @@ class _Rewriter(ast.NodeTransformer):
         self._stores = StoreRewriter(self._is_array) if writer.elements else None
         # Whether shared memory is made that is another for arguments of other types
         self._gives = False
+        # The nodes that may come to run several times
+        self._in_loops: set[int] = set()
 
     def _is_array(self, name: str) -> bool:
         """Tell whether a name is one that is only ever indexed to write to an array."""
@@ -422,6 +430,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
+        loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+        self._in_loops = {id(node) for loop in loops for node in ast.walk(loop)}
         tree.body = list(self._visited(tree.body))
         if self._gives:
             arguments = (*tree.args.posonlyargs, *tree.args.args, *filter(None, [tree.args.vararg]))
@@ -465,8 +475,53 @@ class _Rewriter(ast.NodeTransformer):
         """Drop a statement that only gives a function a local name; let stores into elements replace them."""
         if self.source.is_alias(node):
             return ast.Pass()
+        made = self._made(node)
+        if made:
+            return made
         self.generic_visit(node)
         return node if self._stores is None else self._stores.assign(node)
+
+    def _made(self, node: ast.Assign) -> list[ast.stmt]:
+        """Return statements that make memory of the thread for an array of NumPy's, if that is what is assigned to a name."""
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call() as call):
+                static = self.source.resolve(call.func)
+            case _:
+                return []
+        function = static.value if static is not None and isinstance(static.value, Hashable) else None
+        shape = self.writer.program.shape(self.source, call) if function in _MADE else MISSING
+        extents = shape if type(shape) is tuple else (shape,)
+        dtype = self._dtype_of(call)
+        if dtype is None or not all(type(extent) is int and extent >= 0 for extent in extents):
+            return []
+        if id(node) in self._in_loops:
+            begin = "" if _MADE[function] is None else f", and assign {target}[:] = {_MADE[function]} in it"
+            raise self.source.error(
+                node,
+                f"{ast.unparse(call.func)} in a loop would make an array in each trip; make it before the loop{begin}",
+            )
+        memory = self._memory(Intrinsic("local_array", "cuda.local.array"), shape, dtype, without_size=False)
+        made: list[ast.stmt] = [ast.Assign([ast.Name(target, ast.Store())], memory)]
+        if _MADE[function] is not None:
+            everything = [ast.Slice() for _ in extents]
+            place = ast.Tuple(everything, ast.Load()) if len(everything) > 1 else everything[0]
+            whole = ast.Subscript(ast.Name(target, ast.Load()), place, ast.Store())
+            made.append(ast.Assign([whole], ast.Constant(_MADE[function])))
+        return made
+
+    def _dtype_of(self, call: ast.Call) -> ast.expr | None:
+        """Return the dtype of an array of NumPy's that a call makes, if it is plain."""
+        given = memory_arguments(call)
+        if len(call.args) > 2 or not given.keys() <= {"shape", "dtype"}:
+            return None
+        static = None if "dtype" not in given else self.source.resolve(given["dtype"])
+        if "dtype" in given and static is None:
+            return None
+        kind = np.float64 if static is None else static.value
+        kind = _DTYPES.get(kind, kind) if isinstance(kind, type) else None
+        if kind is None or not issubclass(kind, np.number | np.bool_) or kind in _OF_ML_DTYPES:
+            return None
+        return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         """Let stores into elements replace them, and divisions take complex numbers."""

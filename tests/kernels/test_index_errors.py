@@ -57,8 +57,7 @@ def in_a_mixed_tuple(x):
 
 @nb.kernel
 def makes_zeros(x):
-    own = np.zeros(3)
-    x[0] = own[0]
+    x[0] = np.zeros(3)[0]
 
 
 X = np.ones(4)
