@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.core.errors import TypingError
-from numba.cuda.extending import overload as overload_on_cuda
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-__all__ = ["NAMES"]
+__all__ = ["NAMES", "register"]
 
 _OF_BLAS = (types.float32, types.float64, types.complex64, types.complex128)
 
@@ -111,14 +110,18 @@ def _is_of_blas(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and a.dtype in _OF_BLAS and contiguous and importlib.util.find_spec("scipy") is not None
 
 
-for _function, _name, _better, _of_numpy in (
-    (_max, "maximum", operator.gt, np.max),
-    (_min, "minimum", operator.lt, np.min),
-):
-    overload(_function)(_extreme(_name, _better, _of_numpy))
-for _function, _of_numpy in ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operator.matmul)):
+_PRODUCTS = ((_dot, np.dot), (_vdot, np.vdot), (_matmul, operator.matmul))
+overload(_max)(_extreme("maximum", operator.gt, np.max))
+overload(_min)(_extreme("minimum", operator.lt, np.min))
+for _function, _of_numpy in _PRODUCTS:
     overload(_function, target="cpu")(_product(_of_numpy, blas=True))
-    overload_on_cuda(_function)(_product(_of_numpy, blas=False))
+
+
+def register(overload_on_cuda: Any) -> None:
+    """Enter the products of rows for CUDA, given numba.cuda's decorator, which compiling for the CPU does not import."""
+    for function, of_numpy in _PRODUCTS:
+        overload_on_cuda(function)(_product(of_numpy, blas=False))
+
 
 NAMES: dict[str, Any] = {
     "_nb_max_of": _max,

@@ -23,6 +23,7 @@ from numba.cuda.cudadrv import nvrtc, nvvm
 from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
+from numba.cuda.extending import overload as cuda_overload
 
 from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_functions
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
@@ -78,6 +79,7 @@ _load_arrays()
 register(lower_cast, cuda.types)
 register_copies(lower_cast)
 cuda_ufuncs.register()
+row_functions.register(cuda_overload)
 
 
 def numba_type(parameter: ParameterType) -> Any:

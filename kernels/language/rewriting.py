@@ -15,7 +15,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -80,7 +80,8 @@ _NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"
 )
 
 # What NumPy's arrays that a function makes for itself begin with, in memory of the thread
-_MADE: dict[Any, int | None] = {np.zeros: 0, np.ones: 1, np.empty: None}
+_NOTHING = ""
+_MADE: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: _NOTHING}
 _DTYPES: dict[Any, Any] = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}
 # Python's functions whose arguments are looked at before the kernel runs
 _ONE_BY_ONE = (range, enumerate, zip, print, len)
@@ -488,25 +489,26 @@ class _Rewriter(ast.NodeTransformer):
                 static = self.source.resolve(call.func)
             case _:
                 return []
-        function = static.value if static is not None and isinstance(static.value, Hashable) else None
-        shape = self.writer.program.shape(self.source, call) if function in _MADE else MISSING
+        makes = None if static is None else _known_by(static.value, _MADE)
+        if makes is None:
+            return []
+        shape, dtype = self.writer.program.shape(self.source, call), self._dtype_of(call)
         extents = shape if type(shape) is tuple else (shape,)
-        dtype = self._dtype_of(call)
         if dtype is None or not all(type(extent) is int and extent >= 0 for extent in extents):
             return []
         if id(node) in self._in_loops:
-            begin = "" if _MADE[function] is None else f", and assign {target}[:] = {_MADE[function]} in it"
+            begin = "" if makes == _NOTHING else f", and assign {target}[:] = {makes} in it"
             raise self.source.error(
                 node,
                 f"{ast.unparse(call.func)} in a loop would make an array in each trip; make it before the loop{begin}",
             )
         memory = self._memory(Intrinsic("local_array", "cuda.local.array"), shape, dtype, without_size=False)
         made: list[ast.stmt] = [ast.Assign([ast.Name(target, ast.Store())], memory)]
-        if _MADE[function] is not None:
+        if makes != _NOTHING:
             everything = [ast.Slice() for _ in extents]
             place = ast.Tuple(everything, ast.Load()) if len(everything) > 1 else everything[0]
             whole = ast.Subscript(ast.Name(target, ast.Load()), place, ast.Store())
-            made.append(ast.Assign([whole], ast.Constant(_MADE[function])))
+            made.append(ast.Assign([whole], ast.parse(makes, mode="eval").body))
         return made
 
     def _dtype_of(self, call: ast.Call) -> ast.expr | None:
@@ -776,7 +778,7 @@ class _Rewriter(ast.NodeTransformer):
             return None
         arguments, name = node.args, None
         if static is not None:
-            name = _OF_ARRAYS.get(static.value) if isinstance(static.value, Hashable) else None
+            name = _known_by(static.value, _OF_ARRAYS)
         elif isinstance(node.func, ast.Attribute):
             name = _METHODS.get(node.func.attr)
             arguments = [node.func.value, *arguments]
@@ -1002,6 +1004,11 @@ class _Rewriter(ast.NodeTransformer):
         self._gives = self.source is not self.writer.program.root
         given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
+
+
+def _known_by(value: Any, table: Mapping[Any, str]) -> str | None:
+    """Return what a table says of an object, which may have no hash."""
+    return next((said for known, said in table.items() if known is value), None)
 
 
 def _counts(function: Any) -> range:
