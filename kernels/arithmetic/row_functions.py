@@ -46,17 +46,27 @@ def _extreme(name: str, better: Any, of_numpy: Any) -> Callable[[Any], Any]:
             return None
         start = as_dtype(a.dtype).type(_end(a.dtype, least=better is operator.gt))
 
+        def of_row(a):  # type: ignore[no-untyped-def]
+            if a.size == 0:
+                raise ValueError(message)
+            best = start
+            for k in range(a.size):
+                item = a[k]
+                if better(item, best) or item != item:  # nothing is better than NaN, which stays
+                    best = item
+            return best
+
         def of_array(a):  # type: ignore[no-untyped-def]
             if a.size == 0:
                 raise ValueError(message)
             best = start
             for view in np.nditer(a):
                 item = view.item()
-                if best == best and (better(item, best) or item != item):  # the first NaN stays
+                if better(item, best) or item != item:
                     best = item
             return best
 
-        return of_array
+        return of_row if a.ndim == 1 else of_array
 
     return _without_annotations(implementation)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import CellType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -91,7 +92,8 @@ def _globals_of(function: Any) -> Iterator[Any]:
     for name in function.__code__.co_names:
         yield function.__globals__.get(name)
     for cell in function.__closure__ or ():
-        yield cell.cell_contents
+        if cell != CellType():  # which has nothing in it
+            yield cell.cell_contents
 
 
 def _entered(dispatcher: Any, found: Any) -> Any:
@@ -106,8 +108,8 @@ def _entered(dispatcher: Any, found: Any) -> Any:
     read = {name: kind.copy(readonly=True) if _is_array(kind) else kind for name, kind in variables.items()}
     lazy = {writes: njit(function, locals=kinds, **options) for writes, kinds in ((True, variables), (False, read))}
     _MADE.update(lazy.values())
-    names = {f"default{k}": parameter.default for k, parameter in enumerate(parameters)}
-    listed = ", ".join(p.name if p.default is p.empty else f"{p.name}=default{k}" for k, p in enumerate(parameters))
+    names = {f"_nb_default{k}": parameter.default for k, parameter in enumerate(parameters)}
+    listed = ", ".join(p.name if p.default is p.empty else f"{p.name}=_nb_default{k}" for k, p in enumerate(parameters))
 
     def implementation(kinds: Sequence[Any]) -> Any:
         given = [_type_of(kind) for kind in kinds]
@@ -120,18 +122,19 @@ def _entered(dispatcher: Any, found: Any) -> Any:
             raise TypingError(f"Invalid use of {told}\nKnown signatures: {found.signatures}")
         pairs = list(zip(given, chosen.args, strict=True))
         passed = [
-            f"type{k}({p.name})" if _are_numbers(*pair) and pair[0] != pair[1] else p.name
+            f"_nb_type{k}({p.name})" if _are_numbers(*pair) and pair[0] != pair[1] else p.name
             for k, (p, pair) in enumerate(zip(parameters, pairs, strict=True))
         ]
-        casts = {f"type{k}": _cast_to(wanted) for k, wanted in enumerate(chosen.args)}
+        casts = {f"_nb_type{k}": _cast_to(wanted) for k, wanted in enumerate(chosen.args)}
         return _made(listed, names | casts, passed, called, chosen.return_type)
 
-    text = f"def generic({listed}):\n    return implementation(({''.join(f'{p.name}, ' for p in parameters)}))\n"
-    text += f"def {function.__name__}({listed}):\n    raise NotImplementedError('for kernels only')"
-    known = names | {"implementation": implementation}
-    exec(text, known)
-    marker = known[function.__name__]
-    overload(marker)(known["generic"])
+    given = "".join(f"{p.name}, " for p in parameters)
+    known = names | {"_nb_implementation": implementation}
+    text = f"def _nb_generic({listed}): return _nb_implementation(({given}))\n"
+    exec(f"{text}def _nb_marker({listed}): raise NotImplementedError('for kernels only')", known)
+    marker = known["_nb_marker"]
+    marker.__name__ = marker.__qualname__ = function.__name__  # for messages
+    overload(marker)(known["_nb_generic"])
     return marker
 
 
@@ -169,9 +172,9 @@ def _cast_to(kind: Any) -> Any:
 
 
 def _made(listed: str, names: dict[str, Any], passed: Sequence[str], lazy: Any, result: Any) -> Any:
-    text = f"lazy({', '.join(passed)})"
+    text = f"_nb_lazy({', '.join(passed)})"
     if result is not None and _are_numbers(result):
-        text = f"result({text})"
-    known = names | {"lazy": lazy, "result": _cast_to(result)}
-    exec(f"def implementation({listed}): return {text}", known)
-    return known["implementation"]
+        text = f"_nb_result({text})"
+    known = names | {"_nb_lazy": lazy, "_nb_result": _cast_to(result)}
+    exec(f"def _nb_called({listed}): return {text}", known)
+    return known["_nb_called"]

@@ -524,6 +524,23 @@ def test_functions_that_are_declared_take_what_a_kernel_only_reads():
         assert math.isclose(made[place], (total(x + moved) - total(x - moved)) / (2 * step), rel_tol=1e-3)
 
 
+def test_declared_functions_of_any_names():
+    def named(lazy, result, implementation=2.0):
+        return lazy[0] * result * implementation
+
+    first = numba.njit("float64(float64[:])")(lambda row: row[0])
+    both = numba.njit(["float64(float64[:], int64, float64)"])(named)
+
+    @nb.kernel
+    def calls(x, y):
+        i = nb.tid()
+        y[i] = first(x[i]) + both(x[i], 2.7) * both(x[i], 1, implementation=3.0)
+
+    x = np.arange(1.0, 7.0).reshape(3, 2)
+    for y in on_both(calls, 3, [x, np.zeros(3)]):
+        assert np.array_equal(y, x[:, 0] + 12 * x[:, 0] ** 2)
+
+
 def test_declared_functions_of_other_types_are_refused():
     x = np.ones((3, 3), np.float32)
     with pytest.raises(
