@@ -208,7 +208,8 @@ class _Road:
             f"kernel {self.kernel.name!r} raised an exception in one of its threads{says(cause)}; the arrays that it writes may "
             "be partly written. On the CPU a `raise` or `assert` in a kernel ends its launch, and so do a range or a slice with "
             "a step of zero, an index beyond the end of a tuple or a shape, an array that is unpacked into another number of "
-            f"names, and a function that returns nothing where a number is wanted{_raises(self.kernel, cause)}"
+            "names, a function that returns nothing where a number is wanted, the greatest of no elements, and the product of "
+            f"rows of different lengths{_raises(self.kernel, cause)}"
         ) from cause
 
     def named(self, *arguments: Any, **named: Any) -> None:

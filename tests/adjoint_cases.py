@@ -9,6 +9,7 @@ import math
 import numpy as np
 from numba import cuda
 
+from adjoint_row_cases import ROWS
 from adjoint_slice_cases import SLICES
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.intrinsics import atomic_add, atomic_sub, tid
@@ -680,6 +681,7 @@ CASES = [
     (counter_dependent, 3, uniform(6), uniform(3), 6),
     (assertive, 3, uniform(4), uniform(3), 4),
     *SLICES,
+    *ROWS,
 ]
 
 

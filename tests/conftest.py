@@ -32,6 +32,7 @@ ONLY_ON_THE_CPU = (
     "is not aligned",
     "printing unimplemented for values of type",
     "using cpu function on device but its compilation is disabled",
+    ", which numba.cuda does not know; convert it in the function",
 )
 
 

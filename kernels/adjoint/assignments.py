@@ -59,7 +59,7 @@ class Assignments(Calls):
     def _assign(self, target: ast.expr, value: Binding) -> None:
         match target:
             case ast.Name():
-                self._env[target.id] = value
+                value = self._env[target.id] = self._as_declared(target, target.id, value)
                 if isinstance(value, View) and value.array in self.locals and not value.array.label:
                     value.array.label = target.id  # what messages call it
             case ast.Tuple():
@@ -79,7 +79,7 @@ class Assignments(Calls):
         """Return what reads and what writes a variable, an element of an array, or a part of a vector or matrix."""
         if isinstance(target, ast.Name):
             name = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-            return _Place(lambda: self._name(name), lambda value: self._env.update({target.id: value}))
+            return _Place(lambda: self._name(name), lambda value: self._assign(target, value))
         if not isinstance(target, ast.Subscript | ast.Attribute):
             raise self._refused(target, "gradients do not follow this assignment; assign to a name or an element")
         outer = self._place(target.value) if self._is_place(target.value) else None

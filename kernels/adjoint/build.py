@@ -1,8 +1,8 @@
 """From a kernel's rewritten syntax trees to a program, when the types of its arguments are known.
 
 Device functions are inlined. What the derivatives do not cover is refused here, with its place in the source, before
-anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `calls`, `assignments`, `iteration`,
-and the statements here.
+anything runs. The rooms build on each other: `bindings`, `scope`, `expressions`, `reductions`, `calls`, `assignments`,
+`iteration`, and the statements here.
 """
 
 from __future__ import annotations
@@ -88,8 +88,6 @@ def build(
 
 
 class _Builder(Iteration):
-    prints = False
-
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # Memory of which parts are stored, that was not known by its components: this reading is only for finding all of it.
@@ -142,7 +140,11 @@ class _Builder(Iteration):
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
         stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         functions = functions_among(self._env.values())
+        declared = dict(source.declared.variables)
         self._frames.append(Frame(source, {name: stored.count(name) for name in stored}, functions))
+        self._env |= {
+            name: self._as_declared(tree, name, self._env[name]) for name in self._env.keys() & declared.keys()
+        }
         body = [s for s in tree.body if not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == GIVEN)]
         self._block(without_jumps(body))
         self._frames.pop()

@@ -24,7 +24,6 @@ from numbridge.kernels.adjoint.bindings import (
 )
 from numbridge.kernels.adjoint.construct import CAST
 from numbridge.kernels.adjoint.element_program import components, construct_element, made_of
-from numbridge.kernels.adjoint.expressions import Expressions
 from numbridge.kernels.adjoint.function_gradients import add_gradients
 from numbridge.kernels.adjoint.ir import (
     Array,
@@ -42,6 +41,7 @@ from numbridge.kernels.adjoint.ir import (
 from numbridge.kernels.adjoint.lowering import ANSWER
 from numbridge.kernels.adjoint.memory_parts import MemoryPart, whole_element
 from numbridge.kernels.adjoint.record_program import Records
+from numbridge.kernels.adjoint.reductions import METHODS, REDUCTIONS, Reductions
 from numbridge.kernels.adjoint.rules import KEYS
 from numbridge.kernels.adjoint.scope import Frame
 from numbridge.kernels.adjoint.windows import Window
@@ -76,6 +76,7 @@ _NO_GRADIENT = Missing(
     "would be the gradient by an integer or an array, which there is none of here",
     "convert the argument to a floating-point number, or assign this one to _",
 )
+_MAKE_ARRAYS = (np.zeros, np.ones, np.empty, np.full, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.copy)
 # What functions are called in the table of what elements can do.
 _NAMED: dict[Any, str] = {
     **{function: name for name, function in FUNCTIONS.items()},
@@ -85,10 +86,8 @@ _NAMED: dict[Any, str] = {
 }
 
 
-class Calls(Expressions):
+class Calls(Reductions):
     """Reads calls. Device functions are inlined."""
-
-    derived = True
 
     @abstractmethod
     def _read(self, source: FunctionSource, tree: ast.FunctionDef) -> None:
@@ -114,12 +113,29 @@ class Calls(Expressions):
             owner = self._loaded(self._owner(node.func.value))
             if isinstance(owner, Value) and (complex_program.has_complex(owner) or not has_element(owner)):
                 return complex_program.conjugate(self, owner)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not node.keywords:
+            owner = self._owner(node.func.value)
+            if isinstance(owner, View | Window):
+                return self._reduced(node, node.func.attr, ast.unparse(node.func), [owner, *self._arguments(node)])
         callee = self._expression(node.func)
         if not isinstance(callee, Static):
             raise self._refused(node, "only functions can be called")
         if any(keyword for keyword in node.keywords):
             raise self._refused(node, f"{callee.text} is called with named arguments; pass them by position")
-        return self._apply(node, callee, [self._expression(argument) for argument in node.args])
+        return self._apply(node, callee, self._arguments(node))
+
+    def _arguments(self, node: ast.Call) -> list[Binding]:
+        """Return what a call gives by position, with what starred tuples hold."""
+        given: list[Binding] = []
+        for argument in node.args:
+            if not isinstance(argument, ast.Starred):
+                given.append(self._expression(argument))
+                continue
+            found = self._expression(argument.value)
+            if not isinstance(found, tuple):
+                raise self._refused(argument, "only a tuple can be starred here; pass its elements one by one")
+            given += found
+        return given
 
     def _called_name(self, node: ast.Name) -> str:
         """Return what the function is called that a name stands for: one that was passed to this function, or a global."""
@@ -137,6 +153,19 @@ class Calls(Expressions):
             arguments = list(arguments[0])
             if len(arguments) == 1:
                 return arguments[0]
+        reduction = REDUCTIONS.get(callee.value) if _hashable(callee.value) else None
+        if reduction is not None and any(isinstance(argument, View | Window) for argument in arguments):
+            return self._reduced(node, reduction, callee.text, arguments)
+        if (callee.value is min or callee.value is max) and len(arguments) == 1 and self._is_row(arguments[0]):
+            return self._extreme(node, callee.text, arguments[0], of_python=True)
+        if any(callee.value is made for made in _MAKE_ARRAYS):
+            raise self._refused(
+                node,
+                f"{callee.text} makes an array, for which kernels have no memory here; assign one of a constant shape to a name, "
+                "outside of loops, or use cuda.local.array(shape, dtype)",
+            )
+        if callee.value is sum and 1 <= len(arguments) <= 2 and self._is_sequence(arguments[0]):
+            return self._sum_of_python(node, *arguments)
         if not all(isinstance(argument, Value) for argument in arguments):
             raise self._refused(
                 node, f"{callee.text} is given an array, through which gradients do not pass; use a loop"
@@ -381,11 +410,9 @@ class Calls(Expressions):
             raise self._refused(node, "device functions are nested too deeply to be differentiated")
         if source.gradient is not None and all(frame.source is not source.gradient for frame in self._frames):
             return self._custom(node, source, source.gradient, given)
-        if source.declared.variables:
-            name, kind = source.declared.variables[0]
+        if source.declared.signatures and source.rest is not None:
             raise self._refused(
-                node,
-                f"{source.name} is compiled with a type for {name}, locals={{{name!r}: {kind}}}; convert it in the function",
+                node, f"{source.name} takes any number of arguments and has a signature; leave its signature out"
             )
         if not source.declared.signatures:
             return self._run_function(node, source, given)
@@ -399,7 +426,7 @@ class Calls(Expressions):
     def _signature(self, node: ast.Call, source: FunctionSource, given: Sequence[Binding]) -> Any:
         """Return the one of a function's declared signatures by which Numba calls it, where that is plain."""
         found = source.declared.signatures
-        exact = [signature for signature in found if all(map(_is_of, given, signature.args))]
+        exact = [signature for signature in found if all(map(self._is_of, given, signature.args))]
         if not exact and len(found) > 1:
             raise self._refused(
                 node,
@@ -408,9 +435,15 @@ class Calls(Expressions):
             )
         return (exact or found)[0]
 
-    def _converted(self, node: ast.Call, source: FunctionSource, value: Binding, kind: Any) -> Binding:
+    def _as_declared(self, node: ast.AST, name: str, value: Binding) -> Binding:
+        """Return what is assigned to a variable of the function that is read, of the type that it is declared with, if it is."""
+        source = self._frames[-1].source
+        kind = dict(source.declared.variables).get(name)
+        return value if kind is None else self._converted(node, source, as_argument(value), kind)
+
+    def _converted(self, node: ast.AST, source: FunctionSource, value: Binding, kind: Any) -> Binding:
         """Return what a function with a declared signature takes or returns, as one of its types."""
-        if _is_of(value, kind):
+        if self._is_of(value, kind):
             return value
         if isinstance(value, Value) and isinstance(kind, types.Complex):
             if complex_program.has_complex(value) or not has_element(value):
@@ -418,8 +451,22 @@ class Calls(Expressions):
         elif isinstance(value, Value) and isinstance(kind, types.Number | types.Boolean) and not has_element(value):
             return self.cast(value, kind)
         raise self._refused(
-            node, f"{source.name} is declared with {kind} here, and is given something else; leave its signature out"
+            node, f"{source.name} is declared with {kind} here, and is given something else; leave that declaration out"
         )
+
+    def _is_of(self, value: Binding, kind: Any) -> bool:
+        """Tell whether Numba need not convert what is given to a type; arrays only become read-only, or of another layout."""
+        if value == ():  # what a function without a result returns
+            return bool(kind in (types.none, types.Tuple(())))
+        if isinstance(value, tuple):
+            return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(self._is_of, value, kind))
+        if isinstance(value, Value):
+            return bool((inference.complex_of(value.type) or types.unliteral(value.type)) == kind)
+        if isinstance(value, View | Window):
+            of = value.array.whole or value.array.dtype
+            of = of.dtype if isinstance(value, View) and value.part is not None else inference.complex_of(of) or of
+            return isinstance(kind, types.Array) and kind.ndim == len(self._extents(value)) and kind.dtype == of
+        return True
 
     def _run_function(self, node: ast.Call, source: FunctionSource, given: dict[str, Binding]) -> Binding:
         outer, place = self._env, self.place
@@ -512,6 +559,8 @@ class Calls(Expressions):
         run: Callable[[list[Binding]], Binding]
         if source is not None:
             bound = self._bind(call, source, self._rewritten.trees[id(source)])
+            if source.rest is not None:
+                raise self._refused(node, f"{source.name} takes any number of arguments; nb.grad wants them named")
             names = [name.arg for name in self._rewritten.trees[id(source)].args.args]
             given = [bound[name] for name in names]
             first = len(names) - len(source.parameters)  # behind thread indices
@@ -523,7 +572,7 @@ class Calls(Expressions):
         else:
             callee, first = self._static_function(call), 0
             what = callee.text
-            given = [as_argument(self._expression(argument)) for argument in arguments]
+            given = list(map(as_argument, self._arguments(call)))
 
             def run(values: list[Binding]) -> Binding:
                 return self._apply(call, callee, values)
@@ -579,25 +628,18 @@ class Calls(Expressions):
 
     def _bind(self, node: ast.Call, source: FunctionSource, tree: ast.FunctionDef) -> dict[str, Binding]:
         names = [argument.arg for argument in tree.args.args]
-        given = dict(zip(names, (self._expression(argument) for argument in node.args), strict=False))
+        positional = self._arguments(node)
+        given = dict(zip(names, positional, strict=False))
         given |= {str(keyword.arg): self._expression(keyword.value) for keyword in node.keywords}
         for name, default in zip(reversed(names), reversed(tree.args.defaults), strict=False):
             if name not in given:
                 given[name] = self._default(source, default)
-        if set(given) != set(names):
+        if source.rest is not None:
+            given[source.rest] = tuple(positional[len(names) :])
+            names.append(source.rest)
+        if set(given) != set(names) or (source.rest is None and len(positional) > len(names)):
             raise self._refused(node, f"{source.name} takes the arguments {', '.join(source.parameters)}")
         return {name: as_argument(value) for name, value in given.items()}
-
-
-def _is_of(value: Binding, kind: Any) -> bool:
-    """Tell whether Numba need not convert what is given to a type; arrays have that of their elements, whatever they are."""
-    if value == ():  # what a function without a result returns
-        return bool(kind in (types.none, types.Tuple(())))
-    if isinstance(value, tuple):
-        return isinstance(kind, types.BaseTuple) and len(kind) == len(value) and all(map(_is_of, value, kind))
-    if isinstance(value, Value):
-        return bool((inference.complex_of(value.type) or types.unliteral(value.type)) == kind)
-    return True
 
 
 def _call_text(callee: Static, arguments: Sequence[Any]) -> str:

@@ -86,6 +86,14 @@ class Expressions(Scope):
     def _call(self, node: ast.Call) -> Binding:
         """Return what a call stands for."""
 
+    @abstractmethod
+    def _as_declared(self, node: ast.AST, name: str, value: Binding) -> Binding:
+        """Return what is assigned to a variable, of the type that it is declared with, if it is."""
+
+    @abstractmethod
+    def _product_of_rows(self, node: ast.expr, what: str, views: Sequence[View | Window]) -> Value:
+        """Return the sum of the products of the elements of two rows."""
+
     def _scalar(self, node: ast.expr) -> Value:
         value = self._expression(node)
         if isinstance(value, Value) and complex_program.has_complex(value):
@@ -129,7 +137,7 @@ class Expressions(Scope):
                     and isinstance(left, View | Window)
                     and isinstance(right, View | Window)
                 ):
-                    raise self._refused(node, "gradients do not follow @ of arrays; write a loop over their elements")
+                    return self._product_of_rows(node, "@", (left, right))
                 return self._binary(node, node.op, self._as_value(node.left, left), self._as_value(node.right, right))
             case ast.UnaryOp():
                 return self._unary(node)
@@ -142,7 +150,7 @@ class Expressions(Scope):
                 then, orelse = node.body, node.orelse
                 return self._choice(node, condition, lambda: self._expression(then), lambda: self._expression(orelse))
             case ast.NamedExpr():
-                value = self._expression(node.value)
+                value = self._as_declared(node, node.target.id, self._expression(node.value))
                 self._env[node.target.id] = value
                 return value
             case ast.Call():
@@ -332,6 +340,8 @@ class Expressions(Scope):
         return self._item(node, base) if isinstance(base, tuple) else self._loaded(self._selected(node, base))
 
     def _item(self, node: ast.Subscript, items: tuple[Binding, ...]) -> Binding:
+        if isinstance(node.slice, ast.Slice):
+            return self._part_of_tuple(node.slice, items)
         place = self._expression(node.slice)
         if isinstance(place, Value) and type(place.constant) is int and -len(items) <= place.constant < len(items):
             return items[place.constant]
@@ -352,6 +362,12 @@ class Expressions(Scope):
         below = self.apply("lt", place, self.constant(0))
         at = self._choice(node, below, lambda: self.apply("add", place, size), lambda: place)
         return self._chosen(node, items, at)
+
+    def _part_of_tuple(self, node: ast.Slice, items: tuple[Binding, ...]) -> tuple[Binding, ...]:
+        bounds = [self._bound(part) for part in (node.lower, node.upper, node.step)]
+        if any(bound is not None and bound.constant is None for bound in bounds):
+            raise self._refused(node, "a slice of a tuple is written with constants; loop over the tuple itself")
+        return tuple(items)[slice(*(None if bound is None else bound.constant for bound in bounds))]
 
     def _chosen(self, node: ast.expr, items: Sequence[Binding], at: Value, first: int = 0) -> Binding:
         """Return one of some things by a number that only the running kernel knows."""

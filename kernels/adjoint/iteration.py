@@ -82,11 +82,6 @@ class Iteration(Assignments):
             count = self._smaller(count, other.count)
         return Elements(count, lambda k: tuple(one.element(k) for one in inner), any(one.apart for one in inner))
 
-    def _smaller(self, a: Value, b: Value) -> Value:
-        if a.constant is not None and b.constant is not None:
-            return a if a.constant <= b.constant else b
-        return a if a is b else self.select(self.apply("lt", b, a), b, a)
-
     def _range_elements(self, node: ast.Call) -> Elements:
         bounds = self._bounds(node)
         kind = inference.range_type(bounds)

@@ -101,6 +101,8 @@ def in_plain_words(text: str) -> str | None:
             return said(found)
     # A store of several steps fails in one of them, of which Numba speaks after it.
     calls = [call for call in _CALL.finditer(text) if not call[2].startswith("put_part(")]
+    if not calls and "Only accept returning of array passed into the function" in text:
+        return "a function that is called here returns an array; let it write into one that it is given, and return nothing"
     return _of_call(calls[0][1], calls[0][2]) if calls else None
 
 
@@ -417,12 +419,16 @@ def _of_names(found: re.Match[str]) -> str:
 def _of_declared(found: re.Match[str]) -> str:
     """Return what is wrong with a call of a function that Numba compiled for declared types when it was defined."""
     kinds = [kind.strip() for kind in _arguments(found[2])]
-    only_read = any(kind.startswith("readonly ") for kind in kinds)
-    why = ", where an array that the kernel only reads is read-only" if only_read else ""
     return (
-        f"{found[1]} is compiled for the types that its decorator declares, not for ({', '.join(map(_named, kinds))}){why}; "
+        f"{found[1]} is compiled for the types that its decorator declares, not for ({', '.join(map(_named, kinds))}); "
         "leave the signatures out of @njit(...), so that each call compiles it for its own"
     )
+
+
+def _of_variable(found: re.Match[str]) -> str:
+    """Return what is wrong with a variable whose type was declared."""
+    given, wanted = map(_named, found.group(1, 2))
+    return f"{found[3]} is declared as {wanted}, and is assigned {given}; leave it out of @njit(locals=...)"
 
 
 # Numba's other messages, as patterns.
@@ -458,7 +464,18 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
             f"the {found[1]} of an array that the kernel only reads cannot be had in one call; write a loop over its elements"
         ),
     ),
-    (r"Invalid use of type\(CPUDispatcher\(<function (\w+) at \w+>\)\) with parameters \((.*)\)\nKnown", _of_declared),
+    (
+        r"Invalid use of type\(CPUDispatcher\(<function (?:[\w.<>]+\.)?(\w+) at \w+>\)\) with parameters \((.*)\)\n\s*Known",
+        _of_declared,
+    ),
+    (
+        r"(\w+) declares (\w+) with (\S+), which numba.cuda does not know",
+        lambda found: (
+            f"{found[1]} is compiled with a type for {found[2]}, locals={{{found[2]!r}: {found[3]}}}, which numba.cuda does not "
+            "know; convert it in the function"
+        ),
+    ),
+    (r"No conversion from (.+) to (.+) for '(\w+)', defined at", _of_variable),
     # Unlike one in a function of Numba's own, which is told of behind the call
     (rf"{_AT_ONCE}Unknown attribute '(\w+)' of type ((?:u?int|float|complex)\d+)\b", _of_number),
     (

@@ -20,11 +20,12 @@ from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from numbridge.kernels.arithmetic import complex_division, cpu_cuda_functions
+from numbridge.kernels.arithmetic import complex_division, cpu_cuda_functions, row_functions
 from numbridge.kernels.arithmetic.cpu_divisions import divided_as_kernels
 from numbridge.kernels.arithmetic.cpu_math import calls_chosen, substituted
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float
 from numbridge.kernels.compilation.compile_errors import not_compiled
+from numbridge.kernels.compilation.declared_calls import declared_calls
 from numbridge.kernels.compilation.generated_code import Typed, typed
 from numbridge.kernels.compilation.inlining import inlined
 from numbridge.kernels.compilation.integer_powers import check_powers
@@ -174,6 +175,7 @@ def compile_run(
     try:
         with (
             _vectors_within_threads() if large and not together else nullcontext(),
+            declared_calls(cpu_target.typing_context, everything=False),
             linked_calls(cpu_target.target_context, lambda: _overloads(names), in_process=True) as called,
         ):
             if not generated:
@@ -222,7 +224,7 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     names["_nb_device"] = njit(fastmath=fastmath, **options)
     names["_nb_inlined"] = njit(fastmath=fastmath, forceinline=True, **options)
     names |= cpu_intrinsics.NAMES | cpu_atomics.NAMES | numba_element_memory.component_atomics(cpu_atomics)
-    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES | row_functions.NAMES
     numba_elements.declare()
     names |= {f"{CUDA_FUNCTION}{name}": function for name, function in cpu_cuda_functions.NAMES.items()}
     names |= {"_nb_load": load_i64, "_nb_field": field, "_nb_checked": checked, "_nb_check_index": check_index}

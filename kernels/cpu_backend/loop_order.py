@@ -134,7 +134,7 @@ class _Reading:
 
     def _called(self, node: ast.Call, weight: int) -> Iterator[tuple[int, _Far]]:
         callee = self._calls.get(id(node))
-        if callee is None or callee in self._within:
+        if callee is None or callee in self._within or any(isinstance(part, ast.Starred) for part in node.args):
             return
         pairs = list(zip(callee.parameters, node.args, strict=False))
         arrays = {name: a.id for name, a in pairs if isinstance(a, ast.Name) and a.id in self._arrays}

@@ -23,11 +23,13 @@ from numba.cuda.cudadrv import nvrtc, nvvm
 from numba.cuda.cudadrv.error import CCSupportError
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import lower_cast
+from numba.cuda.extending import overload as cuda_overload
 
-from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs
+from numbridge.kernels.arithmetic import complex_division, cuda_ufuncs, row_functions
 from numbridge.kernels.arithmetic.cuda_divisions import as_on_the_cpu
 from numbridge.kernels.arithmetic.narrow_floats import NarrowFloat, narrow_float, register
 from numbridge.kernels.compilation.compile_errors import NO_MEMORY, not_compiled
+from numbridge.kernels.compilation.declared_calls import declared_calls
 from numbridge.kernels.compilation.integer_powers import check_powers
 from numbridge.kernels.compilation.unfinished_calls import linked_calls
 from numbridge.kernels.cuda_backend import cuda_intrinsics, cuda_stack
@@ -77,6 +79,7 @@ _load_arrays()
 register(lower_cast, cuda.types)
 register_copies(lower_cast)
 cuda_ufuncs.register()
+row_functions.register(cuda_overload)
 
 
 def numba_type(parameter: ParameterType) -> Any:
@@ -206,7 +209,7 @@ def compile_ptx(
     names[CUDA_MODULE] = cuda
     names["_nb_device"] = cuda.jit(device=True, fastmath=fastmath)
     names["_nb_nonnegative"] = cuda_intrinsics.nonnegative
-    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES
+    names |= numba_element_memory.NAMES | numba_element_stores.NAMES | complex_division.NAMES | row_functions.NAMES
     numba_elements.declare()
     for operation in cuda_intrinsics.ATOMICS:
         names[f"_nb_{operation}"] = getattr(cuda_intrinsics, operation)
@@ -223,7 +226,8 @@ def compile_ptx(
     try:
         calls = linked_calls(cuda_target.target_context, lambda: _overloads(names), in_process=False)
         capable = _for_capability(capability)
-        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls:
+        declared = declared_calls(cuda_target.typing_context, everything=True)
+        with capable, _without_driver(), _as_nvvm_wants(fused=fused), as_on_the_cpu(), calls, declared:
             codes, _ = compile_all(
                 names[GRID], signature, cc=capability, fastmath=fastmath, device=False, abi="numba", output="ptx"
             )

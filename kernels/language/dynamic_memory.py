@@ -16,14 +16,9 @@ from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.intrinsics import intrinsic_of
-from numbridge.kernels.language.source import FunctionSource, Program
+from numbridge.kernels.language.source import FunctionSource, Program, memory_arguments
 
-__all__ = ["check_dynamic_memory", "element_bytes", "is_dynamic", "memory_arguments"]
-
-
-def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
-    """Return what a call that makes local or shared memory is given, by name."""
-    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+__all__ = ["check_dynamic_memory", "element_bytes", "is_dynamic"]
 
 
 def is_dynamic(name: str, shape: Any) -> bool:
@@ -96,6 +91,5 @@ def _uses(kernel: Kernel) -> Iterator[tuple[FunctionSource, ast.Call]]:
             intrinsic = None if static is None else intrinsic_of(static.value)
             if intrinsic is None or intrinsic.name != "cuda.shared.array":
                 continue
-            shape = memory_arguments(node).get("shape")
-            if shape is not None and is_dynamic(intrinsic.name, program.fold(source, shape)):
+            if is_dynamic(intrinsic.name, program.shape(source, node)):
                 yield source, node

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.language.dependencies import MISSING
-from numbridge.kernels.language.dynamic_memory import element_bytes, is_dynamic, memory_arguments
+from numbridge.kernels.language.dynamic_memory import element_bytes, is_dynamic
 from numbridge.kernels.language.index_boxes import KINDS, Box, Operation, Value, Variable, ends
 from numbridge.kernels.language.indexing import named_parts, own_axis, place_of
 from numbridge.kernels.language.inner_gradients import Gradient
@@ -50,7 +49,9 @@ class Callees:
         if static is None or isinstance(static.value, Gradient):
             return None
         callee = self.program.callee(static.value) or self.program.compiled(static.value)
-        if callee is None or callee.role != "func" or callee.declared.signatures or callee.declared.variables:
+        if callee is None or callee.role != "func" or callee.rest is not None:
+            return None
+        if callee.declared.signatures or callee.declared.variables:
             return None
         # Numba's compiled code may have other values than the text reads now.
         return callee if all(dependency.is_unchanged() for dependency in callee.kept or ()) else None
@@ -306,8 +307,7 @@ def _extents_of(program: Program, source: FunctionSource, name: str) -> tuple[Si
     for node in source.nodes:
         match node:
             case ast.Assign([ast.Name(target)], ast.Call() as made) if target == name:
-                shape = memory_arguments(made).get("shape")
-                found = MISSING if shape is None else program.fold(source, shape)
+                found = program.shape(source, made)
                 extents = found if isinstance(found, tuple) else (found,)
                 if all(type(extent) is int and extent > 0 for extent in extents):
                     return tuple(Size((), extent) for extent in extents)

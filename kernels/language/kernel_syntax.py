@@ -32,7 +32,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     "Global": ("global", "pass an array and store into it"),
     "Nonlocal": ("nonlocal", "pass an array and store into it"),
     "Delete": ("del", "leave it out: local variables end with the thread"),
-    "Starred": ("a starred expression", "write the elements out"),
+    "Starred": ("a starred expression outside of the arguments of a call", "write the elements out"),
     "JoinedStr": ("an f-string", "use a plain string"),
     "TemplateStr": ("a template string", "use a plain string"),
     "Import": ("import", "import at the top of the module"),
@@ -56,8 +56,10 @@ _ALLOWED = (
 def check_syntax(source: FunctionSource) -> None:
     """Refuse, at the first place where it stands, what no target can run."""
     _fence_parameters(source)
+    calls = (node for node in source.nodes if isinstance(node, ast.Call))
+    passed_on = {id(argument) for call in calls for argument in call.args if isinstance(argument, ast.Starred)}
     for node in source.nodes:
-        if not isinstance(node, _ALLOWED):
+        if not isinstance(node, _ALLOWED) and id(node) not in passed_on:
             _refuse_syntax(source, node)
         elif isinstance(node, ast.Name) and node.id.startswith(RESERVED):
             raise source.error(
@@ -125,7 +127,7 @@ def _returns_nothing(node: ast.Return) -> bool:
 def _fence_parameters(source: FunctionSource) -> None:
     arguments, what = source.tree.args, _WHAT[source.role]
     for starred, spelling in ((arguments.vararg, "*"), (arguments.kwarg, "**")):
-        if starred is not None:
+        if starred is not None and not (source.role == "func" and spelling == "*"):
             raise source.error(
                 starred, f"{spelling}{starred.arg}: {what} takes a fixed number of parameters; name them"
             )

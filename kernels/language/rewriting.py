@@ -15,7 +15,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -32,13 +32,14 @@ from numbridge.kernels.element_types.elements import Element, ElementType, scala
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.complex_values import may_have_complex
 from numbridge.kernels.language.dependencies import MISSING, is_from_library
-from numbridge.kernels.language.dynamic_memory import is_dynamic, memory_arguments
+from numbridge.kernels.language.dynamic_memory import is_dynamic
 from numbridge.kernels.language.element_stores import StoreRewriter
 from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
-from numbridge.kernels.language.source import FunctionSource, Program, index_uses
+from numbridge.kernels.language.returned_memory import check_returned_memory
+from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
@@ -62,12 +63,28 @@ _SHORT_IN_BLOCKS = _SHORT | {"threadIdx": "t", "blockIdx": "k"}
 # What a thread needs no other for, although it is about its block.
 _WITHOUT_WAITING = frozenset({"cg", "shared", "shared.array", "laneid", "warpsize", "lanemask_lt"})
 
+# What takes the place of functions of arrays in text that is compiled, and of methods of the same names
+_OF_ARRAYS: dict[Any, str] = {
+    **dict.fromkeys((np.max, np.amax), "_nb_max_of"),
+    **dict.fromkeys((np.min, np.amin), "_nb_min_of"),
+    np.dot: "_nb_dot_of",
+    np.vdot: "_nb_vdot_of",
+}
+_METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot_of"}
+
 # Python's functions that make what kernels have no memory for, and what to do instead
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
 _MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
 _NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT) | dict.fromkeys(
     ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
 )
+
+# What NumPy's arrays that a function makes for itself begin with, in memory of the thread
+_NOTHING = ""
+_MADE: dict[Any, str] = {np.zeros: "0", np.ones: "1", np.empty: _NOTHING}
+_DTYPES: dict[Any, Any] = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}
+# Python's functions whose arguments are looked at before the kernel runs
+_ONE_BY_ONE = (range, enumerate, zip, print, len)
 
 _OF_ML_DTYPES = tuple(row.numpy.type for row in scalars.ALL if row.numpy.type.__module__ == "ml_dtypes")
 
@@ -178,6 +195,8 @@ def rewrite(
     in_blocks = target == "cpu" and source.works_in_blocks
     how = {"elements": elements, "check_bounds": check_bounds, "in_blocks": in_blocks, "in_crew": in_blocks and blocks}
     how["has_complex"] = elements and (has_complex or may_have_complex(program))
+    # Products of vectors and matrices are what they are.
+    how["of_rows"] = elements and parameters is not None and all(p.element is None for p in parameters)
     in_loops = parameters is not None and target == "cpu" and not in_blocks
     order = loop_order(source, parameters) if parameters is not None and in_loops else tuple(range(source.index_rank))
     told = _told_axes(program, order[-1:]) if in_loops else frozenset()
@@ -220,6 +239,7 @@ class _Writer:
         in_blocks: bool,
         in_crew: bool,
         has_complex: bool,
+        of_rows: bool,
         order: tuple[int, ...],
         told: frozenset[int],
     ) -> None:
@@ -228,6 +248,8 @@ class _Writer:
         # The axes along which a thread is told its block, and its place there.
         self.told = told
         self.has_complex = has_complex
+        # Whether products of matrices, as they are written, may be those of rows
+        self.of_rows = of_rows
         self.check_bounds = check_bounds
         self.in_blocks = in_blocks
         # Whether the body is a coroutine, which is told its crew, and its place in the block and the grid.
@@ -368,6 +390,8 @@ class _Writer:
 
     def tree(self, source: FunctionSource) -> ast.FunctionDef:
         """Return one function's syntax tree."""
+        if source.role == "func" and source.kept is None:
+            check_returned_memory(source, self.program)
         tree = copy.deepcopy(source.tree)
         weak = self.weak_float
         if source.kept is not None:
@@ -394,6 +418,8 @@ class _Rewriter(ast.NodeTransformer):
         self._stores = StoreRewriter(self._is_array) if writer.elements else None
         # Whether shared memory is made that is another for arguments of other types
         self._gives = False
+        # The nodes that may come to run several times
+        self._in_loops: set[int] = set()
 
     def _is_array(self, name: str) -> bool:
         """Tell whether a name is one that is only ever indexed to write to an array."""
@@ -405,9 +431,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def rewrite(self, tree: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function with its body, and the defaults of its parameters, rewritten."""
+        loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+        self._in_loops = {id(node) for loop in loops for node in ast.walk(loop)}
         tree.body = list(self._visited(tree.body))
         if self._gives:
-            arguments = (*tree.args.posonlyargs, *tree.args.args)
+            arguments = (*tree.args.posonlyargs, *tree.args.args, *filter(None, [tree.args.vararg]))
             given = ast.Tuple([ast.Name(argument.arg, ast.Load()) for argument in arguments], ast.Load())
             tree.body.insert(0, ast.Assign([ast.Name(GIVEN, ast.Store())], given))
         # Of a kernel, whose launches pass every argument, the source has none.
@@ -448,8 +476,54 @@ class _Rewriter(ast.NodeTransformer):
         """Drop a statement that only gives a function a local name; let stores into elements replace them."""
         if self.source.is_alias(node):
             return ast.Pass()
+        made = self._made(node)
+        if made:
+            return made
         self.generic_visit(node)
         return node if self._stores is None else self._stores.assign(node)
+
+    def _made(self, node: ast.Assign) -> list[ast.stmt]:
+        """Return statements that make memory of the thread for an array of NumPy's, if that is what is assigned to a name."""
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call() as call):
+                static = self.source.resolve(call.func)
+            case _:
+                return []
+        makes = None if static is None else _known_by(static.value, _MADE)
+        if makes is None:
+            return []
+        shape, dtype = self.writer.program.shape(self.source, call), self._dtype_of(call)
+        extents = shape if type(shape) is tuple else (shape,)
+        if dtype is None or not all(type(extent) is int and extent >= 0 for extent in extents):
+            return []
+        if id(node) in self._in_loops:
+            begin = "" if makes == _NOTHING else f", and assign {target}[:] = {makes} in it"
+            raise self.source.error(
+                node,
+                f"{ast.unparse(call.func)} in a loop would make an array in each trip; make it before the loop{begin}",
+            )
+        memory = self._memory(Intrinsic("local_array", "cuda.local.array"), shape, dtype, without_size=False)
+        made: list[ast.stmt] = [ast.Assign([ast.Name(target, ast.Store())], memory)]
+        if makes != _NOTHING:
+            everything: list[ast.expr] = [ast.Slice() for _ in extents]
+            place = ast.Tuple(everything, ast.Load()) if len(everything) > 1 else everything[0]
+            whole = ast.Subscript(ast.Name(target, ast.Load()), place, ast.Store())
+            made.append(ast.Assign([whole], ast.parse(makes, mode="eval").body))
+        return made
+
+    def _dtype_of(self, call: ast.Call) -> ast.expr | None:
+        """Return the dtype of an array of NumPy's that a call makes, if it is plain."""
+        given = memory_arguments(call)
+        if len(call.args) > 2 or not given.keys() <= {"shape", "dtype"}:
+            return None
+        static = None if "dtype" not in given else self.source.resolve(given["dtype"])
+        if "dtype" in given and static is None:
+            return None
+        kind = np.float64 if static is None else static.value
+        kind = _DTYPES.get(kind, kind) if isinstance(kind, type) else None
+        if kind is None or not issubclass(kind, np.number | np.bool_) or kind in _OF_ML_DTYPES:
+            return None
+        return ast.Name(self.writer.claim(f"_nb_{kind.__name__}", kind), ast.Load())
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         """Let stores into elements replace them, and divisions take complex numbers."""
@@ -465,6 +539,8 @@ class _Rewriter(ast.NodeTransformer):
         if own is not None:
             return own
         self.generic_visit(node)
+        if self.writer.of_rows and isinstance(node.op, ast.MatMult):
+            return ast.Call(ast.Name("_nb_matmul_of", ast.Load()), [node.left, node.right], [])
         if not (self.writer.has_complex and isinstance(node.op, ast.Div)):
             return node
         return ast.Call(ast.Name("_nb_divide", ast.Load()), [node.left, node.right], [])
@@ -643,6 +719,7 @@ class _Rewriter(ast.NodeTransformer):
         """Rewrite the operations of kernels; pass the hidden parameters on to device functions that use them."""
         static = self.source.resolve(node.func)
         found = intrinsic_of(static.value) if static is not None else None
+        self._check_starred(node, static, found)
         if found is not None:
             return self._operation(node, found)
         if self.writer.in_grid and self.source.is_grid_sync(node):
@@ -674,12 +751,40 @@ class _Rewriter(ast.NodeTransformer):
             return self._gradient(node, static.value)
         callee = self.writer.program.callee(static.value) if static is not None else None
         if callee is None:
-            return self.generic_visit(node)
+            return self._of_array(node, static) or self.generic_visit(node)
         hidden = [ast.Name(name, ast.Load()) for name in self.writer.hidden_of(callee)]
         node.func = ast.Name(self.writer.names[id(callee)], ast.Load())
         node.args = [*hidden, *(self.visit(argument) for argument in node.args)]
         node.keywords = [self.visit(keyword) for keyword in node.keywords]
         return node
+
+    def _check_starred(self, node: ast.Call, static: Static | None, found: Intrinsic | None) -> None:
+        """Refuse starred tuples where arguments are looked at one by one, and beside functions, of which Numba makes tuples."""
+        starred = next((argument for argument in node.args if isinstance(argument, ast.Starred)), None)
+        if starred is None or self.source.kept is not None:
+            return
+        if found is not None or (static is not None and any(static.value is known for known in _ONE_BY_ONE)):
+            name = found.name if found is not None else ast.unparse(node.func)
+            raise self.source.error(starred, f"{name} takes its arguments one by one; write the elements out")
+        for argument in node.args:
+            passed = self.source.resolve(argument)
+            if passed is not None and callable(passed.value):
+                text = f"{ast.unparse(argument)} is a function, beside which nothing can be starred; write the elements out"
+                raise self.source.error(starred, text)
+
+    def _of_array(self, node: ast.Call, static: Static | None) -> ast.expr | None:
+        """Return a call of what takes the place of one of NumPy's functions of arrays; None for any other call."""
+        if not self.writer.elements or node.keywords:
+            return None
+        arguments, name = node.args, None
+        if static is not None:
+            name = _known_by(static.value, _OF_ARRAYS)
+        elif isinstance(node.func, ast.Attribute):
+            name = _METHODS.get(node.func.attr)
+            arguments = [node.func.value, *arguments]
+        if name is None or len(arguments) != (2 if "dot" in name else 1):
+            return None
+        return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in arguments], [])
 
     def _gradient(self, node: ast.Call, gradient: Gradient) -> ast.expr:
         """Return a call of the gradient of a function."""
@@ -752,7 +857,7 @@ class _Rewriter(ast.NodeTransformer):
         if found.operation in ("laneid", "warpsize") or found.kind == "axis":
             raise self.source.error(node, f"{found.name} is a number, and is called here; leave the brackets out")
         if self.writer.target == "cuda":
-            if found.name == "cuda.shared.array" and self._element(node) is not None:
+            if found.name == "cuda.shared.array" and (self._element(node) is not None or self._has_shape(node)):
                 return self._local_array(node, found)
             rewritten: Any = self.generic_visit(node)
             made: ast.expr = rewritten
@@ -846,10 +951,17 @@ class _Rewriter(ast.NodeTransformer):
         static = None if given is None else self.source.resolve(given)
         return static.value if static is not None and isinstance(static.value, ElementType) else None
 
+    def _has_shape(self, node: ast.Call) -> bool:
+        """Tell whether the shape that memory is asked for is known here, whatever it is written with."""
+        shape = self.writer.program.shape(self.source, node)
+        return "dtype" in memory_arguments(node) and all(
+            type(extent) is int for extent in (shape if type(shape) is tuple else (shape,))
+        )
+
     def _local_array(self, node: ast.Call, found: Intrinsic) -> ast.expr:
         """Return a call that makes memory; that of elements is made of scalars."""
         given, element = memory_arguments(node), self._element(node)
-        shape = self.writer.program.fold(self.source, given["shape"]) if "shape" in given else MISSING
+        shape = self.writer.program.shape(self.source, node)
         extents = shape if isinstance(shape, tuple) else (shape,)
         if "dtype" not in given or not all(type(extent) is int and extent >= 0 for extent in extents):
             raise self.source.error(node, f"{found.name}(shape, dtype) needs a constant shape and a dtype")
@@ -892,6 +1004,11 @@ class _Rewriter(ast.NodeTransformer):
         self._gives = self.source is not self.writer.program.root
         given = ast.Name(GIVEN, ast.Load()) if self._gives else ast.Tuple([], ast.Load())
         return ast.Call(ast.Name("_nb_shared", ast.Load()), [crew, place, given, size, dtype], [])
+
+
+def _known_by(value: Any, table: Mapping[Any, str]) -> str | None:
+    """Return what a table says of an object, which may have no hash."""
+    return next((said for known, said in table.items() if known is value), None)
 
 
 def _counts(function: Any) -> range:

@@ -49,6 +49,7 @@ __all__ = [
     "Sourced",
     "call_rank",
     "index_uses",
+    "memory_arguments",
 ]
 
 Role = Literal["kernel", "func"]
@@ -191,7 +192,6 @@ class FunctionSource:
         The lines of its file, if they have been read.
     structures : mapping of str to Structure, optional
         How parameters are built that are tuples, in whose place come their elements.
-
     Raises
     ------
     KernelError
@@ -242,7 +242,9 @@ class FunctionSource:
         self.nodes = _in_order(self.tree.body)
         check_syntax(self)
         stored = [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-        self.locals = frozenset({*self.parameters, *stored})
+        # What is given beyond these, as a tuple
+        self.rest = None if arguments.vararg is None else arguments.vararg.arg
+        self.locals = frozenset({*self.parameters, *stored} | ({self.rest} if self.rest else set()))
         once = {name for name in stored if stored.count(name) == 1} - {*self.parameters}
         # What a device function is given, and is still when it is used.
         self.given = frozenset(self.parameters) - {*stored} if role == "func" else frozenset()
@@ -433,8 +435,7 @@ class FunctionSource:
         if isinstance(node, ast.BinOp | ast.UnaryOp):
             return self._fold_operation(node, known)
         static = self.resolve(node)
-        value = MISSING if static is None else static.value
-        return int(value) if isinstance(value, int) and isinstance(value, enum.Enum) else value
+        return MISSING if static is None else _plain(static.value)
 
     def value_of(self, node: ast.expr) -> ast.expr:
         """Return the expression that a variable is assigned, if it is assigned once and all in it is known by then."""
@@ -562,6 +563,22 @@ _FOLDED: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+
+
+def _plain(value: Any, kinds: type | tuple[type, ...] = np.signedinteger) -> Any:
+    """Return a value with Python's integers for NumPy's of some kinds, and for members of an enumeration, also in tuples.
+
+    What is unsigned is another number as an index, where it wraps around, but the same as an extent.
+    """
+    if type(value) is tuple:
+        return tuple(_plain(part, kinds) for part in value)
+    is_integer = isinstance(value, kinds) or (isinstance(value, int) and isinstance(value, enum.Enum))
+    return int(value) if is_integer else value
+
+
+def memory_arguments(node: ast.Call) -> dict[str | None, ast.expr]:
+    """Return what a call that makes local or shared memory is given, by name."""
+    return dict(zip(("shape", "dtype"), node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
 
 
 def _in_order(body: list[ast.stmt]) -> list[Any]:
@@ -702,14 +719,19 @@ class Program:
             return None
         return _njit_source(value) if is_dispatcher(value) else _written_out_source(value)
 
-    def compiled(self, value: Any) -> FunctionSource | None:
-        """Return the source of an njit function as far as it can be read, or None."""
+    def compiled(self, value: Any, *, starred: bool = False) -> FunctionSource | None:
+        """Return the source of an njit function as far as it can be read, or None.
+
+        Who goes by what calls give to which parameter is not told of functions with `starred` arguments.
+        """
         if not is_dispatcher(value):
             return None
         try:
-            return _njit_source(value)
+            found = _njit_source(value)
         except KernelError:
             return None
+        is_starred = found.rest is not None or any(isinstance(node, ast.Starred) for node in found.nodes)
+        return None if is_starred and not starred else found
 
     def calls(self, source: FunctionSource) -> Iterator[tuple[ast.Call, FunctionSource]]:
         """Yield the calls of device functions in one source."""
@@ -733,12 +755,19 @@ class Program:
         given = {name: self._constant_given(source, name, (*within, source)) for name in names}
         return MISSING if MISSING in given.values() else source.fold(_Constants(given).visit(copy.deepcopy(node)))
 
+    def shape(self, source: FunctionSource, call: ast.Call) -> Any:
+        """Return the shape that a call which makes local or shared memory is given, or `MISSING` if it is no constant."""
+        given = memory_arguments(call).get("shape")
+        return MISSING if given is None else _plain(self.fold(source, given), np.integer)
+
     def _constant_given(self, source: FunctionSource, name: str, within: tuple[FunctionSource, ...]) -> Any:
         place, found = source.parameters.index(name), []
         for part in self.sources:
             if any(passed is source for passed in self.passed(part)):
                 return MISSING
             for call in (call for call, callee in self.calls(part) if callee is source):
+                if any(isinstance(argument, ast.Starred) for argument in call.args[: place + 1]):
+                    return MISSING
                 by_name = (keyword.value for keyword in call.keywords if keyword.arg == name)
                 argument = call.args[place] if place < len(call.args) else next(by_name, None)
                 found.append(MISSING if argument is None else self.fold(part, argument, within))

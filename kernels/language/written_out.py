@@ -1,4 +1,4 @@
-"""NumPy's functions of arrays that Numba compiles by itself, step by step as there: derivatives are made of their source.
+"""Functions of arrays that Numba compiles by itself, step by step as there: derivatives are made of their source.
 
 They are read, and never called. They decide as Numba's do, also where an array is not sorted or holds NaN. What they load is
 seen, so that a tape keeps it.

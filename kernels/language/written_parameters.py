@@ -131,7 +131,7 @@ class _Writes:
     def run(self) -> frozenset[str]:
         """Return the parameters that may be written."""
         root = self.program.root
-        start = tuple(frozenset({_Alias(name)}) for name in root.parameters)
+        start = tuple(frozenset({_Alias(name)}) for name in _names(root))
         before = None
         while before != (before := (dict(self._returns), set(self._written))):
             self._active.clear()
@@ -264,7 +264,7 @@ class _BodyWrites:
         self._all = writes
         self._source = source
         self._variables: dict[str, _Value] = {
-            name: _join(value) for name, value in zip(source.parameters, arguments, strict=True)
+            name: _join(value) for name, value in zip(_names(source), arguments, strict=True)
         }
         self._returned: list[_Value] = []
 
@@ -424,7 +424,8 @@ class _BodyWrites:
         return total
 
     def _call(self, node: ast.Call) -> _Value:
-        positional = tuple(self._value(argument) for argument in node.args)
+        given = (argument.value if isinstance(argument, ast.Starred) else argument for argument in node.args)
+        positional = tuple(map(self._value, given))
         named = {str(k.arg): self._value(k.value) for k in node.keywords}
         arguments = _Arguments(node, positional, named)
         static = self._source.resolve(node.func)
@@ -441,9 +442,17 @@ class _BodyWrites:
             return self._intrinsic_call(intrinsic, arguments)
         if isinstance(function, Gradient):
             return _NOTHING  # it writes to nothing, and is a number or several
-        source = self._all.program.callee(function) or self._all.program.compiled(function)
+        source = self._all.program.callee(function) or self._all.program.compiled(function, starred=True)
         if source is not None:
-            return self._all.analyse(source, _bound(source, arguments))
+            return self._all.analyse(source, self._bound(source, arguments))
+        starred = [isinstance(argument, ast.Starred) for argument in arguments.call.args]
+        if any(starred):
+            pairs = zip(arguments.positional, starred, strict=True)
+            given = tuple(self._all.elements(value) if of_tuple else value for value, of_tuple in pairs)
+            # Of others, it depends on the place of an argument what they do with it.
+            if function is not min and function is not max:
+                return self._unknown(_Arguments(arguments.call, given, arguments.named))
+            return _NOTHING.union(*given)
         if isinstance(function, type):
             return self._construct(function, arguments)
         if isinstance(function, np.ufunc) or instance_of(function, "numba.np.ufunc.dufunc", "DUFunc"):
@@ -455,6 +464,20 @@ class _BodyWrites:
         if library in by_library:
             return by_library[library](function, arguments)
         return _NOTHING if is_from_library(function) and not is_dispatcher(function) else self._unknown(arguments)
+
+    def _bound(self, source: FunctionSource, arguments: _Arguments) -> tuple[_Value, ...]:
+        """Return what a function's parameters may alias; from a starred tuple on, each of them may be any of what follows."""
+        names, positional = _names(source), list(arguments.positional)
+        starred = [isinstance(argument, ast.Starred) for argument in arguments.call.args]
+        if any(starred):
+            first = starred.index(True)
+            pairs = zip(positional[first:], starred[first:], strict=True)
+            others = _NOTHING.union(*(self._all.elements(v) if of_tuple else v for v, of_tuple in pairs))
+            positional = [*positional[:first], *[others] * max(len(names) - first, 1)]
+        given = dict(zip(source.parameters, positional, strict=False)) | dict(arguments.named)
+        if source.rest is not None:
+            given[source.rest] = _NOTHING.union(*map(_wrapped, positional[len(source.parameters) :]))
+        return tuple(given.get(name, _NOTHING) for name in names)
 
     def _is_function(self, node: ast.expr) -> bool:
         """Return whether an argument is a function of the user's, which whatever takes it may call."""
@@ -583,9 +606,9 @@ class _BodyWrites:
         return _of_rank(owner, 1 if flat else _UNKNOWN_RANK)
 
 
-def _bound(source: FunctionSource, arguments: _Arguments) -> tuple[_Value, ...]:
-    given = dict(zip(source.parameters, arguments.positional, strict=False)) | dict(arguments.named)
-    return tuple(given.get(name, _NOTHING) for name in source.parameters)
+def _names(source: FunctionSource) -> tuple[str, ...]:
+    """Return a function's parameters, with that which holds what is given beyond them."""
+    return source.parameters if source.rest is None else (*source.parameters, source.rest)
 
 
 def _dimensions_taken(value: Any) -> int:

@@ -1,5 +1,6 @@
 """Kernels whose threads work together in warps and blocks, on the CPU: the answers of CUDA, errors, and every way to launch."""
 
+import enum
 import re
 import threading
 
@@ -9,6 +10,7 @@ from numba import cuda, njit
 
 import block_kernels
 import numbridge as nb
+from emulated_cuda import emulated_cuda
 
 FULL = 0xFFFFFFFF
 random = np.random.default_rng(11)
@@ -612,6 +614,63 @@ def test_a_device_function_makes_memory_of_the_size_that_it_is_given(monkeypatch
     tape.backward(grads={b: nb.array(x, device="cpu")})
     assert a.grad.list() == [7, 6, 5, 4, 3, 2, 1, 0]
     monkeypatch.setitem(globals(), "SIZE", 4)
+    with pytest.raises(nb.NumbridgeValueError, match=r"shared memory 's': its shape is \(4,\).*must have 8 elements"):
+        of_given_size[1, 8](x, y)
+
+
+class Extent(enum.IntEnum):
+    ROWS = 4
+    COLUMNS = 3
+
+
+def of_shapes(rows, shape):
+    @nb.kernel
+    def squared(x, y):
+        tile = cuda.shared.array(shape, np.float64)
+        row = cuda.local.array(rows, np.float64)
+        wide = cuda.local.array((rows + 1, Extent.COLUMNS), nb.float64)
+        i, j = cuda.grid(1), cuda.threadIdx.x
+        row[j] = x[i] * x[i]
+        wide[rows, 2] = row[j] * 2.0
+        tile[j, 1] = wide[rows, 2]
+        cuda.syncthreads()
+        y[i] = tile[rows - 1 - j, 1] * x[i]
+
+    return squared
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (np.int64(4), (np.int64(4), Extent.COLUMNS)),
+        (np.int8(4), (np.uint8(4), np.uint64(3))),
+        (Extent.ROWS, (Extent.ROWS, 3)),
+    ],
+    ids=["int64", "unsigned", "enumeration"],
+)
+def test_shapes_are_integers_of_any_kind(rows, shape):
+    kernel, x, y = of_shapes(rows, shape), np.arange(1.0, 9.0), np.zeros(8)
+    kernel[2, 4](x, y)
+    other = np.concatenate([x[3::-1], x[:3:-1]])
+    assert (y == 2 * other**2 * x).all()
+    made = np.zeros(8)
+    nb.launch(kernel, 8, [x], [y], adj_inputs=[made], adj_outputs=[np.ones(8)], adjoint=True, block_dim=4)
+    assert np.allclose(made, 2 * other**2 + 4 * x * other)
+    with emulated_cuda() as device:
+        there = np.zeros(8)
+        kernel[2, 4](device.on_device(x), device.on_device(there))
+        assert (there == y).all()
+
+
+def test_a_shape_that_changes_compiles_anew(monkeypatch):
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    for size in (np.int32(8), np.int64(16)):
+        monkeypatch.setitem(globals(), "SIZE", size)
+        y[:] = 0
+        of_given_size[1, 8](x, y)
+        assert size == 16 or y.tolist() == [12, 11, 10, 9, 8, 7, 6, 5]
+        assert f"[{4 * size}]" in of_given_size.ptx(x, y, capability=(9, 0))
+    monkeypatch.setitem(globals(), "SIZE", np.int64(4))
     with pytest.raises(nb.NumbridgeValueError, match=r"shared memory 's': its shape is \(4,\).*must have 8 elements"):
         of_given_size[1, 8](x, y)
 

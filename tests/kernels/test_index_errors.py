@@ -57,8 +57,7 @@ def in_a_mixed_tuple(x):
 
 @nb.kernel
 def makes_zeros(x):
-    own = np.zeros(3)
-    x[0] = own[0]
+    x[0] = np.zeros(3)[0]
 
 
 X = np.ones(4)
@@ -88,8 +87,8 @@ X = np.ones(4)
         ),
         (
             reads_through_a_declaration,
-            [X, X],
-            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float64, int",
+            [X.astype(np.float32), X],
+            r"declared_for_arrays is compiled for the types that its decorator declares, not for \(array of float32, int",
         ),
         (makes_zeros, [X], r"np.zeros makes an array, for which kernels have no memory; use cuda.local.array"),
     ],

@@ -195,9 +195,14 @@ def has_a_norm(x, y):
     x[0] = x.norm()
 
 
+@numba.njit
+def greatest_of(x):
+    return x.max()
+
+
 @kernel
 def has_a_maximum(x, y):
-    y[0] = x.max()
+    y[0] = greatest_of(x)
 
 
 def inside_a_function():

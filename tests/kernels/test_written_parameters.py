@@ -73,13 +73,49 @@ def augmented(x):
     x += 1
     return 0
 
+def last_of(x, *rest):
+    return rest[-1] if rest else x
+
+def store_rest(*rest):
+    for x in rest[1:]:
+        x.flat[0] = SENTINEL
+
+def passes_on(x, both):
+    return last_of(x, *both, *both[:1])
+
 def rebound(x):
     x = x + 1
     x += 1
     return x
 """
 NAMES = [line.split("(")[0][4:] for line in HELPERS.splitlines() if line.startswith("def ")]
-COMPILED = "def njit_store(x):\n    x.flat[0] = SENTINEL\n\ndef njit_identity(x):\n    return x\n"
+COMPILED = """
+def njit_store(x):
+    x.flat[0] = SENTINEL
+
+def njit_identity(x):
+    return x
+
+def njit_last(x, *rest):
+    return rest[-1] if rest else x
+
+def njit_store_rest(*rest):
+    for x in rest[1:]:
+        x.flat[0] = SENTINEL
+
+def njit_starred(x, both):
+    return njit_last(x, *both, *both[:1])
+
+def njit_store_starred(x, both):
+    njit_store_rest(x, *both)
+    max(*both, x, key=len)
+
+def njit_store_first(x, y, z):
+    x.flat[0] = SENTINEL
+
+def njit_spread(x, both):
+    njit_store_first(*both, x)
+"""
 
 
 def executed(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +147,8 @@ DECLARED = executed(HELPERS, COMMON | {"tid": intrinsics.tid, "atomic_add": intr
 for _name in NAMES:
     DECLARED[_name] = func(DECLARED[_name])
 _njit = executed(COMPILED, dict(COMMON))
-DECLARED |= {name: njit(_njit[name]) for name in ("njit_store", "njit_identity")}
+_njit |= {name: njit(function) for name, function in _njit.items() if name.startswith("njit_")}
+DECLARED |= {name: function for name, function in _njit.items() if name.startswith("njit_")}
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -180,7 +217,8 @@ second({0}, {1}) | chosen({0}, {1}, n) | swapped({0}, {1})[0] | second(y={0}, x=
 (({0},) + ({1},))[1] | (({0},) * 2)[1] | ({0} and n or {1}) | (n and {0} or {1}) | np.where({0} > 0, {0}, {1})
 tuple(({0}, {1}))[0] | next(zip({0}, {1}))[0] | np.add({0}, {1}) | np.maximum({0}, 0.0, {1})
 np.multiply({0}, 2.0, out={1}) | np.cumsum({0}, out={1}) | np.take({0}, 0, out={1}) | next(enumerate({0}))[1]
-max({0}.sum(), {1}.sum()) | np.add({0}, 1.0, out=({1},))
+max({0}.sum(), {1}.sum()) | np.add({0}, 1.0, out=({1},)) | njit_last({0}, {1}) | njit_starred({0}, ({1}, {0}))
+last_of({0}, *({1}, {0})) | passes_on({0}, ({1}, {0})) | last_of(*({0}, {1})) | max(*({0}, {1}), key=len)
 """)
 arrays_ = st.recursive(
     leaf,
@@ -202,6 +240,8 @@ SIMPLE = forms("""
 u += {x} | v *= 2.0 | w -= {y} | u = v | v = w | w = u | ({t}, u) = ({x}, {y}) | (u, v), w = ({y}, {z}), {y}
 u, v = pair({y}, {z}) | u, v = {y}[0], {y}[1] | u, v = v, u | a += {x} | d[0] += {x} | e = {y} | a, d = d, a
 store({y}) | store_second({y}, {z}) | augmented({y}) | only_reads({y}) | deep({y}, n) | njit_store({y}) | store(x={y})
+njit_store_rest({y}, {z}) | store_rest(*({y}, {z})) | store_rest({y}, *({z},)) | np.copyto(*({y}, {z}))
+njit_store_starred({y}, ({z}, {y})) | njit_spread({y}, ({z}, {y}))
 store_second(y={y}, x={z}) | atomic_add({y}, 0, {x}) | cuda.atomic.add({y}, 0, {x}) | {y}.fill({x}) | {y}.sort()
 {y}.put(0, {x}) | {y}.partition(2) | {y}.__setitem__(0, {x}) | {y}.__iadd__({x}) | np.copyto({y}, {x})
 np.put({y}, 0, {x}) | np.place({y}, {y} > 0, {x}) | np.putmask({y}, {y} > 0, {x}) | np.fill_diagonal({y}, {x})

@@ -12,7 +12,7 @@ import torch
 from numba.cuda import random as cuda_random
 
 import numbridge as nb
-from emulated_cuda import emulated_cuda
+from emulated_cuda import emulated_cuda, on_both
 
 STRETCH = 2.0
 
@@ -92,6 +92,58 @@ def looked_up(x, y):
     y[i] = interpolated(x, x, 0.9 * x[i] ** 2 + 0.05) * (1 + np.searchsorted(x, 0.7 * x[i])) * x[3]
 
 
+@numba.njit
+def line(t, a, b):
+    return t * a + b * b
+
+
+@numba.njit
+def solved(f, start, args=()):
+    at = start
+    for _ in range(3):
+        at = at - f(at, *args) / (2.0 + at * at)
+    return at
+
+
+@numba.njit
+def all_of(first, *rest):
+    s = first
+    for number in rest:
+        s = s * 0.5 + math.sin(number)
+    return s * len(rest) + max(*rest, first) * rest[-1]
+
+
+@numba.njit
+def passed_on(*numbers):
+    return all_of(*numbers) * all_of(numbers[0], *numbers[1:], 2.0)
+
+
+@numba.njit
+def of_rows(i, *rows):
+    s = 0.0
+    for row in rows:
+        s += row[i] * row[0]
+    return s
+
+
+@nb.kernel
+def starred(x, y):
+    i = nb.tid()
+    y[i] = solved(line, x[i], (x[i] * 2.0, 0.3)) + passed_on(x[i], x[i] * x[i], 0.7) + solved(math.cos, x[i])
+
+
+@nb.kernel
+def starred_numbers(x: nb.array1d[nb.float64], y: nb.array1d[nb.float64]):
+    i = nb.tid()
+    y[i] = passed_on(x[i], x[i] * x[i], 0.7)
+
+
+@nb.kernel
+def starred_arrays(x, y):
+    i = nb.tid()
+    y[i] = of_rows(i, x, x[1:], x) * passed_on(x[i], x[0]) if i < 6 else all_of(x[2], x[i])
+
+
 def gradient(kernel, x):
     made = np.zeros_like(x)
     y = np.zeros_like(x)
@@ -109,13 +161,13 @@ def difference(kernel, x, step=1e-6):
     return (ends[0] - ends[1]) / (2 * step)
 
 
-@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [sums, stores, ranges_of_floats, starred], ids=lambda kernel: kernel.name)
 def test_gradients_are_differences(kernel):
     x = np.linspace(0.1, 1.1, 7)
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", [looked_up, unpacks], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [looked_up, unpacks, starred_arrays], ids=lambda kernel: kernel.name)
 def test_gradients_by_elements_that_all_threads_read(kernel):
     x = np.array([0.1, 0.3, 0.4, 0.75, 0.8, 1.0, 1.1])
     wanted = []
@@ -135,6 +187,30 @@ def test_second_derivatives_and_operators():
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     assert torch.allclose(first, 8 * x**3) and torch.allclose(second, 24 * x**2)
+
+
+def test_second_derivatives_through_starred_arguments():
+    x = torch.linspace(0.1, 1.1, 7, dtype=torch.float64, requires_grad=True)
+    op = nb.torch_op(starred_numbers, outputs="y", launch_dims=lambda x: x.shape[0])
+    torch.autograd.gradcheck(op, x)
+    torch.autograd.gradgradcheck(op, x)
+    x = np.ones(3)
+    assert ".visible .entry" in starred.adjoint(["x", "y"]).ptx(x, x, x, x, capability=(9, 0))
+
+
+def test_only_tuples_are_starred():
+    @numba.njit
+    def spread(row):
+        return line(*row)
+
+    @nb.kernel
+    def spreads(x, y):
+        i = nb.tid()
+        y[i] = spread(x)
+
+    assert starred.source.written({"x": 1, "y": 1}) == starred_arrays.source.written({"x": 1, "y": 1}) == {"y"}
+    with pytest.raises(nb.KernelUnsupportedError, match=r"only a tuple can be starred here(.|\n)*line\(\*row\)"):
+        spreads.adjoint(["x", "y"]).forall(3)(*(np.ones(3) for _ in range(4)))
 
 
 def test_numbers_in_such_functions_are_float64():
@@ -348,15 +424,158 @@ def test_numbers_are_converted_as_a_declared_signature_says(signature):
     assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
 
 
-def test_what_is_declared_and_cannot_be_followed_is_refused():
-    x = np.ones(3, np.float32)
+def test_several_signatures_of_which_none_is_exact_are_refused():
     several = declared(["float64(int64, float64)", "float64(float64, float64)"])
-    for kernel, given, text in (
-        (several, x, "scaled has several signatures, and none of exactly these types"),
-        (declared(locals={"s": numba.int64}), x, r"compiled with a type for s, locals=\{'s': int64\}"),
+    with pytest.raises(
+        nb.KernelUnsupportedError, match="scaled has several signatures, and none of exactly these types"
     ):
-        with pytest.raises(nb.KernelUnsupportedError, match=text):
-            gradient(kernel, given)
+        gradient(several, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("kinds", [{"s": numba.int64}, {"a": numba.int32, "b": numba.float64}], ids=str)
+def test_variables_of_declared_types(kinds):
+    kernel, x = declared(locals=kinds), np.linspace(0.41, 2.13, 7)
+    assert np.allclose(gradient(kernel, x), difference(kernel, x), rtol=1e-6)
+
+
+def test_variables_of_declared_types_on_cuda():
+    kernel, x = declared(locals={"s": numba.int64}), np.ones(3)
+    with pytest.raises(
+        nb.KernelError, match=r"type for s, locals=\{'s': int64\}, which numba.cuda does not know; convert"
+    ):
+        kernel.ptx(x, x, capability=(9, 0))
+    # The derivative, which is made of the source, knows it there, too.
+    assert ".visible .entry" in kernel.adjoint(["x", "y"]).ptx(x, x, x, x, capability=(9, 0))
+
+
+def test_each_assignment_is_to_the_declared_type():
+    @numba.njit(locals={"s": numba.int64, "t": numba.float64})
+    def stepped(a, n):
+        s = t = a
+        for k in range(n):
+            s += a * 2.5 + k * a
+            t = s * a + t * k
+        return s + t
+
+    @nb.kernel
+    def steps(x, y):
+        i = nb.tid()
+        y[i] = stepped(x[i], 4)
+
+    x = np.linspace(0.41, 2.13, 7)
+    assert np.allclose(gradient(steps, x), difference(steps, x), rtol=1e-6)
+
+
+@numba.njit("float64(float64[:], int64)")
+def squares_of(row, n):
+    s = 0.0
+    for k in range(n):
+        s += row[k] * row[k]
+    return s
+
+
+@numba.njit(["float32(float64[:], float64)", "float64(float64[:, :], float64)"])
+def by_rank(a, scale):
+    return a.sum() * scale
+
+
+@numba.njit(locals={"row": numba.float64[:]})
+def with_a_row(x, i):
+    row = x[i]
+    s = row[0] * row[1]
+    return s * squares_of(row, 2)
+
+
+@numba.njit("void(float64[:], float64[:])")
+def squared_into(row, y):
+    for k in range(row.size):
+        y[k] = row[k] * row[k]
+
+
+@nb.kernel
+def calls_declared(x, y):
+    i = nb.tid()
+    y[i, 0] = squares_of(x[i], 2.9) * 1.5 + with_a_row(x, i)
+    y[i, 1] = by_rank(x[i], 2.0) + by_rank(x, x[i, 0]) * squares_of(x[i, ::2], 1)
+    squared_into(x[i, 1:], y[i, 2:])
+
+
+def test_functions_that_are_declared_take_what_a_kernel_only_reads():
+    x = np.random.default_rng(3).uniform(0.5, 1.5, (3, 3))
+    first = [1.5 * (r[:2] ** 2).sum() + r[0] * r[1] * (r[:2] ** 2).sum() for r in x]
+    second = [float(np.float32(2 * r.sum())) + x.sum() * r[0] ** 3 for r in x]
+    here, there = on_both(calls_declared, 3, [x, np.zeros((3, 4))])
+    for y in (here, there):
+        assert np.allclose(y, np.column_stack([first, second, x[:, 1:] ** 2]), rtol=1e-14)
+    assert len(squares_of.signatures) == 1 and squares_of.signatures[0][0].mutable
+
+    def total(x):
+        y = np.zeros((3, 4))
+        nb.launch(calls_declared, 3, [x, y])
+        return y.sum()
+
+    made = np.zeros_like(x)
+    nb.launch(
+        calls_declared, 3, [x], [np.zeros((3, 4))], adj_inputs=[made], adj_outputs=[np.ones((3, 4))], adjoint=True
+    )
+    step = 1e-3  # for numbers that are rounded to float32
+    for place in np.ndindex(x.shape):
+        moved = step * (np.arange(x.size).reshape(x.shape) == np.ravel_multi_index(place, x.shape))
+        assert math.isclose(made[place], (total(x + moved) - total(x - moved)) / (2 * step), rel_tol=1e-3)
+
+
+def test_declared_functions_of_any_names():
+    def named(lazy, result, implementation=2.0):
+        return lazy[0] * result * implementation
+
+    first = numba.njit("float64(float64[:])")(lambda row: row[0])
+    both = numba.njit(["float64(float64[:], int64, float64)"])(named)
+
+    @nb.kernel
+    def calls(x, y):
+        i = nb.tid()
+        y[i] = first(x[i]) + both(x[i], 2.7) * both(x[i], 1, implementation=3.0)
+
+    x = np.arange(1.0, 7.0).reshape(3, 2)
+    for y in on_both(calls, 3, [x, np.zeros(3)]):
+        assert np.array_equal(y, x[:, 0] + 12 * x[:, 0] ** 2)
+
+
+def test_declared_functions_of_other_types_are_refused():
+    x = np.ones((3, 3), np.float32)
+    with pytest.raises(
+        nb.KernelError, match=r"is compiled for the types that its decorator declares, not for \(array of float32"
+    ):
+        nb.launch(calls_declared, 3, [x, np.zeros((3, 4))])
+
+    @nb.kernel
+    def takes_a_row(x, y):
+        i = nb.tid()
+        y[i] = with_a_row(x, i)
+
+    with pytest.raises(
+        nb.KernelError,
+        match=r"row is declared as array of float64, and is assigned array of float32; leave it out of @njit",
+    ):
+        nb.launch(takes_a_row, 3, [x, np.zeros(3)])
+
+
+def test_what_was_compiled_with_another_value_is_not_compiled_again():
+    scale = 2.0
+
+    @numba.njit("float64(float64[:])")
+    def scaled(row):
+        return row[0] * scale
+
+    scale = 3.0
+
+    @nb.kernel
+    def scales(x, y):
+        i = nb.tid()
+        y[i] = scaled(x[i])
+
+    with pytest.raises(nb.KernelError, match="scaled is compiled for the types that its decorator declares"):
+        nb.launch(scales, 2, [np.ones((2, 2)), np.zeros(2)])
 
 
 def test_a_declared_function_of_arrays():

@@ -178,7 +178,19 @@ def filled_by_a_tuple(x, y):
 @kernel
 def whole_row(x, y):
     i = tid()
-    y[i] = np.sum(x)
+    y[i] = np.any(x) * x[i]
+
+
+@kernel
+def along_an_axis(x, y):
+    i = tid()
+    y[i] = np.sum(x, 0)
+
+
+@kernel
+def of_greatest_part(x, y):
+    z = cuda.local.array(2, np.complex128)
+    y[0] = np.max(z)
 
 
 @kernel
@@ -337,7 +349,7 @@ def summed(x, y):
     i = tid()
     a = cuda.local.array((2, 2), np.float64)
     a[:] = x[i]
-    y[i] = a.sum()
+    y[i] = a.cumsum()[1]
 
 
 @kernel
@@ -377,12 +389,22 @@ def after_a_tuple(x, y):
 
 @kernel
 def product_of_arrays(x, y):
-    i = tid()
-    y[i] = x @ x
+    a = cuda.local.array((2, 2), np.float64)
+    y[0] = (x @ a)[0]
+
+
+@kernel
+def product_into(x, y):
+    np.dot(x, x, y)
 
 
 REFUSED = [
-    (product_of_arrays, "gradients do not follow @ of arrays; write a loop over their elements", "x @ x"),
+    (
+        product_of_arrays,
+        "@ is differentiated for two rows; of matrices it makes an array, so write loops over them",
+        "x @ a",
+    ),
+    (product_into, "np.dot is differentiated where it takes two rows and nothing else", "np.dot(x, x, y)"),
     (
         among_a_row,
         "gradients follow `in` only into a tuple of numbers; compare with each element in a loop",
@@ -397,7 +419,7 @@ REFUSED = [
     (transposed, "do not follow .transpose of an array; swap the indices of its elements instead", "a.transpose()"),
     (transposed_by_name, "do not follow .T of an array; swap the indices of its elements instead", "a.T[0, 1]"),
     (reshaped, "do not follow .reshape of an array; index its elements by its own dimensions", "a.reshape(4)"),
-    (summed, "do not follow .sum of an array; write a loop over its elements", "a.sum()"),
+    (summed, "do not follow .cumsum of an array; write a loop over its elements", "a.cumsum()"),
     (filled, "do not follow .fill of an array; assign a slice, as in a[:] = value", "a.fill(x[i])"),
     (with_strides, "do not follow .strides of an array; use its elements, shape, ndim, size or dtype", "x.strides[0]"),
     (
@@ -431,7 +453,9 @@ REFUSED = [
     (mixed_tuple, "only a tuple of numbers of one type can be looped over", "for value in (1, x[i]):"),
     (nothing_together, "zip needs something to loop over", "for value in zip():"),
     (unsteady_range, "the step of a range beside others is a constant", "zip(range(0, 3, i + 1), x)"),
-    (whole_row, "is given an array, through which gradients do not pass; use a loop", "np.sum(x)"),
+    (whole_row, "is given an array, through which gradients do not pass; use a loop", "np.any(x)"),
+    (along_an_axis, "np.sum is differentiated where it takes one array and nothing else; write a loop", "np.sum(x, 0)"),
+    (of_greatest_part, "max of complex numbers has no derivative; compare their parts in a loop", "np.max(z)"),
     (unassigned, "t may not have been assigned here; assign it on every path before this", "t = t * x[i]"),
     (recursive, "endless calls itself", "return endless(value, n - 1)"),
     (maximum, "atomic_max on 'y' has no derivative; use atomic_add", "atomic_max(y, 0, x[i])"),

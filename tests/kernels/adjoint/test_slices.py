@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adjoint_as_python import check, oracle, replay, run_adjoint
+from adjoint_cases import name_of
 from adjoint_programs import declared
+from adjoint_row_cases import ROWS
 from adjoint_slice_cases import SLICES
 from adjoint_slice_programs import SliceWriter
 from numbridge.kernels.errors import KernelError
@@ -49,7 +51,7 @@ def test_random_programs_with_slices(random, seed):
     check(kernel, 1, *values)
 
 
-@pytest.mark.parametrize("case", SLICES, ids=lambda case: case[0].name)
+@pytest.mark.parametrize("case", [*SLICES, *ROWS], ids=name_of)
 def test_the_kernels_themselves_compile(case):
     base, dim, *values = case
     given = [v.copy() if isinstance(v, np.ndarray) else v for v in values]

@@ -1,0 +1,180 @@
+"""Calls of njit functions that were compiled for declared types when they were defined: `@njit(float64(float64[:]))`.
+
+A kernel's arrays that it only reads are read-only there, which no signature names, and CUDA compiles no such functions at all. So
+a call converts its arguments to one of the declared signatures, as Numba does, and calls the same function compiled for the
+arrays as they are. Variables that `locals` declares as arrays are left to Numba likewise. Importing this module imports Numba.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import CellType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from numba import njit, typeof, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
+from numba.extending import overload
+
+from numbridge.kernels.language.njit_functions import declared, kept_values
+from numbridge.kernels.language.static_names import is_dispatcher
+
+__all__ = ["declared_calls"]
+
+_CALLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# The functions that are made here
+_MADE: WeakSet[Any] = WeakSet()
+
+
+@contextmanager
+def declared_calls(context: Any, *, everything: bool) -> Iterator[None]:
+    """Let such functions be called.
+
+    Parameters
+    ----------
+    context : object
+        The typing context of Numba or numba.cuda.
+    everything : bool
+        Whether functions without arrays are to be called so, too, and what the context does not know is refused, as for CUDA.
+    """
+    kind = type(context)
+    with global_compiler_lock:
+        original = kind.resolve_value_type
+
+        def resolve(self: Any, value: Any) -> Any:
+            if everything and is_dispatcher(value):
+                _refuse_variables(value)
+            called = _called(value, everything=everything) if is_dispatcher(value) else None
+            if called is None:
+                return original(self, value)
+            self.refresh()  # which lets it know what has just been entered
+            return original(self, called)
+
+        kind.resolve_value_type = resolve
+        try:
+            yield
+        finally:
+            kind.resolve_value_type = original
+
+
+def _refuse_variables(dispatcher: Any) -> None:
+    """Refuse variables of declared types, which numba.cuda would give others, and so compute something else."""
+    for name, kind in declared(dispatcher).variables:
+        if not _is_array(kind):
+            function = dispatcher.py_func.__name__
+            raise TypingError(f"{function} declares {name} with {kind}, which numba.cuda does not know")
+
+
+def _called(dispatcher: Any, *, everything: bool) -> Any:
+    """Return what is called in place of a function, or None if it can be called itself."""
+    found = declared(dispatcher)
+    if dispatcher in _MADE:
+        return None
+    kinds = [
+        *(kind for signature in found.signatures for kind in signature.args),
+        *(kind for _, kind in found.variables),
+    ]
+    if not any(map(_is_array, kinds)) and not (everything and found.signatures):
+        return None
+    if dispatcher not in _CALLED:
+        # Code that is compiled now would not have what has changed since; and what calls itself calls what was compiled.
+        is_settled = all(dependency.is_unchanged() for dependency in kept_values(dispatcher))
+        calls_itself = any(value is dispatcher for value in _globals_of(dispatcher.py_func))
+        _CALLED[dispatcher] = _entered(dispatcher, found) if is_settled and not calls_itself else None
+    return _CALLED[dispatcher]
+
+
+def _globals_of(function: Any) -> Iterator[Any]:
+    for name in function.__code__.co_names:
+        yield function.__globals__.get(name)
+    for cell in function.__closure__ or ():
+        if cell != CellType():  # which has nothing in it
+            yield cell.cell_contents
+
+
+def _entered(dispatcher: Any, found: Any) -> Any:
+    """Return a function that Numba knows what to do with, for the parameters and the defaults of another."""
+    function = dispatcher.py_func
+    signature = inspect.signature(function)
+    parameters = [*signature.parameters.values()]
+    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython"}
+    variables = dict(found.variables)
+    read = {name: kind.copy(readonly=True) if _is_array(kind) else kind for name, kind in variables.items()}
+    lazy = {writes: njit(function, locals=kinds, **options) for writes, kinds in ((True, variables), (False, read))}
+    _MADE.update(lazy.values())
+    names = {f"_nb_default{k}": parameter.default for k, parameter in enumerate(parameters)}
+    listed = ", ".join(p.name if p.default is p.empty else f"{p.name}=_nb_default{k}" for k, p in enumerate(parameters))
+
+    def implementation(kinds: Sequence[Any]) -> Any:
+        given = [_type_of(kind) for kind in kinds]
+        called = lazy[not any(_is_array(kind) and not kind.mutable for kind in given)]
+        if not found.signatures:
+            return _made(listed, names, [p.name for p in parameters], called, None)
+        chosen = _chosen(found.signatures, given)
+        if chosen is None:  # in Numba's words
+            told = f"type(CPUDispatcher(<function {function.__name__} at 0>)) with parameters ({', '.join(map(str, given))})"
+            raise TypingError(f"Invalid use of {told}\nKnown signatures: {found.signatures}")
+        pairs = list(zip(given, chosen.args, strict=True))
+        passed = [
+            f"_nb_type{k}({p.name})" if _are_numbers(*pair) and pair[0] != pair[1] else p.name
+            for k, (p, pair) in enumerate(zip(parameters, pairs, strict=True))
+        ]
+        casts = {f"_nb_type{k}": _cast_to(wanted) for k, wanted in enumerate(chosen.args)}
+        return _made(listed, names | casts, passed, called, chosen.return_type)
+
+    given = "".join(f"{p.name}, " for p in parameters)
+    known = names | {"_nb_implementation": implementation}
+    text = f"def _nb_generic({listed}): return _nb_implementation(({given}))\n"
+    exec(f"{text}def _nb_marker({listed}): raise NotImplementedError('for kernels only')", known)
+    marker = known["_nb_marker"]
+    marker.__name__ = marker.__qualname__ = function.__name__  # for messages
+    overload(marker)(known["_nb_generic"])
+    return marker
+
+
+def _chosen(signatures: Sequence[Any], given: Sequence[Any]) -> Any:
+    """Return the signature that Numba would choose if the arrays could be written to, or None."""
+    writable = tuple(kind.copy(readonly=False) if _is_array(kind) else kind for kind in given)
+    cases = [signature for signature in signatures if len(signature.args) == len(given)]
+    found = cpu_target.typing_context.resolve_overload("declared", cases, writable, {}) if cases else None
+    if found is None:
+        return None
+    # What is neither a number nor an array is not converted here.
+    fits = [
+        kind == wanted or _is_array(kind) or _are_numbers(kind, wanted)
+        for kind, wanted in zip(writable, found.args, strict=True)
+    ]
+    return found if all(fits) else None
+
+
+def _type_of(kind: Any) -> Any:
+    """Return the type of an argument, which may be a default."""
+    kind = kind.value if isinstance(kind, types.Omitted) else kind
+    return types.unliteral(kind if isinstance(kind, types.Type) else typeof(kind))
+
+
+def _is_array(kind: Any) -> bool:
+    return isinstance(kind, types.Array)
+
+
+def _are_numbers(*kinds: Any) -> bool:
+    return all(isinstance(kind, types.Number | types.Boolean) for kind in kinds)
+
+
+def _cast_to(kind: Any) -> Any:
+    return bool if isinstance(kind, types.Boolean) else kind
+
+
+def _made(listed: str, names: dict[str, Any], passed: Sequence[str], lazy: Any, result: Any) -> Any:
+    text = f"_nb_lazy({', '.join(passed)})"
+    if result is not None and _are_numbers(result):
+        text = f"_nb_result({text})"
+    known = names | {"_nb_lazy": lazy, "_nb_result": _cast_to(result)}
+    exec(f"def _nb_called({listed}): return {text}", known)
+    return known["_nb_called"]
