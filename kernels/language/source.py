@@ -192,6 +192,7 @@ class FunctionSource:
         The lines of its file, if they have been read.
     structures : mapping of str to Structure, optional
         How parameters are built that are tuples, in whose place come their elements.
+
     Raises
     ------
     KernelError
