@@ -25,8 +25,10 @@ from adjoint_programs import ScratchWriter, arguments, declared
 from block_gradient_cases import attended, matmul, rows_with_halo, twice_a_trip, two_halves_in_turn
 from numbridge.kernels.adjoint import activity
 from numbridge.kernels.adjoint.build import build
+from numbridge.kernels.adjoint.ir import Load, Store
 from numbridge.kernels.adjoint.renewed import Renewed
 from numbridge.kernels.adjoint.reverse import reverse
+from numbridge.kernels.adjoint.settled import Settled
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.language.rewriting import rewrite
@@ -465,12 +467,20 @@ def values(n):
     return np.random.default_rng(n).uniform(0.2, 1.2, N), np.zeros(2), n
 
 
+def every_array(survey):
+    return {op.array for op in survey.ops if isinstance(op, Load | Store)}
+
+
 def made_with(slots, written, given, *, renewed=True, monkeypatch=None):
     """Return an adjoint, and the gradients that it gives for random cotangents."""
     program = program_of(written, given)
     with monkeypatch.context() as patch:
         if not renewed:
             patch.setattr(activity, "Renewed", lambda survey, arrays: Renewed(survey, ()))
+            # Nor is anything found where the trips of a recurrence left it.
+            patch.setattr(
+                activity, "Settled", lambda program, survey, arrays: Settled(program, survey, every_array(survey))
+            )
         made = reverse(program, floats_of(written, given), "adjoint", slots=slots)
     run = function(made.text, made.name, program.namespace)
     names = [p.name for p in written.parameters]

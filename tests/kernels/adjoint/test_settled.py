@@ -189,7 +189,7 @@ def test_gaussian_elimination():
 def test_random_recurrences():
     """Against differences, run as Python; and that their stacks take what is counted on CUDA."""
     checked = with_stacks = settled = 0
-    for number in range(400):
+    for number in range(240):
         found = recurrence(number, THREADS)
         if found is None:
             continue
@@ -202,7 +202,7 @@ def test_random_recurrences():
             needs = Needs(Activity(program_of(made, values), ["x", "y", "z"]))
             settled += any(isinstance(op, Loop) and needs.restored_after(op) for op in needs.survey.ops)
         checked += 1
-    assert checked > 100 and with_stacks > 60 and settled > 30, (checked, with_stacks, settled)
+    assert checked > 60 and with_stacks > 35 and settled > 18, (checked, with_stacks, settled)
 
 
 def gradients_of(made, program, values):
@@ -217,7 +217,7 @@ def gradients_of(made, program, values):
 def test_what_nobody_asks_for_afterwards_is_not_remembered():
     """Where arrays need not end as they were, gradients are the same, and recurrences have no stacks."""
     spared = changed = 0
-    for number in range(300):
+    for number in range(200):
         found = recurrence(number, THREADS)
         if found is None:
             continue
@@ -231,7 +231,7 @@ def test_what_nobody_asks_for_afterwards_is_not_remembered():
         assert is_kept or ways[1][0].writes
         spared += ways[0][0].stacks > ways[1][0].stacks
         changed += not is_kept
-    assert spared > 1 and changed > 10, (spared, changed)
+    assert spared > 0 and changed > 6, (spared, changed)
 
 
 @pytest.mark.parametrize("function", [recurrence_of_order_one, backwards, steps_of_time, below_the_diagonal])
