@@ -587,8 +587,11 @@ class Needs:
 
     def restored_after(self, op: Loop) -> list[Array]:
         """Return the arrays that are as they were before a loop only when it has been reversed, all at once."""
+        arrays = [array for array in self._settled.arrays(op) if op not in self._left.get(array, ())]
+        if not arrays:
+            return []
         stored = {inner.array for inner in walk(op.body) if isinstance(inner, Store) and inner in self.replayed}
-        return [a for a in self._settled.arrays(op) if a in stored and op not in self._left.get(a, ())]
+        return [array for array in arrays if array in stored]
 
     def filling(self, array: Array) -> list[Loop]:
         """Return the loops whose trips fill an array before they read it, so that it need not be kept for them."""

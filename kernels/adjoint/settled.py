@@ -255,20 +255,23 @@ class _Both:
     def differ(self) -> bool:
         """Tell whether they certainly go to different elements."""
         least = functools.partial(self._at_least, from_load=True)
-        return any(least(far) > 0 or least(_NOTHING.plus(far, -1)) > 0 for far in self._distances())
+        return any(least(far) > 0 or least(_NOTHING.plus(far, -1)) > 0 for far in self._distances)
 
     def trips_between(self) -> set[float]:
         """Return how many trips after the load the store comes that goes to the same element, by each axis that tells."""
         assert self.loop is not None
         later = _Later(self.loop)
-        return {-far.known / far.terms[later] for far in self._distances() if far.terms.keys() == {later}}
+        return {-far.known / far.terms[later] for far in self._distances if far.terms.keys() == {later}}
 
-    def _distances(self) -> Iterator[_Sum]:
-        """Yield by how much the store's index is greater, by axis, where that is known, and neither may count from the end."""
+    @functools.cached_property
+    def _distances(self) -> list[_Sum]:
+        """By how much the store's index is greater, by axis, where that is known, and neither may count from the end."""
+        found = []
         for one, other in zip(self.store.index, self.load.index, strict=False):
             stored, loaded = self._seen(one, True), self._seen(other, False)
             if stored is not None and loaded is not None and min(map(self._at_least, (stored, loaded))) >= 0:
-                yield self._from_load(stored).plus(loaded, -1)
+                found.append(self._from_load(stored).plus(loaded, -1))
+        return found
 
     def _from_load(self, found: _Sum) -> _Sum:
         """Return a sum in which the store counts the loop's trips from that of the load."""

@@ -52,7 +52,8 @@ def with_runs(tree: ast.Module) -> ast.Module:
             isinstance(node, ast.Name) and node.id == _NEW for node in ast.walk(function)
         ):
             _Function(function).rewrite()
-    return ast.fix_missing_locations(tree)
+            ast.fix_missing_locations(function)
+    return tree
 
 
 @dataclass

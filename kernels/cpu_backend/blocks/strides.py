@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from numbridge.kernels.cpu_backend.blocks.syntax import AXES, blocks_of, expression, statement, waits
+from numbridge.kernels.cpu_backend.blocks.syntax import AXES, blocks_of, expression, mentioned, statement, waits
 from numbridge.kernels.cpu_backend.lanes import REST, is_break, stored
 
 __all__ = ["take_turns"]
@@ -62,9 +62,8 @@ class _Counting:
 
 class _Turns:
     def __init__(self, tree: ast.FunctionDef, integers: Collection[str]) -> None:
-        made = [name for node in ast.walk(tree) if isinstance(node, ast.Name) for name in _if_stored(node)]
-        self._times = Counter(made)
-        self._loaded = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        self._times = Counter(stored(tree))
+        self._loaded = _loads(tree)
         given = {argument.arg for argument in tree.args.args}
         self._given = {name for name in given if name not in self._times}
         self._integers = self._given & {*integers}
@@ -134,17 +133,17 @@ class _Turns:
         counter, stop = bounds
         update = self._update(body, counter)
         start = _last_value(before, counter)
-        inside = Counter(name for part in node.body for name in stored(part))
+        inside = Counter(stored(node))
         last = None if start is None else self._last_start(start)
         if update is None or last is None or inside[counter] != 1:
             return None
         # What is computed before the loop ends is computed once more than the trips are.
-        loads = Counter(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        loads = _loads(node)
         told = {name for inner in head for name in stored(inner)}
         if any(self._loaded[name] != loads[name] for name in told):
             return None
         place, step = update
-        if any(counter in _names(inner) for inner in body[place + 1 :]):
+        if any(counter in mentioned(inner) for inner in body[place + 1 :]):
             return None
         trip = [*head, *body[:place], *body[place + 1 :]]
         return _Counting(ast.Name(counter, ast.Load()), stop, step, last, counter, trip)
@@ -254,12 +253,9 @@ def _is_size(name: str) -> bool:
     return _is_number(name, "b") or _is_number(name, "g")
 
 
-def _if_stored(node: ast.Name) -> list[str]:
-    return [node.id] if isinstance(node.ctx, ast.Store) else []
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+def _loads(node: ast.AST) -> Counter[str]:
+    """Return how often each name is loaded."""
+    return Counter(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 
 def _is_true(node: ast.expr) -> bool:
