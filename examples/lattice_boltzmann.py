@@ -193,11 +193,12 @@ class Channel:
 def run(channel: Channel, steps: int, f: Any, new: Any, distance: Any, force: Any) -> Any:
     """Run an open channel from rest; fill the forces, of shape (steps, 2), and return the populations.
 
-    Arrays are of any framework whose views share memory. Both `f` and `new` are written.
+    Arrays are of any framework whose views share memory, on one device. Both `f` and `new` are written.
     """
+    lattice = nb.array(LATTICE, device=nb.asarray(f).device)
     step, inflow = make_step(channel.viscosity).forall(channel.inside), ends.forall(channel.inside[0])
     for k in track(range(steps), f"{steps} steps", console=Console(stderr=True), disable=not sys.stderr.isatty()):
-        inflow(f, LATTICE, channel.speed_at(k), f[:, :, 0], f[:, :, -1])
+        inflow(f, lattice, channel.speed_at(k), f[:, :, 0], f[:, :, -1])
         step(f, distance, new, force[k])
         f, new = new, f
     return f
@@ -259,15 +260,18 @@ def check_float32() -> None:
 
 
 def check_torch() -> None:
-    """From torch tensors the same kernels compute the same; its views are written in place."""
+    """From torch tensors the same kernels compute the same, on a GPU too; its views are written in place."""
     channel, steps = Channel(diameter=10), 200
-    forces, found = np.zeros((2, steps, 2), np.float32), []
-    for force, convert in zip(forces, (np.asarray, torch.from_numpy), strict=True):
-        arrays = [convert(a) for a in (channel.rest(), channel.rest(), channel.distance(), force)]
-        found.append(np.asarray(run(channel, steps, *arrays)))
-    np.testing.assert_array_equal(*found)
-    np.testing.assert_allclose(*forces, atol=1e-5)
-    print(f"torch: {steps} steps, the same as NumPy's")
+    given, force = (channel.rest(), channel.rest(), channel.distance()), np.zeros((steps, 2), np.float32)
+    wanted = run(channel, steps, *given, force)
+    for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+        start = channel.rest(), channel.rest(), channel.distance(), np.zeros((steps, 2), np.float32)
+        *tensors, forces = (torch.from_numpy(a).to(device) for a in start)
+        found = run(channel, steps, *tensors, forces).cpu().numpy()
+        # The compiler of a GPU joins products and sums in other places.
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if device == "cpu" else 1e-5)
+        np.testing.assert_allclose(forces.cpu().numpy(), force, atol=1e-5 if device == "cpu" else 1e-3)
+        print(f"torch on {device}: {steps} steps, the same as NumPy's")
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def run_out_of_core(channel: Channel, steps: int, force: np.ndarray, budget: int
 
 
 def main() -> None:
-    """Compare with a run in the device's memory, bit by bit."""
+    """Compare with a run in the device's memory: on the CPU bit by bit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", type=int, default=256, help="of the device, in KiB")
@@ -131,22 +131,24 @@ def main() -> None:
     # Small slabs take less than the 5 ms after which Python's threads otherwise take turns.
     sys.setswitchinterval(1e-4)
     channel, device, budget = Channel(options.diameter), nb.get_device(options.device), options.budget << 10
-    domain, forces = 2 * channel.rest().nbytes + channel.distance().nbytes, np.zeros((2, options.steps, 2), np.float32)
+    domain, forces = 2 * channel.rest().nbytes + channel.distance().nbytes, np.zeros((options.steps, 2), np.float32)
     parts = slabs(channel, budget)
     print(
         f"a domain of {domain >> 10} KiB through {budget >> 10} KiB: {len(parts)} slabs, of {parts[0][1] - 1} columns at first"
     )
     assert domain > budget
     start = time.perf_counter()
-    found = run_out_of_core(channel, options.steps, forces[0], budget, device)
+    found = run_out_of_core(channel, options.steps, forces, budget, device)
     middle = time.perf_counter()
-    wanted = run(channel, options.steps, channel.rest(), channel.rest(), channel.distance(), forces[1])
+    given = channel.rest(), channel.rest(), channel.distance(), np.zeros_like(forces)
+    *arrays, in_core = (nb.array(a, device=device) for a in given)
+    wanted = run(channel, options.steps, *arrays, in_core).numpy()
     end = time.perf_counter()
-    # Beyond its ends the channel holds what the last step wrote there.
-    np.testing.assert_array_equal(found[:, :, 1:-1], wanted[:, :, 1:-1])
+    # Beyond its ends the channel holds what the last step wrote there. Its ends are the host's work, which rounds otherwise than a GPU.
+    np.testing.assert_allclose(found[:, :, 1:-1], wanted[:, :, 1:-1], rtol=0, atol=0 if device.is_cpu else 1e-5)
     # Sums of forces are taken in another order.
-    np.testing.assert_allclose(*forces, rtol=1e-4, atol=1e-6)
-    print(f"{options.steps} steps, the same to the last bit: {middle - start:.2f} s; in core {end - middle:.2f} s")
+    np.testing.assert_allclose(forces, in_core.numpy(), rtol=1e-4, atol=1e-6 if device.is_cpu else 1e-3)
+    print(f"{options.steps} steps, the same: {middle - start:.2f} s; in core {end - middle:.2f} s")
 
 
 if __name__ == "__main__":

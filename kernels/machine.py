@@ -271,9 +271,9 @@ class Machine:
             for symbol in _FRONTS:
                 _fronts[symbol][0].function = self.addresses[symbol]
 
-    def exporter(self, address: int) -> Any:
-        """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync`` at `address`."""
-        return builtin("export_plain", self.exchange["numbridge_export_plain"], (address,), one=True)
+    def exporter(self, address: int, stream: int) -> Any:
+        """Return ``export_plain(array)`` for a framework's ``managed_tensor_to_py_object_no_sync``, and what knows its stream."""
+        return builtin("export_plain", self.exchange["numbridge_export_plain"], (address, stream), one=True)
 
     def aligned_exporter(self, tags: dict[int, bool]) -> Any:
         """Return ``export_aligned(array)``: a legacy capsule of an array whose dtype's tag is in `tags`, or None."""

@@ -8,6 +8,7 @@ framework knows (its key set, its autograd state, a better way in) comes from re
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import numbers
 import threading
@@ -334,10 +335,15 @@ def ask_stream(function: int, ordinal: int) -> int:
         If the framework does not know.
     """
     out = ctypes.c_void_p()
-    ask = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(function)
-    if ask(dl.CUDA, ordinal, ctypes.addressof(out)) != 0:
+    if _asking(function)(dl.CUDA, ordinal, ctypes.addressof(out)) != 0:
         raise DeviceError(f"the framework does not know its current stream on cuda:{ordinal}")
     return out.value or 0
+
+
+@functools.cache
+def _asking(function: int) -> Callable[..., int]:
+    """Return a framework's ``current_work_stream`` as a function; ctypes takes longer to make one than to call it."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(function)
 
 
 def unreadable(obj: Any) -> Exception:

@@ -142,7 +142,8 @@ class Variant:
     levels : int
         On CUDA, how many axes of a batch one launch of it runs.
     together : int
-        How many threads it runs at once: on the CPU neighbouring ones, on CUDA those that one thread of a large grid takes.
+        How many threads it runs at once: on the CPU neighbouring ones, on CUDA those that one thread of a large grid takes,
+        along x, or if it is negative along y.
     adds : bool
         On the CPU, whether a worker may add to copies of arrays.
     is_even : bool
@@ -617,7 +618,7 @@ class CudaCode:
 
     @property
     def together(self) -> int:
-        """How many ids a thread takes at once, so that a large grid may have that many times fewer blocks along x."""
+        """How many ids a thread takes at once, so that a large grid may have so many times fewer blocks; negative along y."""
         return int(self.compiled.facts["together"])
 
 
@@ -684,7 +685,7 @@ def _cuda_code(
         if together is None:
             return compile(text, source_file, 1)
         try:
-            return compile(text, source_file, together.count)
+            return compile(text, source_file, -together.count if together.along_y else together.count)
         except KernelError:
             # The whole body may compile where a step of it does not, as one that hands on what no tuple holds. If it does not
             # either, its error is about what the user wrote.

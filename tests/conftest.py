@@ -18,6 +18,7 @@ import pytest
 
 from emulated_cuda import is_emulated, remember_ptx
 from numbridge.kernels import variant
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.machine import machine
@@ -80,12 +81,12 @@ def compile_for_cuda(kernel, parameters, weak):
 def pytest_configure():
     remember_ptx()
     remember_lowered()
-    on_the_cpu = variant._cpu_variant
+    on_the_cpu, has_devices = variant._cpu_variant, cuda_driver.driver_count() > 0
 
     def on_both(kernel, emitted, parameters, weak):
         made = on_the_cpu(kernel, emitted, parameters, weak)
-        # Where devices are emulated, the test itself runs what CUDA makes of a kernel.
-        if type(kernel) is Kernel and not is_emulated():
+        # Where devices are emulated, or there are some, tests run what CUDA makes of a kernel.
+        if type(kernel) is Kernel and not has_devices and not is_emulated():
             try:
                 compile_for_cuda(kernel, parameters, weak)
             except KernelError as error:

@@ -21,7 +21,7 @@ from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, describe
 from numbridge.kernels.scalars import scalar_of
-from numbridge.storage.cupy_memory import as_cupy, cupy
+from numbridge.storage.cupy_memory import as_cupy, cupy, lent_stream
 from numbridge.storage.element_views import unpacked
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
@@ -258,7 +258,7 @@ def stream_to_cupy(stream: Any = None) -> Any:
     if not cuda_driver.driver_count():
         raise cuda_unavailable("stream_to_cupy")
     found = get_stream() if stream is None else stream
-    return cupy().cuda.ExternalStream(found.cuda_stream, found.device.ordinal)
+    return lent_stream(found.cuda_stream, found.device.ordinal)
 
 
 def wrap_object(obj: Any) -> Array:

@@ -336,7 +336,7 @@ def _export_function() -> int:
 
 @functools.cache
 def _export() -> Any:
-    return native().exporter(_export_function())
+    return native().exporter(_export_function(), _stream_function())
 
 
 def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
@@ -361,7 +361,7 @@ def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
     BufferAccessError
         If the memory is read-only, or has negative strides, which torch cannot express; `a.clone()` copies.
     """
-    # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to.
+    # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to, of torch's stream.
     made = None if requires_grad else _export()(a)
     if made is not None:
         return made

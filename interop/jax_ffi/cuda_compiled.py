@@ -42,7 +42,7 @@ from numbridge.jax_ffi.compiled import (
     words_of,
 )
 from numbridge.kernels.native import table_layout as core
-from numbridge.kernels.native.cuda_entry import blocks_along_x
+from numbridge.kernels.native.cuda_entry import blocks_along
 from numbridge.kernels.native.memory import indirect, inlined, load_i32, load_i64, native, stack, store_i64
 
 EXPORTS = {"numbridge_xla_handle_cuda": ("handle", "int64(int64)")}
@@ -257,11 +257,12 @@ def lay_out_batch(words, call, elements, values):
 @inlined
 def launch(code, grid, stream, places):
     """Launch; return the CUresult."""
+    together = load_i64(code, nb.CODE_TOGETHER)
     return call_launch(
         load_i64(code, nb.CODE_LAUNCH),
         load_i64(code, nb.CODE_HANDLE),
-        blocks_along_x(grid, load_i64(code, nb.CODE_TOGETHER)),
-        load_i64(grid, 8),
+        blocks_along(grid, 0, together),
+        blocks_along(grid, 1, together),
         load_i64(grid, 16),
         load_i64(grid, 24),
         load_i64(grid, 32),

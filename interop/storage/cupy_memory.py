@@ -32,6 +32,7 @@ __all__ = [
     "assign",
     "cupy",
     "filled",
+    "lent_stream",
     "pinned",
     "to_device",
     "to_host",
@@ -57,6 +58,24 @@ def cupy() -> Any:
 
     cuda_driver.devices().set_current_stream(_c_function(streams, "get_stream_ptr", "intptr_t (int)"))
     return module
+
+
+def lent_stream(handle: int, ordinal: int) -> Any:
+    """Return a CuPy stream on a device for the handle of a stream that somebody else owns, and keeps."""
+    return _lent_stream()(handle, ordinal)
+
+
+@functools.cache
+def _lent_stream() -> Any:
+    external = cupy().cuda.ExternalStream
+
+    class LentStream(external):  # type: ignore[misc, valid-type]
+        """CuPy's class without its warning, which names what takes objects with ``__cuda_stream__``, and no handles."""
+
+        def __init__(self, handle: int, ordinal: int) -> None:
+            super(external, self).__init__(handle, ordinal)
+
+    return LentStream
 
 
 def _c_function(module: Any, name: str, signature: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError
-from numbridge.storage.cupy_memory import cupy
+from numbridge.storage.cupy_memory import cupy, lent_stream
 
 __all__ = [
     "Event",
@@ -75,7 +75,7 @@ class Stream:
             if cuda_stream is None:
                 self._stream = cuda.Stream(non_blocking=True, priority=priority)
             else:
-                self._stream = cuda.ExternalStream(cuda_driver.handle_of(cuda_stream), self.device.ordinal)
+                self._stream = lent_stream(cuda_driver.handle_of(cuda_stream), self.device.ordinal)
 
     @property
     def cuda_stream(self) -> int:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -271,7 +271,7 @@ class CudaDevices:
     def current_stream(self, ordinal: int) -> int:
         """Return the handle of the current stream of our own arrays on a device; 0 is the default stream."""
         function = int(self._block[nb.DRIVER_CURRENT_STREAM // 8])
-        return int(ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(function)(ordinal)) if function else 0
+        return _asking(function)(ordinal) if function else 0
 
     def order(self, ordinal: int, first: int, second: int) -> None:
         """Let what comes next on stream `second` wait for what stream `first` was given; returns at once.
@@ -488,6 +488,12 @@ def _devices() -> CudaDevices:
         raise cuda_unavailable("this", ("a CUDA device",))
     made.connect()
     return made
+
+
+@functools.cache
+def _asking(function: int) -> Callable[[int], int]:
+    """Return the function that knows the current stream; ctypes takes longer to make one than to call it."""
+    return ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(function)
 
 
 @functools.cache

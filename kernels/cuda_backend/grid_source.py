@@ -37,6 +37,7 @@ __all__ = [
 Form = Literal["masked", "plain"]
 GRID = "_nb_grid"
 _AXES = "xyz"
+_WARP = 32
 GRID_LIMITS = (nb.MAX_GRID_X, nb.MAX_GRID_Y, nb.MAX_GRID_Z)
 BLOCK_LIMITS = (1024, 1024, nb.MAX_BLOCK_Z)
 
@@ -129,7 +130,7 @@ def grid_source(
         How many axes the batch has; 0 if there is none. Behind the dimensions follow how many elements it has, the extents of its
         axes but the first, and for each of `batched` the bytes between neighbours along each axis.
     together : Together or None
-        The body in steps, of a masked kernel: a thread then takes several ids along x at once, as long as there are as many.
+        The body in steps, of a masked kernel: a thread then takes several ids along x or y at once, as long as there are as many.
     """
     own = list(names)
     moved = {name: f"_nb_at{k}" for k, name in enumerate(batched)} if levels else {}
@@ -156,12 +157,19 @@ def grid_source(
     head, last = _batch_loop(list(moved), levels, along_z=count < len(_AXES))
     lines, indent = [*start], "    "
     tails: list[str] = []
+    rows = together if together is not None and together.along_y else None
     for axis, indices in reversed(list(zip(_AXES, runs_along(count, first_along_x=first_along_x), strict=False))):
         run = f"_nb_{axis}" if len(indices) > 1 else f"_nb_i{indices[0]}"
         bound = " * ".join(f"_nb_n{k}" for k in indices)
         lines.append(f"{indent}{run} = {_first(axis)}")
-        goes_on = f"{run} < {bound}"
-        if together is not None and axis == "x":
+        goes_on, width = f"{run} < {bound}", f"{CUDA_MODULE}.gridDim.{axis} * {CUDA_MODULE}.blockDim.{axis}"
+        if rows is not None and axis == "y":
+            # Neighbours in a narrow array would be rows apart.
+            many = f"{width} < {bound} and {CUDA_MODULE}.blockDim.x >= {_WARP}"
+            lines += [f"{indent}_nb_rows = {rows.count} if {many} else 1", f"{indent}_nb_row = {run} * _nb_rows"]
+            body = _rows(rows, run, bound, hidden, passed, body)
+            run, goes_on, width = "_nb_row", f"_nb_row < {bound}", f"{width} * _nb_rows"
+        elif rows is None and together is not None and axis == "x":
             lines += [f"{indent}{line}" for line in _several(together, run, bound, hidden, passed)]
             indent, goes_on = f"{indent}    ", f"{goes_on} and {run} < _nb_next"
         lines.append(f"{indent}while {goes_on}:")
@@ -171,7 +179,7 @@ def grid_source(
                 f"{indent}_nb_i{indices[0]} = {run} // _nb_n{indices[1]}",
                 f"{indent}_nb_i{indices[1]} = {run} - _nb_i{indices[0]} * _nb_n{indices[1]}",
             ]
-        tails.append(f"{indent}{run} += {CUDA_MODULE}.gridDim.{axis} * {CUDA_MODULE}.blockDim.{axis}")
+        tails.append(f"{indent}{run} += {width}")
     inside = [*lines, *(f"{indent}{line}" for line in body), *reversed(tails), *end]
     deeper = "    " if levels else ""
     text = [f"def {GRID}({', '.join([*own, *trailing])}):", *head, *(f"{deeper}{line}" for line in inside), *last]
@@ -183,16 +191,10 @@ def _several(together: Together, run: str, bound: str, hidden: Sequence[str], pa
 
     Those up to `_nb_next` are left to what follows in it, one by one, if there are fewer or one of them is not ready.
     """
-    count = range(together.count)
-
-    def taken(k: int) -> str:
-        return ", ".join([*(_nonnegative(f"_nb_id{k}" if name == run else name) for name in hidden), *passed])
-
-    ids = [f"_nb_id{k} = {run} + {k} * _nb_wide" for k in count]
-    steps = [f"_nb_kept{k} = {LOADS}({taken(k)})" for k in count]
-    steps += [*(f"{STORES}({taken(k)}, _nb_kept{k})" for k in count), f"{run} = _nb_next"]
-    if together.guarded:
-        ready = " and ".join(f"{READY}({taken(k)})" for k in count)
+    ids = [f"_nb_id{k} = {run} + {k} * _nb_wide" for k in range(together.count)]
+    ready, steps = _steps(together, run, hidden, passed)
+    steps = [*steps, f"{run} = _nb_next"]
+    if ready:
         steps = [f"if {ready}:", *(f"    {line}" for line in steps)]
     return [
         f"_nb_wide = {CUDA_MODULE}.gridDim.x * {CUDA_MODULE}.blockDim.x",
@@ -201,6 +203,40 @@ def _several(together: Together, run: str, bound: str, hidden: Sequence[str], pa
         f"    if _nb_next - _nb_wide < {bound}:",
         *(f"        {line}" for line in [*ids, *steps]),
     ]
+
+
+def _rows(
+    together: Together, run: str, bound: str, hidden: Sequence[str], passed: Sequence[str], body: Sequence[str]
+) -> list[str]:
+    """Return what a thread does in a column of the `_nb_rows` rows from `_nb_row` on: at once, or one by one.
+
+    One by one it is where the array ends before, or one of them is not ready, or there is but one.
+    """
+    ids = [f"_nb_id{k} = _nb_row + {k}" for k in range(together.count)]
+    ready, steps = _steps(together, run, hidden, passed)
+    all_there = f"_nb_rows > 1 and _nb_row <= {bound} - {together.count}"
+    return [
+        *ids,
+        f"if {all_there}{f' and {ready}' if ready else ''}:",
+        *(f"    {line}" for line in steps),
+        "else:",
+        f"    {run} = _nb_row",
+        f"    while {run} < {bound} and {run} < _nb_row + _nb_rows:",
+        *(f"        {line}" for line in body),
+        f"        {run} += 1",
+    ]
+
+
+def _steps(together: Together, run: str, hidden: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
+    """Return whether all ids `_nb_id0`, `_nb_id1`, ... of an index are ready (empty: always), and what is done for them."""
+    count = range(together.count)
+
+    def taken(k: int) -> str:
+        return ", ".join([*(_nonnegative(f"_nb_id{k}" if name == run else name) for name in hidden), *passed])
+
+    ready = " and ".join(f"{READY}({taken(k)})" for k in count) if together.guarded else ""
+    steps = [f"_nb_kept{k} = {LOADS}({taken(k)})" for k in count]
+    return ready, [*steps, *(f"{STORES}({taken(k)}, _nb_kept{k})" for k in count)]
 
 
 def _batch_parameters(count: int, levels: int) -> list[str]:

@@ -5,6 +5,10 @@ some 32 KiB of them on each multiprocessor, of which one float32 for each of 2,0
 `DeviceTransform` has such figures for each architecture). In a large grid a thread therefore takes a few ids, each as far from
 the next as the grid is wide.
 
+A body that loads elements of one array at several places along its last index but one, as stencils do, takes neighbours along
+that one instead: what one of them loads, the next one needs as well, and it is loaded once. Else each row of the array is asked
+for by as many multiprocessors as have rows beside it, and goes as many times through the L2 cache.
+
 The threads of a launch do not wait for each other here, so they may run in any order, and also in steps: of each id first what
 comes before its first store, then the rest. Bodies that loop, raise, or work with the threads of their block stay as they are.
 This reads and writes source; it compiles nothing.
@@ -15,7 +19,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
-from collections.abc import Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -54,6 +58,8 @@ class Together:
     ----------
     count : int
         How many ids a thread takes at once.
+    along_y : bool
+        Whether they are neighbours along the last index but one, and not as far from each other as the grid is wide.
     text : str
         Device functions of what the body takes: `READY`, whether an id has anything to do; `LOADS`, which returns what comes
         before the first store, for ids that are ready; `STORES`, the rest, which takes that as its last argument.
@@ -62,6 +68,7 @@ class Together:
     """
 
     count: int
+    along_y: bool
     text: str
     guarded: bool
 
@@ -76,12 +83,13 @@ def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Toget
     steps = reader.steps(functions[emitted.entry])
     if steps is None or _names_block(tree):
         return None
-    count = _how_many([*reader.loads(steps.loading)], _work(steps.loading), parameters)
+    along_y = _shares_rows(steps.loading, emitted.hidden)
+    count = _how_many([*reader.loads(steps.loading)], _work(steps.loading), parameters, along_y=along_y)
     kept = steps.kept()
     if count is None or not kept:
         return None
     taken = ", ".join([*emitted.hidden, *(p.name for p in parameters)])
-    return Together(count, "\n\n\n".join(_functions(steps, kept, taken)), steps.guarded)
+    return Together(count, along_y, "\n\n\n".join(_functions(steps, kept, taken)), steps.guarded)
 
 
 @dataclass
@@ -126,14 +134,38 @@ def _function(name: str, taken: str, body: list[ast.stmt]) -> str:
     return "\n".join(["@_nb_device", f"def {name}({taken}):", *lines])
 
 
-def _how_many(loads: Sequence[str], work: int, parameters: Sequence[ParameterType]) -> int | None:
+def _shares_rows(statements: Sequence[ast.stmt], ids: Sequence[str]) -> bool:
+    """Tell whether an array is loaded from at several places along the last index but one."""
+    if len(ids) < 2:
+        return False
+    along = {ids[-2]}
+    places: dict[str, set[str]] = {}
+    for statement in statements:
+        for node in ast.walk(statement):
+            match node:
+                case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+                    along |= _names_in(t for t, v in zip(targets, values, strict=True) if _names_in([v]) & along)
+                case ast.Assign(targets, value) if _names_in([value]) & along:
+                    along |= _names_in(targets)
+                case ast.Subscript(ast.Name(name), ast.Tuple(index), ast.Load()):
+                    at = [ast.unparse(part) for part in index if _names_in([part]) & along]
+                    places.setdefault(name, set()).update([", ".join(at)] if at else [])
+    return any(len(found) > 1 for found in places.values())
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    return {inner.id for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _how_many(loads: Sequence[str], work: int, parameters: Sequence[ParameterType], *, along_y: bool) -> int | None:
     """Return how many ids a thread takes that loads from these arrays, or None for one."""
     sizes = {p.name: p.itemsize for p in parameters if isinstance(p, ArrayType)}
     size = sum(sizes.get(name, 0) for name in {*loads})
     if not 0 < size < _ENOUGH_BYTES:
         return None
     wanted = next((count for count in _COUNTS if count * size >= _ENOUGH_BYTES), _COUNTS[-1])
-    most = min(wanted, _MOST_LOADS // len(loads), _MOST_WORK // max(work, 1))
+    # Along y they share about half of them.
+    most = min(wanted, (2 if along_y else 1) * _MOST_LOADS // len(loads), _MOST_WORK // max(work, 1))
     return max((count for count in _COUNTS if count <= most), default=None)
 
 

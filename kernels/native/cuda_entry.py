@@ -131,25 +131,28 @@ def fill_places(spec, plan, block, places):
 
 
 @inlined
-def blocks_along_x(grid, together):
-    """Return how many blocks of a grid are launched along x, where a thread of a large one takes several ids."""
-    x = load_i64(grid, 0)
-    if together > 1 and x * load_i64(grid, 8) * load_i64(grid, 16) >= nb.LARGE_GRID:
-        return (x + together - 1) // together
-    return x
+def blocks_along(grid, axis, together):
+    """Return how many blocks of a grid are launched along x or y, where a thread of a large one takes several ids.
+
+    It takes `together` along x, or `-together` along y.
+    """
+    blocks, count = load_i64(grid, 8 * axis), together if axis == 0 else -together
+    if count > 1 and load_i64(grid, 0) * load_i64(grid, 8) * load_i64(grid, 16) >= nb.LARGE_GRID:
+        return (blocks + count - 1) // count
+    return blocks
 
 
 @native
 def call_driver(spec, plan, stream, places):
     """Launch, without the GIL; return the CUresult."""
     grid, block = nb.PLAN_CUDA_GRID, nb.PLAN_CUDA_BLOCK
-    blocks = blocks_along_x(plan + grid, load_i64(spec, nb.SPEC_TOGETHER))
+    together = load_i64(spec, nb.SPEC_TOGETHER)
     thread = save_thread()
     failed = call_launch(
         load_i64(spec, nb.SPEC_LAUNCH),
         load_i64(spec, nb.SPEC_HANDLE),
-        blocks,
-        load_i64(plan, grid + 8),
+        blocks_along(plan + grid, 0, together),
+        blocks_along(plan + grid, 1, together),
         load_i64(plan, grid + 16),
         load_i64(plan, block),
         load_i64(plan, block + 8),

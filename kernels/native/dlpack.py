@@ -15,6 +15,7 @@ from numba import types
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.native import object_layout as py
 from numbridge.kernels.native import table_layout as nb
+from numbridge.kernels.native.cuda_entry import call_three, current_stream
 from numbridge.kernels.native.entry import dict_get, none, to_address
 from numbridge.kernels.native.memory import (
     external,
@@ -33,6 +34,7 @@ from numbridge.kernels.native.memory import (
 from numbridge.kernels.native.reading import (
     capsule_is_valid,
     capsule_pointer,
+    clear_error,
     decrease,
     increase,
     intp,
@@ -248,30 +250,53 @@ def export_to(self, arguments, count):
 
 
 @native
-def is_plain(array):
-    """Tell whether an object is an ``Array`` on the CPU, without source or gradient state, writable, no stride negative."""
+def plain_record(array):
+    """Return the record of an ``Array`` without source or gradient state, writable, no stride negative; else 0."""
     if load_i64(array, py.OBJECT_TYPE) != load_i64(state(), nb.STATE_ARRAY_TYPE):
-        return False
+        return 0
     source = load_i64(array, load_i64(state(), nb.STATE_ARRAY_SOURCE))
     if source != none() or load_i64(array, load_i64(state(), nb.STATE_ARRAY_EXTRA)) != none():
-        return False
+        return 0
     record = record_at(load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD)))
-    if record == 0 or load_i64(record, dl.RECORD_FLAGS) != 0 or load_i32(record, dl.DEVICE_TYPE) != dl.CPU:
-        return False
+    if record == 0 or load_i64(record, dl.RECORD_FLAGS) & ~dl.RECORD_HAS_STREAM != 0:
+        return 0
     ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)
     lowest = 0
     for k in range(ndim):
         lowest = min(lowest, load_i64(strides, 8 * k))
-    return lowest >= 0
+    return record if lowest >= 0 else 0
+
+
+@native
+def is_in_order(record, function):
+    """Tell whether memory is used on the stream that a framework's ``current_work_stream`` names, or on the CPU."""
+    kind, device = load_i32(record, dl.DEVICE_TYPE), types.int64(load_i32(record, dl.DEVICE_ID))
+    if kind == dl.CPU:
+        return True
+    driver = load_i64(state(), nb.STATE_DRIVER)
+    if kind != dl.CUDA or driver == 0 or function == 0:
+        return False
+    used, out = load_i64(record, dl.RECORD_STREAM), stack(16)
+    if load_i64(record, dl.RECORD_FLAGS) & dl.RECORD_HAS_STREAM == 0:
+        used = current_stream(driver, device)
+    store_i64(out, 0, 0)
+    if call_three(function, dl.CUDA, device, out) != 0:
+        clear_error()
+        return False
+    return load_i64(out, 0) == used
 
 
 @native
 def export_plain(self, array):
-    """``export_plain(array)`` with self = (address,): `export_to` of an array that needs no thought, or None."""
-    if not is_plain(array):
+    """``export_plain(array)`` with self = (address, stream): `export_to` of an array that needs no thought, or None.
+
+    On CUDA it needs none if it is used on the framework's current stream, which the function at `stream` knows.
+    """
+    record = plain_record(array)
+    if record == 0 or not is_in_order(record, to_address(item(self, 1))):
         return give_none()
     capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
-    managed, out = managed_versioned(capsule, record_at(capsule)), stack(16)
+    managed, out = managed_versioned(capsule, record), stack(16)
     if managed == 0:
         return no_memory()
     store_i64(out, 0, 0)
@@ -284,12 +309,12 @@ def export_plain(self, array):
 def export_aligned(self, array):
     """``export_aligned(array)`` with self = ({tag: anything},): `export_legacy` of an array that needs no thought, or None.
 
-    It is dense, aligned as XLA asks, and of one of these dtypes.
+    It is dense, aligned as XLA asks, of one of these dtypes, and on the CPU.
     """
-    if not is_plain(array):
+    record, count = plain_record(array), 1
+    if record == 0 or load_i32(record, dl.DEVICE_TYPE) != dl.CPU:
         return give_none()
     capsule = load_i64(array, load_i64(state(), nb.STATE_ARRAY_RECORD))
-    record, count = record_at(capsule), 1
     if (load_i64(record, dl.DATA) + load_i64(record, dl.BYTE_OFFSET)) & (ALIGNMENT - 1) != 0:
         return give_none()
     ndim, strides = types.int64(load_i32(record, dl.NDIM)), load_i64(record, dl.STRIDES)

@@ -64,6 +64,39 @@ def stencil(x, y, a):
 
 
 @nb.kernel
+def clamped(x, y, a):
+    i, j = nb.tid()
+    up, down = max(i - 1, 0), min(i + 1, x.shape[0] - 1)
+    y[i, j] = a * (x[up, j] - 2.0 * x[i, j] + x[down, j])
+
+
+@nb.kernel
+def in_space(x, y, a):
+    i, j, k = nb.tid()
+    if 0 < j < x.shape[1] - 1:
+        y[i, j, k] = a * (x[i, j - 1, k] + x[i, j + 1, k])
+
+
+@nb.kernel
+def in_four(x, y, a):
+    i, j, k, m = nb.tid()
+    above = (k + 1) % x.shape[2]
+    y[i, j, k, m] = x[i, j, k, m] + a * x[i, j, above, m]
+
+
+@nb.kernel
+def between_planes(x, y):
+    i, j, k = nb.tid()
+    y[i, j, k] = x[0, j, k] + x[i, j, k] + x[2, j, k]
+
+
+@nb.kernel
+def transposed(x, y):
+    i, j = nb.tid()
+    y[i, j] = x[j, i]
+
+
+@nb.kernel
 def scattered(x, y, p):
     i = nb.tid()
     y[p[i]] = 3.0 * x[i]
@@ -189,7 +222,9 @@ V = np.ones((4, 3), np.float32)
         (saxpy, (D, D.copy(), 2.0), 2),
         (saxpy, (H, H.copy(), 2.0), 8),
         (guarded, (F, F.copy(), 2), 4),
-        (stencil, (np.ones((4, 4), np.float32), np.ones((4, 4), np.float32), 0.25), 4),
+        (stencil, (np.ones((4, 4), np.float32), np.ones((4, 4), np.float32), 0.25), 8),
+        (between_planes, (np.ones((3, 4, 4), np.float32), np.ones((3, 4, 4), np.float32)), 8),
+        (transposed, (np.ones((4, 4), np.float32), np.ones((4, 4), np.float32)), 8),
         (scattered, (F, F.copy(), P), 4),
         (counted, (P, P.copy()), 8),
         (last_else, (F, F.copy(), 0.5), 4),
@@ -216,6 +251,32 @@ def test_which_bodies_take_how_many(kernel, arguments, count):
     assert (None if found is None else found.count) == count
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shape", "along_y"),
+    [
+        (stencil, (4, 4), True),
+        (clamped, (4, 4), True),
+        (in_space, (3, 4, 4), True),
+        (in_four, (2, 3, 4, 4), True),
+        (between_planes, (3, 4, 4), False),
+        (transposed, (4, 4), False),
+    ],
+)
+def test_which_bodies_share_rows(kernel, shape, along_y):
+    numbers = [0.25] * (len(kernel.parameters) - 2)
+    found = together(kernel, *(np.ones(shape, np.float32) for _ in range(2)), *numbers)
+    assert found is not None and found.along_y == along_y
+
+
+def test_a_row_that_neighbours_share_is_loaded_once():
+    x = np.ones((4, 4), np.float32)
+    ptx = stencil.ptx(x, x.copy(), 0.25, capability=(9, 0))
+    order = re.findall(r"(ld|st)\.global", ptx)
+    # Of eight rows and those around them, one element each, but none of the first and the last's own; and two beside each.
+    first = order.index("st")
+    assert order[:first].count("ld") - 4 <= 10 + 16 and order[first : first + 8] == ["st"] * 8
+
+
 def test_loads_come_before_stores():
     ptx = saxpy.ptx(F, F.copy(), 2.0, capability=(9, 0))
     order = re.findall(r"(ld|st)\.global", ptx)
@@ -239,6 +300,11 @@ N = 533
         (guarded, N, (normal(N), normal(N), N - 40)),
         (guarded, N, (np.abs(normal(N)), normal(N), N)),
         (stencil, (5, N), (normal(5, N), normal(5, N), 0.25)),
+        (stencil, (41, 70), (normal(41, 70), normal(41, 70), 0.25)),
+        (clamped, (41, 33), (normal(41, 33), normal(41, 33), 0.25)),
+        (clamped, (70, 3), (normal(70, 3), normal(70, 3), 0.25)),
+        (in_space, (3, 19, 33), (normal(3, 19, 33), normal(3, 19, 33), 0.25)),
+        (in_four, (2, 3, 17, 33), (normal(2, 3, 17, 33), normal(2, 3, 17, 33), 0.25)),
         (scattered, N, (normal(N), normal(N), np.random.default_rng(3).permutation(N).astype(np.int32))),
         (counted, N, (np.arange(N, dtype=np.int32), np.zeros(7, np.int32))),
         (last_else, N, (normal(N), normal(N), 0.1)),
@@ -283,8 +349,17 @@ def test_large_grids_have_fewer_blocks(driver, blocks, options, x):
 
 def test_blocks_along_y_count(driver):
     shape = (LARGE_GRID // 4, 256 * 6)
+    launch(transposed, shape, [cuda_array(shape[::-1]), cuda_array(shape, address=0x9000_0000)])
+    assert driver.launches[-1].grid == (1, LARGE_GRID // 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "y"), [(LARGE_GRID // 2, LARGE_GRID // 16), (LARGE_GRID // 2 + 1, LARGE_GRID // 16 + 1)]
+)
+def test_large_grids_have_fewer_rows_of_blocks(driver, rows, y):
+    shape = (rows, 512)
     launch(stencil, shape, [cuda_array(shape), cuda_array(shape, address=0x9000_0000), 2.0])
-    assert driver.launches[-1].grid == (2, LARGE_GRID // 4, 1)
+    assert driver.launches[-1].grid == (2, y, 1)
 
 
 def test_who_asks_for_one_by_one_has_all_blocks(driver):

@@ -28,6 +28,6 @@ def test_what_exchanges_memory_is_loaded_when_it_is_first_asked_for(run_python: 
         "loaded = lambda: machine._load_exchange.cache_info().currsize\n"
         "print(loaded(), np.from_dlpack(made), loaded())\n"
         "at = machine.machine()\n"
-        "print(at.consume is at.consume, at.exporter(0) is not None, loaded())\n"
+        "print(at.consume is at.consume, at.exporter(0, 0) is not None, loaded())\n"
     )
     assert found.splitlines() == ["0 [0. 1. 2. 3.] 1", "True True 1"]

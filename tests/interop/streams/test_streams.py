@@ -68,7 +68,6 @@ def cupy(monkeypatch):
     cuda = SimpleNamespace(
         Device=lambda ordinal: contextlib.nullcontext(),
         Stream=stream,
-        ExternalStream=lambda handle, ordinal: made.setdefault(handle, NotedStream(noted, handle)),
         Event=NotedEvent,
         get_current_stream=lambda: made[7],
         runtime=SimpleNamespace(CUDARuntimeError=RuntimeError),
@@ -76,6 +75,8 @@ def cupy(monkeypatch):
     module = SimpleNamespace(cuda=cuda, noted=noted, streams=made)
     for room in (streams, graphs):
         monkeypatch.setattr(room, "cupy", lambda: module)
+    lent = lambda handle, ordinal: made.setdefault(handle, NotedStream(noted, handle))  # noqa: E731
+    monkeypatch.setattr(streams, "lent_stream", lent)
     with fake_cuda():
         yield module
 
