@@ -17,7 +17,7 @@ from numbridge.command_line.cuda_work import cuda_works
 from numbridge.command_line.drawing import bars_svg, shown
 from numbridge.command_line.work import Row
 
-__all__ = ["NOT_YET_RUN", "limits", "results", "ran", "write"]
+__all__ = ["NOT_YET_RUN", "limits", "ran", "results", "write"]
 
 ROOT = Path(__file__).parents[1]
 NOT_YET_RUN = "not yet run"
@@ -48,8 +48,8 @@ def limits() -> dict[str, dict[str, float]]:
     raise LookupError("tests/gpu/bench.py has no LIMITS")
 
 
-def _cell(text: str) -> str:
-    """Return text as it is, for a cell of a table: one line, in which nothing is Markdown."""
+def _plain(text: str) -> str:
+    """Return text as it is, for a table or a list: one line, in which nothing is Markdown."""
     return re.sub(r"([\\`*_{}\[\]<>|$~])", r"\\\1", text.partition("\n")[0])
 
 
@@ -59,7 +59,7 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _work(name: str) -> str:
-    return _cell(name.removeprefix("CUDA: "))
+    return _plain(name.removeprefix("CUDA: "))
 
 
 def _figure(row: Mapping[str, Any], whose: str) -> str:
@@ -80,7 +80,9 @@ def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         failed = any(row["against"] is None and "error" in row for row in rows if row["work"] == work)
         wanted = [] if failed else limits().get(work, {None: None} if not there else {}).items()
         rows += [
-            {"work": work, "against": name, "limit": limit, "error": None} for name, limit in wanted if name not in there
+            {"work": work, "against": name, "limit": limit, "error": None}
+            for name, limit in wanted
+            if name not in there
         ]
     order = {work: k for k, work in enumerate(works)}
     return sorted(rows, key=lambda row: order.get(row["work"], len(order)))
@@ -95,7 +97,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         limit = _at_most(row.get("limit"))
-        start = _work(row["work"]), _cell(row["against"])
+        start = _work(row["work"]), _plain(row["against"])
         if _missing(row):
             lines.append([*start, "", "", "", limit, NOT_YET_RUN])
             continue
@@ -109,9 +111,9 @@ def _count(number: int, what: str) -> str:
 
 
 def _judged(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many limits hold."""
+    """Return how many limits are kept."""
     judged = [row["holds"] for row in rows if row.get("holds") is not None]
-    return f"of {_count(len(judged), 'limit')}, {sum(judged)} hold and {len(judged) - sum(judged)} are missed"
+    return f"{_count(len(judged), 'limit')}, {sum(judged)} are kept and {len(judged) - sum(judged)} missed"
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -119,7 +121,7 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     sentences = []
     measured = any("ratio" in row for row in rows)
     if measured:
-        sentences.append(_judged(rows).capitalize())
+        sentences.append(f"Of {_judged(rows)}")
     if waiting := sum(map(_missing, rows)):
         sentences.append(f"{_count(waiting, 'row')} {'is' if waiting == 1 else 'are'} {NOT_YET_RUN}")
     if measured and not any(re.search(r"\b(warp|wp)\b", row["against"] or "", re.IGNORECASE) for row in rows):
@@ -127,17 +129,23 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(f"{sentence}. " for sentence in sentences).rstrip()
 
 
+def _bar(name: str) -> str:
+    """Return a name that fits beside a bar."""
+    return name.removeprefix("numbridge, ")
+
+
 def _plots(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Draw what was compared: times of the host, and of the device, each on a scale of its own."""
+    beside = [_bar(name) for name in NO_CONTESTANTS]
     for title, on_device in (("on the host", False), ("on the device", True)):
         works = {work.name for work in cuda_works() if work.on_device is on_device}
         found: dict[str, dict[str, float]] = {}
         for row in rows:
             if row["work"] in works and "ratio" in row:
                 name = row["work"].removeprefix("CUDA: ")
-                found.setdefault(name, {"numbridge": row["ours"]})[row["against"]] = row["theirs"]
+                found.setdefault(name, {"numbridge": row["ours"]})[_bar(row["against"])] = row["theirs"]
         if found:
-            drawn = bars_svg([Row(*one) for one in found.items()], title, alone=False, beside=NO_CONTESTANTS)
+            drawn = bars_svg([Row(*one) for one in found.items()], title, alone=False, beside=beside)
             yield f"Times {title}:\n\n```{{raw}} html\n{drawn}```\n"
 
 
@@ -155,7 +163,7 @@ def _measurements(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield _table(["work", "ours"], lines)
     if failed:
         yield "### What could not be measured\n"
-        lines = [[_work(row["work"]), _cell(row["against"] or ""), _cell(row["error"])] for row in failed]
+        lines = [[_work(row["work"]), _plain(row["against"] or ""), _plain(row["error"])] for row in failed]
         yield _table(["work", "against", "why"], lines)
 
 
@@ -176,13 +184,15 @@ def _said_of_tests(files: Mapping[str, Mapping[str, int]]) -> str:
     return f"{_count(_total(files, 'tests'), 'test')}, of which {', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _failures(failures: Mapping[str, str]) -> list[list[str]]:
-    """Return failed tests with what they said; the cases of one test that said the same are one."""
+def _failures(failures: Mapping[str, str]) -> Iterator[str]:
+    """Return failed tests with what they said, as a list; the cases of one test that said the same are one item."""
     found: dict[tuple[str, str], list[str]] = {}
     for test, said in failures.items():
         name, _, case = test.partition("[")
         found.setdefault((name.removeprefix("tests/gpu/"), said.partition("\n")[0]), []).append(case.removesuffix("]"))
-    return [[_cell(name), _cell(", ".join(filter(None, cases))), _cell(said)] for (name, said), cases in found.items()]
+    for (name, said), cases in found.items():
+        of = f" ({', '.join(cases)})" if any(cases) else ""
+        yield f"- `{name}`{_plain(of)}: {_plain(said)}\n"
 
 
 def _tests(tests: Mapping[str, Any]) -> Iterator[str]:
@@ -195,11 +205,11 @@ def _tests(tests: Mapping[str, Any]) -> Iterator[str]:
     for file in sorted({*files, *here}):
         counts = files.get(file)
         figures = [str(counts.get(what, 0)) for what in ("tests", *columns)] if counts else [NOT_YET_RUN]
-        lines.append([f"`{Path(file).name}`", _cell(_what(file)), *figures, *[""] * (len(columns) + 1 - len(figures))])
+        lines.append([f"`{Path(file).name}`", _plain(_what(file)), *figures, *[""] * (len(columns) + 1 - len(figures))])
     yield _table(["file", "what it is about", "tests", *columns], lines)
     if tests.get("failures"):
         yield "What failed, and said:\n"
-        yield _table(["test", "cases", "said"], _failures(tests["failures"]))
+        yield "".join(_failures(tests["failures"]))
 
 
 def _versions(facts: Mapping[str, Any]) -> str:
@@ -220,9 +230,9 @@ def ran(found: Sequence[Mapping[str, Any]]) -> str:
         files = facts["tests"].get("files", {})
         tests = _said_of_tests(files) if files else f"tests {NOT_YET_RUN}"
         measured = any("ratio" in row for row in facts["rows"])
-        rows = f"of the benchmarks, {_judged(facts['rows'])}" if measured else f"benchmarks {NOT_YET_RUN}"
+        rows = f"of the benchmarks' {_judged(facts['rows'])}" if measured else f"benchmarks {NOT_YET_RUN}"
         sentences.append(f"{facts['gpu']}, {_when(facts)}: {tests}; {rows}.")
-    return "\n".join(sentences) + "\n"
+    return "\n\n".join(sentences) + "\n"
 
 
 def _part(facts: Mapping[str, Any]) -> Iterator[str]:
