@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 
 import answers_page
 import api_pages
+import gpu_page
 
 from numbridge.command_line.drawing import bars_svg, shown
 from numbridge.command_line.work import Row
@@ -208,6 +209,7 @@ def draw_plots(benchmarks: Path, made: Path) -> None:
     answers = benchmarks / "answers.json"
     (made / "about_answers.md").write_text(f"{about(json.loads(answers.read_text()))}.\n")
     answers_page.write(answers, made / "answers.md")
+    gpu_page.write(benchmarks, made)
 
 
 def draw_all(folder: Path) -> None:

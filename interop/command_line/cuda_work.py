@@ -1,7 +1,7 @@
 """What launches, kernels and adjoints cost on a CUDA device, beside numba.cuda, CuPy, Triton, torch and Warp where installed.
 
 Launches are timed on the host, with an empty queue at the start of each turn, so that nobody waits for the device; kernels on
-the device, by events on the current stream. No GPU has measured these rows yet.
+the device, by events on the current stream.
 """
 
 from __future__ import annotations
