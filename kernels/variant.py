@@ -143,7 +143,7 @@ class Variant:
         On CUDA, how many axes of a batch one launch of it runs.
     together : int
         How many threads it runs at once: on the CPU neighbouring ones, on CUDA those that one thread of a large grid takes,
-        along x, or if it is negative along y.
+        as SPEC_TOGETHER has it.
     adds : bool
         On the CPU, whether a worker may add to copies of arrays.
     is_even : bool
@@ -618,8 +618,14 @@ class CudaCode:
 
     @property
     def together(self) -> int:
-        """How many ids a thread takes at once, so that a large grid may have so many times fewer blocks; negative along y."""
+        """How many ids a thread takes at once, so that a large grid may have so many times fewer blocks; see SPEC_TOGETHER."""
         return int(self.compiled.facts["together"])
+
+
+def _how_many_together(together: Together) -> int:
+    """Return what SPEC_TOGETHER says of a body in steps."""
+    rows = together.count | bool(together.pairs) << nb.TOGETHER_COLUMNS
+    return -rows if together.along_y else together.count
 
 
 def _cuda_code(
@@ -685,7 +691,7 @@ def _cuda_code(
         if together is None:
             return compile(text, source_file, 1)
         try:
-            return compile(text, source_file, -together.count if together.along_y else together.count)
+            return compile(text, source_file, _how_many_together(together))
         except KernelError:
             # The whole body may compile where a step of it does not, as one that hands on what no tuple holds. If it does not
             # either, its error is about what the user wrote.

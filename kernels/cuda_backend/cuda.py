@@ -219,6 +219,9 @@ def compile_ptx(
     names["_nb_decided"] = cuda_intrinsics.decided
     names["_nb_row"] = cuda_intrinsics.row
     names["_nb_moved"] = cuda_intrinsics.moved
+    names["_nb_has_pairs"] = cuda_intrinsics.has_pairs
+    names["_nb_pair"] = cuda_intrinsics.pair
+    names["_nb_put_pair"] = cuda_intrinsics.put_pair
     names |= numba_element_memory.component_atomics(cuda_intrinsics)
     names |= cuda_stack.STACK
     exec(compile(text, filename, "exec"), names)

@@ -16,7 +16,18 @@ from numba.cuda.extending import intrinsic, overload
 
 from numbridge.kernels.arithmetic import changed_bits
 
-__all__ = ["ATOMICS", "decided", "differs", "element_pointer", "moved", "nonnegative", "row"]
+__all__ = [
+    "ATOMICS",
+    "decided",
+    "differs",
+    "element_pointer",
+    "has_pairs",
+    "moved",
+    "nonnegative",
+    "pair",
+    "put_pair",
+    "row",
+]
 
 ATOMICS = ("atomic_add", "atomic_sub", "atomic_min", "atomic_max", "atomic_exch", "atomic_cas")
 _EXCHANGED = (types.int32, types.int64, types.uint32, types.uint64, types.float32, types.float64)
@@ -73,6 +84,66 @@ def moved(typing_context: Any, array: Any, distance: Any) -> Any:
         return view._getvalue()
 
     return array(array, types.int64), generate
+
+
+@intrinsic
+def has_pairs(typing_context: Any, array: Any) -> Any:
+    """Tell whether an array and each of its rows begin where two elements may be accessed at once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(array)(context, builder, arguments[0])
+        bits = builder.ptrtoint(view.data, ir.IntType(64))
+        for stride in cgutils.unpack_tuple(builder, view.strides, array.ndim)[:-1]:
+            bits = builder.or_(bits, stride)
+        rest = builder.and_(bits, bits.type(2 * (array.dtype.bitwidth // 8) - 1))
+        return builder.icmp_unsigned("==", rest, rest.type(0))
+
+    return types.boolean(array), generate
+
+
+@intrinsic
+def pair(typing_context: Any, array: Any, index: Any) -> Any:
+    """Return an element and its neighbour along the last index, by one access; see `has_pairs`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature.args, arguments)
+        both = ir.VectorType(pointer.type.pointee, 2)
+        value = builder.load(builder.bitcast(pointer, both.as_pointer()), align=2 * (array.dtype.bitwidth // 8))
+        parts = [builder.extract_element(value, ir.IntType(32)(k)) for k in range(2)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(array.dtype, 2)(array, index), generate
+
+
+# How inline assembly names a register for a number: whether it is floating, and its bits
+_REGISTERS = {(True, 32): "f", (True, 64): "d", (False, 32): "r", (False, 64): "l"}
+
+
+@intrinsic
+def put_pair(typing_context: Any, array: Any, index: Any, first: Any, second: Any) -> Any:
+    """Store into an element and its neighbour along the last index, by one access, as what is not soon read again.
+
+    PTX ISA, cache operators: ``.cs``.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = element_pointer(context, builder, signature.args, arguments)
+        kind = pointer.type.pointee
+        place = builder.ptrtoint(builder.addrspacecast(pointer, kind.as_pointer(1), "global"), ir.IntType(64))
+        values = [
+            context.cast(builder, value, given, array.dtype)
+            for value, given in zip(arguments[2:], signature.args[2:], strict=True)
+        ]
+        floating, bits = isinstance(array.dtype, types.Float), array.dtype.bitwidth
+        register, suffix = _REGISTERS[floating, bits], f"{'f' if floating else 'b'}{bits}"
+        text = f"st.global.cs.v2.{suffix} [$0], {{$1, $2}};"
+        shape = ir.FunctionType(ir.VoidType(), [ir.IntType(64), kind, kind])
+        builder.call(
+            ir.InlineAsm(shape, text, f"l,{register},{register},~{{memory}}", side_effect=True), [place, *values]
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, index, first, second), generate
 
 
 def _placed(array: Any, index: Any) -> Any:

@@ -14,9 +14,10 @@ Each block takes elements one after the other, along z if no index runs there.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from numbridge.kernels.cuda_backend.column_pairs import PAIR_LOADS, PAIR_STORES
 from numbridge.kernels.cuda_backend.ids_together import LOADS, READY, STORES, Together
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 from numbridge.kernels.native import table_layout as nb
@@ -167,8 +168,13 @@ def grid_source(
             # Neighbours in a narrow array would be rows apart.
             many = f"{width} < {bound} and {CUDA_MODULE}.blockDim.x >= {_WARP}"
             lines += [f"{indent}_nb_rows = {rows.count} if {many} else 1", f"{indent}_nb_row = {run} * _nb_rows"]
-            body = _rows(rows, run, bound, hidden, passed, body)
+            body = _rows(rows, rank, hidden, passed, body)
             run, goes_on, width = "_nb_row", f"_nb_row < {bound}", f"{width} * _nb_rows"
+        elif rows is not None and rows.pairs and axis == "x":
+            aligned = [f"_nb_has_pairs({moved.get(name, name)})" for name in rows.pairs]
+            two = " and ".join([f"{width} < {bound}", "_nb_rows > 1", *aligned])
+            lines += [f"{indent}_nb_columns = 2 if {two} else 1", f"{indent}{run} *= _nb_columns"]
+            width = f"{width} * _nb_columns"
         elif rows is None and together is not None and axis == "x":
             lines += [f"{indent}{line}" for line in _several(together, run, bound, hidden, passed)]
             indent, goes_on = f"{indent}    ", f"{goes_on} and {run} < _nb_next"
@@ -206,37 +212,68 @@ def _several(together: Together, run: str, bound: str, hidden: Sequence[str], pa
 
 
 def _rows(
-    together: Together, run: str, bound: str, hidden: Sequence[str], passed: Sequence[str], body: Sequence[str]
+    together: Together, rank: int, hidden: Sequence[str], passed: Sequence[str], body: Sequence[str]
 ) -> list[str]:
-    """Return what a thread does in a column of the `_nb_rows` rows from `_nb_row` on: at once, or one by one.
+    """Return what a thread does in the `_nb_rows` rows from `_nb_row` on, in one column or two: at once, or one by one.
 
     One by one it is where the array ends before, or one of them is not ready, or there is but one.
     """
-    ids = [f"_nb_id{k} = _nb_row + {k}" for k in range(together.count)]
-    ready, steps = _steps(together, run, hidden, passed)
-    all_there = f"_nb_rows > 1 and _nb_row <= {bound} - {together.count}"
+    row, column, count = f"_nb_i{rank - 2}", f"_nb_i{rank - 1}", together.count
+    lines = [f"_nb_id{k} = _nb_row + {k}" for k in range(count)]
+    all_there = f"_nb_rows > 1 and _nb_row <= _nb_n{rank - 2} - {count}"
+    ready, steps = _steps(together, row, hidden, passed)
+    if not together.pairs:
+        lines += [f"if {all_there}{f' and {ready}' if ready else ''}:", *(f"    {line}" for line in steps), "else:"]
+        return [*lines, *(f"    {line}" for line in _one_by_one(row, f"_nb_n{rank - 2}", "_nb_row", "_nb_rows", body))]
+    beside, pairs = _pairs(together, row, column, hidden, passed)
+    both = f"{column} + 1 < _nb_n{rank - 1}{f' and {ready} and {beside}' if ready else ''}"
+    alone = _one_by_one(row, f"_nb_n{rank - 2}", "_nb_row", "_nb_rows", body)
     return [
-        *ids,
-        f"if {all_there}{f' and {ready}' if ready else ''}:",
+        *lines,
+        f"if _nb_columns > 1 and {all_there} and {both}:",
+        *(f"    {line}" for line in pairs),
+        f"elif _nb_columns == 1 and {all_there}{f' and {ready}' if ready else ''}:",
         *(f"    {line}" for line in steps),
         "else:",
-        f"    {run} = _nb_row",
-        f"    while {run} < {bound} and {run} < _nb_row + _nb_rows:",
-        *(f"        {line}" for line in body),
-        f"        {run} += 1",
+        f"    _nb_column = {column}",
+        *(f"    {line}" for line in _one_by_one(column, f"_nb_n{rank - 1}", "_nb_column", "_nb_columns", alone)),
+        f"    {column} = _nb_column",
     ]
+
+
+def _one_by_one(run: str, bound: str, first: str, count: str, body: Sequence[str]) -> list[str]:
+    """Return a loop over a number of values of an index, as far as there are as many."""
+    ends = f"    {run} += 1"
+    return [
+        f"{run} = {first}",
+        f"while {run} < {bound} and {run} < {first} + {count}:",
+        *(f"    {b}" for b in body),
+        ends,
+    ]
+
+
+def _taken(hidden: Sequence[str], passed: Sequence[str], ids: Mapping[str, str]) -> str:
+    """Return what a step takes, with some indices replaced."""
+    return ", ".join([*(_nonnegative(ids.get(name, name)) for name in hidden), *passed])
 
 
 def _steps(together: Together, run: str, hidden: Sequence[str], passed: Sequence[str]) -> tuple[str, list[str]]:
     """Return whether all ids `_nb_id0`, `_nb_id1`, ... of an index are ready (empty: always), and what is done for them."""
-    count = range(together.count)
+    taken = [_taken(hidden, passed, {run: f"_nb_id{k}"}) for k in range(together.count)]
+    ready = " and ".join(f"{READY}({given})" for given in taken) if together.guarded else ""
+    steps = [f"_nb_kept{k} = {LOADS}({given})" for k, given in enumerate(taken)]
+    return ready, [*steps, *(f"{STORES}({given}, _nb_kept{k})" for k, given in enumerate(taken))]
 
-    def taken(k: int) -> str:
-        return ", ".join([*(_nonnegative(f"_nb_id{k}" if name == run else name) for name in hidden), *passed])
 
-    ready = " and ".join(f"{READY}({taken(k)})" for k in count) if together.guarded else ""
-    steps = [f"_nb_kept{k} = {LOADS}({taken(k)})" for k in count]
-    return ready, [*steps, *(f"{STORES}({taken(k)}, _nb_kept{k})" for k in count)]
+def _pairs(
+    together: Together, row: str, column: str, hidden: Sequence[str], passed: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Return whether the ids `_nb_id0`, ... of the next column are ready as well (empty: always), and what is done for both."""
+    first = [_taken(hidden, passed, {row: f"_nb_id{k}"}) for k in range(together.count)]
+    next_ones = [_taken(hidden, passed, {row: f"_nb_id{k}", column: f"{column} + 1"}) for k in range(together.count)]
+    ready = " and ".join(f"{READY}({given})" for given in next_ones) if together.guarded else ""
+    steps = [f"_nb_kept{k} = {PAIR_LOADS}({given})" for k, given in enumerate(first)]
+    return ready, [*steps, *(f"{PAIR_STORES}({given}, _nb_kept{k})" for k, given in enumerate(first))]
 
 
 def _batch_parameters(count: int, levels: int) -> list[str]:

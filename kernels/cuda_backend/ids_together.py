@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.kernels.cuda_backend.column_pairs import PAIR_STEPS, column_pairs
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.language.emission import Emitted
@@ -34,12 +35,15 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
 __all__ = ["LOADS", "READY", "STEPS", "STORES", "Together", "ids_together"]
 
-READY, LOADS, STORES = STEPS = ("_nb_ready", "_nb_loads", "_nb_stores")
+READY, LOADS, STORES = "_nb_ready", "_nb_loads", "_nb_stores"
+STEPS = (READY, LOADS, STORES, *PAIR_STEPS)
 # How many ids a thread may take, how many bytes these should load (2,048 times as many are under way on a multiprocessor), and
 # by how many instructions they may, each of which takes a register; and how many operations there may be, which are compiled for
 # each of them. A thread that computes much has other threads to hide its loads behind.
 _COUNTS, _ENOUGH_BYTES, _MOST_LOADS, _MOST_WORK = (2, 4, 8), 24, 24, 128
 _CALL = 10
+# Of two columns, a thread that takes more rows gains nothing.
+_ROWS_OF_PAIRS = 4
 _BUILTINS = frozenset({"abs", "bool", "complex", "float", "int", "len", "max", "min", "pow", "round"})
 _CASTS = ("_nb_float", "_nb_int", "_nb_uint", "_nb_bool", "_nb_decided", "_nb_nonnegative")
 _ATOMICS = ("_nb_atomic_", f"{CUDA_MODULE}.atomic.")
@@ -65,12 +69,16 @@ class Together:
         before the first store, for ids that are ready; `STORES`, the rest, which takes that as its last argument.
     guarded : bool
         Whether there is a `READY`.
+    pairs : tuple of str
+        The arrays of which two neighbours along the last index can be taken at once as well, by the functions of `column_pairs`
+        in the text; empty where they cannot.
     """
 
     count: int
     along_y: bool
     text: str
     guarded: bool
+    pairs: tuple[str, ...] = ()
 
 
 def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Together | None:
@@ -89,7 +97,12 @@ def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Toget
     if count is None or not kept:
         return None
     taken = ", ".join([*emitted.hidden, *(p.name for p in parameters)])
-    return Together(count, along_y, "\n\n\n".join(_functions(steps, kept, taken)), steps.guarded)
+    text = [*_functions(steps, kept, taken)]
+    paired = column_pairs(steps.loading, steps.rest, kept, emitted.hidden, parameters) if along_y else None
+    if paired is None:
+        return Together(count, along_y, "\n\n\n".join(text), steps.guarded)
+    text += [_function(name, f"{taken}, {more}" if more else taken, body) for name, more, body in paired[0]]
+    return Together(min(count, _ROWS_OF_PAIRS), along_y, "\n\n\n".join(text), steps.guarded, paired[1])
 
 
 @dataclass

@@ -134,9 +134,13 @@ def fill_places(spec, plan, block, places):
 def blocks_along(grid, axis, together):
     """Return how many blocks of a grid are launched along x or y, where a thread of a large one takes several ids.
 
-    It takes `together` along x, or `-together` along y.
+    It takes `together` along x, or if that is negative what the layout of SPEC_TOGETHER says.
     """
-    blocks, count = load_i64(grid, 8 * axis), together if axis == 0 else -together
+    blocks = load_i64(grid, 8 * axis)
+    if together > 0:
+        count = together if axis == 0 else 1
+    else:
+        count = 1 + (-together >> nb.TOGETHER_COLUMNS) if axis == 0 else -together & nb.TOGETHER_ROWS
     if count > 1 and load_i64(grid, 0) * load_i64(grid, 8) * load_i64(grid, 16) >= nb.LARGE_GRID:
         return (blocks + count - 1) // count
     return blocks

@@ -138,7 +138,9 @@ GRAIN_PIECES = 32
 SPEC_BRIEF_BELOW = 56
 # For CUDA: the driver function that launches (0 for the CPU), the kernel's handle, the device ordinal, and where in the block
 # of arguments each of the kernel's parameters lies, followed by that many dimensions of the plan; and how many ids a thread of
-# a large grid takes at once, along x, or if negative along y.
+# a large grid takes at once along x; or if it is negative, along y in the bits TOGETHER_ROWS, and above TOGETHER_COLUMNS how many
+# more than one along x.
+TOGETHER_ROWS, TOGETHER_COLUMNS = 255, 8
 SPEC_LAUNCH, SPEC_HANDLE, SPEC_DEVICE, SPEC_PLACES, SPEC_PLACE_COUNT, SPEC_DIM_COUNT = 64, 72, 80, 88, 96, 104
 SPEC_TOGETHER = 112
 # How long arrays must be for a launch: so many rows, each an operation and four numbers.
