@@ -196,6 +196,12 @@ def tests() -> dict[str, object]:
     return {"files": files, "failures": failures}
 
 
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def write(bench: Bench, folders: list[Path]) -> None:
     gpu, commit = cuda_driver.driver().name(0), ""
     with contextlib.suppress(OSError):  # no git
@@ -211,6 +217,7 @@ def write(bench: Bench, folders: list[Path]) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": os.environ.get("NUMBRIDGE_COMMIT") or commit,
         "gpu": gpu,
+        "driver": driver_version(),
         "python": platform.python_version(),
         "versions": versions,
         "tests": tests(),

@@ -86,6 +86,36 @@ def test_more_than_2_to_the_31_threads(cp):
     assert int(x.sum(dtype=np.int64)) == x.size
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_large_launches_of_several_ids_for_each_thread(cp, dtype):
+    x = cp.arange(5_000_011).astype(dtype)
+    y = cp.ones_like(x)
+    nb.launch(saxpy, x.size, [x, y, np.dtype(dtype).type(3)])
+    assert (y == 3 * x + 1).all()
+
+
+@nb.kernel
+def summed(x, y):
+    i, j = nb.tid()
+    if 0 < i < x.shape[0] - 1 and 0 < j < x.shape[1] - 1:
+        y[i, j] = x[i, j] + x[i - 1, j] + 2 * x[i + 1, j] + 3 * x[i, j - 1] + 4 * x[i, j + 1]
+
+
+# Pairs of columns, and single ones where rows are not aligned
+@pytest.mark.parametrize("shape", [(2050, 4100), (2051, 4099), (70_000, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int16"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_stencils(cp, shape, dtype, transposed):
+    x, y = cp.random.default_rng(0).integers(-99, 99, shape).astype(dtype), cp.full(shape, 7, dtype)
+    if transposed:
+        x, y = x.T, y.T
+    nb.launch(summed, x.shape, [x, y])
+    inner = x[1:-1, 1:-1] + x[:-2, 1:-1] + 2 * x[2:, 1:-1] + 3 * x[1:-1, :-2] + 4 * x[1:-1, 2:]
+    assert (y[1:-1, 1:-1] == inner).all()
+    y[1:-1, 1:-1] = 7
+    assert (y == 7).all()
+
+
 def test_shared_memory_syncthreads_and_warp_operations(cp):
     @nb.kernel
     def reverse(x, y):
