@@ -237,7 +237,10 @@ def ran(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _part(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"## {facts['gpu']}\n"
-    yield f"Run on {_when(facts)}, on one {facts['gpu']}, with Python {facts['python']}; {_versions(facts)}.\n"
+    driver = f", driver {facts['driver']}" if facts.get("driver") else ""
+    yield f"Measured on {_when(facts)}, on one {facts['gpu']}{driver}, with Python {facts['python']}; {_versions(facts)}.\n"
+    if facts["tests"].get("date"):
+        yield f"The tests ran on {_when(facts['tests'])}.\n"
     yield from _tests(facts["tests"])
     yield from _measurements(_rows(facts))
 

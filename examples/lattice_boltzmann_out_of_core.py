@@ -2,7 +2,7 @@
 
 The domain stays in the memory of the host. Slabs of its columns, with one column of their neighbours on each side, go through two
 sets of buffers, each with a thread, and on a GPU a stream, of its own: while one is computed, the other is copied. On a GPU the
-host side of a buffer is pinned. The kernel is that of the other file, and every number is the same to the last bit.
+host side of a buffer is pinned. The kernel is that of the other file, and on the CPU every number is the same to the last bit.
 
     python lattice_boltzmann_out_of_core.py [--device cuda:0] [--budget KIB] [--diameter CELLS] [--steps COUNT]
 """
@@ -144,7 +144,7 @@ def main() -> None:
     *arrays, in_core = (nb.array(a, device=device) for a in given)
     wanted = run(channel, options.steps, *arrays, in_core).numpy()
     end = time.perf_counter()
-    # Beyond its ends the channel holds what the last step wrote there. Its ends are the host's work, which rounds otherwise than a GPU.
+    # Beyond its ends the channel holds what the last step wrote there. The ends are the host's work, which rounds unlike a GPU.
     np.testing.assert_allclose(found[:, :, 1:-1], wanted[:, :, 1:-1], rtol=0, atol=0 if device.is_cpu else 1e-5)
     # Sums of forces are taken in another order.
     np.testing.assert_allclose(forces, in_core.numpy(), rtol=1e-4, atol=1e-6 if device.is_cpu else 1e-3)

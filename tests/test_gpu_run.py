@@ -98,7 +98,21 @@ def test_tests_that_were_never_reached_are_counted(bench, tmp_path, monkeypatch)
     path = tmp_path / "tests.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setenv("NUMBRIDGE_GPU_RESULTS", str(path))
-    assert bench.tests() == {"files": {"a.py": {"tests": 3, "not run": 2, "passed": 1}}, "failures": {}}
+    monkeypatch.setenv("NUMBRIDGE_COMMIT", "0123")
+    found = bench.tests()
+    assert found.pop("date")
+    assert found == {"commit": "0123", "files": {"a.py": {"tests": 3, "not run": 2, "passed": 1}}, "failures": {}}
+
+
+def test_what_tests_have_come_to_since_is_written_down_alone(bench, tmp_path, monkeypatch):
+    (path := tmp_path / "there.json").write_text(json.dumps({"rows": [1], "tests": {}}))
+    (results := tmp_path / "tests.jsonl").write_text(json.dumps({"collected": {"a.py": 3}}) + "\n")
+    monkeypatch.setenv("NUMBRIDGE_GPU_RESULTS", str(results))
+    monkeypatch.setattr(bench, "result_files", lambda folders: [path])
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--tests"])
+    bench.main()
+    found = json.loads(path.read_text())
+    assert found["rows"] == [1] and found["tests"]["files"] == {"a.py": {"tests": 3, "not run": 3}}
 
 
 def nothing():

@@ -193,7 +193,17 @@ def tests() -> dict[str, object]:
     for file, count in there.items():
         counts = collections.Counter(outcome for test, outcome in outcomes.items() if test.startswith(f"{file}::"))
         files[file] = {"tests": count, "not run": count - counts.total(), **counts}
-    return {"files": files, "failures": failures}
+    return {**when(), "files": files, "failures": failures}
+
+
+def when() -> dict[str, str]:
+    """Return the date, and the commit if it is known."""
+    commit = ""
+    with contextlib.suppress(OSError):  # no git
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": date, "commit": os.environ.get("NUMBRIDGE_COMMIT") or commit}
 
 
 def driver_version() -> str:
@@ -203,19 +213,14 @@ def driver_version() -> str:
 
 
 def write(bench: Bench, folders: list[Path]) -> None:
-    gpu, commit = cuda_driver.driver().name(0), ""
-    with contextlib.suppress(OSError):  # no git
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = asked.stdout.strip()
-    versions = {}
+    gpu, versions = cuda_driver.driver().name(0), {}
     for name in PEERS:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     facts = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": os.environ.get("NUMBRIDGE_COMMIT") or commit,
+        **when(),
         "gpu": gpu,
         "driver": driver_version(),
         "python": platform.python_version(),
@@ -223,18 +228,28 @@ def write(bench: Bench, folders: list[Path]) -> None:
         "tests": tests(),
         "rows": bench.rows,
     }
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"\W+", "-", gpu.lower()).strip("-")
-        (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    for path in result_files(folders):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def result_files(folders: list[Path]) -> list[Path]:
+    """Return the files of this GPU."""
+    name = re.sub(r"\W+", "-", cuda_driver.driver().name(0).lower()).strip("-")
+    return [folder / f"{name}.json" for folder in folders]
 
 
 def main() -> None:
     """Run every group, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--tests", action="store_true", help="only write down what the tests have come to since")
     chosen = parser.parse_args()
     bench, folders = Bench(), [ROOT / "docs" / "benchmarks", *([chosen.out] if chosen.out else [])]
+    if chosen.tests:
+        for path in result_files(folders):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"tests": tests()}, indent=1) + "\n")
+        return
     write(bench, folders)
     bare = {}
     with bench.noted("CUDA: bare cuLaunchKernel"):

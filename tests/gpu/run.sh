@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests that need a GPU, then the benchmarks, on a machine with a CUDA GPU, its own Python with torch, JAX, CuPy,
 # numba-cuda and pytest, and no network. Nothing is installed: the packages are laid out in a temporary folder.
-# Results go to docs/benchmarks/<gpu>.json, and with log.txt and tests.jsonl to $OUT if that is set. Takes 8 minutes at most, and 4
+# Results go to docs/benchmarks/<gpu>.json, and with log.txt and tests.jsonl to $OUT if that is set. Takes 8 minutes at most, and 6
 # with an H200 and 16 cores: no step takes more than its limit, and none keeps the next ones from running; only where kernels cannot
 # be compiled at all, or there is no device, does it stop at once.
 #
@@ -95,10 +95,11 @@ main() {
     tests kernels 75 "${many[@]}" tests/gpu/test_kernels.py || failed=1
     tests together 150 "${many[@]}" -m "not alone" --ignore tests/gpu/test_kernels.py tests/gpu || failed=1
     tests alone 75 "${one[@]}" -m alone tests/gpu || failed=1
-    # JAX's own products of matrices have a lower precision otherwise.
-    JAX_DEFAULT_MATMUL_PRECISION=highest tests others 130 "${many[@]}" --confcutdir . -p gpu_reports "${jax_tests[@]}" \
-        tests/test_docs.py::test_code_of_a_page_runs_on_a_gpu || failed=1
     step benchmarks 130 "$python" tests/gpu/bench.py --out "$out" || failed=1
+    # JAX's own products of matrices have a lower precision otherwise.
+    JAX_DEFAULT_MATMUL_PRECISION=highest tests others 200 "${many[@]}" --confcutdir . -p gpu_reports "${jax_tests[@]}" \
+        tests/test_docs.py::test_code_of_a_page_runs_on_a_gpu || failed=1
+    step report 30 "$python" tests/gpu/bench.py --tests --out "$out" || failed=1
     if command -v compute-sanitizer; then
         # What the driver refuses is an answer, to numbridge and to the frameworks.
         sanitized memcheck 110 --report-api-errors no -- "${many[@]}" -m "not alone" tests/gpu || failed=1
