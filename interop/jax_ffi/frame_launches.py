@@ -17,7 +17,7 @@ from numbridge.jax_ffi.frames import Buffer, Frame
 from numbridge.kernels.extent_checks import Launched
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
-__all__ = ["launches_of", "slots_of"]
+__all__ = ["counts_of", "launches_of", "slots_of"]
 
 _AXES = 3
 
@@ -43,7 +43,7 @@ def launches_of(frame: Frame, words: Any, parameters: Sequence[ParameterType], f
         The element to begin with.
     """
     inputs, outputs, levels = frame.inputs, frame.outputs, int(words[nb.WORD_LEVELS // 8])
-    counts, batch = _counts(words, inputs), outputs[0].shape[:levels]
+    counts, batch = counts_of(words, inputs), outputs[0].shape[:levels]
     shapes: dict[str, Sequence[int]] = {}
     numbers: dict[str, np.ndarray[Any, Any]] = {}
     for slot, kind in zip(slots_of(words), parameters, strict=True):
@@ -56,8 +56,8 @@ def launches_of(frame: Frame, words: Any, parameters: Sequence[ParameterType], f
         yield Launched(counts, shapes, {name: int(given[element]) for name, given in numbers.items()})
 
 
-def _counts(words: Any, inputs: Sequence[Buffer]) -> dict[str, tuple[int, ...]]:
-    """Return a launch's dimensions, and those of its blocks and grid."""
+def counts_of(words: Any, inputs: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """Return a launch's dimensions, and those of its blocks and grid; of operands that have a shape."""
     dims = [*map(int, words[nb.WORD_DIMS // 8 :][: words[nb.WORD_RANK // 8]])]
     for k, value in enumerate(dims):
         if value < 0:

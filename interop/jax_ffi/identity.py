@@ -19,7 +19,17 @@ from numbridge.kernels.object_cache import digest
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = ["Key", "check_current", "identity_of", "is_current", "root_of", "spelled", "steps_from", "untraced_reaches"]
+__all__ = [
+    "Key",
+    "check_current",
+    "identity_of",
+    "is_current",
+    "key_of",
+    "root_of",
+    "spelled",
+    "steps_from",
+    "untraced_reaches",
+]
 
 Key = tuple[int, int]
 _FORMAT = "numbridge kernel 1"
@@ -35,7 +45,7 @@ def identity_of(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str
     known = (variant.source_file, variant.address, _spelled_reaches(kernel))
     found = _known.get(known)
     if found is None:
-        made = _identity(kernel, parameters, weak)
+        made = key_of(kernel, parameters, weak)
         with _lock:
             found = _known.setdefault(known, made)
     return found
@@ -59,10 +69,11 @@ def check_current(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: s
 def is_current(kernel: Kernel, parameters: tuple[ParameterType, ...], weak: str, key: Key) -> bool:
     """Tell whether a kernel still is what `key` stands for: nothing that it reads from outside itself has changed."""
     variants_of(root_of(kernel)).refresh()
-    return _identity(kernel, parameters, weak) == key
+    return key_of(kernel, parameters, weak) == key
 
 
-def _identity(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:
+def key_of(kernel: Kernel, parameters: Sequence[ParameterType], weak: str) -> Key:
+    """Return what `identity_of` does, before there is code: it takes longer, and nothing is remembered."""
     try:
         emitted = variants_of(kernel).emitted(tuple(parameters), weak, "cpu")
     except KernelUnsupportedError:

@@ -18,6 +18,7 @@ import numpy as np
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi.alone import run_eagerly
 from numbridge.jax_ffi.asked_dims import asked, given_dims
+from numbridge.jax_ffi.measured_calls import register
 from numbridge.jax_ffi.plan import Call, Number, Operand, Options, argument_row, number_of, packed, plan_call
 from numbridge.jax_ffi.pointwise import check_pointwise
 from numbridge.jax_ffi.primitive import bind_call
@@ -147,7 +148,7 @@ def jax_kernel(
 
 
 def _made(kernel: Kernel, found: Signature, options: Options) -> JaxKernel:
-    targets.register()
+    register()
     targets.declare(kernel)
     return JaxKernel(kernel, found, options)
 

@@ -21,6 +21,7 @@ from numbridge.jax_ffi.derivative import Form, operand_types, planned
 from numbridge.jax_ffi.differentiation import differentiate, pull_jvp, pull_transpose
 from numbridge.jax_ffi.fused import fused
 from numbridge.jax_ffi.identity import spelled
+from numbridge.jax_ffi.measured_calls import MEASURED_TARGET, is_measured, register
 from numbridge.jax_ffi.plan import Call, by_reference
 from numbridge.jax_ffi.sharding import can_be_cut, explicit_mesh, partitionable, partitioned, with_explicit_axes
 from numbridge.jax_ffi.signature import is_symbolic
@@ -87,10 +88,23 @@ def _runner(call: Call) -> Any:
     """Return the jitted function of a call's operands; its jaxpr is the call's body."""
     import jax
 
-    targets.register()
+    register()
 
     def numbridge_launch(*operands: Any) -> list[Any]:
         return partitioned(call, custom_call)(*operands) if can_be_cut(call) else custom_call(call, operands)
+
+    return jax.jit(numbridge_launch)
+
+
+@functools.lru_cache(maxsize=_BODIES)
+def _measured_runner(call: Call) -> Any:
+    """Return the same of a call that Python launches on CUDA."""
+    import jax
+
+    measured = functools.partial(custom_call, target=MEASURED_TARGET)
+
+    def numbridge_launch(*operands: Any) -> list[Any]:
+        return partitioned(call, measured)(*operands) if can_be_cut(call) else measured(call, operands)
 
     return jax.jit(numbridge_launch)
 
@@ -161,16 +175,16 @@ def _form_runner(form: Form) -> Any:
     return jax.jit(numbridge_derivative)
 
 
-def custom_call(call: Call, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of the handler's custom call."""
+def custom_call(call: Call, operands: Sequence[Any], target: str = targets.TARGET) -> list[Any]:
+    """Return the results of the handler's custom call, or of that of another target."""
     import jax
 
-    if call.batch:
+    if call.batch and target == targets.TARGET:
         targets.enter(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), len(call.batch))
     grid, references = _grid(call)
     results = [jax.ShapeDtypeStruct((*call.batch, *shape), dtype) for shape, dtype in call.results]
     made = jax.ffi.ffi_call(
-        targets.TARGET, results, has_side_effect=call.options.has_side_effect, input_output_aliases=call.aliases
+        target, results, has_side_effect=call.options.has_side_effect, input_output_aliases=call.aliases
     )(*operands, *grid, kernel=spelled(call.kernel), words=words(call, references))
     return list(made)
 
@@ -255,6 +269,8 @@ def _axes_of(aval: Any) -> frozenset[Any]:
 def _lowered(*operands: Any, call: Call, body: Any, on_cpu: bool) -> Any:
     from jax.extend.core import jaxpr_as_fun
 
+    if not on_cpu and is_measured(call):
+        return _measured_runner(call)(*operands)
     return (fused(call, on_cpu=on_cpu) or jaxpr_as_fun(body))(*operands)
 
 

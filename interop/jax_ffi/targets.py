@@ -7,6 +7,7 @@ anything else: what a program contains is not executed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import operator
@@ -22,15 +23,16 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frame_launches import launches_of, slots_of
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
-from numbridge.jax_ffi.identity import Key, identity_of, root_of, steps_from, untraced_reaches
+from numbridge.jax_ffi.identity import Key, identity_of, is_current, key_of, root_of, steps_from, untraced_reaches
 from numbridge.kernels import scalars
 from numbridge.kernels.adjoint.derive import Derivative
+from numbridge.kernels.adjoint.measured import StackMemoryError
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
 from numbridge.kernels.cpu_backend.raised import raised_by, says
 from numbridge.kernels.cpu_backend.threads import native_lock, start_threads
 from numbridge.kernels.cuda_backend import cuda_driver
-from numbridge.kernels.errors import NumbridgeError
+from numbridge.kernels.errors import KernelError, NumbridgeError
 from numbridge.kernels.extent_checks import atoms_of, extent_rows, refused
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.launch_sizes import Along, Number
@@ -47,6 +49,7 @@ __all__ = [
     "TARGET",
     "WEAK",
     "declare",
+    "declared_kernel",
     "enter",
     "enter_cpu",
     "enter_cuda",
@@ -343,7 +346,11 @@ def enter(
 
     declare(root_of(kernel))
     if jax.default_backend() == "gpu":
-        return enter_cuda(kernel, parameters, weak, by_reference, levels)
+        try:
+            return enter_cuda(kernel, parameters, weak, by_reference, levels)
+        except StackMemoryError:
+            # It must be measured there, and is launched from Python: see `measured_calls`.
+            return key_of(kernel, parameters, weak)
     return enter_cpu(kernel, parameters, weak)
 
 
@@ -419,29 +426,69 @@ def report(address: int, outcome: int) -> int:
 
 def _find(frame: Frame, outcome: int) -> bool:
     """Compile the kernel that a call site names, if it was declared in this process."""
-    (name, *steps), words = frame.attributes["kernel"].split("\n"), frame.attributes["words"]
+    words = frame.attributes["words"]
+    for kernel, types, weak in _declared_as(frame.attributes["kernel"], words):
+        try:
+            if outcome == nb.UNKNOWN_ON_CUDA:
+                key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
+            else:
+                key = enter_cpu(kernel, types, weak)
+        except NumbridgeError:
+            continue
+        if key == _key(words):
+            return True
+    return False
+
+
+def _declared_as(spelled: str, words: Any) -> Iterator[tuple[Kernel, tuple[ParameterType, ...], str]]:
+    """Yield kernels that have been declared in this process and may be what a call site names, with types and floating type."""
+    name, *steps = spelled.split("\n")
+    rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
     for declared in _declared.get(name, ()):
-        rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
         kernel = steps_from(declared, steps)
         if kernel is not None and len(rows) == len(kernel.parameters):
-            try:
-                types = types_of(kernel, rows, weak)
-                if outcome == nb.UNKNOWN_ON_CUDA:
-                    key = enter_cuda(kernel, types, weak, _references(kernel, words), int(words[nb.WORD_LEVELS // 8]))
-                else:
-                    key = enter_cpu(kernel, types, weak)
-            except NumbridgeError:
-                # Another kernel of that name, which these types do not fit: the call site's own was compiled with them.
-                continue
-            if key == (words[nb.WORD_KEY // 8], words[nb.WORD_KEY_HIGH // 8]):
-                return True
-    return False
+            # These types may not fit another kernel of that name; the call site's own was compiled with them.
+            with contextlib.suppress(NumbridgeError):
+                yield kernel, types_of(kernel, rows, weak), weak
+
+
+def _key(words: Any) -> Key:
+    return int(words[nb.WORD_KEY // 8]), int(words[nb.WORD_KEY_HIGH // 8])
+
+
+_found: dict[tuple[str, Key], tuple[Kernel, tuple[ParameterType, ...]]] = {}
+
+
+def declared_kernel(spelled: str, words: Any) -> tuple[Kernel, tuple[ParameterType, ...]]:
+    """Return the kernel that a call site names, which must have been declared in this process, and its types.
+
+    Raises
+    ------
+    KernelError
+        If no kernel that computes the same has been declared.
+    """
+    place = spelled, _key(words)
+    if place not in _found:
+        for kernel, types, weak in _declared_as(spelled, words):
+            if is_current(kernel, types, weak, place[1]):
+                _found[place] = kernel, types
+                break
+        else:
+            raise KernelError(_undeclared(spelled.partition("\n")[0]))
+    return _found[place]
+
+
+def _undeclared(name: str) -> str:
+    return (
+        "this program was made elsewhere, and no kernel that computes the same has been declared in this process; define it as "
+        f"it was and call nb.jax_kernel({name}) before the program runs"
+    )
 
 
 def _too_short(frame: Frame, element: int) -> str | None:
     """Return which array is too short for a call, from an element of its batch on, or None."""
     words = frame.attributes["words"]
-    parameters, reaches = _reaches[int(words[nb.WORD_KEY // 8]), int(words[nb.WORD_KEY_HIGH // 8])]
+    parameters, reaches = _reaches[_key(words)]
     launches = launches_of(frame, words, parameters, element)
     refusals = (refused(reaches, launch, is_followed=True) for launch in launches)
     return next((refusal for refusal in refusals if refusal is not None), None)
@@ -483,10 +530,7 @@ def _explain(frame: Frame, outcome: int, place: int) -> str:
             f"{said}"
         )
     if outcome in (nb.UNKNOWN_KERNEL, nb.UNKNOWN_ON_CUDA):
-        return (
-            f"numbridge: {where}: this program was made elsewhere, and no kernel that computes the same has been declared in "
-            f"this process; define it as it was and call nb.jax_kernel({name}) before the program runs"
-        )
+        return f"numbridge: {where}: {_undeclared(name)}"
     if outcome == nb.RAISED:
         declared = () if steps else _declared.get(name, ())
         cause = raised_by(declared)

@@ -51,6 +51,6 @@ def without_stacks(name: str, measured: Measured) -> StackMemoryError:
     """Return the error for an adjoint of this name where no memory can be given."""
     return StackMemoryError(
         f"the {name} must remember every element that this loop overwrites, and how much memory that takes on CUDA can only be "
-        "measured by a launch from Python that no graph captures (nor a compiled program of JAX); launch it so, or store into "
-        f"another array than the loop reads\n  {measured.place}"
+        "measured by a launch from Python that no graph captures; launch it so, or store into another array than the loop reads"
+        f"\n  {measured.place}"
     )

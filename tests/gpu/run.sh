@@ -61,15 +61,11 @@ sanitized() {
 
 # Of the ordinary tests, those of JAX run as they are where JAX's default device is a GPU, but for what is the CPU's (XLA's frames and
 # CUDA's driver made by hand, fusing, numbers of a traced call that are looked at before it runs, kernels that raise, memory that
-# NumPy shares, TBB, processes of several devices), and for adjoints that CUDA must measure first, which JAX cannot.
+# NumPy shares, TBB, processes of several devices).
 jax=tests/interop/jax_ffi
 jax_tests=("$jax")
-for name in emulated_jax jax_cuda jax_graphs jax_values jax_handler jax_devices jax_fused jax_traced_numbers; do
+for name in emulated_jax jax_cuda jax_graphs jax_measured jax_values jax_handler jax_devices jax_fused jax_traced_numbers; do
     jax_tests+=(--ignore "$jax/test_$name.py")
-done
-for name in changed_between in_place_nested-3 local_memory read_before_and_after-9 squares_in_a_loop-3 stored_in_the_loop \
-    written_slices; do
-    jax_tests+=(--deselect "$jax/test_jax_gradients.py::test_check_grads[$name]")
 done
 for name in asked_dims.py::test_functions_that_python_runs_each_time callback.py::test_attributes_and_context \
     callback.py::test_buffers_speak_every_protocol callback.py::test_what_is_kept_beyond_the_call_is_found \
