@@ -92,7 +92,8 @@ def _missing(frameworks: dict[str, Any], cuda: dict[str, Any]) -> list[dict[str,
 
 def show(console: Console, found: dict[str, Any]) -> None:
     """Print what `information` returned."""
-    console.print(f"[bold]numbridge {found['packages']['numbridge']}[/], Python {found['python']}, {found['platform']}")
+    version = found["packages"]["numbridge"] or "(not installed)"
+    console.print(f"[bold]numbridge {version}[/], Python {found['python']}, {found['platform']}")
     console.print(Group(*map(_grid, _sections(found))))
     if found["missing"]:
         table = Table("missing", "needed for", "what brings it", title_justify="left", header_style="bold yellow")
