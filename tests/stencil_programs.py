@@ -86,18 +86,19 @@ class Writer:
         )
 
     def _known(self, variables: dict[str, _Index]) -> _Index:
-        return [*variables.values()][self.pick(len(variables))]
+        known = [*variables.values()]
+        return known[-1] if self.pick(2) else known[self.pick(len(known))]
 
     def _moved(self, index: _Index) -> _Index:
-        by = (0, 0, 1, -1, 1, -1, 2, -2, 3, -3)[self.pick(10)]
+        by = (0, 0, 0, 0, 1, -1, 1, -1, 2, -3)[self.pick(10)]
         if not by or index.low + by < -_FARTHEST or index.high + by > _FARTHEST:
             return index
         forms = [f"{index.text} + {by}", f"{by} + {index.text}"] if by > 0 else [f"{index.text} - {-by}"]
         return _Index(self.one_of(*forms), index.low + by, index.high + by)
 
-    def place(self) -> str:
+    def place(self, column: str = "") -> str:
         outer = [self.one_of(axis, axis, axis, "0", f"({axis} + 1) % 2") for axis in self.ids[:-2]]
-        return ", ".join([*outer, self.row().text, self.column().text])
+        return ", ".join([*outer, self.row().text, column or self.column().text])
 
     def number(self, depth: int = 2) -> tuple[str, int]:
         """Write a number down; return the largest that it may be, too."""
@@ -121,6 +122,8 @@ class Writer:
 
     def _leaf(self) -> tuple[str, int]:
         kind = self.pick(12)
+        if kind < 4:
+            return self._neighbours(), 2 * _VALUE
         if kind < 7:
             return self._loaded(self.place()), _VALUE
         if kind < 9 and self.numbers:
@@ -129,6 +132,13 @@ class Writer:
             own = "q" if self.has_alias else "j"
             return f"z[{', '.join([*self.ids[:-1], own])}]", _VALUE
         return self.one_of("a", "2", "-1", "1"), _VALUE
+
+    def _neighbours(self) -> str:
+        """Write down two elements of a row, one beside the other."""
+        return self._both(self.place(self._known(self.columns).text))
+
+    def _both(self, place: str) -> str:
+        return f"({self._loaded(place)} {self.one_of('+', '-')} {self._loaded(f'{place} + 1')})"
 
     def _loaded(self, place: str) -> str:
         return f"np.int64(x[{place}])" if self.unsigned[0] else f"x[{place}]"
@@ -156,10 +166,10 @@ class Writer:
             name, (text, most) = self.one_of("t", "u", "v"), self.number()
             return self._assigned(self.numbers, name, most, f"{name} = {text}", level)
         if kind < 6:
-            name, index = self.one_of("r", "s"), self.row()
+            name, index = self.one_of("r", "r", "s"), self.row()
             return self._assigned(self.rows, name, _Index(name, index.low, index.high), f"{name} = {index.text}", level)
         if kind < 8:
-            name, index = self.one_of("k", "l", "j"), self.column()
+            name, index = self.one_of("k", "k", "j"), self.column()
             name = "k" if name == "j" and not self.has_alias else name
             self.moved |= name == "j"
             return self._assigned(
@@ -184,6 +194,32 @@ class Writer:
             self.numbers |= {"t": one[1], "u": two[1]}
             return [f"t, u = {one[0]}, {two[0]}"]
         return self._branch(level)
+
+    def turn(self) -> list[str]:
+        """Write down elements of a row, and of where its name or that of a column says afterwards."""
+        outer = "".join(f"{axis}, " for axis in self.ids[:-2])
+        start = self.one_of("r = i", "r = i", "r = p[i]", "r = (i + j) % n")
+        j = self.columns["j"]
+        self.rows["r"], self.columns["k"] = _Index("r"), _Index("k", j.low, j.high)
+        first, second = (self._both(f"{outer}r, k") for _ in range(2))
+        changes = [line for _ in range(1 + self.pick(4) // 3) for line in self._change()]
+        self.numbers |= {"t": 2 * _VALUE, "u": 2 * _VALUE}
+        return [start, "k = j", f"t = {first}", *changes, f"u = {second}"]
+
+    def _change(self) -> list[str]:
+        name, variables = self.one_of(("r", self.rows), ("r", self.rows), ("k", self.columns))
+        made, old = (self.row() if name == "r" else self.column()), variables[name]
+        kind = self.pick(4)
+        if kind == 0 and abs(old.low) < _FARTHEST and abs(old.high) < _FARTHEST:
+            by = self.one_of(1, -1)
+            variables[name] = _Index(name, old.low + by, old.high + by)
+            return [f"{name} += {by}"]
+        variables[name] = _Index(name, made.low, made.high)
+        if kind == 1:
+            variables[name] = _Index(name, min(made.low, old.low), max(made.high, old.high))
+            return [f"if {self.condition()}:", f"    {name} = {made.text}"]
+        other = "s" if name == "r" else "l"
+        return [f"{name} = {made.text}"] if kind == 2 else [f"{name}, {other} = {made.text}, {name}"]
 
     def _augmented(self, level: int) -> list[str]:
         variables = self.one_of(self.rows, self.columns)
@@ -218,14 +254,16 @@ class Writer:
 
     def program(self) -> str:
         lines = [f"{', '.join(self.ids)} = nb.tid()", *(["q = j"] if self.has_alias else [])]
-        for _ in range(1 + self.pick(3)):
+        for _ in range(self.pick(4)):
             lines += self.statement(0)
             if not self.pick(6):
                 lines += [f"if {self.condition()}:", "    return"]
+        lines += self.turn() if self.pick(4) else []
         # So that rows are shared
         outer = "".join(f"{axis}, " for axis in self.ids[:-2])
         up, down = (self._loaded(f"{outer}{row}, {self.column().text}") for row in ("i", "i + 1"))
-        value = f"{self.number()[0]} + {up} - {down}"
+        value = f"{self.number(1)[0]} + {self._neighbours()} + {up} - {down}"
+        value = " + ".join([value, *(name for name in ("t", "u") if name in self.numbers)])
         own = "q" if self.has_alias and (self.moved or self.pick(2)) else "j"
         others = (f"p[i], {own}", f"i, {own} + 1", f"i + 1, {own}", f"n - 1 - i, {own}", f"i, ({own} + 1) % m")
         at = self.one_of(*[f"i, {own}"] * 12, *others)
