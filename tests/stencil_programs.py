@@ -138,7 +138,8 @@ class Writer:
         return self._both(self.place(self._known(self.columns).text))
 
     def _both(self, place: str) -> str:
-        return f"({self._loaded(place)} {self.one_of('+', '-')} {self._loaded(f'{place} + 1')})"
+        beside = f"{place} {self.one_of('+', '-')} 1"
+        return f"({self._loaded(place)} {self.one_of('+', '-')} {self._loaded(beside)})"
 
     def _loaded(self, place: str) -> str:
         return f"np.int64(x[{place}])" if self.unsigned[0] else f"x[{place}]"
@@ -256,8 +257,8 @@ class Writer:
         lines = [f"{', '.join(self.ids)} = nb.tid()", *(["q = j"] if self.has_alias else [])]
         for _ in range(self.pick(4)):
             lines += self.statement(0)
-            if not self.pick(6):
-                lines += [f"if {self.condition()}:", "    return"]
+        if not self.pick(3):
+            lines += [f"if {self.condition()}:", "    return"]
         lines += self.turn() if self.pick(4) else []
         # So that rows are shared
         outer = "".join(f"{axis}, " for axis in self.ids[:-2])
@@ -266,11 +267,11 @@ class Writer:
         value = " + ".join([value, *(name for name in ("t", "u") if name in self.numbers)])
         own = "q" if self.has_alias and (self.moved or self.pick(2)) else "j"
         others = (f"p[i], {own}", f"i, {own} + 1", f"i + 1, {own}", f"n - 1 - i, {own}", f"i, ({own} + 1) % m")
-        at = self.one_of(*[f"i, {own}"] * 12, *others)
+        at = self.one_of(*[f"i, {own}"] * 8, *others)
         self.stores_its_own = at == f"i, {own}"
         value = f"abs({value})" if self.unsigned[1] else value
         store = f"y[{outer}{at}] {self.one_of('=', '=', '=', '+=')} {value}"
-        lines += [store] if self.pick(4) else [f"if {self.condition()}:", f"    {store}"]
+        lines += [store] if self.pick(3) else [f"if {self.condition()}:", f"    {store}"]
         return "\n".join(["def generated(x, y, z, p, a, n, m):", *(f"    {line}" for line in lines), ""])
 
 
