@@ -63,6 +63,8 @@ def column_pairs(
         return None
     columns = _Columns(ids[-1], arrays)
     loads = columns.loads(loading)
+    # Their variables are another function's, and an effect may come between.
+    columns.pairs.clear()
     store = columns.store(rest)
     if store is None or not columns.loaded:
         return None

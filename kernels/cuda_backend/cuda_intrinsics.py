@@ -88,14 +88,16 @@ def moved(typing_context: Any, array: Any, distance: Any) -> Any:
 
 @intrinsic
 def has_pairs(typing_context: Any, array: Any) -> Any:
-    """Tell whether an array and each of its rows begin where two elements may be accessed at once."""
+    """Tell whether a contiguous array and each of its rows begin and end where two elements may be accessed at once."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         view = context.make_array(array)(context, builder, arguments[0])
-        bits = builder.ptrtoint(view.data, ir.IntType(64))
-        for stride in cgutils.unpack_tuple(builder, view.strides, array.ndim)[:-1]:
-            bits = builder.or_(bits, stride)
-        rest = builder.and_(bits, bits.type(2 * (array.dtype.bitwidth // 8) - 1))
+        size = array.dtype.bitwidth // 8
+        # Rows of a contiguous array lie by its extents; the stride of a single one says nothing of where it ends.
+        length = cgutils.unpack_tuple(builder, view.shape, array.ndim)[-1]
+        place = builder.ptrtoint(view.data, ir.IntType(64))
+        bits = builder.or_(place, builder.mul(length, length.type(size)))
+        rest = builder.and_(bits, bits.type(2 * size - 1))
         return builder.icmp_unsigned("==", rest, rest.type(0))
 
     return types.boolean(array), generate

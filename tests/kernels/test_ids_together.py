@@ -133,6 +133,20 @@ def in_some_cases(x, y, a):
 
 
 @nb.kernel
+def of_one_row(x, y):
+    i, j = nb.tid()
+    t = x[0, j - 2] + x[0, j - 1]
+    y[i, j] = t + x[min(i, 0), j]
+
+
+@nb.kernel
+def of_what_is_counted(x, y, p):
+    i, j = nb.tid()
+    t = x[i, j] + x[i + 1, j]
+    y[i, j] = t * x[i, j] + 0 * nb.atomic_add(p, 0, 1)
+
+
+@nb.kernel
 def in_four(x, y, a):
     i, j, k, m = nb.tid()
     above = (k + 1) % x.shape[2]
@@ -390,6 +404,27 @@ def test_they_give_what_one_by_one_gives(kernel, dim, arguments, blocks):
     for one, other in zip(here, emulated, strict=True):
         if isinstance(one, np.ndarray):
             np.testing.assert_allclose(other.astype(float), one.astype(float), rtol=1e-6, atol=1e-6)
+
+
+def test_a_single_row_may_end_at_an_odd_element():
+    """Its stride says nothing of that, and indices below zero count from there."""
+    rows, made = normal(3, 72), np.zeros((8, 64), np.float32)
+    x = rows[:1, :67]
+    with emulated_cuda() as device:
+        launch(of_one_row, made.shape, [device.on_device(x), device.on_device(made)], block_dim=32, max_blocks=1)
+    columns = np.arange(64)
+    np.testing.assert_array_equal(made, np.tile(x[0, columns - 2] + x[0, columns - 1] + x[0, :64], (8, 1)))
+
+
+def test_what_is_loaded_beside_an_effect_is_in_no_pair():
+    x, y, p = normal(9, 64), np.zeros((8, 64), np.float32), np.zeros(1, np.int32)
+    ptx = of_what_is_counted.ptx(x, y, p, capability=(9, 0))
+    assert len(re.findall(r"ld\.global\.v2\.f32", ptx)) == 5 and len(re.findall(r"st\.global\.cs\.v2", ptx)) == 4
+    with emulated_cuda() as device:
+        there = [device.on_device(a) for a in (x, y, p)]
+        launch(of_what_is_counted, y.shape, there, block_dim=32, max_blocks=1)
+    assert p[0] == y.size
+    np.testing.assert_allclose(y, (x[:-1] + x[1:]) * x[:-1], rtol=1e-6)
 
 
 @pytest.fixture

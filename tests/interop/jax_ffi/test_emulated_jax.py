@@ -120,6 +120,23 @@ def test_results_of_a_batch_start_as_they_must(device):
 
 
 @nb.kernel
+def stencil(x: nb.array2d[float], s: float, out: nb.array2d[float]):
+    i, j = nb.tid()
+    if 0 < i < x.shape[0] - 1 and 0 < j < x.shape[1] - 1:
+        out[i, j] = s * (x[i - 1, j] + x[i + 1, j] + x[i, j - 1] + x[i, j + 1])
+
+
+@pytest.mark.parametrize("columns", [128, 127])
+def test_batches_of_stencils(device, columns):
+    """Threads of a large grid take pairs of columns where rows are aligned to them, in each element of a batch."""
+    x, s = np.floor(4 * floats(24, 22, columns)), np.arange(-8, 16).astype(np.float32)
+    options = replace(OPTIONS, block_dim=32)
+    (out,) = in_a_batch(device, stencil, [x, s], [np.full(x.shape, 7, np.float32)], options=options)
+    inner = x[:, :-2, 1:-1] + x[:, 2:, 1:-1] + x[:, 1:-1, :-2] + x[:, 1:-1, 2:]
+    assert np.array_equal(out[:, 1:-1, 1:-1], s[:, None, None] * inner)
+
+
+@nb.kernel
 def through_shared(x: nb.array[float], out: nb.array[float]):
     here = cuda.shared.array(256, nb.float32)
     i = nb.tid()
