@@ -104,6 +104,13 @@ def of_other_rows(x, y, a):
 
 
 @nb.kernel
+def stored_beside(x, y, a):
+    i, j = nb.tid()
+    if j < y.shape[1] - 1:
+        y[i, j + 1] = x[i, j] + a * x[i + 1, j]
+
+
+@nb.kernel
 def of_rows_that_columns_choose(x, y, a):
     i, j = nb.tid()
     r = (i + j) % a
@@ -382,6 +389,7 @@ N = 533
         (far_off, (21, 40), (normal(21, 44).astype(float), normal(21, 40).astype(float), 1)),
         (far_off, (21, 38), (np.arange(22 * 40).reshape(22, 40), np.zeros((21, 38), np.int64), 3)),
         (of_other_rows, (18, 64), (normal(20, 70), normal(18, 64), 3)),
+        (stored_beside, (18, 64), (normal(20, 64), normal(18, 64), 3)),
         (of_rows_that_columns_choose, (18, 64), (normal(20, 70), normal(18, 64), 3)),
         (of_a_number_that_changes, (18, 64), (normal(20, 70), normal(18, 64), 1)),
         (in_some_cases, (18, 64), (normal(18, 64), normal(18, 64), 5)),
