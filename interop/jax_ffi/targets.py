@@ -456,32 +456,24 @@ def _key(words: Any) -> Key:
     return int(words[nb.WORD_KEY // 8]), int(words[nb.WORD_KEY_HIGH // 8])
 
 
-_found: dict[tuple[str, Key], tuple[Kernel, tuple[ParameterType, ...]]] = {}
-
-
 def declared_kernel(spelled: str, words: Any) -> tuple[Kernel, tuple[ParameterType, ...]]:
     """Return the kernel that a call site names, which must have been declared in this process, and its types.
 
     Raises
     ------
     KernelError
-        If no kernel that computes the same has been declared.
+        If no kernel that computes the same has been declared, or it has become another one since.
     """
-    place = spelled, _key(words)
-    if place not in _found:
-        for kernel, types, weak in _declared_as(spelled, words):
-            if is_current(kernel, types, weak, place[1]):
-                _found[place] = kernel, types
-                break
-        else:
-            raise KernelError(_undeclared(spelled.partition("\n")[0]))
-    return _found[place]
+    for kernel, types, weak in _declared_as(spelled, words):
+        if is_current(kernel, types, weak, _key(words)):
+            return kernel, types
+    raise KernelError(_undeclared(spelled.partition("\n")[0]))
 
 
 def _undeclared(name: str) -> str:
     return (
-        "this program was made elsewhere, and no kernel that computes the same has been declared in this process; define it as "
-        f"it was and call nb.jax_kernel({name}) before the program runs"
+        "this program was made elsewhere, and no kernel that computes the same has been declared in this process, or what it "
+        f"reads from outside itself has changed; define it as it was and call nb.jax_kernel({name}) before the program runs"
     )
 
 

@@ -162,6 +162,28 @@ def test_over_emulated_devices(launched, monkeypatch):
     assert launched
 
 
+factor = 2.0
+
+
+@nb.kernel
+def scaled_powers(x: nb.array[float], y: nb.array[float]):
+    i = nb.tid()
+    y[i] = x[i]
+    for _ in range(2):
+        y[i] = factor * y[i] * y[i]
+
+
+def test_a_kernel_that_has_become_another_one_is_not_run(launched, monkeypatch):
+    gradient, x = (
+        jax.jit(jax.grad(lambda x: nb.jax_kernel(scaled_powers, enable_backward=True)(x)[0].sum())),
+        jnp.ones(3),
+    )
+    np.testing.assert_allclose(gradient(x), 4 * 2.0**3)
+    monkeypatch.setitem(globals(), "factor", 3.0)
+    with pytest.raises((ValueError, RuntimeError), match="what it reads from outside itself has changed"):
+        jax.block_until_ready(gradient(x))
+
+
 def test_a_program_from_elsewhere_needs_its_kernel(launched):
     words = np.zeros(64, np.int64)
     with pytest.raises(nb.KernelError, match="no kernel that computes the same has been declared in this process"):
