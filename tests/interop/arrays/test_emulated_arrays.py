@@ -5,12 +5,17 @@ Of CuPy, NumPy takes the place: what is tested is what numbridge asks of it.
 
 from __future__ import annotations
 
+import ctypes
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import numbridge as nb
 from emulated_cupy import emulated_devices
+from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.readers import exchange_function
+from numbridge.storage.memory import native
 
 BFLOAT16 = ml_dtypes.bfloat16
 GIVEN = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -115,3 +120,25 @@ def test_what_cannot_be_assigned_changes_nothing(devices):
         with pytest.raises((nb.NumbridgeError, ValueError, TypeError, IndexError)):
             a[key] = value
     assert np.array_equal(a.numpy(), GIVEN)
+
+
+def test_compiled_code_hands_on_only_what_is_in_order_with_the_consumer_s_stream(devices):
+    """Another stream, or a framework that does not know its own, is for Python, which orders or refuses."""
+    asked = []
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+    def current(kind, ordinal, out):
+        asked.append((kind, ordinal))
+        ctypes.c_int64.from_address(out).value = stream
+        return failed
+
+    to_array = exchange_function(nb.Array, dl.EXCHANGE_TO_OBJECT)
+    export = native().exporter(to_array, ctypes.cast(current, ctypes.c_void_p).value)
+    there, (stream, failed) = on("cuda:1", GIVEN), (0, 0)
+    found = export(there)
+    assert (found.ptr, found.shape, found.device) == (there.ptr, there.shape, there.device) and asked == [(dl.CUDA, 1)]
+    stream = 5
+    assert export(there) is None
+    stream, failed = 0, -1
+    assert export(there) is None
+    assert export(on("cpu", GIVEN)) is not None and len(asked) == 3
