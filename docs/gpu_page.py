@@ -73,12 +73,12 @@ def _at_most(limit: float | None) -> str:
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every row, also those that should be there and are not, work by work."""
-    rows, works = list(facts.get("rows", [])), [work.name for work in cuda_works()]
+    rows, works, most = list(facts.get("rows", [])), [work.name for work in cuda_works()], limits()
     for work in works:
         there = {row["against"] for row in rows if row["work"] == work}
         # Where a whole piece of work failed, a row without a contestant says why.
         failed = any(row["against"] is None and "error" in row for row in rows if row["work"] == work)
-        wanted = [] if failed else limits().get(work, {None: None} if not there else {}).items()
+        wanted = [] if failed else most.get(work, {None: None} if not there else {}).items()
         rows += [
             {"work": work, "against": name, "limit": limit, "error": None}
             for name, limit in wanted

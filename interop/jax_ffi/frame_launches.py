@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frames import Buffer, Frame
 from numbridge.kernels.extent_checks import Launched
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
+from numbridge.operators.element_dims import inner_extents
 
-__all__ = ["counts_of", "launches_of", "slots_of"]
+__all__ = ["counts_of", "launches_of", "numbers_of", "slots_of"]
 
 _AXES = 3
 
@@ -51,7 +52,7 @@ def launches_of(frame: Frame, words: Any, parameters: Sequence[ParameterType], f
             buffer = (outputs if slot[nb.SLOT_KIND // 8] == nb.RESULT else inputs)[slot[nb.SLOT_INDEX // 8]]
             shapes[kind.name] = buffer.shape[levels : levels + kind.ndim]
         elif is_signed(kind):
-            numbers[kind.name] = np.broadcast_to(_numbers(slot, kind.scalar.numpy, inputs), batch).ravel()
+            numbers[kind.name] = np.broadcast_to(numbers_of(words, slot, kind, inputs, _read), batch).ravel()
     for element in range(first, math.prod(batch)):
         yield Launched(counts, shapes, {name: int(given[element]) for name, given in numbers.items()})
 
@@ -68,15 +69,36 @@ def counts_of(words: Any, inputs: Sequence[Any]) -> dict[str, tuple[int, ...]]:
     return {"dim": tuple(dims), "blockDim": block, "gridDim": grid}
 
 
-def _numbers(slot: Any, dtype: np.dtype[Any], inputs: Sequence[Buffer]) -> np.ndarray[Any, Any]:
-    """Return a scalar, or one for each element of a batch."""
-    kind, index = int(slot[nb.SLOT_KIND // 8]), int(slot[nb.SLOT_INDEX // 8])
-    if kind == nb.STATIC:
-        return np.frombuffer(slot[nb.SLOT_VALUE // 8 :].tobytes(), dtype, 1).reshape(())
-    shape, place = (
-        ((), inputs[0].data + nb.SCALAR_ROOM * index)
-        if kind == nb.PACKED
-        else (inputs[index].shape, inputs[index].data)
-    )
-    count = math.prod(shape)
-    return np.frombuffer(ctypes.string_at(place, count * dtype.itemsize), dtype, count).reshape(shape)
+def numbers_of(
+    words: Any, slot: Any, kind: ParameterType, inputs: Sequence[Any], read: Callable[[Any, int, int], bytes]
+) -> np.ndarray[Any, Any]:
+    """Return a number, vector or matrix by value, or one for each element of a batch, whose axes come first.
+
+    Parameters
+    ----------
+    words : ndarray of int64
+        Those of the call site.
+    slot, kind
+        The parameter's words and its type.
+    inputs : sequence
+        The operands.
+    read : callable
+        ``read(operand, start, size)`` returns some of an operand's bytes.
+    """
+    source, index, dtype = int(slot[nb.SLOT_KIND // 8]), int(slot[nb.SLOT_INDEX // 8]), kind.scalar.numpy
+    shape = inputs[index].shape if source == nb.TRACED else inner_extents(kind.element)
+    size = math.prod(shape) * dtype.itemsize
+    if source == nb.TRACED:
+        found = read(inputs[index], 0, size)
+    elif source == nb.PACKED:
+        found = read(inputs[0], nb.SCALAR_ROOM * index, size)
+    elif kind.element is None:
+        found = slot[nb.SLOT_VALUE // 8 :].tobytes()[:size]
+    else:
+        start = int(slot[nb.SLOT_VALUE // 8])
+        found = words.tobytes()[start : start + size]
+    return np.frombuffer(found, dtype).reshape(shape)
+
+
+def _read(buffer: Buffer, start: int, size: int) -> bytes:
+    return ctypes.string_at(buffer.data + start, size)

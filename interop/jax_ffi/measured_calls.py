@@ -7,7 +7,6 @@ with the same operands, results and words, whose answer is a Python function (se
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from numbridge.arrays.array import Array
 from numbridge.jax_ffi import targets
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.callback import CallContext, register_function
-from numbridge.jax_ffi.frame_launches import counts_of, slots_of
+from numbridge.jax_ffi.frame_launches import counts_of, numbers_of, slots_of
 from numbridge.jax_ffi.plan import Call
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.derive import Derivative
@@ -77,7 +76,9 @@ def launch_measured(
     block = counts["blockDim"]
     block_dim = block[0] if block[1:] == (1, 1) else block[: len(counts["dim"])]
     given = [
-        _array(slot, kind, inputs, outputs) if isinstance(kind, ArrayType) else _numbers(words, slot, kind, inputs)
+        _array(slot, kind, inputs, outputs)
+        if isinstance(kind, ArrayType)
+        else numbers_of(words, slot, kind, inputs, _read)
         for slot, kind in zip(slots, types, strict=True)
     ]
     run = kernel.forall(counts["dim"], block_dim, checked=False)
@@ -104,20 +105,9 @@ def _array(slot: Any, kind: ArrayType, inputs: Sequence[Array], outputs: Sequenc
     return found
 
 
-def _numbers(words: Any, slot: Any, kind: ParameterType, inputs: Sequence[Array]) -> np.ndarray[Any, Any]:
-    """Return a number, vector or matrix by value, or one for each element of a batch; what lies on the device is copied."""
-    index, inner = int(slot[nb.SLOT_INDEX // 8]), inner_extents(kind.element)
-    dtype = kind.scalar.numpy
-    if slot[nb.SLOT_KIND // 8] == nb.TRACED:
-        return inputs[index].numpy()
-    count = math.prod(inner)
-    if slot[nb.SLOT_KIND // 8] == nb.PACKED:
-        bytes_of = inputs[0].numpy().view(np.uint8)[nb.SCALAR_ROOM * index :]
-    elif kind.element is None:
-        bytes_of = slot[nb.SLOT_VALUE // 8 :].view(np.uint8)
-    else:
-        bytes_of = words.view(np.uint8)[int(slot[nb.SLOT_VALUE // 8]) :]
-    return np.frombuffer(bytes_of[: count * dtype.itemsize].tobytes(), dtype).reshape(inner)
+def _read(operand: Array, start: int, size: int) -> bytes:
+    """Return some bytes of an array, which are copied from the device."""
+    return operand.numpy().tobytes()[start : start + size]
 
 
 def _elements(given: Sequence[Any], types: Sequence[ParameterType], place: Sequence[int]) -> Iterator[Any]:

@@ -7,7 +7,6 @@ anything else: what a program contains is not executed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import operator
@@ -446,10 +445,14 @@ def _declared_as(spelled: str, words: Any) -> Iterator[tuple[Kernel, tuple[Param
     rows, weak = _rows(words), WEAK[int(words[nb.WORD_WEAK // 8])]
     for declared in _declared.get(name, ()):
         kernel = steps_from(declared, steps)
-        if kernel is not None and len(rows) == len(kernel.parameters):
-            # These types may not fit another kernel of that name; the call site's own was compiled with them.
-            with contextlib.suppress(NumbridgeError):
-                yield kernel, types_of(kernel, rows, weak), weak
+        if kernel is None or len(rows) != len(kernel.parameters):
+            continue
+        try:
+            types = types_of(kernel, rows, weak)
+        except NumbridgeError:
+            # Another kernel of that name, which these types do not fit: the call site's own was compiled with them.
+            continue
+        yield kernel, types, weak
 
 
 def _key(words: Any) -> Key:

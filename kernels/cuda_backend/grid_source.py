@@ -222,17 +222,22 @@ def _rows(
     lines = [f"_nb_id{k} = _nb_row + {k}" for k in range(count)]
     all_there = f"_nb_rows > 1 and _nb_row <= _nb_n{rank - 2} - {count}"
     ready, steps = _steps(together, row, hidden, passed)
-    if not together.pairs:
-        lines += [f"if {all_there}{f' and {ready}' if ready else ''}:", *(f"    {line}" for line in steps), "else:"]
-        return [*lines, *(f"    {line}" for line in _one_by_one(row, f"_nb_n{rank - 2}", "_nb_row", "_nb_rows", body))]
-    beside, pairs = _pairs(together, row, column, hidden, passed)
-    both = f"{column} + 1 < _nb_n{rank - 1}{f' and {ready} and {beside}' if ready else ''}"
+    in_one = f"{all_there}{f' and {ready}' if ready else ''}"
     alone = _one_by_one(row, f"_nb_n{rank - 2}", "_nb_row", "_nb_rows", body)
+    if not together.pairs:
+        return [
+            *lines,
+            f"if {in_one}:",
+            *(f"    {line}" for line in steps),
+            "else:",
+            *(f"    {line}" for line in alone),
+        ]
+    beside, pairs = _pairs(together, row, column, hidden, passed)
     return [
         *lines,
-        f"if _nb_columns > 1 and {all_there} and {both}:",
+        f"if _nb_columns > 1 and {column} + 1 < _nb_n{rank - 1} and {in_one}{f' and {beside}' if beside else ''}:",
         *(f"    {line}" for line in pairs),
-        f"elif _nb_columns == 1 and {all_there}{f' and {ready}' if ready else ''}:",
+        f"elif _nb_columns == 1 and {in_one}:",
         *(f"    {line}" for line in steps),
         "else:",
         f"    _nb_column = {column}",

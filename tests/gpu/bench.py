@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -198,18 +199,16 @@ def tests() -> dict[str, object]:
 
 def when() -> dict[str, str]:
     """Return the date, and the commit if it is known."""
-    commit = ""
-    with contextlib.suppress(OSError):  # no git
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = asked.stdout.strip()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"date": date, "commit": os.environ.get("NUMBRIDGE_COMMIT") or commit}
+    return {"date": date, "commit": os.environ.get("NUMBRIDGE_COMMIT") or said_by("git", "rev-parse", "HEAD")}
 
 
-def driver_version() -> str:
-    """Return the version of NVIDIA's driver."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+@functools.cache
+def said_by(*command: str) -> str:
+    """Return what a program prints, nothing if it is not there; it is asked once."""
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def write(bench: Bench, folders: list[Path]) -> None:
@@ -222,7 +221,7 @@ def write(bench: Bench, folders: list[Path]) -> None:
     facts = {
         **when(),
         "gpu": gpu,
-        "driver": driver_version(),
+        "driver": said_by("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
         "python": platform.python_version(),
         "versions": versions,
         "tests": tests(),

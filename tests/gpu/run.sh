@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests that need a GPU, then the benchmarks, on a machine with a CUDA GPU, its own Python with torch, JAX, CuPy,
 # numba-cuda and pytest, and no network. Nothing is installed: the packages are laid out in a temporary folder.
-# Results go to docs/benchmarks/<gpu>.json, and with log.txt and tests.jsonl to $OUT if that is set. Takes 8 minutes at most, and 6
-# with an H200 and 16 cores: no step takes more than its limit, and none keeps the next ones from running; only where kernels cannot
-# be compiled at all, or there is no device, does it stop at once.
+# Results go to docs/benchmarks/<gpu>.json, and with log.txt and tests.jsonl to $OUT if that is set. Takes 8 minutes at most:
+# no step takes more than its limit, and none keeps the next ones from running; only where kernels cannot be compiled at all, or
+# there is no device, does it stop at once.
 #
 # Known to do, with Python 3.12, NumPy 2.5, JAX 0.11, CuPy 14.2 and a toolkit of CUDA 13.0: Numba 0.67 and 0.68, and numba-cuda
 # 0.30.4 (older ones fail to import with these). If the machine's numba-cuda is older, bring that wheel (2 MB), and for an older

@@ -75,8 +75,9 @@ def cupy(monkeypatch):
     module = SimpleNamespace(cuda=cuda, noted=noted, streams=made)
     for room in (streams, graphs):
         monkeypatch.setattr(room, "cupy", lambda: module)
-    lent = lambda handle, ordinal: made.setdefault(handle, NotedStream(noted, handle))  # noqa: E731
-    monkeypatch.setattr(streams, "lent_stream", lent)
+    monkeypatch.setattr(
+        streams, "lent_stream", lambda handle, ordinal: made.setdefault(handle, NotedStream(noted, handle))
+    )
     with fake_cuda():
         yield module
 
