@@ -28,6 +28,9 @@ NO_CONTESTANTS = (
     "a copy, which moves 2/3 of it",
     "a copy, which moves as much",
     "bare cuLaunchKernel",
+    "bare, parameters in one piece",
+    "bare, of RawKernel's",
+    "bare, of RawKernel's, in one piece",
 )
 OUTCOMES = ("passed", "failed", "skipped", "not run")
 ALWAYS = ("passed", "failed")

@@ -145,6 +145,7 @@ class Kernel(Sourced):
         fresh: Sequence[str] = (),
         *,
         restores: bool = True,
+        left: Sequence[str] = (),
     ) -> Any:
         """Return the kernel that carries adjoints back through this one.
 
@@ -167,6 +168,10 @@ class Kernel(Sourced):
         restores : bool
             Whether this kernel's arrays end as they were. Else those that it writes may hold anything after it, which spares
             remembering what loops overwrite and nobody reads again.
+        left : sequence of str
+            Those of this kernel's arrays that the adjoint takes as the launch has left them, and does not change. What it reads
+            of one must be there to the end: a thread stores only to elements that no other thread touches, and to none that it
+            has loaded before, unless that load has no part in the gradient.
 
         Returns
         -------
@@ -177,7 +182,7 @@ class Kernel(Sourced):
         KernelError
             If the kernel was declared with ``enable_backward=False``.
         """
-        return self._derived("adjoint", wanted, kept, unused, fresh, restores=restores)
+        return self._derived("adjoint", wanted, kept, unused, fresh, restores=restores, left=tuple(left))
 
     def tangent(self, wanted: Sequence[str]) -> Any:
         """Return the kernel that carries tangents forward, next to this one's own work.
@@ -187,10 +192,10 @@ class Kernel(Sourced):
         """
         return self._derived("tangent", wanted)
 
-    def _derived(self, mode: str, wanted: Sequence[str], *more: Sequence[str], restores: bool = True) -> Any:
+    def _derived(self, mode: str, wanted: Sequence[str], *more: Sequence[str], **how: Any) -> Any:
         from numbridge.kernels.adjoint.derive import derived
 
-        return derived(self, mode, tuple(wanted), *map(tuple, more), restores=restores)
+        return derived(self, mode, tuple(wanted), *map(tuple, more), **how)
 
     @property
     def adjoint_source(self) -> str:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,17 +148,25 @@ def replay(kernel: Any, dim: Sequence[int], arguments: Sequence[Any]) -> None:
     over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments))
 
 
-def adjoint_of(kernel: Any, arguments: Sequence[Any], wanted: Sequence[str] | None = None) -> tuple[Reversed, Program]:
+def adjoint_of(
+    kernel: Any, arguments: Sequence[Any], wanted: Sequence[str] | None = None, left: Collection[str] = ()
+) -> tuple[Reversed, Program]:
     """Return the adjoint of a kernel."""
     program = program_of(kernel, arguments)
-    return reverse(program, floats_of(kernel, arguments) if wanted is None else wanted, "adjoint"), program
+    wanted = floats_of(kernel, arguments) if wanted is None else wanted
+    return reverse(program, wanted, "adjoint", left=left), program
 
 
 def run_adjoint(
-    kernel: Any, dim: Sequence[int], arguments: Sequence[Any], adjoints: dict[str, Any], wanted: Any = None
+    kernel: Any,
+    dim: Sequence[int],
+    arguments: Sequence[Any],
+    adjoints: dict[str, Any],
+    wanted: Any = None,
+    left: Collection[str] = (),
 ) -> Reversed:
     """Run the adjoint; `adjoints` are arrays, changed in place, and numbers, of which there are new ones afterwards."""
-    made, program = adjoint_of(kernel, arguments, wanted)
+    made, program = adjoint_of(kernel, arguments, wanted, left)
     run = function(made.text, made.name, program.namespace)
     given = [adjoints[name] for name in made.arrays]
     results = over(dim, lambda *index: run(*index[: len(program.hidden)], *arguments, *given))
@@ -274,6 +282,29 @@ def differences(
     return found
 
 
+def check_as_left(
+    kernel: Any,
+    dim: Sequence[int],
+    arguments: Sequence[Any],
+    cotangents: dict[str, Any],
+    expected: dict[str, Any],
+    made: Reversed,
+) -> None:
+    """Run the adjoint that takes arrays as the kernel has left them, if there is one: to the last bit it gives the same."""
+    if not made.lasting:
+        return
+    names = [p.name for p in kernel.parameters]
+    after = oracle(kernel, dim, arguments)
+    mixed = [new if name in made.lasting else old for name, new, old in zip(names, after, arguments, strict=True)]
+    given, adjoints = copied(mixed), {name: value.copy() for name, value in cotangents.items()}
+    other = run_adjoint(kernel, dim, given, adjoints, left=made.lasting)
+    assert adjoints.keys() == expected.keys()
+    for name, value in adjoints.items():
+        assert np.array_equal(value, expected[name], equal_nan=True), (name, value, expected[name], other.text)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(given, mixed, strict=True)), other.text
+    assert other.writes.isdisjoint(made.lasting) and other.snapshot <= made.snapshot - made.lasting, other.text
+
+
 def check(kernel: Any, dim: int | Sequence[int], *arguments: Any, tolerance: float = 2e-5) -> Reversed:
     """Compare a kernel's adjoint, run as Python, with central differences, for random cotangents of all arrays."""
     dim = (dim,) if isinstance(dim, int) else dim
@@ -290,6 +321,7 @@ def check(kernel: Any, dim: int | Sequence[int], *arguments: Any, tolerance: flo
         assert np.allclose(got, value, rtol=tolerance, atol=tolerance * scale), (names[k], got, value, made.text)
     for name, old, new in zip(names, before, arguments, strict=True):
         assert np.array_equal(old, new, equal_nan=True), f"{name} was not brought back\n{made.text}"
+    check_as_left(kernel, dim, arguments, {names[k]: value for k, value in cotangents.items()}, adjoints, made)
     return made
 
 
@@ -307,6 +339,7 @@ def check_directions(kernel: Any, dim: int, *arguments: Any, count: int = 3) -> 
     before = [np.array(a, copy=True) for a in arguments]
     made = run_adjoint(kernel, (dim,), arguments, adjoints)
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(arguments, before, strict=True)), made.text
+    check_as_left(kernel, (dim,), arguments, {names[k]: value for k, value in cotangents.items()}, adjoints, made)
     for _ in range(count):
         direction = {k: random.normal(size=np.shape(arguments[k])) for k in floats}
         got = float(sum((adjoints.get(names[k], 0.0) * d).sum() for k, d in direction.items()))

@@ -50,6 +50,16 @@ def in_place(x, n):
         x[i] = x[i] * x[i] + 0.25
 
 
+@nb.kernel
+def rows_of_rows(x, y, z):
+    """Each row is made of the one before, which the launch itself has stored."""
+    i = nb.tid()
+    y[0, i] = x[i] * x[i]
+    for t in range(1, y.shape[0]):
+        y[t, i] = 0.5 * y[t - 1, i] * y[t - 1, i] + x[i]
+    z[i] = y[y.shape[0] - 1, i] * y[0, i]
+
+
 @nb.kernel(enable_backward=False)
 def without_adjoint(x, y):
     i = nb.tid()
@@ -189,7 +199,19 @@ def retained(place):
     return [x.grad, rows.grad, tape.gradients[rows[1]]]
 
 
+def as_launches_leave_them(place):
+    """The second launch overwrites what the adjoint of the first one reads, and nobody what that of the second one does."""
+    x, y, z = given(place, VALUES / 4), empty(place, (5, 4)), empty(place)
+    with nb.Tape() as tape:
+        nb.launch(rows_of_rows, 4, [x], [y, z])
+        assert tape.kept_bytes == 0
+        nb.launch(rows_of_rows, 4, [z], [y, x])
+    assert tape.kept_bytes == y.nbytes + x.nbytes
+    tape.backward(grads={x: VALUES, y: np.ones((5, 4), np.float32)})
+    return [x.grad, x, y]
+
+
 PROGRAMS = [
     *(one_launch, a_loss_twice, overwritten, a_gradient_of_the_device, views, two_dimensions, vectors, loops_in_place),
-    *(a_step_of_ones_own, narrow, nothing_in_it, retained),
+    *(a_step_of_ones_own, narrow, nothing_in_it, retained, as_launches_leave_them),
 ]

@@ -61,7 +61,8 @@ def sparing_adjoint(recipe: Recipe) -> SparingAdjoint | None:
     fresh = tuple(n for n, name in enumerate(names) if n not in recipe.written and name in indexing.loaded)
     if not (kept or fresh):
         return None
-    derivative = signature.kernel.adjoint(names, [names[n] for n in kept], (), [names[n] for n in fresh])
+    stored = [names[n] for n in fresh]
+    derivative = signature.kernel.adjoint(names, [names[n] for n in kept], (), stored, left=recipe.adjoint.left)
     try:
         plan = derivative.plan(signature.types, signature.weak)
     except KernelUnsupportedError:

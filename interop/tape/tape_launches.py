@@ -6,6 +6,7 @@ changed. What a launch alone decides is left to it: where its arrays lie, and wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from numbridge.arrays.array import Array
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps
-from numbridge.kernels.errors import BufferAccessError, NumbridgeError
+from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency, check_unchanged
 from numbridge.kernels.native import table_layout as nb
@@ -94,20 +95,29 @@ class Recipe:
         Which of the active ones the kernel writes, as positions among these.
     pairs : tuple of (int, int)
         Those of the others, as such positions, which may share memory.
+    adjoint : Derivative
+        The adjoint, which takes what the launch changes as it is after that where it can.
     reads, snapshot : frozenset of int
-        The parameters whose contents the adjoint reads; and those of them that the launch itself changes first.
+        The parameters whose contents the adjoint reads; and those of them that must be as they were before the launch, which
+        changes them.
     dependencies : tuple of Dependency
         The variables that the kernel was compiled with.
     """
 
     def __init__(self, signature: Signature, active: tuple[int, ...]) -> None:
         self.signature, self.active = signature, active
-        self.adjoint = signature.kernel.adjoint([signature.names[k] for k in active])
         self.written = tuple(n for n, k in enumerate(active) if k in signature.written)
         # Recording has refused what is written and shares memory.
         read = [n for n in range(len(active)) if n not in self.written]
         self.pairs = tuple((a, b) for a in read for b in read if a < b)
+        self.adjoint = signature.kernel.adjoint([signature.names[k] for k in active])
         plan, dependencies = self.adjoint.planned(signature.types, signature.weak)
+        if plan.lasting:
+            # What the launch leaves is there already; what it finds would have to be copied first.
+            with contextlib.suppress(KernelUnsupportedError):
+                adjoint = signature.kernel.adjoint(self.adjoint.wanted, left=sorted(plan.lasting))
+                plan, dependencies = adjoint.planned(signature.types, signature.weak)
+                self.adjoint = adjoint
         self.reads = frozenset(map(signature.names.index, plan.reads))
         self.snapshot = frozenset(map(signature.names.index, plan.snapshot))
         self.dependencies: tuple[Dependency, ...] = signature.variants.dependencies

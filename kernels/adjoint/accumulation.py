@@ -59,16 +59,23 @@ class Accumulation(ForwardSweep):
 
     Parameters
     ----------
-    program, wanted, slots, bounded
+    program, wanted, slots, bounded, restores, left
         As for `ForwardSweep`.
     apart : bool
         Whether no two adjoints share memory.
     """
 
     def __init__(
-        self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool, restores: bool
+        self,
+        program: Program,
+        wanted: Collection[str],
+        apart: bool,
+        slots: int,
+        bounded: bool,
+        restores: bool,
+        left: Collection[str],
     ) -> None:
-        super().__init__(program, wanted, slots, bounded, restores)
+        super().__init__(program, wanted, slots, bounded, restores, left)
         self.active = self.activity.values
         self._started: set[Value] = set()
         self._held: dict[Value, str] = {}

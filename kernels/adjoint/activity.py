@@ -7,7 +7,7 @@ bodies run again, trip by trip, while they are reversed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -267,9 +267,16 @@ class Needs:
         Which values and arrays are active.
     restores : bool
         Whether arrays of the kernel end as they were.
+    left : collection of str
+        Array parameters that hold what the kernel has left in them, and no longer what they held before.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If the kernel's atomic operations, or what it has left, cannot tell what the adjoint reads.
     """
 
-    def __init__(self, activity: Activity, *, restores: bool = True) -> None:
+    def __init__(self, activity: Activity, *, restores: bool = True, left: Collection[str] = ()) -> None:
         self.activity = activity
         self.program = activity.program
         self.survey = Survey(self.program)
@@ -278,13 +285,16 @@ class Needs:
         self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
         renewed = [array for array in self.program.locals if array in self._renewed]
         self._settled = Settled(self.program, self.survey, renewed)
-        self._work_out()
-        while self._settled.narrow({op: needs.values | needs.again for op, needs in self.loops.items()}):
-            self._work_out()
+        self._as_left = frozenset(left)
+        self._work_out_all()
         self._left = {
             array: self._settled.left(array) for array in self._settled if array.kind == "local" or not restores
         }
         self._check_atomics()
+        for op in self._overtaken():
+            raise refused(
+                op, f"the kernel stores to what the adjoint reads of {op.array.called!r} here, after it has read it"
+            )
 
     def _is_active_compute(self, op: Op) -> bool:
         return isinstance(op, Compute) and op.result in self.activity.values
@@ -305,6 +315,40 @@ class Needs:
                 kept.append(made)
         return Pullback(kept[::-1], found)
 
+    def lasting(self) -> frozenset[str]:
+        """Return the parameters of the `snapshot` that may as well be as the kernel leaves them.
+
+        What each load finds of them that the adjoint repeats is there to the end. This is to be asked last: needs are those of an
+        adjoint that is given them so from then on.
+        """
+        self._as_left |= {array.parameter for array in self.snapshot}
+        while True:
+            self._work_out_all()
+            overtaken = {op.array.parameter for op in self._overtaken()}
+            if not overtaken:
+                return self._as_left
+            self._as_left -= overtaken
+
+    def _overtaken(self) -> list[Load]:
+        """Return loads of arrays that are as the kernel leaves them, which may find there what was stored after them."""
+        every = self._every()
+        arrays = dict.fromkeys(op.array for op in self._ops if isinstance(op, Load) and self._is_as_left(op.array))
+        found = (self._settled.overtaken(array, every) for array in arrays)
+        return [op for op in found if op is not None]
+
+    def _is_as_left(self, array: Array) -> bool:
+        return array.kind == "parameter" and array.parameter in self._as_left
+
+    def _every(self) -> set[Value]:
+        """Return everything that is computed again."""
+        return self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
+
+    def _work_out_all(self) -> None:
+        """Work everything out, and take out of the settled arrays those that are not."""
+        self._work_out()
+        while self._settled.narrow({op: needs.values | needs.again for op, needs in self.loops.items()}):
+            self._work_out()
+
     def _work_out(self) -> None:
         self.replayed: set[Op] = set()
         before = -1
@@ -321,7 +365,7 @@ class Needs:
         raises = {v for op in self._ops if isinstance(op, Raise) for v in self._controls(op, None)}
         orders = self._orders(self.program.body, None)
         self.values = self._sweep(self._seeds(self.program.body) | raises | orders, None)
-        every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
+        every = self._every()
         loads = [op for op in self._ops if isinstance(op, Load) and op.result in every]
         self.read = {op.array for op in loads if op.array.kind == "parameter"}
         self.replayed |= self._stores_before(loads)
@@ -330,7 +374,8 @@ class Needs:
         """Return the stores of which some loads may read what was stored."""
         by_array: dict[Array, list[Load]] = {}
         for load in loads:
-            by_array.setdefault(load.array, []).append(load)
+            if not self._is_as_left(load.array):
+                by_array.setdefault(load.array, []).append(load)
         stores = [op for op in self._ops if isinstance(op, Store | Atomic)]
         stores = [op for op in stores if isinstance(op, Store) or op.array.kind == "shared"]
         return {op for op in stores if any(self._reaches(op, load) for load in by_array.get(op.array, ()))}
@@ -525,7 +570,7 @@ class Needs:
         return any(loop in self.survey.ancestors(load) for loop in loops)
 
     def _check_atomics(self) -> None:
-        every = self.values.union(*(needs.values | needs.again for needs in self.loops.values()))
+        every = self._every()
         for op in self._ops:
             if not isinstance(op, Atomic):
                 continue
@@ -620,4 +665,4 @@ class Needs:
     def snapshot(self) -> set[Array]:
         """The parameters that the kernel changes and whose contents before the launch the adjoint reads."""
         changed = {op.array for op in self._ops if isinstance(op, Store | Atomic)}
-        return self.read & changed
+        return {array for array in self.read & changed if not self._is_as_left(array)}

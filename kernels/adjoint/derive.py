@@ -74,6 +74,8 @@ class Plan:
         Arrays that the kernel changes and that the derivative needs as they were before it.
     writes : frozenset of str
         Array parameters that the derivative writes.
+    lasting : frozenset of str
+        Those of them that another derivative could take as the kernel has `left` them.
     spent : frozenset of str
         Wanted arrays that the kernel stores to and never reads, so that an adjoint ends their adjoints.
     measured : Measured or None
@@ -99,6 +101,7 @@ class Plan:
     reads: frozenset[str]
     snapshot: frozenset[str]
     writes: frozenset[str]
+    lasting: frozenset[str] = frozenset()
     spent: frozenset[str] = frozenset()
     measured: Measured | None = None
     in_blocks: bool = False
@@ -142,6 +145,8 @@ class Derivative(Kernel):
         Whether no two adjoints share memory, so that a thread need not guard elements that only it touches.
     restores : bool
         Whether arrays that it changes for a while end as they were.
+    left : tuple of str
+        The arrays of the kernel that it takes as the kernel has left them.
     """
 
     def __init__(
@@ -155,9 +160,10 @@ class Derivative(Kernel):
         *,
         apart: bool = True,
         restores: bool = True,
+        left: tuple[str, ...] = (),
     ) -> None:
         self.base, self.mode, self.wanted, self.kept, self.apart = base, mode, wanted, kept, apart
-        self.unused, self.fresh, self.restores = unused, fresh, restores
+        self.unused, self.fresh, self.restores, self.left = unused, fresh, restores, left
         self.function = base.function
         self.name = f"{mode if wanted else 'program'} of {base.name}"
         self.options = base.options
@@ -257,7 +263,7 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart, self.restores
+        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart, self.restores, self.left
 
     def program(
         self,
@@ -312,11 +318,15 @@ class Derivative(Kernel):
             # Loops over the grid are in its text, which may need more than that of one trip.
             other = self._generate(parameters, weak, "cuda")
         except KernelError:
-            return plan  # there is none for CUDA, and who launches it there is told so
+            if self.left:
+                raise
+            # There is none for CUDA, and who launches it there is told so.
+            return dataclasses.replace(plan, lasting=frozenset())
         return dataclasses.replace(
             plan,
             reads=plan.reads | other.reads,
             snapshot=plan.snapshot | other.snapshot,
+            lasting=plan.lasting & other.lasting,
             writes=plan.writes | other.writes,
             spent=plan.spent & other.spent,
         )
@@ -339,7 +349,14 @@ class Derivative(Kernel):
         if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
-        how = {"apart": self.apart, "kept": self.kept, "fresh": self.fresh, "restores": self.restores, **limits}
+        how = {
+            "apart": self.apart,
+            "kept": self.kept,
+            "fresh": self.fresh,
+            "restores": self.restores,
+            "left": self.left,
+            **limits,
+        }
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
@@ -348,7 +365,7 @@ class Derivative(Kernel):
             text, private = _with_private(made)
         measured = None
         if made.stacks and target == "cuda":
-            counting = measure(program, self.wanted, f"{program.name}_stacks", restores=self.restores)
+            counting = measure(program, self.wanted, f"{program.name}_stacks", restores=self.restores, left=self.left)
             measured = dataclasses.replace(counting, text=_for(target, program, counting.text))
         return Plan(
             _for(target, program, text),
@@ -362,6 +379,7 @@ class Derivative(Kernel):
             made.reads,
             made.snapshot,
             made.writes | (adjoints - {f"{ADJOINT}{name}" for name in made.untouched}),
+            made.lasting,
             made.spent,
             measured,
             in_crew,
@@ -528,7 +546,14 @@ class Derivative(Kernel):
         key = "together"
         if key not in self.derivatives:
             self.derivatives[key] = Derivative(
-                self.base, self.mode, self.wanted, self.kept, self.unused, apart=False, restores=self.restores
+                self.base,
+                self.mode,
+                self.wanted,
+                self.kept,
+                self.unused,
+                apart=False,
+                restores=self.restores,
+                left=self.left,
             )
         made: Derivative = self.derivatives[key]
         return made
@@ -745,9 +770,10 @@ def derived(
     fresh: tuple[str, ...] = (),
     *,
     restores: bool = True,
+    left: tuple[str, ...] = (),
 ) -> Derivative:
     """Return a kernel's adjoint or tangent by some parameters; the same one every time."""
-    key = (mode, wanted, kept, unused, fresh, restores)
+    key = (mode, wanted, kept, unused, fresh, restores, left)
     found = base.derivatives.get(key)
     if found is None:
         if not base.options.get("enable_backward", True):
@@ -756,13 +782,14 @@ def derived(
                 "give no adjoints for it"
             )
         names = [parameter.name for parameter in base.parameters]
-        for name in (*wanted, *kept, *fresh, *unused):
+        for name in (*wanted, *kept, *fresh, *unused, *left):
             if name not in (wanted if name in (*kept, *fresh) else names):
                 raise NumbridgeValueError(
                     f"the {mode} of kernel {base.name!r} is asked for by {', '.join(wanted)}, and {name!r} is not among its "
                     f"parameters, {', '.join(names)}"
                 )
-        found = base.derivatives[key] = Derivative(base, mode, wanted, kept, unused, fresh, restores=restores)
+        found = Derivative(base, mode, wanted, kept, unused, fresh, restores=restores, left=left)
+        base.derivatives[key] = found
     made: Derivative = found
     return made
 

@@ -72,12 +72,22 @@ class ForwardSweep:
         Whether the function is given the memory of its stacks (see `measuring`), instead of stacks that grow.
     restores : bool
         Whether arrays of the kernel end as they were.
+    left : collection of str
+        Array parameters that hold what the kernel has left in them.
     """
 
-    def __init__(self, program: Program, wanted: Collection[str], slots: int, bounded: bool, restores: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        wanted: Collection[str],
+        slots: int,
+        bounded: bool,
+        restores: bool,
+        left: Collection[str] = (),
+    ) -> None:
         self.program, self.bounded = program, bounded
         self.activity = Activity(program, wanted)
-        self.needs = Needs(self.activity, restores=restores)
+        self.needs = Needs(self.activity, restores=restores, left=left)
         self.lines = Lines()
         self.construct = Construct(program.names, program.namespace, "_nb_")
         self._postponed: dict[If, Sweep] = {}

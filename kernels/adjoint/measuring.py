@@ -26,7 +26,9 @@ __all__ = ["measure"]
 _ENTRIES = 2  # for each element that is remembered: its address and its contents
 
 
-def measure(program: Program, wanted: Collection[str], name: str, *, restores: bool = True) -> Measured:
+def measure(
+    program: Program, wanted: Collection[str], name: str, *, restores: bool = True, left: Collection[str] = ()
+) -> Measured:
     """Return what counts the entries on the stacks of a program's adjoint, which must have some.
 
     Parameters
@@ -37,10 +39,10 @@ def measure(program: Program, wanted: Collection[str], name: str, *, restores: b
         The floating parameters whose adjoints are passed.
     name : str
         What to call the function.
-    restores : bool
+    restores, left
         As for `reverse`.
     """
-    return _Measuring(program, wanted, restores).run(name)
+    return _Measuring(program, wanted, restores, left).run(name)
 
 
 class _Trips(Checkpoints):
@@ -62,8 +64,8 @@ class _Trips(Checkpoints):
 
 
 class _Measuring(ForwardSweep):
-    def __init__(self, program: Program, wanted: Collection[str], restores: bool) -> None:
-        super().__init__(program, wanted, MOST_SLOTS, True, restores)
+    def __init__(self, program: Program, wanted: Collection[str], restores: bool, left: Collection[str]) -> None:
+        super().__init__(program, wanted, MOST_SLOTS, True, restores, left)
         raises = [op for op in walk(program.body) if isinstance(op, Raise)]
         again = [op for op in walk(program.body) if op in self.needs.replayed]
         self._undone = [op for op in again if self._is_kept(op)]

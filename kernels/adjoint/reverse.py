@@ -69,6 +69,8 @@ class Reversed:
         Arrays whose contents the adjoint reads.
     snapshot : frozenset of str
         Arrays that the kernel changes and whose contents before the launch the adjoint reads.
+    lasting : frozenset of str
+        Those of them that another adjoint could take as the kernel has left them.
     writes : frozenset of str
         Arrays of the kernel that the adjoint changes for a while; they end as they were if it `restores` them.
     untouched : frozenset of str
@@ -93,6 +95,7 @@ class Reversed:
     sums: tuple[tuple[str, str], ...]
     reads: frozenset[str]
     snapshot: frozenset[str]
+    lasting: frozenset[str]
     writes: frozenset[str]
     untouched: frozenset[str]
     spent: frozenset[str]
@@ -112,6 +115,7 @@ def reverse(
     kept: Collection[str] = (),
     fresh: Collection[str] = (),
     restores: bool = True,
+    left: Collection[str] = (),
     slots: int = MOST_SLOTS,
     bounded: bool = False,
     returns: bool = True,
@@ -135,6 +139,8 @@ def reverse(
         and no other thread's; elements that no thread has keep what they hold.
     restores : bool
         Whether arrays of the kernel end as they were, or may hold what the kernel stores where that needs nothing remembered.
+    left : collection of str
+        Arrays that hold what the kernel has left in them, and no longer what they held before.
     slots : int
         How many trips of a loop are kept at once, at most; a power of two.
     bounded : bool
@@ -148,7 +154,7 @@ def reverse(
     KernelUnsupportedError
         If the gradient would not be exact; the message shows where, and what to do.
     """
-    made = _Reverse(program, wanted, apart, slots, bounded, restores)
+    made = _Reverse(program, wanted, apart, slots, bounded, restores, left)
     made.keep(kept)
     made.freshen(fresh)
     return made.run(name, returns=returns)
@@ -156,9 +162,17 @@ def reverse(
 
 class _Reverse(LoopReversal):
     def __init__(
-        self, program: Program, wanted: Collection[str], apart: bool, slots: int, bounded: bool, restores: bool
+        self,
+        program: Program,
+        wanted: Collection[str],
+        apart: bool,
+        slots: int,
+        bounded: bool,
+        restores: bool,
+        left: Collection[str],
     ) -> None:
-        super().__init__(program, wanted, apart, slots, bounded, restores)
+        super().__init__(program, wanted, apart, slots, bounded, restores, left)
+        self._as_left = frozenset(left)
         parameters = {parameter.name: parameter for parameter in program.parameters}
         self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
@@ -198,15 +212,18 @@ class _Reverse(LoopReversal):
         changed = {a.parameter for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
+        reads = frozenset(a.parameter for a in self.needs.read)
+        snapshot = frozenset(a.parameter for a in self.needs.snapshot)
+        writes = frozenset(a.parameter for a in replayed if a.kind == "parameter")
         return Reversed(
             text,
             name,
             arrays,
             tuple(p.name for p in scalars),
             tuple((p.name, str(k) if part else "") for p in scalars for k, part in enumerate(places(p.item))),
-            reads=frozenset(a.parameter for a in self.needs.read),
-            snapshot=frozenset(a.parameter for a in self.needs.snapshot),
-            writes=frozenset(a.parameter for a in replayed if a.kind == "parameter"),
+            reads=reads,
+            snapshot=snapshot,
+            writes=writes,
             untouched=frozenset(set(arrays) - changed),
             spent=frozenset(set(arrays) & self._only_stored(ops)),
             shared=bool(self._shared),
@@ -214,6 +231,7 @@ class _Reverse(LoopReversal):
             stacks=len(self._stacks),
             may_raise=any(isinstance(op, Raise) for op in ops),
             has_loop=any(isinstance(op, Loop) for op in ops),
+            lasting=self.needs.lasting() - self._as_left if snapshot else frozenset(),
         )
 
     def _only_stored(self, ops: Sequence[Op]) -> set[str]:

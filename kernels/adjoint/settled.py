@@ -38,6 +38,7 @@ from numbridge.kernels.adjoint.ir import (
     walk,
 )
 from numbridge.kernels.adjoint.survey import Survey
+from numbridge.kernels.adjoint.thread_sharing import own_arrays
 
 __all__ = ["Settled"]
 
@@ -109,6 +110,9 @@ class Settled:
         self._loads: dict[Array, list[Load]] = {}
         self._answers: dict[tuple[Load, Store, Loop], bool] = {}
         self._loops: dict[Array, set[Loop]] = {}
+        # Those of which everything that is asked here can be told
+        self._known: set[Array] = set()
+        self._own = own_arrays(program)
         if program.in_blocks:
             return  # what others store, and when, is another matter
         others: set[Array] = {*left_out}
@@ -126,6 +130,7 @@ class Settled:
         for array, stores in self._stores.items():
             pairs = len(stores) * len(self._loads.get(array, ()))
             if array not in others and array.kind != "shared" and pairs <= _MOST_PAIRS:
+                self._known.add(array)
                 self._loops[array] = {loop for store in stores for loop in survey.loops(store)}
 
     def loop(self, array: Array, op: Op) -> Loop | None:
@@ -176,7 +181,23 @@ class Settled:
             self._loops[array].remove(loop)
         return bool(wrong)
 
+    def overtaken(self, array: Array, read: Collection[Value]) -> Load | None:
+        """Return a load, of those whose results are read, of an element that may be stored to after it, if there is one.
+
+        Without one, the array holds at the end of the kernel what each of these loads found. Where other threads may store, or
+        load what a thread stores, nothing is known.
+        """
+        loads = [op for op in self._loads.get(array, ()) if op.result in read]
+        if not (array in self._known and array in self._own):
+            return next(iter(loads), None)
+        return next((load for load in loads for store in self._stores[array] if self._may_end(store, load)), None)
+
     # What comes after what
+
+    def _may_end(self, store: Store, load: Load) -> bool:
+        """Tell whether something may be stored to an element at any time after it was loaded."""
+        around = self._survey.loops(store)
+        return self._follows(store, load, [loop for loop in reversed(self._survey.loops(load)) if loop in around])
 
     def _may_follow(self, store: Store, load: Load, loop: Loop) -> bool:
         """Tell whether, in a loop around both, something may be stored to an element after it was loaded."""

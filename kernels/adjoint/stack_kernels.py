@@ -41,7 +41,13 @@ class StackKernel(Derivative):
     def __init__(self, adjoint: Derivative, given: tuple[str, ...]) -> None:
         how = (adjoint.kept, adjoint.unused, adjoint.fresh)
         super().__init__(
-            adjoint.base, adjoint.mode, adjoint.wanted, *how, apart=adjoint.apart, restores=adjoint.restores
+            adjoint.base,
+            adjoint.mode,
+            adjoint.wanted,
+            *how,
+            apart=adjoint.apart,
+            restores=adjoint.restores,
+            left=adjoint.left,
         )
         self.original, self.given = adjoint, given
         self.measures = given == (NEEDS,)

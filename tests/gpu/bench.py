@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from numbridge.command_line.comparison import CUDA_PEERS
-from numbridge.command_line.cuda_work import cuda_works
+from numbridge.command_line.cuda_work import LAUNCHES, cuda_works
 from numbridge.command_line.sample_kernels import empty_of_three
 from numbridge.kernels.cuda_backend import cuda_driver
 
@@ -111,29 +111,56 @@ class Bench:
         )
 
 
-def bare_launch():
-    """Return a call that does nothing but cuLaunchKernel of an empty kernel, 1,000 times, from compiled code."""
+def empty_kernels():
+    """Return the handles of two empty kernels of three arrays: ours, of seven parameters for each, and CuPy's, of pointers."""
+    import cupy
+
+    code = compile(empty_of_three)
+    text = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
+    return cuda_driver.devices().load(code[0], code[1], 0), cupy.RawKernel(text, "empty").kernel.ptr
+
+
+def bare_launch(handle, *, in_one_piece=False):
+    """Return a call that does nothing but cuLaunchKernel of an empty kernel, so many times, from compiled code.
+
+    The driver is given where each parameter lies, or all of them in one piece of memory, laid out as the kernel has them.
+    """
     import ctypes
 
     from numba import cfunc, types
 
     from numbridge.kernels.native.memory import indirect
 
-    devices = cuda_driver.devices()
-    code = compile(empty_of_three)
-    handle, launch = devices.load(code[0], code[1], 0), devices.launch_function(cooperative=False)
+    launch = cuda_driver.devices().launch_function(cooperative=False)
     call = indirect(types.int32, 11)
-    places = (ctypes.c_void_p * 64)(*[ctypes.addressof(ctypes.c_int64())] * 64)
-    address = ctypes.addressof(places)
+    number = ctypes.c_int64()
+    places = (ctypes.c_void_p * 64)(*[ctypes.addressof(number)] * 64)
+    size, buffer = ctypes.c_size_t(parameter_bytes(handle)), (ctypes.c_char * 4096)()
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END
+    pieces = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+    one, other = (0, ctypes.addressof(pieces)) if in_one_piece else (ctypes.addressof(places), 0)
 
     @cfunc("int64(int64)")
     def many(count):
         failed = 0
         for _ in range(count):
-            failed += call(launch, handle, 1, 1, 1, 256, 1, 1, 0, 0, address, 0)
+            failed += call(launch, handle, 1, 1, 1, 256, 1, 1, 0, 0, one, other)
         return failed
 
-    return many.ctypes, places
+    return many.ctypes, (number, places, size, buffer, pieces)
+
+
+def parameter_bytes(handle):
+    """Return the size of all parameters of a kernel, as it has them in memory."""
+    import ctypes
+
+    ask = ctypes.CDLL("libcuda.so.1").cuFuncGetParamInfo
+    ask.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    total = count = 0
+    while ask(handle, count, ctypes.byref(offset), ctypes.byref(size)) == 0:
+        total, count = offset.value + size.value, count + 1
+    return total
 
 
 def compile(kernel):
@@ -145,17 +172,23 @@ def compile(kernel):
 
 
 def bare_microseconds():
-    """Return the median time of a bare launch."""
-    many, keep = bare_launch()
-    found = []
+    """Return the median times of bare launches, by what is launched; the first is what our launches contain."""
+    ours, pointers = empty_kernels()
+    launches = {
+        "bare cuLaunchKernel": bare_launch(ours),
+        "bare, parameters in one piece": bare_launch(ours, in_one_piece=True),
+        "bare, of RawKernel's": bare_launch(pointers),
+        "bare, of RawKernel's, in one piece": bare_launch(pointers, in_one_piece=True),
+    }
+    found = {name: [] for name in launches}
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        assert many(300) == 0
-        found.append((time.perf_counter() - start) / 300 * 1e6)
+        for name, (many, _) in launches.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            assert many(LAUNCHES) == 0
+            found[name].append((time.perf_counter() - start) / LAUNCHES * 1e6)
     torch.cuda.synchronize()
-    del keep
-    return statistics.median(found)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def saxpy_by_torch():
@@ -252,7 +285,7 @@ def main() -> None:
     write(bench, folders)
     bare = {}
     with bench.noted("CUDA: bare cuLaunchKernel"):
-        bare = {"bare cuLaunchKernel": bare_microseconds()}
+        bare = bare_microseconds()
     # Made when its row is measured, so that two programs' arrays are never there at once.
     more = {
         "CUDA: 3 cupy arrays, empty kernel, forall": lambda: bare,

@@ -81,6 +81,14 @@ def split(x, first, second):
 
 
 @nb.kernel
+def through(x, first, second):
+    """What it needs of the first one is what it leaves there."""
+    i = nb.tid()
+    first[i] = 0.5 * first[i] + math.exp(x[i])
+    second[i] = first[i] * first[i] * x[i]
+
+
+@nb.kernel
 def total(x, loss):
     i = nb.tid()
     nb.atomic_add(loss, 0, x[i] * x[i])
@@ -460,3 +468,52 @@ def test_a_part_of_what_was_recorded_may_be_what_a_gradient_starts_from():
         nb.launch(square, 4, [x], [y])
     tape.backward(grads={y[1:3]: np.ones(2)})
     assert x.grad.list() == [0, 4, 6, 0] and tape.gradients[y].list() == [0] * 4
+
+
+def derivative_of_through(x, first):
+    """The gradient of the sum of what `through` makes second, by x, and by what was first before."""
+    first = 0.5 * first + np.exp(x)
+    return 2 * first * np.exp(x) * x + first * first, 2 * first * x * 0.5
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_what_an_adjoint_reads_as_the_launch_leaves_it_is_not_copied(is_large, request):
+    spared = request.getfixturevalue("all_are_large") if is_large else []
+    x, first, second = leaf(), nb.array(np.array([0.1, -0.2, 0.3]), requires_grad=True, device="cpu"), fresh()
+    wanted = derivative_of_through(x.numpy(), first.numpy())
+    with nb.Tape() as tape:
+        nb.launch(through, 3, [x, first], [second])
+    assert tape.kept_bytes == 0
+    for times in (1, 2):
+        tape.backward(grads={second: np.ones(3)}, retain_graph=True)
+        assert np.allclose(x.grad.numpy(), times * wanted[0]) and np.allclose(first.grad.numpy(), times * wanted[1])
+    assert len(spared) == (2 if is_large else 0)
+
+
+@pytest.mark.parametrize("change", ["a launch", "a method", "another tape"])
+def test_what_a_launch_left_is_copied_before_it_is_overwritten(change):
+    x, first, second = leaf(), nb.array(np.array([0.1, -0.2, 0.3]), requires_grad=True, device="cpu"), fresh()
+    wanted = derivative_of_through(x.numpy(), first.numpy())
+    with nb.Tape() as tape:
+        nb.launch(through, 3, [x, first], [second])
+        assert tape.kept_bytes == 0
+        if change == "a launch":
+            nb.launch(double, 3, [first])
+    if change == "a method":
+        first.fill_(7.0)
+    elif change == "another tape":
+        with nb.Tape():
+            nb.launch(double, 3, [first])
+    assert tape.kept_bytes == first.nbytes
+    tape.backward(grads={second: np.ones(3)})
+    assert np.allclose(x.grad.numpy(), wanted[0]) and np.allclose(first.grad.numpy(), wanted[1])
+
+
+def test_what_a_launch_left_and_something_else_changed_is_refused():
+    x, first, second = leaf(), nb.array(np.array([0.1, -0.2, 0.3]), requires_grad=True, device="cpu"), fresh()
+    with nb.Tape() as tape:
+        nb.launch(through, 3, [x, first], [second])
+    first.numpy()[1] = 5.0
+    with pytest.raises(nb.NumbridgeError, match="'first' of kernel 'through' has been changed since the launch"):
+        tape.backward(grads={second: np.ones(3)})
+    assert not x.grad.numpy().any()

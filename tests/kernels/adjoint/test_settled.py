@@ -1,4 +1,7 @@
-"""Loops that leave arrays as their trips read them: which these are, what their reverse spares, and that gradients are right."""
+"""Loops, and kernels, that leave arrays as they read them: which ones, what their reverse spares, and that gradients are right.
+
+That an adjoint gives the same, to the last bit, where it is given arrays as the kernel has left them, `check` looks at itself.
+"""
 
 from __future__ import annotations
 
@@ -239,6 +242,138 @@ def test_recurrences_without_stacks(function):
     values = arrays(2)
     made = reverse(program_of(kernel(function), values), ["x", "y"], "adjoint", restores=False)
     assert not made.stacks and "_nb_stack" not in made.text and made.writes == {"y"}
+
+
+@pytest.mark.parametrize("function", SETTLED, ids=lambda function: function.__name__)
+def test_which_arrays_may_be_given_as_they_were_left(function):
+    made, _ = adjoint_of(kernel(function), arrays(2))
+    is_left = SETTLED[function] and function not in (linear, under_the_diagonal_twice)
+    assert made.lasting == ({"y"} if is_left else set())
+
+
+def stored_and_read(x, y, z):
+    i = tid()
+    y[0, i] = math.exp(x[0, i])
+    z[0, i] = y[0, i] * y[0, i] * z[1, i]
+
+
+def read_and_stored(x, y, z):
+    i = tid()
+    z[0, i] = y[0, i] * y[0, i]
+    y[0, i] = x[0, i]
+
+
+def both_of_one(x, y, z):
+    """Of the old contents there is only a multiple."""
+    i = tid()
+    y[0, i] = 0.5 * y[0, i] + x[0, i]
+    z[0, i] = z[0, i] + math.sin(y[0, i])
+
+
+def stored_in_a_branch(x, y, z):
+    i = tid()
+    if x[0, i] > 0.7:
+        y[0, i] = x[1, i]
+    z[0, i] = y[0, i] * y[0, i]
+
+
+def read_in_the_other_branch(x, y, z):
+    """No thread does both, but that is not looked at."""
+    i = tid()
+    if x[0, i] > 0.7:
+        z[0, i] = y[0, i] * y[0, i]
+    else:
+        y[0, i] = x[1, i]
+
+
+def chosen_by_what_changes(x, y, z):
+    i = tid()
+    if y[0, i] > 0.7:
+        z[0, i] = x[0, i] * x[0, i]
+    y[0, i] = x[1, i]
+
+
+def chosen_by_what_changed(x, y, z):
+    i = tid()
+    y[0, i] = x[1, i]
+    if y[0, i] > 0.7:
+        z[0, i] = x[0, i] * x[0, i]
+
+
+def of_a_neighbour(x, y, z):
+    """Who stores y[1, i] to thread i - 1's place may come before or after it."""
+    i = tid()
+    y[0, i] = x[0, i]
+    z[0, i] = y[1, (i + 1) % 2] * y[1, (i + 1) % 2]
+
+
+def rows_of_others(x, y, z):
+    """Each thread has a column of y, but reads a row of what others store to."""
+    i = tid()
+    y[i, 0] = x[0, i]
+    z[0, i] = y[0, i] * y[0, i]
+
+
+def by_an_unknown_index(x, y, z):
+    i = tid()
+    j = int(x[0, i] * 2.0)
+    y[j, i] = x[1, i]
+    z[0, i] = y[0, i] * y[0, i]
+    y[j + 1, i] = x[2, i]
+
+
+def a_loop_after_another(x, y, z):
+    i = tid()
+    for k in range(y.shape[0]):
+        y[k, i] = math.sin(x[k, i])
+    for k in range(y.shape[0]):
+        z[k, i] = y[k, i] * y[k, i]
+
+
+def a_loop_before_another(x, y, z):
+    i = tid()
+    for k in range(y.shape[0]):
+        z[k, i] = y[k, i] * y[k, i]
+    for k in range(y.shape[0]):
+        y[k, i] = math.sin(x[k, i])
+
+
+def atomically(x, y, z):
+    i = tid()
+    nb.atomic_add(y, (0, i), x[0, i])
+    z[0, i] = z[1, i] * x[1, i]
+
+
+ONCE = {
+    stored_and_read: "yz",
+    read_and_stored: "",
+    both_of_one: "y",
+    stored_in_a_branch: "y",
+    read_in_the_other_branch: "",
+    chosen_by_what_changes: "",
+    chosen_by_what_changed: "y",
+    of_a_neighbour: "",
+    rows_of_others: "",
+    by_an_unknown_index: "",
+    a_loop_after_another: "y",
+    a_loop_before_another: "",
+    atomically: "z",
+}
+
+
+@pytest.mark.parametrize("function", ONCE, ids=lambda function: function.__name__)
+def test_arrays_that_a_kernel_leaves_as_it_reads_them(function):
+    made = kernel(function)
+    given, _ = adjoint_of(made, arrays(3))
+    assert given.lasting == set(ONCE[function]), given.text
+    if function not in (of_a_neighbour, rows_of_others):  # of which differences depend on who comes first
+        check(made, THREADS, *arrays(3))
+
+
+@pytest.mark.parametrize("function", [read_and_stored, a_loop_before_another, by_an_unknown_index])
+def test_what_is_stored_after_it_was_read_cannot_be_taken_as_it_was_left(function):
+    with pytest.raises(nb.KernelUnsupportedError, match="'y' here, after it has read it"):
+        adjoint_of(kernel(function), arrays(3), left=["y"])
 
 
 def cumulated(x, y, n):
