@@ -79,6 +79,8 @@ def compile_for_cuda(kernel, parameters, weak):
 
 
 def pytest_configure():
+    # Compilers make many objects that live long, and few cycles: by default, looking for these takes a tenth of the time.
+    gc.set_threshold(100_000, 20, 20)
     remember_ptx()
     remember_lowered()
     on_the_cpu, has_devices = variant._cpu_variant, cuda_driver.driver_count() > 0
