@@ -144,31 +144,33 @@ class Form:
     """How a kernel is launched: a letter for each parameter, capital for those that it writes, and what gives it its threads.
 
     ``v`` is a vector, ``m`` and ``t`` are a matrix and one of the transposed shape, ``i`` is the array of integers, ``s`` is a
-    number, and ``k`` that of a row.
+    number, and ``k`` that of a row. For arrays that are all contiguous another one is compiled, so a kernel is launched on such
+    ones only, or never.
     """
 
     kernel: Any
     parameters: str
+    is_contiguous: bool = False
     threads: str = "v"
 
 
 FORMS = (
     Form(product, "vvV"),
     Form(in_place, "Vs"),
-    Form(added, "vV"),
-    Form(chain, "vVV"),
-    Form(chain_in_place, "vVV"),
+    Form(added, "vV", True),
+    Form(chain, "vVV", True),
+    Form(chain_in_place, "vVV", True),
     Form(stored_twice, "vVV"),
-    Form(chosen, "vVs"),
-    Form(neighbours, "vV"),
+    Form(chosen, "vVs", True),
+    Form(neighbours, "vV", True),
     Form(permuted, "viV"),
-    Form(scattered, "viV"),
-    Form(turned, "Ik"),
-    Form(rows_forwards, "mMV"),
+    Form(scattered, "viV", True),
+    Form(turned, "Ik", True),
+    Form(rows_forwards, "mMV", True),
     Form(rows_backwards, "mMs"),
     Form(rows_ahead, "mMV"),
     Form(one_row, "vMVk"),
-    Form(plane, "tMT", "m"),
+    Form(plane, "tMT", threads="m"),
 )
 KERNELS = {form.kernel.name: form.kernel for form in FORMS}
 MATRICES, VECTORS, OF_NUMPY = ("a", "b", "c"), ("p", "q", "r"), "w"
@@ -316,16 +318,21 @@ class RecordedWriter:
             self.varied += map(self.value, (text for text in written if text != "index"))
 
     def launch(self) -> None:
-        form = self.one_of(FORMS)
+        """Launch a kernel, unless no arguments that will do are found."""
+        form = self.one_of([form for form in FORMS if form.is_contiguous or not self.is_whole])
         length = SIDE if "i" in form.parameters.lower() else self.extent()
         rows = self.extent()
         for _ in range(20):
             arguments = [self.argument(letter.lower(), rows, length) for letter in form.parameters]
             written = [a for a, letter in zip(arguments, form.parameters, strict=True) if letter.isupper()]
             arrays = [a for a, letter in zip(arguments, form.parameters, strict=True) if letter not in "sk"]
+            is_contiguous = all(self.value(a).flags.c_contiguous for a in arrays)
             # Refused, where a gradient passes
-            if sum(self.share(one, other) for one in written for other in arrays) == len(written):
+            is_apart = sum(self.share(one, other) for one in written for other in arrays) == len(written)
+            if is_contiguous == form.is_contiguous and (is_apart or self.pick(200) == 0):
                 break
+        else:
+            return
         self.note([a for a in arrays if a not in written], written)
         fewer = self.one_of((1, 1, 2, length)) if "I" not in form.parameters and self.pick(4) == 0 else 0
         dim = f"({rows}, {length - fewer})" if form.threads == "m" else length - fewer
@@ -394,7 +401,9 @@ class RecordedWriter:
     def function(self, head: str, least: int, most: int, *, tells: bool = False) -> str:
         self.lines = [head]
         for _ in range(least + self.pick(most - least + 1)):
-            self.statement()
+            before = len(self.lines)
+            while len(self.lines) == before:
+                self.statement()
             self.steps += 1
             self.lines += [f"at({self.steps})"] if tells else []
         return "\n    ".join(self.lines) + "\n"
