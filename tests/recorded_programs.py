@@ -139,6 +139,13 @@ def plane(x, y, z):
     z[j, i] = z[j, i] * y[i, j] + y[i, j]
 
 
+@nb.kernel
+def without_bits(x, bits, y):
+    i = nb.tid()
+    bits[i] = 0
+    y[i] = x[i] * x[i]
+
+
 @dataclass(frozen=True)
 class Form:
     """How a kernel is launched: a letter for each parameter, capital for those that it writes, and what gives it its threads.
@@ -172,7 +179,7 @@ FORMS = (
     Form(one_row, "vMVk"),
     Form(plane, "tMT", threads="m"),
 )
-KERNELS = {form.kernel.name: form.kernel for form in FORMS}
+KERNELS = {kernel.name: kernel for kernel in (*(form.kernel for form in FORMS), without_bits)}
 MATRICES, VECTORS, OF_NUMPY = ("a", "b", "c"), ("p", "q", "r"), "w"
 NAMES = (*MATRICES, *VECTORS, OF_NUMPY)
 
@@ -228,10 +235,13 @@ def initial(seed: int) -> dict[str, Any]:
 class RecordedWriter:
     """Writes one program; `pick(n)` is the next choice, below `n`.
 
-    It knows where arrays lie by arrays of NumPy's, of which the texts of views are evaluated as well.
+    One that `hides` changes arrays also in ways that a tape is not told of, or cannot reverse; what it begins and ends with is
+    copied then, so that the tape sees all of it. Where arrays lie is known by arrays of NumPy's, of which the texts of views are
+    evaluated as well.
     """
 
     pick: Callable[[int], int]
+    hides: bool = False
     lines: list[str] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=lambda: {name: 0 * value for name, value in initial(0).items()})
     # What has been used before, by its shape: it is likely to be used again
@@ -337,7 +347,9 @@ class RecordedWriter:
         fewer = self.one_of((1, 1, 2, length)) if "I" not in form.parameters and self.pick(4) == 0 else 0
         dim = f"({rows}, {length - fewer})" if form.threads == "m" else length - fewer
         name = form.kernel.name
-        if self.pick(3):
+        if self.hides and self.pick(6) == 0:
+            self.lines.append(f"nb.launch({name}, {dim}, [{', '.join(arguments)}], record_tape=False)")
+        elif self.pick(3):
             self.lines.append(f"nb.launch({name}, {dim}, [{', '.join(arguments)}])")
         else:
             self.lines.append(f"{name}.forall({dim})({', '.join(arguments)})")
@@ -387,7 +399,29 @@ class RecordedWriter:
         self.note([given], [name])
         self.lines.append(f"{name} = {self.one_of((f'{given}.clone()', f'nb.clone({given})', f'nb.array({given})'))}")
 
+    def hidden(self) -> None:
+        """Change elements by others, or as integers, unless no arrays that will do are found."""
+        if self.pick(3) == 0:
+            made = self.of_methods(*self.shape())
+            self.note([], [made], by=[])
+            self.lines.append(f"{made}.numpy()[...] = 0.25")
+            return
+        x, made, y = (self.view(SIDE), self.of_methods(SIDE), self.view(SIDE))
+        is_contiguous = all(self.value(a).flags.c_contiguous for a in (x, made, y))
+        if not is_contiguous or self.share(x, made) or self.share(x, y) or self.share(made, y):
+            return
+        if self.pick(2):
+            self.note([], [made], by=[])
+            self.lines.append(f"{made}.view(nb.int64).zero_()")
+        else:
+            self.note([x], [y])
+            self.note([], [made], by=[])
+            self.lines.append(f"nb.launch(without_bits, {SIDE}, [{x}, {made}.view(nb.int64), {y}])")
+
     def statement(self) -> None:
+        if self.hides and self.pick(5) == 0:
+            self.hidden()
+            return
         kind = self.pick(20)
         if kind < 15:
             self.launch()
@@ -412,11 +446,15 @@ class RecordedWriter:
         leaves = [name for name in (*MATRICES, *VECTORS) if self.pick(2)] or ["a"]
         self.varied += map(self.value, leaves)
         self.is_whole = self.pick(4) == 0
-        retained = [name for name in leaves if self.pick(8) == 0]
+        retained = [name for name in leaves if self.pick(8) == 0 and not self.hides]
         text = self.function(f"def generated({', '.join(self.arrays)}, at):", 2, 8, tells=True)
         last = {name: self.arrays[name].copy() for name in leaves}
         made = [name for name in self.arrays if name != "index"]
-        text += f"    return [{', '.join(made)}, index]\n"
+        if self.hides:
+            head, body = text.split("\n", 1)
+            text = f"{head}\n    copies = [{', '.join(f'{name}.clone()' for name in leaves)}]\n{body}"
+        returned = [f"nb.array({name})" if self.hides else name for name in made]
+        text += f"    return [{', '.join(returned)}, index]\n"
         seeds = tuple(k for k, name in enumerate(made) if name in self.touched and self.is_varied(name))
         after = self.function(f"def after({', '.join((*made, 'index'))}):", 1, 3)
         return Recorded(text, after, tuple(leaves), tuple(retained), seeds, last)
