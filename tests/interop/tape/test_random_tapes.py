@@ -146,5 +146,5 @@ def test_random_programs_on_large_arrays(monkeypatch):
 
 
 def test_what_tapes_are_not_told_of_is_refused_or_does_no_harm():
-    compared, refused = check(range(PROGRAMS), re.compile(f"{REFUSED.pattern}|{HIDDEN.pattern}"), hides=True)
-    assert compared > 0.4 * PROGRAMS and refused > 0.2 * PROGRAMS, (compared, refused)
+    compared, refused = check(range(2 * PROGRAMS), re.compile(f"{REFUSED.pattern}|{HIDDEN.pattern}"), hides=True)
+    assert compared > 0.8 * PROGRAMS and refused > 0.4 * PROGRAMS, (compared, refused)
