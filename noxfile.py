@@ -86,6 +86,13 @@ def function_gradient_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def tape_fuzz(session: nox.Session) -> None:
+    """Check the gradients of 10,000 random programs on a tape against differences; another number may follow ``--``."""
+    session.env["NUMBRIDGE_TAPE_PROGRAMS"] = session.posargs[0] if session.posargs else "10000"
+    run_in_environment(session, "pytest", "tests/interop/tape/test_random_tapes.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

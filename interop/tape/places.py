@@ -44,6 +44,8 @@ class Place:
         Whether arrays here have gradients; lie in the CPU's memory; have elements with several indices.
     is_varied, meets_varied : bool
         Whether what lies here depends on something that requires a gradient; or what shares memory with it does.
+    is_leaf, meets_leaf : bool
+        Whether what was recorded here required a gradient itself; or what shares memory with it did.
     holder : object
         What holds the memory that was recorded, even if a tensor is given other memory.
     is_made : bool
@@ -58,7 +60,7 @@ class Place:
 
     # Most places never differ from these.
     holder: Any = None
-    is_varied = meets_varied = is_made = repeats = False
+    is_varied = meets_varied = is_leaf = meets_leaf = is_made = repeats = False
     checksum, looked_at = 0, -1
     read: int | None = None
     carried: int | None = None
@@ -71,8 +73,11 @@ class Place:
         self.is_on_cpu = found.device_type == dl.CPU
         if not found.word & nb.CONTIGUOUS:
             self.repeats = repeats(found)
-        if links:
-            self.meets_varied = any(other.is_varied for other in links)
+        for other in links:
+            if other.is_varied:
+                self.meets_varied = True
+            if other.is_leaf:
+                self.meets_leaf = True
 
     @property
     def is_empty(self) -> bool:
@@ -89,6 +94,17 @@ class Place:
             self.is_varied = True
             for other in self.links:
                 other.meets_varied = True
+
+    def require(self) -> None:
+        """Say that what lies here requires a gradient."""
+        if not self.is_leaf:
+            self.is_leaf = True
+            for other in self.links:
+                other.meets_leaf = True
+
+    def beneath(self) -> list[Place]:
+        """Return what carries gradients in this memory, if it is read as something that has none."""
+        return [other for other in self.links if other.is_float and (other.is_varied or other.is_leaf)]
 
 
 class Places:

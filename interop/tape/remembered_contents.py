@@ -55,6 +55,14 @@ class RememberedContents:
             if place.carried is None and place.is_on_cpu:
                 place.carried = self._now(place)
 
+    def are_carried(self, places: Iterable[Place]) -> bool:
+        """Tell whether anything is remembered of what shares memory with some places and carries gradients."""
+        for place in places:
+            for other in place.links:
+                if other.carried is not None:
+                    return True
+        return False
+
     def renew_carried(self, changed: Place) -> None:
         """Remember what every place that shares memory with one holds now, if it carries a gradient."""
         for place in changed.links:

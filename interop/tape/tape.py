@@ -179,8 +179,14 @@ class Tape:
         for place in changed:
             self._keep_before(place)
             place.is_made = True
-        if event is None:
+        # Adjoints that a backward pass within this tape's block launches are another tape's.
+        if event is None and (signature.is_derivative and not watching.is_recorded()):
             return None
+        for k in signature.without_floats:
+            by = f"kernel {kernel.name!r}, to parameter {kernel.label(signature.names[k])!r}"
+            self._refuse_beneath(at[k], by, is_unrecorded=not watching.is_recorded())  # type: ignore[arg-type]
+        if event is None:
+            return self._watching(changed, f"the launch of kernel {kernel.name!r}")
         foreign = self._contents.changed(event.places)
         if foreign:
             self._refuse_gradients(foreign, f"the launch of kernel {kernel.name!r}")
@@ -188,6 +194,29 @@ class Tape:
             for k in event.recipe.snapshot:
                 self._keep(event, k, {})
         return functools.partial(self._record, kernel, event, changed)
+
+    def _refuse_beneath(self, place: Place, by: str, *, is_unrecorded: bool = False) -> None:
+        """Let no gradient pass what is about to be written to memory that carries some, as elements that have none."""
+        beneath = place.beneath()
+        if beneath:
+            why = f"{by}, as elements that are no floating-point numbers"
+            self._events.append(OpaqueEvent(beneath, why, is_unrecorded))
+
+    def _watching(self, changed: Sequence[Place], before: str) -> Callable[..., None] | None:
+        """Prepare for a change on which no gradient depends; return what remembers it, where gradients are carried nearby.
+
+        An array that carries some was recorded as a whole, of which this may be a part on which nothing depends.
+        """
+        if not self._contents.are_carried(changed):
+            return None
+        foreign = self._contents.changed(changed)
+        if foreign:
+            self._refuse_gradients(foreign, before)
+
+        def remember(*, has_raised: bool = False) -> None:
+            self._contents.remember_carried((), changed)
+
+        return remember
 
     def _record(self, kernel: Kernel, event: Event, changed: Sequence[Place], *, has_raised: bool = False) -> None:
         """Record a launch that has run, or has raised and may have written a part."""
@@ -239,14 +268,14 @@ class Tape:
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
         if meet(at, signature.pairs):
             signature.refuse_overlaps(at)
-        for argument in required:
-            self._remember_array(argument)
+        for k in required:
+            self._remember_array(arguments[k], at[k])  # type: ignore[arg-type]
         return LaunchEvent(signature.recipe(active), geometry, arguments, at)
 
     def _active(
         self, signature: Signature, arguments: Sequence[Any], at: Sequence[Any]
-    ) -> tuple[tuple[int, ...], list[Any]]:
-        """Return the parameters that gradients pass through to what the kernel writes, and what requires a gradient.
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """Return the parameters that gradients pass through to what the kernel writes, and those that require a gradient.
 
         Without anything on which a gradient depends there are none.
         """
@@ -255,9 +284,9 @@ class Tape:
             place = at[k]
             if place.is_float:
                 if _requires_grad(arguments[k]):
-                    required.append(arguments[k])
+                    required.append(k)
                     is_varied = True
-                elif place.meets_varied or (self._has_empty and place.is_empty):
+                elif place.meets_varied or (is_written and place.meets_leaf) or (self._has_empty and place.is_empty):
                     is_varied = True
                 elif not is_written:
                     continue
@@ -282,15 +311,17 @@ class Tape:
                 return self._copying(operation, array, place, source, there)
         self._keep_before(place)
         place.is_made = True
-        if not place.is_float or not self._is_varied(array, place):
-            return None
+        if not place.is_float:
+            self._refuse_beneath(place, operation)
+        if not place.is_float or not (self._is_varied(array, place) or place.meets_leaf):
+            return self._watching([place], operation)
         self._look_for_changes(place, operation)
 
         def record() -> None:
             whole = operation in ("fill_", "zero_", "assign")
             self._objects.append(array)
             self._events.append(FillEvent([place]) if whole else OpaqueEvent([place], operation))
-            self._contents.remember_carried([place], [place])
+            self._contents.remember_carried((), [place])
 
         return record
 
@@ -308,7 +339,7 @@ class Tape:
             )
         places = [self._places.keep(given), place]
         if _requires_grad(source):
-            self._remember_array(source)
+            self._remember_array(source, places[0])
         self._objects += [source, array]
         _hold(places[0], source)
         for changed in places:
@@ -332,7 +363,7 @@ class Tape:
         if given.is_float and place.is_float and self._is_varied(source, given):
             places = [self._places.keep(given.found), place]
             if _requires_grad(source):
-                self._remember_array(source)
+                self._remember_array(source, places[0])
             self._objects += [source, made]
             _hold(places[0], source)
             self._contents.look_again()
@@ -349,8 +380,9 @@ class Tape:
         if place.is_empty:
             self._has_empty = True
 
-    def _remember_array(self, argument: Any) -> None:
-        """Remember an array that requires a gradient, which will be added to its own."""
+    def _remember_array(self, argument: Any, place: Place) -> None:
+        """Remember an array that requires a gradient, which will be added to its own, and where it lies."""
+        place.require()
         if isinstance(argument, Array):
             array = root_of(argument)
         else:
@@ -408,9 +440,10 @@ class Tape:
         for array in arrays:
             if not isinstance(array, Array):
                 raise NumbridgeTypeError(f"record_func: wanted arrays of numbridge, got {array!r}; use nb.asarray(x)")
-            if _requires_grad(array):
-                self._remember_array(array)
         places = [self._places.keep(describe(array)) for array in arrays]
+        for array, place in zip(arrays, places, strict=True):
+            if _requires_grad(array):
+                self._remember_array(array, place)
         self._take_over(places)
         self._events.append(FunctionEvent(places, backward, list(arrays)))
         for place in places:
@@ -618,7 +651,7 @@ class Tape:
                     "of the tape that recorded that launch"
                 )
             if requires_grad:
-                self._remember_array(array)
+                self._remember_array(array, place)
         self._objects += [array for array, _ in seeds]
         return places, cotangents
 

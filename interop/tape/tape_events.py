@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from numbridge.arrays.array import Array
 from numbridge.bridges.convert import asarray
+from numbridge.kernels.devices import Device
 from numbridge.kernels.errors import NumbridgeError
 from numbridge.kernels.readers import Description
 from numbridge.storage.element_views import packed
@@ -124,13 +127,20 @@ def check_opaque(event: OpaqueEvent, memory: AdjointMemory) -> None:
 
 
 def reverse_copy(event: CopyEvent, memory: AdjointMemory) -> None:
-    """Carry the gradient of a copy to what was copied."""
+    """Carry the gradient of a copy to what was copied, which may lie on another device."""
     source, made = event.places
     if memory.at(made).reached:
         adjoint = memory.adjoint(made)
-        add(memory.adjoint(source), adjoint)
+        add(memory.adjoint(source), _beside(adjoint, made.found, source.found))
         clear(adjoint)
         memory.at(source).reached = True
+
+
+def _beside(adjoint: Adjoint, found: Description, other: Description) -> Adjoint:
+    """Return the adjoint of an array where another one lies, copied if that is elsewhere."""
+    if not other.is_on_cuda:
+        return adjoint if isinstance(adjoint, np.ndarray) else adjoint.numpy()
+    return gradient_like(adjoint, found).to(Device("cuda", other.device_id))
 
 
 def reverse_function(event: FunctionEvent, memory: AdjointMemory) -> None:

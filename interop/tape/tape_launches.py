@@ -14,6 +14,7 @@ from typing import Any
 from numbridge.arrays.array import Array
 from numbridge.kernels.adjoint.derive import Derivative
 from numbridge.kernels.adjoint.overlap import check_overlaps
+from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import BufferAccessError, KernelUnsupportedError, NumbridgeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.dependencies import Dependency, check_unchanged
@@ -41,6 +42,8 @@ class Signature:
         The parameters that are arrays, and those of them that the kernel writes.
     are_written : tuple of (int, bool)
         The former, and whether they are of the latter.
+    without_floats : tuple of int
+        Those that it writes and that have no gradients.
     pairs : tuple of (int, int)
         The arrays of which one is written, which may not share memory.
     is_derivative, is_differentiable : bool
@@ -54,6 +57,8 @@ class Signature:
         self.arrays = tuple(k for k, kind in enumerate(types) if isinstance(kind, ArrayType))
         self.written = tuple(k for k in self.arrays if getattr(types[k], "written", False))
         self.are_written = tuple((k, k in self.written) for k in self.arrays)
+        written = ((k, types[k]) for k in self.written)
+        self.without_floats = tuple(k for k, kind in written if not has_gradient(kind.element, kind.scalar))
         pairs = [(a, b) for a in self.arrays for b in self.arrays if a < b]
         self.pairs = tuple((a, b) for a, b in pairs if a in self.written or b in self.written)
         self.is_derivative = isinstance(kernel, Derivative)

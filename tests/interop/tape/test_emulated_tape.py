@@ -43,6 +43,21 @@ def test_two_devices_have_their_own_adjoints(devices):
     assert tape.gradients[a].device.ordinal == 1
 
 
+@pytest.mark.parametrize(
+    ("place", "other"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:1")]
+)
+@pytest.mark.parametrize("dtype", [nb.float32, nb.float16, nb.vec2])
+def test_gradients_of_copies_on_other_devices(devices, place, other, dtype):
+    """They come back to where the array lies that was copied."""
+    values = VALUES.reshape(2, 2) if dtype is nb.vec2 else VALUES
+    x = nb.array(values, dtype=dtype, device=place, requires_grad=True)
+    with nb.Tape() as tape:
+        first, second = x.to(other, copy=True), nb.array(x[:1], device=other)
+    tape.backward(grads={first: 2 * values, second: values[:1]})
+    assert x.grad.device == nb.get_device(place)
+    assert np.array_equal(x.grad.numpy(), [*(3 * values[:1]), *(2 * values[1:])])
+
+
 def test_what_has_no_adjoint_is_refused(devices):
     x, y, z = given("cuda:0"), empty("cuda:0"), empty("cuda:0")
     with nb.Tape() as tape:

@@ -128,6 +128,128 @@ def test_no_gradient_passes_to_a_copy_of_what_others_have_set():
         tape.backward(grads=[(z, np.ones(3))])
 
 
+@nb.kernel
+def with_bits(x, bits, y):
+    i = nb.tid()
+    bits[i] = 0
+    y[i] = x[i]
+
+
+@nb.kernel
+def clear_bits(bits):
+    i = nb.tid()
+    bits[i] = 0
+
+
+def launch_that_carries_others(x, bits):
+    nb.launch(with_bits, 3, [x, bits, fresh()])
+
+
+def launch_that_carries_none(x, bits):
+    nb.launch(clear_bits, 3, [bits])
+
+
+def method(x, bits):
+    bits.zero_()
+
+
+AS_INTEGERS = {
+    launch_that_carries_others: "kernel 'with_bits', to parameter 'bits'",
+    launch_that_carries_none: "kernel 'clear_bits', to parameter 'bits'",
+    method: "zero_",
+}
+
+
+@pytest.mark.parametrize("check_contents", [True, False])
+@pytest.mark.parametrize("write", AS_INTEGERS, ids=lambda write: write.__name__)
+def test_no_gradient_passes_what_is_written_as_integers(write, check_contents):
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape(check_contents) as tape:
+        nb.launch(square, 3, [x, y])
+        nb.launch(square, 3, [y, z])
+        write(x, y.view(nb.int64))
+        nb.launch(accumulate, 3, [x, y])
+    tape.backward(grads=[(z, np.ones(3))], retain_graph=True)
+    assert x.grad.list() == [4, 32, 108], "of what is read before"
+    with pytest.raises(
+        nb.NumbridgeError, match=f"{AS_INTEGERS[write]}, as elements that are no floating-point numbers"
+    ):
+        tape.backward(grads=[(y, np.ones(3))])
+
+
+@pytest.mark.parametrize("write", AS_INTEGERS, ids=lambda write: write.__name__)
+def test_no_gradient_passes_to_a_leaf_what_is_written_as_integers(write):
+    x, z = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape(check_contents=False) as tape:
+        nb.launch(square, 3, [x, fresh()])
+        write(leaf(1.0, 1.0, 1.0), x.view(nb.int64))
+        nb.launch(accumulate, 3, [x, z])
+    with pytest.raises(nb.NumbridgeError, match="as elements that are no floating-point numbers"):
+        tape.backward(grads=[(z, np.ones(3))])
+
+
+def test_a_step_of_ones_own_answers_for_what_it_writes_as_integers():
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 3, [x, y])
+        nb.launch(clear_bits, 3, [y.view(nb.int64)], record_tape=False)
+        tape.record_func(lambda: y.grad.fill_(0.0), [y])
+        nb.launch(accumulate, 3, [x, y])
+    tape.backward(grads=[(y, np.ones(3))])
+    assert x.grad.list() == [1, 1, 1]
+
+
+def launch_on_a_part(y):
+    nb.launch(square, 1, [fresh(1), y[2:]])
+
+
+def method_of_a_part(y):
+    y[2:].fill_(5.0)
+
+
+@pytest.mark.parametrize("whole", ["cloned", "filled"])
+@pytest.mark.parametrize("write", [launch_on_a_part, method_of_a_part])
+def test_a_part_on_which_nothing_depends_may_change(write, whole):
+    """Also of an array that has carried gradients as a whole, or been filled."""
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 1, [x[:1], y[:1]])
+        made = y.clone()
+        if whole == "filled":
+            y.fill_(2.0)
+        write(y)
+        nb.launch(accumulate, 3, [x, y])
+    tape.backward(grads=[(y, np.ones(3)), (made, np.ones(3))])
+    assert x.grad.list() == [3 if whole == "filled" else 5, 1, 1]
+
+
+@pytest.mark.parametrize("write", [launch_on_a_part, method_of_a_part])
+def test_what_others_set_before_such_a_part_changes_is_noticed(write):
+    x, y = leaf(1.0, 2.0, 3.0), fresh()
+    with nb.Tape() as tape:
+        nb.launch(square, 1, [x[:1], y[:1]])
+        y.clone()
+        y.numpy()[:] = 0
+        write(y)
+        nb.launch(accumulate, 3, [x, y])
+    with pytest.raises(nb.NumbridgeError, match="something that the tape is not told of, such as NumPy, before"):
+        tape.backward(grads=[(y, np.ones(3))])
+
+
+@pytest.mark.parametrize("check_contents", [True, False])
+def test_a_leaf_that_a_launch_overwrites_by_another_array(check_contents):
+    """Its gradient is that of what it held at first."""
+    x, y, z = leaf(1.0, 2.0, 3.0), fresh(), fresh()
+    with nb.Tape(check_contents) as tape:
+        nb.launch(square, 3, [x, y])
+        nb.launch(square, 2, [fresh(2), x.numpy()[:2]])
+        nb.launch(square, 3, [x, z])
+        nb.asarray(x.numpy()).zero_()
+        nb.launch(accumulate, 3, [x, z])
+    tape.backward(grads=[(y, np.ones(3)), (z, np.ones(3))])
+    assert x.grad.list() == [2, 4, 12]
+
+
 def test_methods_of_arrays_and_steps_of_ones_own_are_told_of():
     x, y = leaf(1.0, 2.0, 3.0), fresh()
     with nb.Tape() as tape:
