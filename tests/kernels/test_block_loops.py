@@ -21,7 +21,7 @@ from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.launch import geometry_of, launcher
 
 # NUMBRIDGE_BLOCK_PROGRAMS is how many random programs are compared.
-PROGRAMS = int(os.environ.get("NUMBRIDGE_BLOCK_PROGRAMS", "3"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_BLOCK_PROGRAMS", "2"))
 random = np.random.default_rng(3)
 
 

@@ -560,7 +560,7 @@ def test_forward_sweeps_do_not_fill_what_they_do_not_read(monkeypatch):
 
 def test_random_programs(monkeypatch):
     fewer = 0
-    for number in range(120):
+    for number in range(60):
         choices = random.Random(number)
         written, given = declared(ScratchWriter(choices.randrange).program()), arguments(number)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -570,12 +570,12 @@ def test_random_programs(monkeypatch):
                 for one, other in zip(found, expected, strict=True):
                     assert np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True), made.text
         fewer += made.stacks < kept.stacks
-    assert fewer > 12, fewer
+    assert fewer > 6, fewer
 
 
 def test_stacks_of_random_programs_are_counted_exactly():
     with_stacks = 0
-    for number in range(80):
+    for number in range(50):
         choices = random.Random(number)
         written, given = declared(ScratchWriter(choices.randrange).program()), arguments(number)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -584,4 +584,4 @@ def test_stacks_of_random_programs_are_counted_exactly():
             counted, taken, counting = found
             assert counted == taken, counting.text
             with_stacks += 1
-    assert with_stacks > 50, with_stacks
+    assert with_stacks > 30, with_stacks

@@ -24,8 +24,8 @@ from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
 from numbridge.kernels.launch import launch
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "200"))
-COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "5").split(","), "0"][:2])
+PROGRAMS = int(os.environ.get("NUMBRIDGE_ADJOINT_PROGRAMS", "120"))
+COUNT, FIRST = map(int, [*os.environ.get("NUMBRIDGE_COMPILED_SLICES", "3").split(","), "0"][:2])
 
 
 def random_program(random, seed, **how):
