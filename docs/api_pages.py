@@ -133,7 +133,14 @@ GROUPS: dict[str, tuple[str, str, list[str]]] = {
                 "NonFiniteError",
                 "BufferAccessError",
             ),
-            *("ConversionError", "DeviceError", "KernelError", "KernelUnsupportedError", "NumbridgeWarning"),
+            *(
+                "ConversionError",
+                "DeviceError",
+                "FrameworkNotFoundError",
+                "KernelError",
+                "KernelUnsupportedError",
+                "NumbridgeWarning",
+            ),
         ],
     ),
 }

@@ -12,6 +12,7 @@ __all__ = [
     "BufferAccessError",
     "ConversionError",
     "DeviceError",
+    "FrameworkNotFoundError",
     "KernelError",
     "KernelUnsupportedError",
     "NonFiniteError",
@@ -61,6 +62,10 @@ class ConversionError(NumbridgeError, TypeError):
 
 class DeviceError(NumbridgeError, RuntimeError):
     """A device is missing, or arguments lie on different devices."""
+
+
+class FrameworkNotFoundError(NumbridgeError, ModuleNotFoundError):
+    """A framework was asked for that is not installed."""
 
 
 class KernelError(NumbridgeError, TypeError):

@@ -42,7 +42,7 @@ LAYERS = {
     "bridges": {"arrays", "storage", "streams"},
     "tape": {"arrays", "bridges", "storage"},
     "operators": {"bridges"},
-    "jax_ffi": {"arrays", "operators", "storage"},
+    "jax_ffi": {"arrays", "bridges.installed", "operators", "storage"},
 }
 FOR_THE_COMMAND_LINE = {"rich", "typer", *PEERS}
 # A module of one of these names would be imported in its stead by whatever runs inside the folder.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import same_dtype
+from numbridge.bridges.installed import needed
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeTypeError
@@ -152,7 +153,7 @@ def from_jax(x: jax.Array, dtype: Any = None) -> Array:
 
 
 def _array(x: Any) -> Any:
-    import jax
+    jax = needed("jax")
 
     if not isinstance(x, jax.Array):
         raise NumbridgeTypeError(f"x is of type {type(x).__name__}; it must be a jax.Array (nb.asarray takes others)")
@@ -258,7 +259,7 @@ def _is_alive(source: Any) -> bool:
 
 def _check_export(array: Array, word: int, ptr: int) -> None:
     """Raise if JAX would copy or narrow an array instead of sharing it."""
-    import jax
+    jax = needed("jax")
 
     row = row_of(array)
     if row.tag in _WIDE and not jax.config.jax_enable_x64:
@@ -291,10 +292,8 @@ def dtype_from_jax(jax_dtype: Any) -> Any:
 
 def dtype_to_jax(dtype: Any) -> Any:
     """Return JAX's scalar type, such as `jax.numpy.float32`, of a numbridge dtype."""
-    import jax.numpy as jnp
-
     row = scalar_of(dtype)
-    found = getattr(jnp, "bool_" if row.name == "bool" else row.name, None)
+    found = getattr(needed("jax").numpy, "bool_" if row.name == "bool" else row.name, None)
     if found is None:
         raise ConversionError(f"this JAX has no dtype {row.name}; numbridge has {', '.join(r.name for r in ALL)}")
     return found
@@ -324,7 +323,7 @@ def device_from_jax(jax_device: Any) -> Device:
 
 def device_to_jax(device: Device | str | None = None) -> Any:
     """Return the `jax.Device` of a device."""
-    import jax
+    jax = needed("jax")
 
     found = device if isinstance(device, Device) else get_device(device)
     if found.is_cpu:

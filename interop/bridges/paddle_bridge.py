@@ -16,6 +16,7 @@ from typing import Any
 
 from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe
+from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
 from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -261,7 +262,7 @@ def from_paddle(
 
 
 def _tensor(t: Any) -> Any:
-    import paddle
+    paddle = needed("paddle")
 
     if isinstance(t, paddle.pir.Value):
         _refuse_value(t)
@@ -302,7 +303,7 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
     BufferAccessError
         If the memory is read-only, or has negative strides; `a.clone()` copies.
     """
-    import paddle
+    paddle = needed("paddle")
 
     if not isinstance(a, Array):
         raise NumbridgeTypeError(f"a is of type {type(a).__name__}; it must be an nb.Array (see nb.asarray)")
@@ -335,7 +336,7 @@ def _require(tensor: Any) -> None:
 
 @functools.cache
 def _dtypes() -> dict[Any, Any]:
-    import paddle
+    paddle = needed("paddle")
 
     return {getattr(paddle, row.name): row for row in ALL if hasattr(paddle, row.name) and row.name not in _LACKING}
 
@@ -390,7 +391,7 @@ def stream_from_paddle(stream_or_device: Any = None) -> Stream:
     stream_or_device : paddle.device.Stream, place or str, optional
         Paddle's current stream on its current device by default.
     """
-    import paddle
+    paddle = needed("paddle")
 
     if not cuda_driver.driver_count():
         raise cuda_unavailable("stream_from_paddle")
@@ -409,7 +410,7 @@ def stream_to_paddle(stream_or_device: Any = None) -> Any:
     stream_or_device : Stream, Device or str, optional
         The current stream of the current CUDA device by default.
     """
-    import paddle
+    paddle = needed("paddle")
 
     if not cuda_driver.driver_count():
         raise cuda_unavailable("stream_to_paddle")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe, torch_backward
+from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
 from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
 from numbridge.bridges.torch_tracing import keep_dynamo_out
@@ -318,7 +319,7 @@ def from_torch(
 
 
 def _tensor(t: Any) -> Any:
-    import torch
+    torch = needed("torch")
 
     if not isinstance(t, torch.Tensor):
         raise NumbridgeTypeError(
@@ -329,7 +330,7 @@ def _tensor(t: Any) -> Any:
 
 @functools.cache
 def _export_function() -> int:
-    import torch
+    torch = needed("torch")
 
     return exchange_function(torch.Tensor, dl.EXCHANGE_TO_OBJECT)
 
@@ -395,7 +396,7 @@ def _part(whole: Any, made: Any) -> Any:
 
 @functools.cache
 def _dtypes() -> dict[Any, Any]:
-    import torch
+    torch = needed("torch")
 
     return {getattr(torch, row.name): row for row in ALL if hasattr(torch, row.name)}
 
@@ -427,7 +428,7 @@ def device_from_torch(torch_device: Any) -> Device:
     DeviceError
         If it is neither the CPU nor a CUDA device.
     """
-    import torch
+    torch = needed("torch")
 
     if not isinstance(torch_device, torch.device | str | int):
         raise NumbridgeTypeError(
@@ -454,7 +455,7 @@ def stream_from_torch(stream_or_device: Any = None) -> Stream:
     stream_or_device : torch.cuda.Stream, torch.device or str, optional
         torch's current stream on its current device by default.
     """
-    import torch
+    torch = needed("torch")
 
     if not cuda_driver.driver_count():
         raise cuda_unavailable("stream_from_torch")
@@ -472,7 +473,7 @@ def stream_to_torch(stream_or_device: Any = None) -> Any:
     stream_or_device : Stream, Device or str, optional
         The current stream of the current CUDA device by default.
     """
-    import torch
+    torch = needed("torch")
 
     if not cuda_driver.driver_count():
         raise cuda_unavailable("stream_to_torch")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
+from numbridge.bridges.installed import is_there
 from numbridge.command_line import adjoint_kernels as ours
-from numbridge.command_line.installed import is_there
 from numbridge.command_line.work import Contestants, Work
 
 __all__ = ["ADJOINTS", "adjoint", "adjoint_on", "title"]

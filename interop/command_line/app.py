@@ -23,9 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from typer.exceptions import TyperException
 
+from numbridge.bridges.installed import version
 from numbridge.command_line import cache_files
 from numbridge.command_line import information as facts
-from numbridge.command_line.installed import version
 
 if TYPE_CHECKING:
     from numbridge.command_line.work import Row

@@ -15,8 +15,8 @@ import numpy as np
 
 import numbridge as nb
 from numbridge.bridges.bridge import FRAMEWORKS
+from numbridge.bridges.installed import absent
 from numbridge.command_line import cache_files
-from numbridge.command_line.installed import absent
 from numbridge.command_line.sample_kernels import add, saxpy, square
 from numbridge.kernels.cuda_backend import cuda_driver
 

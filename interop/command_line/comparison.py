@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from numbridge.bridges.installed import version
 from numbridge.command_line.adjoint_work import ADJOINTS, adjoint
 from numbridge.command_line.cuda_work import cuda_works
-from numbridge.command_line.installed import version
 from numbridge.command_line.kernel_work import calls_in_one_jit, one_call_in_a_jit, saxpy_of
 from numbridge.command_line.launch_work import TENSORS, conversion, launch
 from numbridge.command_line.memory_work import Memory

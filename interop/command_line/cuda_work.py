@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
+from numbridge.bridges.installed import absent, is_there
 from numbridge.command_line.adjoint_work import ADJOINTS, adjoint_on, title
-from numbridge.command_line.installed import absent, is_there
 from numbridge.command_line.launch_work import warp_kernels
 from numbridge.command_line.sample_kernels import empty_of_five, empty_of_three, five_points, saxpy
 from numbridge.command_line.timing import timed

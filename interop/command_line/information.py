@@ -9,8 +9,8 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from numbridge.bridges.installed import FRAMEWORK_PACKAGES, is_there, version
 from numbridge.command_line import cache_files
-from numbridge.command_line.installed import FRAMEWORK_PACKAGES, is_there, version
 from numbridge.kernels.cpu_backend import threads
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import NumbridgeError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
-from numbridge.command_line.installed import absent
+from numbridge.bridges.installed import absent
 from numbridge.command_line.launch_work import warp_kernels
 from numbridge.command_line.sample_kernels import add, saxpy
 from numbridge.command_line.work import Contestants, Work

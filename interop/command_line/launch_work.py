@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import numbridge as nb
-from numbridge.command_line.installed import is_there
+from numbridge.bridges.installed import is_there
 from numbridge.command_line.sample_kernels import empty_of_five, empty_of_one
 from numbridge.command_line.work import Contestants, Work
 

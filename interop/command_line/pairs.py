@@ -15,7 +15,7 @@ from rich.table import Table
 
 import numbridge as nb
 from numbridge.bridges.bridge import FRAMEWORKS
-from numbridge.command_line.installed import absent
+from numbridge.bridges.installed import absent
 from numbridge.command_line.timing import median_microseconds
 
 __all__ = ["DTYPES", "Pair", "cells", "measure", "reasons", "report", "show", "usable"]

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from numbridge.command_line.installed import is_there
+from numbridge.bridges.installed import is_there
 from numbridge.command_line.work import Row
 
 __all__ = ["FIRST_LAUNCH", "FirstLaunch", "with_bytecode"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from numbridge.command_line.installed import absent
+from numbridge.bridges.installed import absent
 from numbridge.command_line.timing import alternating
 
 __all__ = ["Contestants", "Measurement", "Row", "Work"]

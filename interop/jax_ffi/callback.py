@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numbridge.arrays.array import Array
+from numbridge.bridges.installed import needed
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi.frames import Buffer, Frame, error_in
 from numbridge.jax_ffi.header import installed_version
@@ -140,7 +141,7 @@ def register_function(name: str, function: Function) -> None:
 
 
 def _register(key: tuple[str, str], function: Function) -> None:
-    import jax
+    jax = needed("jax")
 
     with _lock:
         if key not in _functions:

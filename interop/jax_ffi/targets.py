@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.bridges.installed import needed
 from numbridge.jax_ffi import call_frame_layout as xla
 from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.frame_launches import launches_of, slots_of
@@ -265,7 +266,7 @@ def room() -> Room:
 
 @functools.cache
 def _register() -> None:
-    import jax
+    jax = needed("jax")
 
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(room().handler), platform="cpu")
     if cuda_driver.driver_count():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from numbridge.bridges.installed import needed
 from numbridge.bridges.paddle_bridge import dtype_to_paddle
 from numbridge.kernels.arguments import by_position
 from numbridge.kernels.kernel import Kernel
@@ -71,7 +72,7 @@ class PaddleOp(KernelOp):
     """
 
     def __init__(self, plan: OperatorPlan, name: str) -> None:
-        import paddle
+        paddle = needed("paddle")
         from paddle.jit.sot import psdb
 
         super().__init__(plan, name)

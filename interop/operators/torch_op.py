@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from numbridge.bridges.installed import needed
 from numbridge.bridges.torch_bridge import dtype_to_torch
 from numbridge.kernels.arguments import by_position
 from numbridge.kernels.errors import BufferAccessError, NumbridgeValueError
@@ -92,7 +93,7 @@ class TorchOp(KernelOp):
     """
 
     def __init__(self, plan: OperatorPlan, name: str) -> None:
-        import torch
+        torch = needed("torch")
 
         super().__init__(plan, name)
         self._tensor: type = torch.Tensor

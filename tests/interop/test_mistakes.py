@@ -287,3 +287,53 @@ def test_methods_of_numbers_and_indices_without_an_axis():
         nb.launch(of_methods, 2, [nb.ones(2)])
     with pytest.raises(nb.KernelError, match=r"cuda\.threadIdx is no number; write cuda\.threadIdx\.x, \.y or \.z"):
         nb.launch(of_three_numbers, 2, [nb.ones(2)])
+
+
+ASKED_FOR = {
+    "torch": [
+        *("nb.from_torch(a)", "nb.to_torch(a)", "nb.convert(a, 'torch')", "nb.dtype_to_torch(nb.float32)"),
+        *("nb.dtype_from_torch(None)", "nb.device_from_torch('cpu')", "nb.stream_from_torch()", "nb.stream_to_torch()"),
+        "nb.torch_op(square, outputs=['y'])",
+    ],
+    "paddle": [
+        *("nb.from_paddle(a)", "nb.to_paddle(a)", "nb.convert(a, 'paddle')", "nb.dtype_to_paddle(nb.float32)"),
+        *("nb.dtype_from_paddle(None)", "nb.stream_from_paddle()", "nb.stream_to_paddle()"),
+        "nb.paddle_op(square, outputs=['y'])",
+    ],
+    "jax": [
+        *(
+            "nb.from_jax(a)",
+            "nb.to_jax(a)",
+            "nb.convert(a, 'jax')",
+            "nb.dtype_to_jax(nb.float32)",
+            "nb.device_to_jax('cpu')",
+        ),
+        *("nb.jax_kernel(square)", "nb.register_ffi_callback('name', print)"),
+    ],
+}
+
+
+def test_frameworks_that_are_not_installed(run_python):
+    """Whatever asks for one says which one it is, and how to get it; launches of other arrays need none."""
+    said = run_python(f"""
+        import sys
+        sys.modules |= dict.fromkeys(["torch", "paddle", "jax"])
+        import numpy as np
+        import numbridge as nb
+        from numbridge.command_line.sample_kernels import square
+
+        a = nb.array([1.0, 2.0])
+        nb.launch(square, 2, [a], [b := np.zeros(2, np.float32)])
+        assert b.tolist() == [1.0, 4.0]
+        for framework, asked in {ASKED_FOR}.items():
+            for text in asked:
+                try:
+                    eval(text)
+                except nb.FrameworkNotFoundError as error:
+                    assert isinstance(error, ModuleNotFoundError) and error.name == framework, text
+                    assert f"needs {{framework}}, which is not installed here; pip install 'numbridge[" in str(error)
+                    print(framework)
+                else:
+                    raise AssertionError(text)
+    """)
+    assert said.split() == [framework for framework, asked in ASKED_FOR.items() for _ in asked]

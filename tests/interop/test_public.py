@@ -69,6 +69,7 @@ def test_errors_are_one_tree_and_builtins_too():
         "NumbridgeValueError": ValueError,
         "NumbridgeIndexError": IndexError,
         "NonFiniteError": FloatingPointError,
+        "FrameworkNotFoundError": ModuleNotFoundError,
         "BufferAccessError": BufferError,
         "ConversionError": TypeError,
         "DeviceError": RuntimeError,

@@ -19,8 +19,8 @@ def wide():
         yield
 
 
-# Of all cases the derivatives of both orders are checked elsewhere (test_reverse.py, test_forward.py, test_derive.py), and that takes
-# a tenth of the time: half of them show that JAX asks for the right ones, and a fourth those of second order.
+# The derivatives of all cases, of both orders, are checked elsewhere (test_reverse.py, test_forward.py, test_derive.py): that JAX
+# asks for the right ones, half of them show, and a fourth for those of second order.
 @pytest.mark.parametrize(
     ("case", "order"), [pytest.param(case, 2 - k % 2, id=name_of(case)) for k, case in enumerate(CASES[::2])]
 )

@@ -1,13 +1,15 @@
-"""Which frameworks there are, found out without importing them, and the line that brings the others."""
+"""Which frameworks there are, and the line that brings the others; only `needed` imports one."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
+from typing import Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.errors import FrameworkNotFoundError
 
-__all__ = ["FRAMEWORK_PACKAGES", "absent", "is_there", "version"]
+__all__ = ["FRAMEWORK_PACKAGES", "absent", "is_there", "needed", "version"]
 
 # Import name → (packages on PyPI that have it, what brings it)
 FRAMEWORK_PACKAGES = {
@@ -21,6 +23,9 @@ FRAMEWORK_PACKAGES = {
 
 def version(name: str) -> str | None:
     """Return the version of an installed package, or None."""
+    # Which takes longer to import than the rest of what converters need.
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -39,3 +44,24 @@ def absent(framework: str) -> str | None:
     if framework == "cupy" and not cuda_driver.driver_count():
         return "has CUDA arrays only, and there is no CUDA device here"
     return None
+
+
+def needed(framework: str) -> Any:
+    """Return a framework's module for somebody who has asked for it.
+
+    Raises
+    ------
+    FrameworkNotFoundError
+        If it is not installed.
+    """
+    try:
+        return importlib.import_module(framework)
+    except ModuleNotFoundError as error:
+        # What is missing may be something that the framework itself needs, and it says so.
+        if error.name != framework:
+            raise
+    raise FrameworkNotFoundError(
+        f"this needs {framework}, which is not installed here; {FRAMEWORK_PACKAGES[framework][1]} (`python -m numbridge info` "
+        "shows what there is)",
+        name=framework,
+    )
