@@ -83,8 +83,13 @@ class Emulation:
         return found
 
     def does(self, what: str, *given: Any) -> int:
-        """Launch, copy or fill; return a CUresult."""
-        work = {"launch": self._launch, "copy": ctypes.memmove, "fill": ctypes.memset}[what]
+        """Launch, copy, fill or call; return a CUresult."""
+        work: Any = {
+            "launch": self._launch,
+            "copy": ctypes.memmove,
+            "fill": ctypes.memset,
+            "call": lambda done: done(),
+        }[what]
         return self._tried(lambda: work(*given))
 
     def _tried(self, work: Callable[[], Any]) -> int:

@@ -215,3 +215,37 @@ PROGRAMS = [
     *(one_launch, a_loss_twice, overwritten, a_gradient_of_the_device, views, two_dimensions, vectors, loops_in_place),
     *(a_step_of_ones_own, narrow, nothing_in_it, retained, as_launches_leave_them),
 ]
+
+
+@nb.kernel
+def squared(x):
+    i = nb.tid()
+    x[i] = x[i] * x[i]
+
+
+@nb.kernel
+def descend(x, gradient):
+    i = nb.tid()
+    x[i] = x[i] - 0.05 * gradient[i]
+
+
+def step(x, rows, z, loss):
+    """One step of an optimisation, whose launches overwrite what adjoints read."""
+    loss.zero_()
+    x.grad.zero_()
+    with nb.Tape() as tape:
+        nb.launch(rows_of_rows, 4, [x], [rows, z])
+        nb.launch(squared, 4, [z])
+        nb.launch(square, 4, [z], [rows[0]])
+        nb.launch(total, 4, [rows[0]], [loss])
+    assert tape.kept_bytes > 0
+    tape.backward(loss)
+    nb.launch(descend, 4, [x, x.grad], record_tape=False)
+
+
+def optimised(place, run):
+    """The array, its gradient and the loss after `run` has repeated a step of an optimisation."""
+    x, rows, z, loss = given(place, VALUES / 8), empty(place, (5, 4)), empty(place), empty(place, 1)
+    x.grad.zero_()
+    run(lambda: step(x, rows, z, loss))
+    return [x, x.grad, loss]

@@ -30,8 +30,11 @@ __all__ = [
     "allocate",
     "as_cupy",
     "assign",
+    "begin_holding",
     "cupy",
+    "end_holding",
     "filled",
+    "holds_memory",
     "lent_stream",
     "pinned",
     "to_device",
@@ -40,6 +43,9 @@ __all__ = [
 
 # CuPy has no elements of ml_dtypes' kinds that it computes with; their bits are moved as unsigned integers.
 _CARRIERS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
+
+# What is allocated while a stream is recorded, by the ordinal of its device and its handle
+_held: dict[tuple[int, int], list[Any]] = {}
 
 
 @functools.cache
@@ -95,8 +101,27 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
         memory = module.cuda.alloc(size)
         if zeroed and size:
             memory.memset_async(0, size)
+    if _held:
+        held = _held.get((device.ordinal, cuda_driver.devices().current_stream(device.ordinal)))
+        if held is not None:
+            held.append(memory)
     address = int(memory.ptr)
     return wrap(native().new_record(memory, address, row.tag, dl.CUDA, device.ordinal, extents, None, 0))
+
+
+def begin_holding(ordinal: int, stream: int) -> None:
+    """Hold the memory that is allocated on a stream from now on: a graph that records the stream goes on using it."""
+    _held[ordinal, stream] = []
+
+
+def end_holding(ordinal: int, stream: int) -> list[Any]:
+    """Return what has been allocated on a stream since `begin_holding`, and hold no more."""
+    return _held.pop((ordinal, stream), [])
+
+
+def holds_memory(ordinal: int) -> bool:
+    """Tell whether what is allocated on a device's current stream is held."""
+    return (ordinal, cuda_driver.devices().current_stream(ordinal)) in _held
 
 
 def pinned(extents: tuple[int, ...], row: Scalar, size: int, *, zeroed: bool) -> Array:

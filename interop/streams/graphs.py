@@ -1,17 +1,19 @@
 """CUDA graphs: launches recorded once on a stream, replayed as one. The graphs are CuPy's.
 
-A graph holds addresses, not arrays: what it reads and writes must be kept alive, and in place, as long as it is launched.
+A graph holds addresses, not arrays: what it reads and writes must be kept alive, and in place, as long as it is launched. What
+numbridge has allocated while it was recorded, the graph itself keeps.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.storage.cupy_memory import cupy
+from numbridge.storage.cupy_memory import begin_holding, cupy, end_holding
 from numbridge.streams.streams import ScopedStream, Stream, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
@@ -23,9 +25,10 @@ _external: set[tuple[int, int]] = set()
 class Graph:
     """A recorded sequence of CUDA work; made by `capture_end` or `ScopedCapture`."""
 
-    def __init__(self, graph: Any, device: Device) -> None:
+    def __init__(self, graph: Any, device: Device, memory: Sequence[Any] = ()) -> None:
         self._graph = graph
         self.device = device
+        self._memory = memory
 
     def launch(self, stream: Any = None) -> None:
         """Queue everything that was recorded on a stream: the current one by default."""
@@ -81,6 +84,7 @@ def capture_begin(
         )
     with cupy().cuda.Device(own.device.ordinal):
         own._stream.begin_capture()
+    begin_holding(*_key(own))
 
 
 def _key(stream: Stream) -> tuple[int, int]:
@@ -107,7 +111,7 @@ def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph
     if _key(own) in _external:
         _external.discard(_key(own))
         return None
-    module = cupy()
+    module, memory = cupy(), end_holding(*_key(own))
     with module.cuda.Device(own.device.ordinal), warnings.catch_warnings():
         # CuPy calls its graphs experimental each time that one is made.
         warnings.simplefilter("ignore", FutureWarning)
@@ -115,7 +119,7 @@ def capture_end(device: Device | str | None = None, stream: Any = None) -> Graph
             graph = own._stream.end_capture()
         except module.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"capture_end: the recorded work cannot be a graph: {error}") from error
-    return Graph(graph, own.device)
+    return Graph(graph, own.device, memory)
 
 
 def capture_launch(graph: Graph, stream: Any = None) -> None:

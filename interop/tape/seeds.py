@@ -13,15 +13,20 @@ import numpy as np
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import as_values, copied
 from numbridge.bridges.bridge import bridge_for_type
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device
 from numbridge.kernels.element_types.element_arguments import full_shape
-from numbridge.kernels.errors import NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.scalars import COMPLEX
 from numbridge.storage.element_views import packed
+from numbridge.storage.memory import allocate
 from numbridge.tape.places import has_floats
 
-__all__ = ["cotangent_of", "floating", "one_element", "pairs"]
+__all__ = ["ONE", "check_loss", "cotangent_of", "floating", "pairs"]
+
+# Stands for the gradient of a loss by itself.
+ONE: Any = object()
 
 
 def pairs(grads: Any) -> list[tuple[Any, Any]]:
@@ -63,8 +68,8 @@ def floating(array: Any, what: str = "an array in grads") -> Description:
     return found
 
 
-def one_element(loss: Any) -> tuple[int, ...]:
-    """Return the shape of a loss, which must be one number."""
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that is not one number."""
     found = floating(loss, "the loss")
     if found.scalar is not None and found.scalar.code == COMPLEX:
         raise NumbridgeTypeError(
@@ -76,18 +81,20 @@ def one_element(loss: Any) -> tuple[int, ...]:
         raise NumbridgeValueError(
             f"backward: the loss has shape {full_shape(found)}, and must have one element; pass grads={{array: gradient}}"
         )
-    return full_shape(found)
 
 
 def cotangent_of(found: Description, value: Any) -> Any:
     """Return the gradient that was given for an array where the array lies: on the host, or on its device."""
     wanted = found.shape if found.element is None else full_shape(found)
-    if found.scalar is not None and found.scalar.code != COMPLEX and _is_complex(value):
+    if found.scalar is not None and found.scalar.code != COMPLEX and value is not ONE and _is_complex(value):
         raise NumbridgeTypeError(
             f"backward: the gradient is complex, and its array has real numbers, {found.scalar.name}; give its real part"
         )
-    if found.is_on_cuda:
-        values: Any = copied(value, found.scalar, Device("cuda", found.device_id))
+    if value is ONE:
+        values: Any = _ones(wanted, found)
+    elif found.is_on_cuda:
+        _refuse_host_values(value, found)
+        values = copied(value, found.scalar, Device("cuda", found.device_id))
     elif type(value) is Array:
         values = value.numpy()
     else:
@@ -104,6 +111,30 @@ def cotangent_of(found: Description, value: Any) -> Any:
             f"backward: the gradient has shape {values.shape}, and its array {wanted}; give one of the same shape"
         )
     return packed(values, found.element) if found.is_on_cuda and found.element is not None else values
+
+
+def _ones(shape: tuple[int, ...], found: Description) -> Any:
+    """Return ones where an array lies; on a device, a kernel writes them, so that a graph can record it."""
+    if not found.is_on_cuda:
+        return np.ones(shape)
+    from numbridge.storage import cupy_memory
+
+    made = allocate(shape, found.scalar, Device("cuda", found.device_id), zeroed=False)
+    cupy_memory.assign(made, ..., 1)
+    return made
+
+
+def _refuse_host_values(value: Any, found: Description) -> None:
+    """Refuse what a graph that is being recorded would copy from the host, where it may lie no longer when the graph runs."""
+    given = describe(value)
+    if given.is_array and given.is_on_cuda:
+        return
+    if cuda_driver.devices().is_recorded(found.device_id):
+        raise NumbridgeError(
+            f"backward: the gradient of an array of shape {full_shape(found)} lies on the host ({type(value).__name__}), and the "
+            f"graph that is recorded on cuda:{found.device_id} would read it there whenever it is launched; pass an array on "
+            "that device, such as nb.array(gradient, device=...), made before the capture"
+        )
 
 
 def _is_complex(value: Any) -> bool:

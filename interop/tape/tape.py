@@ -25,12 +25,14 @@ from numbridge.bridges.bridge import bridge_for_type
 from numbridge.bridges.convert import asarray
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.overlap import share_memory
+from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.readers import Description, describe, reader_of
+from numbridge.storage import cupy_memory
 from numbridge.storage.element_views import packed
 from numbridge.storage.memory import element_of, native, row_of
 from numbridge.tape.adjoint_memory import AdjointMemory, clear
@@ -38,7 +40,7 @@ from numbridge.tape.deposits import Gradients, deposit
 from numbridge.tape.places import Place, Places
 from numbridge.tape.remembered_contents import RememberedContents
 from numbridge.tape.retained_gradients import RetainedGradients, retained_gradients
-from numbridge.tape.seeds import cotangent_of, floating, one_element, pairs
+from numbridge.tape.seeds import ONE, check_loss, cotangent_of, floating, pairs
 from numbridge.tape.tape_drawing import Scope, drawn
 from numbridge.tape.tape_events import (
     CopyEvent,
@@ -567,6 +569,7 @@ class Tape:
                 "backward: the tape has been used up, and what it kept may have changed; record again, or call backward with "
                 "retain_graph=True before"
             )
+        self._refuse_captures(loss is None and grads is None)
         seeds, cotangents = self._seeds(loss, grads)
         # A seed is kept, or within reach of what is, unless nothing has been recorded.
         arrays = [*map(describe, self._arrays.values())]
@@ -601,6 +604,22 @@ class Tape:
                 place.reads = []
         deposit(self._arrays.values(), self._ends, memory, retained)
 
+    def _refuse_captures(self, looks_for_gradients: bool) -> None:
+        """Refuse to go back while a graph is recorded that would use memory which has gone, or that cannot be recorded."""
+        for ordinal in {place.found.device_id for place in self._places if place.found.is_on_cuda}:
+            if not cuda_driver.devices().is_recorded(ordinal):
+                continue
+            if not cupy_memory.holds_memory(ordinal):
+                raise NumbridgeError(
+                    f"backward: somebody else records a graph on cuda:{ordinal}, which would go on using memory that is given "
+                    "back after this; record it with nb.ScopedCapture, whose graph keeps that memory"
+                )
+            if looks_for_gradients:
+                raise NumbridgeError(
+                    "backward: without a loss or grads it looks for gradients that are not zero, and while a graph is recorded "
+                    "there is nothing to be seen; pass grads={array: gradient}, with gradients on the device"
+                )
+
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.
         for place in self._places:
@@ -622,8 +641,10 @@ class Tape:
 
     def _seeds(self, loss: Any, grads: Any) -> tuple[list[Place], list[Any]]:
         """Return where gradients start, and what they are there."""
-        seeds = [] if loss is None else [(loss, np.ones(one_element(loss)))]
-        seeds += pairs(grads)
+        seeds = pairs(grads)
+        if loss is not None:
+            check_loss(loss)
+            seeds = [(loss, ONE), *seeds]
         if loss is None and grads is None:
             seeds = self._taken_gradients()
         if not seeds:

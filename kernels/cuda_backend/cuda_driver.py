@@ -358,6 +358,10 @@ class CudaDevices:
         with self._within(ordinal):
             return self._is_capturing(stream)
 
+    def is_recorded(self, ordinal: int) -> bool:
+        """Tell whether a graph captures the current stream of our own arrays on a device."""
+        return self.is_capturing(ordinal, self.current_stream(ordinal))
+
     def _checked(self, function: str, *arguments: int) -> None:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))
         code = kind(self.driver.address(function))(*arguments)

@@ -145,7 +145,7 @@ def test_all_kernels_cannot_be_loaded_beforehand(begin, cupy):
 
 
 def test_a_copy_on_a_stream(cupy, monkeypatch):
-    with emulated_devices():
+    with emulated_devices(has_streams=False):
         x, y = nb.array([1.0, 2.0], device="cuda:0"), nb.zeros(2, device="cuda:0")
         host = np.zeros(2, np.float32)
         during = []

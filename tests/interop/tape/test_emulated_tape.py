@@ -13,7 +13,7 @@ from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of
 from numbridge.storage.memory import wrap
-from tape_programs import PROGRAMS, VALUES, empty, given, one_launch, square, without_adjoint
+from tape_programs import PROGRAMS, VALUES, empty, given, one_launch, optimised, square, total, without_adjoint
 
 
 @pytest.fixture
@@ -116,3 +116,68 @@ def test_real_numbers_that_are_copied_to_complex_ones(devices):
 
     np.testing.assert_allclose(copied("cuda:0"), VALUES)
     np.testing.assert_allclose(copied("cpu"), VALUES)
+
+
+def three_times(run):
+    for _ in range(3):
+        run()
+
+
+def by_a_graph(run):
+    """Record it once, let go of whatever that has made, and launch the graph three times."""
+    with nb.ScopedCapture() as capture:
+        run()
+    gc.collect()
+    for _ in range(3):
+        nb.capture_launch(capture.graph)
+
+
+def test_a_graph_of_launches_and_of_their_gradients(devices):
+    wanted, found = optimised("cpu", three_times), optimised("cuda:0", by_a_graph)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
+    assert np.any(found[1].numpy())
+
+
+def test_a_graph_keeps_memory_as_long_as_it_is_there(devices):
+    x, y, loss = given("cuda:0"), empty("cuda:0"), empty("cuda:0", 1)
+    x.grad.zero_()
+    before = len(devices._memory)
+    with nb.ScopedCapture() as capture:
+        with nb.Tape() as tape:
+            nb.launch(square, 4, [x], [y])
+            nb.launch(total, 4, [y], [loss])
+        tape.backward(loss)
+    del tape
+    gc.collect()
+    held = len(devices._memory)
+    assert held > before
+    nb.capture_launch(capture.graph)
+    assert np.array_equal(x.grad.numpy(), 2 * VALUES)
+    del capture
+    gc.collect()
+    assert len(devices._memory) < held
+
+
+def test_what_a_graph_cannot_record_of_gradients_is_refused(devices):
+    x, y = given("cuda:0"), empty("cuda:0")
+    there = nb.array(VALUES, device="cuda:0")
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [y])
+    with nb.ScopedCapture():
+        with pytest.raises(
+            nb.NumbridgeError, match=r"lies on the host \(ndarray\), and the graph that is recorded on cuda:0"
+        ):
+            tape.backward(grads={y: VALUES}, retain_graph=True)
+        with pytest.raises(
+            nb.NumbridgeError, match="looks for gradients that are not zero, and while a graph is recorded"
+        ):
+            tape.backward(retain_graph=True)
+        tape.backward(grads={y: there}, retain_graph=True)
+    stream = nb.Stream("cuda:0")
+    stream._stream.begin_capture()
+    with nb.ScopedStream(stream), pytest.raises(nb.NumbridgeError, match="somebody else records a graph on cuda:0"):
+        tape.backward(grads={y: there})
+    stream._stream.end_capture()
+    tape.backward(grads={y: there})
+    assert np.array_equal(x.grad.numpy(), 2 * VALUES**2)
