@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 
 import numbridge as nb
@@ -249,3 +251,17 @@ def optimised(place, run):
     x.grad.zero_()
     run(lambda: step(x, rows, z, loss))
     return [x, x.grad, loss]
+
+
+def three_times(run):
+    for _ in range(3):
+        run()
+
+
+def by_a_graph(run):
+    """Record it once, let go of whatever that has made, and launch the graph three times."""
+    with nb.ScopedCapture() as capture:
+        run()
+    gc.collect()
+    for _ in range(3):
+        nb.capture_launch(capture.graph)

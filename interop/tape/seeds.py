@@ -129,7 +129,7 @@ def _refuse_host_values(value: Any, found: Description) -> None:
     given = describe(value)
     if given.is_array and given.is_on_cuda:
         return
-    if cuda_driver.devices().is_recorded(found.device_id):
+    if cuda_driver.devices().is_current_captured(found.device_id):
         raise NumbridgeError(
             f"backward: the gradient of an array of shape {full_shape(found)} lies on the host ({type(value).__name__}), and the "
             f"graph that is recorded on cuda:{found.device_id} would read it there whenever it is launched; pass an array on "

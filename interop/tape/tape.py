@@ -26,6 +26,7 @@ from numbridge.bridges.convert import asarray
 from numbridge.kernels import watching
 from numbridge.kernels.adjoint.overlap import share_memory
 from numbridge.kernels.cuda_backend import cuda_driver
+from numbridge.kernels.cuda_backend.argument_streams import argument_stream
 from numbridge.kernels.element_types.element_arguments import full_shape
 from numbridge.kernels.errors import NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.kernel import Kernel
@@ -606,19 +607,36 @@ class Tape:
 
     def _refuse_captures(self, looks_for_gradients: bool) -> None:
         """Refuse to go back while a graph is recorded that would use memory which has gone, or that cannot be recorded."""
-        for ordinal in {place.found.device_id for place in self._places if place.found.is_on_cuda}:
-            if not cuda_driver.devices().is_recorded(ordinal):
-                continue
-            if not cupy_memory.holds_memory(ordinal):
+        if not cuda_driver.driver_count():
+            return
+        devices, used = cuda_driver.devices(), self._streams()
+        for ordinal, streams in used.items():
+            current = devices.current_stream(ordinal)
+            recorded = {stream for stream in (current, *streams) if devices.is_capturing(ordinal, stream)}
+            if recorded and not (current in recorded and cupy_memory.holds_memory(ordinal)):
                 raise NumbridgeError(
                     f"backward: somebody else records a graph on cuda:{ordinal}, which would go on using memory that is given "
                     "back after this; record it with nb.ScopedCapture, whose graph keeps that memory"
                 )
-            if looks_for_gradients:
+            if recorded and looks_for_gradients:
                 raise NumbridgeError(
                     "backward: without a loss or grads it looks for gradients that are not zero, and while a graph is recorded "
                     "there is nothing to be seen; pass grads={array: gradient}, with gradients on the device"
                 )
+
+    def _streams(self) -> dict[int, set[int]]:
+        """Return the streams on which the arrays of recorded launches are used, by the device that they lie on."""
+        used: dict[int, dict[int, Any]] = {}
+        for event in self._events:
+            for argument, place in (
+                zip(event.arguments, event.at, strict=True) if isinstance(event, LaunchEvent) else ()
+            ):
+                if place is not None and place.found.is_on_cuda:
+                    used.setdefault(place.found.device_id, {})[id(argument)] = argument
+        return {
+            ordinal: {argument_stream(argument, ordinal) for argument in arguments.values()}
+            for ordinal, arguments in used.items()
+        }
 
     def _forget_contents(self) -> None:
         # What adjoints read; and everything that carries gradients, of which nobody else may set an element in between.

@@ -358,7 +358,7 @@ class CudaDevices:
         with self._within(ordinal):
             return self._is_capturing(stream)
 
-    def is_recorded(self, ordinal: int) -> bool:
+    def is_current_captured(self, ordinal: int) -> bool:
         """Tell whether a graph captures the current stream of our own arrays on a device."""
         return self.is_capturing(ordinal, self.current_stream(ordinal))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import numbridge as nb
-from tape_programs import PROGRAMS, VALUES, square, total
+from tape_programs import PROGRAMS, VALUES, by_a_graph, optimised, square, three_times, total
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
@@ -14,6 +14,18 @@ def test_gradients(program):
     wanted, found = program("cpu"), program("cuda:0")
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.device == nb.get_device("cuda:0") and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
+
+
+def test_a_graph_of_launches_and_of_their_gradients():
+    def and_others_use_memory(run):
+        by_a_graph(run)
+        # What the graph writes to is nobody else's.
+        for made in [nb.ones(n, device="cuda") for n in (1, 4, 20, 100, 1000)]:
+            assert made.numpy().all()
+
+    wanted, found = optimised("cpu", three_times), optimised("cuda:0", and_others_use_memory)
+    for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
 
 

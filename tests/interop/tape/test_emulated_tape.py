@@ -9,11 +9,24 @@ import pytest
 
 import numbridge as nb
 from emulated_cupy import emulated_devices
+from fake_cuda import cuda_array
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of
 from numbridge.storage.memory import wrap
-from tape_programs import PROGRAMS, VALUES, empty, given, one_launch, optimised, square, total, without_adjoint
+from tape_programs import (
+    PROGRAMS,
+    VALUES,
+    by_a_graph,
+    empty,
+    given,
+    one_launch,
+    optimised,
+    square,
+    three_times,
+    total,
+    without_adjoint,
+)
 
 
 @pytest.fixture
@@ -118,20 +131,6 @@ def test_real_numbers_that_are_copied_to_complex_ones(devices):
     np.testing.assert_allclose(copied("cpu"), VALUES)
 
 
-def three_times(run):
-    for _ in range(3):
-        run()
-
-
-def by_a_graph(run):
-    """Record it once, let go of whatever that has made, and launch the graph three times."""
-    with nb.ScopedCapture() as capture:
-        run()
-    gc.collect()
-    for _ in range(3):
-        nb.capture_launch(capture.graph)
-
-
 def test_a_graph_of_launches_and_of_their_gradients(devices):
     wanted, found = optimised("cpu", three_times), optimised("cuda:0", by_a_graph)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -179,5 +178,13 @@ def test_what_a_graph_cannot_record_of_gradients_is_refused(devices):
     with nb.ScopedStream(stream), pytest.raises(nb.NumbridgeError, match="somebody else records a graph on cuda:0"):
         tape.backward(grads={y: there})
     stream._stream.end_capture()
+    # As torch does, whose tensors say so: the launches go to the stream of their arguments.
+    devices._driver.capturing.add(0x77)
+    theirs = wrap(cuda_array((4,), address=devices.allocate(16), stream=0x77))
+    with nb.Tape() as other:
+        nb.launch(square, 4, [x], [theirs])
+    with pytest.raises(nb.NumbridgeError, match="somebody else records a graph on cuda:0"):
+        other.backward(grads={theirs: there})
+    devices._driver.capturing.discard(0x77)
     tape.backward(grads={y: there})
     assert np.array_equal(x.grad.numpy(), 2 * VALUES**2)
