@@ -260,6 +260,8 @@ class Needs:
         which are not undone.
     read : set of Array
         Arrays whose contents the adjoint reads.
+    left : frozenset of str
+        The parameters that it takes as the kernel has left them.
 
     Parameters
     ----------
@@ -285,9 +287,9 @@ class Needs:
         self.pullbacks = {op: self._pullback(op) for op in self._ops if self._is_active_compute(op)}
         renewed = [array for array in self.program.locals if array in self._renewed]
         self._settled = Settled(self.program, self.survey, renewed)
-        self._as_left = frozenset(left)
+        self.left = frozenset(left)
         self._work_out_all()
-        self._left = {
+        self._unrestored = {
             array: self._settled.left(array) for array in self._settled if array.kind == "local" or not restores
         }
         self._check_atomics()
@@ -321,13 +323,13 @@ class Needs:
         What each load finds of them that the adjoint repeats is there to the end. This is to be asked last: needs are those of an
         adjoint that is given them so from then on.
         """
-        self._as_left |= {array.parameter for array in self.snapshot}
+        self.left |= {array.parameter for array in self.snapshot}
         while True:
             self._work_out_all()
             overtaken = {op.array.parameter for op in self._overtaken()}
             if not overtaken:
-                return self._as_left
-            self._as_left -= overtaken
+                return self.left
+            self.left -= overtaken
 
     def _overtaken(self) -> list[Load]:
         """Return loads of arrays that are as the kernel leaves them, which may find there what was stored after them."""
@@ -337,7 +339,7 @@ class Needs:
         return [op for op in found if op is not None]
 
     def _is_as_left(self, array: Array) -> bool:
-        return array.kind == "parameter" and array.parameter in self._as_left
+        return array.kind == "parameter" and array.parameter in self.left
 
     def _every(self) -> set[Value]:
         """Return everything that is computed again."""
@@ -628,11 +630,11 @@ class Needs:
     def is_restored_after(self, array: Array, op: Op) -> bool:
         """Tell whether what an operation stores to an array is undone when a loop around it has been reversed, all at once."""
         loop = self._settled.loop(array, op)
-        return loop is not None and loop not in self._left.get(array, ())
+        return loop is not None and loop not in self._unrestored.get(array, ())
 
     def restored_after(self, op: Loop) -> list[Array]:
         """Return the arrays that are as they were before a loop only when it has been reversed, all at once."""
-        arrays = [array for array in self._settled.arrays(op) if op not in self._left.get(array, ())]
+        arrays = [array for array in self._settled.arrays(op) if op not in self._unrestored.get(array, ())]
         if not arrays:
             return []
         stored = {inner.array for inner in walk(op.body) if isinstance(inner, Store) and inner in self.replayed}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -161,18 +162,8 @@ def reverse(
 
 
 class _Reverse(LoopReversal):
-    def __init__(
-        self,
-        program: Program,
-        wanted: Collection[str],
-        apart: bool,
-        slots: int,
-        bounded: bool,
-        restores: bool,
-        left: Collection[str],
-    ) -> None:
-        super().__init__(program, wanted, apart, slots, bounded, restores, left)
-        self._as_left = frozenset(left)
+    def __init__(self, program: Program, wanted: Collection[str], *how: Any) -> None:
+        super().__init__(program, wanted, *how)
         parameters = {parameter.name: parameter for parameter in program.parameters}
         self._wanted = [parameters[name] for name in wanted]
         self._inside: dict[Op, set[Value]] = {}
@@ -212,6 +203,7 @@ class _Reverse(LoopReversal):
         changed = {a.parameter for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
+        left = self.needs.left
         reads = frozenset(a.parameter for a in self.needs.read)
         snapshot = frozenset(a.parameter for a in self.needs.snapshot)
         writes = frozenset(a.parameter for a in replayed if a.kind == "parameter")
@@ -231,7 +223,7 @@ class _Reverse(LoopReversal):
             stacks=len(self._stacks),
             may_raise=any(isinstance(op, Raise) for op in ops),
             has_loop=any(isinstance(op, Loop) for op in ops),
-            lasting=self.needs.lasting() - self._as_left if snapshot else frozenset(),
+            lasting=self.needs.lasting() - left if snapshot else frozenset(),
         )
 
     def _only_stored(self, ops: Sequence[Op]) -> set[str]:
