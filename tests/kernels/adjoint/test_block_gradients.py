@@ -37,7 +37,8 @@ def test_derivatives_are_those_of_differences(case):
     check(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+# An adjoint of a tangent, both of which the other tests have of every case
+@pytest.mark.parametrize("case", CASES[::2], ids=name_of)
 def test_second_derivatives_are_differences_of_gradients(case):
     check_second(case)
 
