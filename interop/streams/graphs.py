@@ -134,6 +134,9 @@ def capture_launch(graph: Graph, stream: Any = None) -> None:
 class ScopedCapture:
     """Record what is launched within a ``with`` block into a graph, on a stream of its own that is current meanwhile.
 
+    A tape's launches and its `backward` may be among it. Memory that numbridge allocates within the block is the graph's as long
+    as that is there; other arrays must be kept alive.
+
     Parameters
     ----------
     device : Device or str, optional
