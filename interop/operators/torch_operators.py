@@ -119,10 +119,15 @@ class Operator:
 
     def _transform(self, operator: Any, function: Callable[..., Any]) -> None:
         """Have torch.func's transforms take an `autograd.Function` for an operator."""
+        import torch
 
         def transformed(*values: Any) -> Any:
+            if not torch.is_grad_enabled():
+                # A function turns it on again for the transforms further out.
+                values = tuple(map(_unrecorded, values))
             return returned(_tuple(_functionalized(operator, values) or function(*values)))
 
+        _keep_out_of_graphs(transformed)
         self._library.impl(operator.name().partition("::")[2], transformed, "FuncTorchDynamicLayerFrontMode")
 
     def cast(self) -> None:
@@ -327,7 +332,8 @@ def _adjoint_function(operator: Operator) -> Any:
                 # torch has turned forward mode off for its own operations here, also that of transforms further out.
                 with forward_ad._set_fwd_grad_enabled(True):
                     total = tuple(a + b for a, b in zip(total, found, strict=False))
-            return total
+            # What stands for the gradient by integers has no tangent.
+            return tuple(t if has_gradient(t) else None for t in total)
 
     return _with_batches(named(Adjoint, f"{operator.name}_adjoint"))
 
@@ -416,6 +422,13 @@ def _may_be_dual() -> bool:
 
 def _nothing(array: Any) -> Any:
     return array.new_empty(0)
+
+
+def _unrecorded(value: Any) -> Any:
+    """Return a tensor that no graph leads to, as an operation of torch's would under no_grad; tangents of forward mode go on."""
+    import torch
+
+    return value.view_as(value) if isinstance(value, torch.Tensor) else value
 
 
 def _strided(grad: Any) -> Any:

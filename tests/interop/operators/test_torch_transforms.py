@@ -73,6 +73,46 @@ def test_transforms_are_compiled_in_one_graph(name):
     torch.testing.assert_close(compiled(X), derivatives(reference)[name](X))
 
 
+def interrupted(function):
+    """Return a function within which torch.compile ends a graph and begins another."""
+
+    def interrupted(x):
+        y = function(x)
+        torch._dynamo.graph_break()
+        return function(y) + y
+
+    return interrupted
+
+
+@pytest.mark.parametrize("name", ["jvp", "grad", "vmap", "vmap of grad"])
+def test_transforms_that_are_compiled_in_several_graphs(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(derivatives(interrupted(by(cube)))[name], backend="aot_eager")
+    torch.testing.assert_close(compiled(X), derivatives(interrupted(reference))[name](X))
+
+
+def unrecorded(function):
+    def unrecorded(x):
+        y = x.sin()
+        with torch.no_grad():
+            z = function(y)
+        return y + z
+
+    return unrecorded
+
+
+def primal_of_jvp(function):
+    return torch.func.jacrev(lambda x: torch.func.jvp(function, (x,), (T,))[0])
+
+
+@pytest.mark.parametrize("op", [cube, cube.op], ids=["op", "overload"])
+@pytest.mark.parametrize("inner", [torch.func.jacfwd, torch.func.jacrev, primal_of_jvp])
+@pytest.mark.parametrize("outer", [lambda derived: derived, torch.func.jacfwd, torch.func.jacrev])
+def test_no_grad_holds_for_every_transform_around_it(outer, inner, op):
+    got, expected = (outer(inner(unrecorded(function)))(X) for function in (by(op), reference))
+    torch.testing.assert_close(got, expected)
+
+
 def test_an_exported_graph_is_transformed():
     class Module(torch.nn.Module):
         def forward(self, x):
