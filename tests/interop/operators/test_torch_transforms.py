@@ -91,6 +91,24 @@ def test_transforms_that_are_compiled_in_several_graphs(name):
     torch.testing.assert_close(compiled(X), derivatives(interrupted(reference))[name](X))
 
 
+@nb.kernel
+def summed(x, a, y):
+    i = nb.tid()
+    nb.atomic_add(y, (), a * x[i] * x[i])
+
+
+total = nb.torch_op(summed, "y", output_dims=(), name="transforms_total")
+
+
+def test_tangents_of_numbers_that_torch_has_made_wider():
+    x, a = X.float(), torch.tensor(0.5)
+    assert torch.func.jacfwd(lambda a: 0.9 * a)(a).dtype == torch.float64, "what this is about is gone"
+    for derive in (torch.func.jacfwd, torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.jacfwd(f))):
+        got = derive(lambda a: 0.9 * total(x, 0.9 * a * a))(a)
+        expected = derive(lambda a: 0.9 * (0.9 * a * a * x**2).sum())(a)
+        torch.testing.assert_close(got, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
+
+
 def unrecorded(function):
     def unrecorded(x):
         y = x.sin()
