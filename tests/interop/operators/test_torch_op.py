@@ -149,8 +149,7 @@ def test_an_operator_of_numbers_alone(compiled_first):
 @nb.kernel
 def of_a_pair(x, ab, y):
     i = nb.tid()
-    a, b = ab
-    y[i] = x[i] * a[i] * b[i]
+    y[i] = x[i] * ab[0][i] * ab[1][i]
 
 
 def test_an_error_of_torchs_is_its_own_where_inputs_are_tuples():
