@@ -20,6 +20,7 @@ __all__ = [
     "element_of",
     "inner_dims",
     "inner_extents",
+    "lie_densely",
     "outer_dims",
     "outer_shape",
     "records_of",
@@ -57,6 +58,16 @@ def component_of(element: ElementType) -> Scalar:
 def inner_dims(parameter: Parameter) -> tuple[int, ...]:
     """Return the dimensions of an array parameter's elements; none for numbers."""
     return inner_extents(element_of(parameter))
+
+
+def lie_densely(extents: Dims, strides: Dims) -> bool:
+    """Tell whether components lie one after another, given an element's dimensions and the strides of a tensor along them."""
+    step = 1
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
 
 
 def outer_shape(where: str, parameter: Parameter, shape: Dims) -> Dims:

@@ -16,6 +16,7 @@ import numpy as np
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.operators.element_dims import lie_densely
 from numbridge.operators.operators import OperatorPlan
 
 __all__ = ["WAYS", "Adjoint", "Launches"]
@@ -45,7 +46,8 @@ class Launches:
         self.in_order = self._order == list(range(len(given)))
         dtypes = (None, plan.first and plan.dtype(plan.first))  # a first tensor of another dtype is refused
         alike = plan.like_first and all(plan.dtype(name) in dtypes for name in plan.outputs)
-        self.plain = self.in_order and alike and plan.along_first
+        self._elements = [(plan.inputs.index(name), rank) for name, rank in plan.elements.items()]
+        self.plain = self.in_order and alike and plan.along_first and not self._elements
         self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
@@ -84,6 +86,18 @@ class Launches:
         """Return a tensor, or a copy of it that is contiguous."""
         raise NotImplementedError
 
+    def strides(self, tensor: Any) -> Sequence[int]:
+        """Return how many numbers lie from one to the next along each dimension of a tensor."""
+        raise NotImplementedError
+
+    def dense(self, tensor: Any, rank: int) -> Any:
+        """Return a tensor of elements, or a copy of it if their components, its last dimensions, do not lie densely.
+
+        A framework makes such tensors, too: rows of batches, and gradients of sums.
+        """
+        is_dense = lie_densely(tuple(tensor.shape)[-rank:], tuple(self.strides(tensor))[-rank:])
+        return tensor if is_dense else self.contiguous(tensor)
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         raise NotImplementedError
@@ -99,6 +113,8 @@ class Launches:
     def arguments(self, values: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Return the kernel's arguments."""
         given = [*values, *outputs]
+        for place, rank in self._elements:
+            given[place] = self.dense(given[place], rank)
         return given if self.in_order else [given[k] for k in self._order]
 
     def dims(self, values: Sequence[Any]) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ class Level:
         Arrays that it writes besides, from what it is the tangent of.
     smooth : tuple of str
         Those of them that are floating: what is written may be read again, so gradients go through them too.
+    elements : mapping
+        Input -> as in `OperatorPlan`.
     like : mapping
         Output or spare array -> the kernel's output that it has the shape of.
     """
@@ -46,6 +48,7 @@ class Level:
     kinds: Mapping[str, str]
     spare: tuple[str, ...]
     smooth: tuple[str, ...]
+    elements: Mapping[str, int]
     like: Mapping[str, str]
 
     @classmethod
@@ -54,7 +57,7 @@ class Level:
         plan = launches.plan
         return cls(
             *(launches, plan.kernel, plan.inputs, plan.outputs, plan.kinds),
-            *((), (), {name: name for name in plan.outputs}),
+            *((), (), plan.elements, {name: name for name in plan.outputs}),
         )
 
     @property
@@ -77,6 +80,7 @@ class Level:
             {**self.kinds, **dict.fromkeys(prefixed(moved), "array")},
             (*self.spare, *self.outputs, *prefixed(self.smooth)),
             (*self.smooth, *floats, *prefixed(self.smooth)),
+            {**self.elements, **{f"{kernel.prefix}{n}": self.elements[n] for n in moved if n in self.elements}},
             {**self.like, **{f"{kernel.prefix}{name}": self.like[name] for name in (*self.smooth, *floats)}},
         )
 
@@ -108,6 +112,8 @@ class Level:
     def _launch(self, kernel: Any, values: Sequence[Any], outputs: Sequence[Any], more: Sequence[Any]) -> None:
         names = (*self.inputs, *self.outputs, *self.spare)
         given = dict(zip(names, (*values, *outputs, *self.blank(values, self.spare)), strict=True))
+        for name, rank in self.elements.items():
+            given[name] = self.launches.dense(given[name], rank)
         dims = tuple(self.launches.dims(values[: len(self.launches.plan.inputs)]))
         kernel.forall(dims, self.launches.plan.block_dim, checked=False)(
             *[given[p.name] for p in self.kernel.parameters], *more

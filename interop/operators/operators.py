@@ -22,7 +22,15 @@ from numbridge.kernels.language.intrinsics import intrinsic_of
 from numbridge.kernels.language.source import FunctionSource, Sourced
 from numbridge.kernels.language.tuple_parameters import Structure, leaves, rebuilt, structure_of
 from numbridge.kernels.scalars import BOOL, INT, UINT, Scalar
-from numbridge.operators.element_dims import element_of, inner_dims, outer_dims, outer_shape, refuse_records
+from numbridge.operators.element_dims import (
+    element_of,
+    inner_dims,
+    inner_extents,
+    outer_dims,
+    outer_shape,
+    refuse_records,
+    value_of,
+)
 
 __all__ = ["Dims", "OperatorPlan"]
 
@@ -85,6 +93,8 @@ class OperatorPlan:
         Parameter -> ``"array"``, ``"int"``, ``"bool"``, ``"float"`` or ``"number"``.
     mutated : tuple of str
         Inputs that the kernel writes.
+    elements : dict
+        Inputs that hold vectors or matrices and are only read -> how many of their dimensions are the components'.
     numbers : tuple of int
         The places of the inputs that are no arrays.
     in_boxes : tuple of str
@@ -142,14 +152,16 @@ class OperatorPlan:
         self.inputs = tuple(name for name in names if name not in given)
         self.arrays = tuple(name for name in self.inputs if self.kinds[name] == "array")
         self.mutated = tuple(name for name in self.arrays if name in written)
+        inner = {name: len(self._components(name)) for name in self.arrays if name not in self.mutated}
+        self.elements = {name: rank for name, rank in inner.items() if rank}
         self.numbers = tuple(place for place, name in enumerate(self.inputs) if self.kinds[name] != "array")
         self._launch_dims, self._output_dims = launch_dims, output_dims
         # What comes by value has no shape that a launch could have.
         shaped = (name for name in self.arrays if not (self._is_value(name) or name in boxed))
         self.first = next(shaped, None)
-        inner = () if self.first is None else self._inner(self.first)
-        self.like_first = output_dims is None and all(self._inner(name) == inner for name in self.outputs)
-        self.along_first = launch_dims is None and not inner
+        of_first = () if self.first is None else self._inner(self.first)
+        self.like_first = output_dims is None and all(self._inner(name) == of_first for name in self.outputs)
+        self.along_first = launch_dims is None and not of_first
         self.asks_inputs = callable(output_dims)
         if self.first is None and (launch_dims is None or (self.outputs and output_dims is None)):
             raise NumbridgeValueError(
@@ -279,6 +291,9 @@ class OperatorPlan:
 
     def _inner(self, name: str) -> tuple[int, ...]:
         return inner_dims(self._parameters[name])
+
+    def _components(self, name: str) -> tuple[int, ...]:
+        return inner_extents(value_of(self._parameters[name])) if self._is_value(name) else self._inner(name)
 
     def output_shapes(self, values: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
         """Return the shape of each output for the operator's inputs; extents may be symbolic."""

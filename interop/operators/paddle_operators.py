@@ -63,6 +63,11 @@ class Launches(operator_launches.Launches):
         """Return a tensor, or a copy of it that is contiguous."""
         return tensor.contiguous()
 
+    def strides(self, tensor: Any) -> Sequence[int]:
+        """Return how many numbers lie from one to the next along each dimension of a tensor."""
+        found: Sequence[int] = tensor.strides
+        return found
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         return tensor.clone()

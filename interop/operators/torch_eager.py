@@ -77,6 +77,11 @@ class Launches(operator_launches.Launches):
         """Tell whether a tensor holds floating-point numbers, real or complex."""
         return has_gradient(tensor)
 
+    def strides(self, tensor: Any) -> Sequence[int]:
+        """Return how many numbers lie from one to the next along each dimension of a tensor."""
+        found: Sequence[int] = tensor.stride()
+        return found
+
     def copied(self, tensor: Any) -> Any:
         """Return a contiguous copy of a tensor."""
         import torch

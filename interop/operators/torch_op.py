@@ -135,6 +135,8 @@ class TorchOp(KernelOp):
         except (TypeError, AttributeError, ValueError, RuntimeError):
             if _have(self._proxy, values):
                 return self.op(*values)
+            if _have(tuple, values):
+                raise  # the operator of what the tuples hold has looked at that
             self.plan.refuse_other_arrays(self._called, values, self._tensor, "torch")
             self._refuse_layouts(values)
             raise

@@ -119,10 +119,15 @@ class Operator:
 
     def _transform(self, operator: Any, function: Callable[..., Any]) -> None:
         """Have torch.func's transforms take an `autograd.Function` for an operator."""
+        import torch
 
         def transformed(*values: Any) -> Any:
+            if not torch.is_grad_enabled():
+                # A function turns it on again for the transforms further out.
+                values = tuple(map(_unrecorded, values))
             return returned(_tuple(_functionalized(operator, values) or function(*values)))
 
+        _keep_out_of_graphs(transformed)
         self._library.impl(operator.name().partition("::")[2], transformed, "FuncTorchDynamicLayerFrontMode")
 
     def cast(self) -> None:
@@ -234,7 +239,7 @@ class Operator:
         moved = [
             t is not None and t.numel() == a.numel() and has_gradient(a) for t, a in zip(given, arrays, strict=True)
         ]
-        return [t for t, move in zip(given, moved, strict=True) if move], moved
+        return [_like(t, a) for t, a, move in zip(given, arrays, moved, strict=True) if move], moved
 
     def keep(self, ctx: Any, inputs: Any, output: Any) -> None:
         """Keep an operator's arguments for its derivatives, and what the kernel was compiled with."""
@@ -300,7 +305,6 @@ def _run_function(operator: Operator) -> Any:
 def _adjoint_function(operator: Operator) -> Any:
     """Return the `autograd.Function` of an operator's adjoint, which knows forward mode and torch.func."""
     import torch
-    from torch.autograd import forward_ad
 
     class Adjoint(torch.autograd.Function):
         setup_context = staticmethod(operator.keep_for_both_modes)
@@ -317,17 +321,18 @@ def _adjoint_function(operator: Operator) -> Any:
         def jvp(ctx: Any, *given: Any) -> Any:
             inputs, grads, wanted = operator._split(_kept(ctx))
             count = len(inputs)
-            by_grads = [torch.zeros_like(g) if t is None else t for t, g in zip(given[count:-1], grads, strict=True)]
+            pairs = zip(given[count:-1], grads, strict=True)
+            by_grads = [torch.zeros_like(g) if t is None else _like(t, g) for t, g in pairs]
             total = operator.adjoint(inputs, by_grads, wanted)
             tangents, moved = operator.moved(operator._arrays(given[:count]), inputs)
             if any(moved):
                 further = operator.tangent(moved, [*map(has_gradient, grads)])
                 floats, more = [*filter(has_gradient, grads)], [False] * len(tangents)
                 found = further.adjoint([*inputs, *tangents], floats, [*wanted, *more])
-                # torch has turned forward mode off for its own operations here, also that of transforms further out.
-                with forward_ad._set_fwd_grad_enabled(True):
+                with _tangents_followed():
                     total = tuple(a + b for a, b in zip(total, found, strict=False))
-            return total
+            # What stands for the gradient by integers has no tangent.
+            return tuple(t if has_gradient(t) else None for t in total)
 
     return _with_batches(named(Adjoint, f"{operator.name}_adjoint"))
 
@@ -416,6 +421,38 @@ def _may_be_dual() -> bool:
 
 def _nothing(array: Any) -> Any:
     return array.new_empty(0)
+
+
+def _unrecorded(value: Any) -> Any:
+    """Return a tensor that no graph leads to, as an operation of torch's would under no_grad; tangents of forward mode go on."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    with _tangents_followed():
+        return value.view_as(value)
+
+
+def _like(tangent: Any, primal: Any) -> Any:
+    """Return a tangent in its primal's dtype.
+
+    It is another's in `torch.func.jacfwd(lambda a: 0.9 * a)` at a tensor of float32 without dimensions: among batches torch
+    forgets that 0.9 was no tensor.
+    """
+    if tangent.dtype == primal.dtype:
+        return tangent
+    with _tangents_followed():
+        return tangent.to(primal.dtype)
+
+
+def _tangents_followed() -> Any:
+    """Return a context for what is computed within the jvp of an `autograd.Function`.
+
+    There torch has turned forward mode off for its own operations, also that of transforms further out.
+    """
+    from torch.autograd import forward_ad
+
+    return forward_ad._set_fwd_grad_enabled(True)
 
 
 def _strided(grad: Any) -> Any:

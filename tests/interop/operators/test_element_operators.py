@@ -87,6 +87,41 @@ def test_paddle_gradients_to_second_order():
         np.testing.assert_allclose(got.grad.numpy(), value.grad, rtol=1e-8, atol=1e-8)
 
 
+def apart(x):
+    """Return a tensor of the same numbers whose components do not lie one after another."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+def squares(values):
+    """Return the inputs' gradients of the outputs, and those of these gradients' sum, which come in expanded."""
+    grads = torch.autograd.grad([out.sin().sum() for out in values[1]], values[0], create_graph=True)
+    return [*grads, *torch.autograd.grad(sum(grad.sum() for grad in grads), values[0])]
+
+
+def test_torch_components_that_lie_apart():
+    """A launch would refuse them, and torch makes such tensors by itself: rows of batches, and gradients of sums."""
+    op, given_apart = torch_ops[0], [apart(x).requires_grad_() for x in given(torch.from_numpy)[:2]]
+    t = torch.stack([given(torch.from_numpy)[2]] * 2, 1)[:, 0].requires_grad_()
+    values = (*given_apart, t)
+    got, wanted = squares((values, op(*values, 2.0))), squares((values, in_torch(*values, 2.0)))
+    torch.testing.assert_close(got, wanted)
+    rows = [torch.stack([x.detach(), 2 * x.detach()], -1) for x in values]
+    for function in (lambda *x: op(*x, 2.0)[0], lambda *x: torch.func.jacfwd(lambda m: op(m, *x[1:], 2.0)[1])(x[0])):
+        got = torch.func.vmap(function, in_dims=-1)(*rows)
+        torch.testing.assert_close(got, torch.stack([function(*[x[..., k] for x in rows]) for k in range(2)]))
+
+
+def test_paddle_components_that_lie_apart():
+    """Paddle makes them contiguous itself only where a gradient is wanted."""
+    arrays, op = given(np.asarray), nb.paddle_op(turned, ["out", "size"])
+    m, v = (paddle.moveaxis(paddle.to_tensor(np.ascontiguousarray(np.moveaxis(a, -1, 0))), 0, -1) for a in arrays[:2])
+    assert not (m.is_contiguous() or v.is_contiguous())
+    for got, wanted in zip(
+        op(m, v, paddle.to_tensor(arrays[2]), 2.0), in_torch(*given(torch.from_numpy), 2.0), strict=True
+    ):
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-12)
+
+
 def test_wrong_dimensions_are_refused():
     m, v, t = given(torch.from_numpy)
     with pytest.raises(nb.NumbridgeError, match=r"'m'.*\(\.\.\., 3, 3\), got shape \(4, 3\)"):

@@ -146,6 +146,22 @@ def test_an_operator_of_numbers_alone(compiled_first):
     assert found == 0
 
 
+@nb.kernel
+def of_a_pair(x, ab, y):
+    i = nb.tid()
+    y[i] = x[i] * ab[0][i] * ab[1][i]
+
+
+def test_an_error_of_torchs_is_its_own_where_inputs_are_tuples():
+    op, x = nb.torch_op(of_a_pair, "y", name="test_of_a_pair"), torch.ones(3, dtype=DOUBLE, requires_grad=True)
+    with torch.inference_mode():
+        inferred = torch.ones(3, dtype=DOUBLE)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        op(x, (inferred, inferred))
+    with pytest.raises(nb.NumbridgeTypeError, match=r"wanted a torch\.Tensor, got numpy\.ndarray"):
+        op(np.ones(3), (x, x))
+
+
 def test_what_is_no_tensor_of_one_number():
     (x, _), a = leaves(), torch.tensor(2.0, dtype=DOUBLE)
     with pytest.raises(

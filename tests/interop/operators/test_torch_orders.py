@@ -116,6 +116,14 @@ def test_forward_and_reverse_mode_in_every_order(op, reference, steps):
     torch.testing.assert_close(op(x), reference(x))
 
 
+def test_forward_mode_over_gradients_with_integers_among_the_inputs():
+    index = torch.tensor([2, 0, 0])
+    x = leaf().detach()
+    for derive in (torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.hessian(f))):
+        got = derive(lambda x: gather(x, index).sin().sum())(x)
+        torch.testing.assert_close(got, derive(lambda x: (x[index] ** 2 * x).sin().sum())(x))
+
+
 def test_tensors_of_third_derivatives():
     x = leaf().detach()
     function = torch.func.jacfwd(torch.func.hessian(lambda x: wave(x, x)[1].sum()))

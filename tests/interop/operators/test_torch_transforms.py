@@ -73,6 +73,64 @@ def test_transforms_are_compiled_in_one_graph(name):
     torch.testing.assert_close(compiled(X), derivatives(reference)[name](X))
 
 
+def interrupted(function):
+    """Return a function within which torch.compile ends a graph and begins another."""
+
+    def interrupted(x):
+        y = function(x)
+        torch._dynamo.graph_break()
+        return function(y) + y
+
+    return interrupted
+
+
+@pytest.mark.parametrize("name", ["jvp", "grad", "vmap", "vmap of grad"])
+def test_transforms_that_are_compiled_in_several_graphs(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(derivatives(interrupted(by(cube)))[name], backend="aot_eager")
+    torch.testing.assert_close(compiled(X), derivatives(interrupted(reference))[name](X))
+
+
+@nb.kernel
+def summed(x, a, y):
+    i = nb.tid()
+    nb.atomic_add(y, (), a * x[i] * x[i])
+
+
+total = nb.torch_op(summed, "y", output_dims=(), name="transforms_total")
+
+
+def test_tangents_of_numbers_that_torch_has_made_wider():
+    x, a = X.float(), torch.tensor(0.5)
+    assert torch.func.jacfwd(lambda a: 0.9 * a)(a).dtype == torch.float64, "what this is about is gone"
+    for derive in (torch.func.jacfwd, torch.func.hessian, lambda f: torch.func.jacfwd(torch.func.jacfwd(f))):
+        got = derive(lambda a: 0.9 * total(x, 0.9 * a * a))(a)
+        expected = derive(lambda a: 0.9 * (0.9 * a * a * x**2).sum())(a)
+        torch.testing.assert_close(got, expected, check_dtype=False, rtol=1e-5, atol=1e-5)
+
+
+def unrecorded(function):
+    def unrecorded(x):
+        y = x.sin()
+        with torch.no_grad():
+            z = function(y)
+        return y + z
+
+    return unrecorded
+
+
+def primal_of_jvp(function):
+    return torch.func.jacrev(lambda x: torch.func.jvp(function, (x,), (T,))[0])
+
+
+@pytest.mark.parametrize("op", [cube, cube.op], ids=["op", "overload"])
+@pytest.mark.parametrize("inner", [torch.func.jacfwd, torch.func.jacrev, primal_of_jvp])
+@pytest.mark.parametrize("outer", [lambda derived: derived, torch.func.jacfwd, torch.func.jacrev])
+def test_no_grad_holds_for_every_transform_around_it(outer, inner, op):
+    got, expected = (outer(inner(unrecorded(function)))(X) for function in (by(op), reference))
+    torch.testing.assert_close(got, expected)
+
+
 def test_an_exported_graph_is_transformed():
     class Module(torch.nn.Module):
         def forward(self, x):
