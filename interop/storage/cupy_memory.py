@@ -103,7 +103,7 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
         if zeroed and size:
             memory.memset_async(0, size)
     if _held:
-        hold(device.ordinal, memory)
+        hold(device.ordinal, cuda_driver.devices().current_stream(device.ordinal), memory)
     address = int(memory.ptr)
     return wrap(native().new_record(memory, address, row.tag, dl.CUDA, device.ordinal, extents, None, 0))
 
@@ -113,17 +113,16 @@ def begin_holding(ordinal: int, stream: int) -> None:
     _held[ordinal, stream] = []
 
 
-def hold(ordinal: int, kept: Any) -> None:
-    """Hold something as long as the graph that records a device's current stream, if one of ours does."""
-    devices = cuda_driver.devices()
-    stream = devices.current_stream(ordinal)
+def hold(ordinal: int, stream: int, kept: Any) -> None:
+    """Hold something as long as the graph that records a stream, if one of ours does."""
+    if not (_held and cuda_driver.devices().is_capturing(ordinal, stream)):
+        # Somebody else may have ended what was begun.
+        _held.pop((ordinal, stream), None)
+        return
     own = _held.get((ordinal, stream))
-    if own is not None:
-        own.append(kept)
-    elif devices.is_capturing(ordinal, stream):
-        # A stream that has joined a recording does not tell which.
-        for held in [*_held.values()]:
-            held.append(kept)
+    # A stream that has joined a recording does not tell which.
+    for held in [own] if own is not None else [*_held.values()]:
+        held.append(kept)
 
 
 def end_holding(ordinal: int, stream: int) -> list[Any]:

@@ -628,7 +628,7 @@ class Tape:
                 )
             if recorded:
                 read = [event.arguments for event in self._events if isinstance(event, LaunchEvent)]
-                cupy_memory.hold(ordinal, read)
+                cupy_memory.hold(ordinal, current, read)
 
     def _streams(self) -> dict[int, set[int]]:
         """Return the streams on which the arrays of recorded launches are used, by each device on which the tape has arrays."""

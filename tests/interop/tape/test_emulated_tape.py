@@ -193,6 +193,32 @@ def test_a_graph_keeps_what_is_allocated_on_streams_that_have_joined_it(devices)
     assert len(devices._memory) == before
 
 
+def test_a_graph_keeps_what_is_kept_by_graphs_that_it_launches(devices):
+    before = len(devices._memory)
+    with nb.ScopedCapture() as inner:
+        nb.zeros(4, device="cuda:0")
+    with nb.ScopedCapture() as outer:
+        nb.capture_launch(inner.graph)
+    del inner
+    gc.collect()
+    assert len(devices._memory) == before + 1
+    del outer
+    gc.collect()
+    assert len(devices._memory) == before
+
+
+def test_what_is_allocated_after_somebody_else_has_ended_a_graph_is_not_kept(devices):
+    stream = nb.Stream("cuda:0")
+    before = len(devices._memory)
+    with nb.ScopedStream(stream):
+        nb.capture_begin()
+        nb.zeros(4, device="cuda:0")
+        stream._stream.end_capture()
+        nb.zeros(4, device="cuda:0")
+        gc.collect()
+        assert len(devices._memory) == before
+
+
 def test_what_a_graph_cannot_record_of_gradients_is_refused(devices):
     x, y = given("cuda:0"), empty("cuda:0")
     there = nb.array(VALUES, device="cuda:0")
