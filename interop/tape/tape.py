@@ -632,7 +632,9 @@ class Tape:
 
     def _streams(self) -> dict[int, set[int]]:
         """Return the streams on which the arrays of recorded launches are used, by each device on which the tape has arrays."""
-        used: dict[int, dict[int, Any]] = {place.found.device_id: {} for place in self._places if place.found.is_on_cuda}
+        used: dict[int, dict[int, Any]] = {
+            place.found.device_id: {} for place in self._places if place.found.is_on_cuda
+        }
         for event in self._events:
             for argument, place in (
                 zip(event.arguments, event.at, strict=True) if isinstance(event, LaunchEvent) else ()
