@@ -269,7 +269,7 @@ class Tape:
         if not (is_recorded and signature.is_differentiable):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
-        if meet(at, signature.pairs):
+        if meet(at, signature.pairs) or signature.writes_repeatedly(at):
             signature.refuse_overlaps(at)
         for k in required:
             self._remember_array(arguments[k], at[k])  # type: ignore[arg-type]
