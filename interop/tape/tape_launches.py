@@ -71,10 +71,7 @@ class Signature:
 
     def writes_repeatedly(self, at: Sequence[Any]) -> bool:
         """Tell whether an array that the kernel writes has elements with several indices."""
-        for k in self.written:
-            if at[k].repeats:
-                return True
-        return False
+        return any(at[k].repeats for k in self.written)
 
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
         """Refuse arrays that share memory, with each other or themselves, where a gradient would be wrong."""
