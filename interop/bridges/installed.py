@@ -54,14 +54,16 @@ def needed(framework: str) -> Any:
     FrameworkNotFoundError
         If it is not installed.
     """
+    # Paddle rewrites what its programs call, and does not stop at a return within a try.
     try:
-        return importlib.import_module(framework)
+        module = importlib.import_module(framework)
     except ModuleNotFoundError as error:
         # What is missing may be something that the framework itself needs, and it says so.
         if error.name != framework:
             raise
-    raise FrameworkNotFoundError(
-        f"this needs {framework}, which is not installed here; {FRAMEWORK_PACKAGES[framework][1]} (`python -m numbridge info` "
-        "shows what there is)",
-        name=framework,
-    )
+        raise FrameworkNotFoundError(
+            f"this needs {framework}, which is not installed here; {FRAMEWORK_PACKAGES[framework][1]} (`python -m numbridge "
+            "info` shows what there is)",
+            name=framework,
+        ) from None
+    return module

@@ -34,6 +34,7 @@ __all__ = [
     "cupy",
     "end_holding",
     "filled",
+    "hold",
     "holds_memory",
     "lent_stream",
     "pinned",
@@ -102,9 +103,7 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
         if zeroed and size:
             memory.memset_async(0, size)
     if _held:
-        held = _held.get((device.ordinal, cuda_driver.devices().current_stream(device.ordinal)))
-        if held is not None:
-            held.append(memory)
+        hold(device.ordinal, cuda_driver.devices().current_stream(device.ordinal), memory)
     address = int(memory.ptr)
     return wrap(native().new_record(memory, address, row.tag, dl.CUDA, device.ordinal, extents, None, 0))
 
@@ -112,6 +111,18 @@ def allocate(extents: tuple[int, ...], row: Scalar, size: int, device: Device, *
 def begin_holding(ordinal: int, stream: int) -> None:
     """Hold the memory that is allocated on a stream from now on: a graph that records the stream goes on using it."""
     _held[ordinal, stream] = []
+
+
+def hold(ordinal: int, stream: int, kept: Any) -> None:
+    """Hold something as long as the graph that records a stream, if one of ours does."""
+    if not (_held and cuda_driver.devices().is_capturing(ordinal, stream)):
+        # Somebody else may have ended what was begun.
+        _held.pop((ordinal, stream), None)
+        return
+    own = _held.get((ordinal, stream))
+    # A stream that has joined a recording does not tell which.
+    for held in [own] if own is not None else [*_held.values()]:
+        held.append(kept)
 
 
 def end_holding(ordinal: int, stream: int) -> list[Any]:

@@ -1,7 +1,7 @@
 """CUDA graphs: launches recorded once on a stream, replayed as one. The graphs are CuPy's.
 
 A graph holds addresses, not arrays: what it reads and writes must be kept alive, and in place, as long as it is launched. What
-numbridge has allocated while it was recorded, the graph itself keeps.
+numbridge has allocated while it was recorded, on that stream or on one that has joined it, the graph itself keeps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import DeviceError, NumbridgeTypeError, NumbridgeValueError
-from numbridge.storage.cupy_memory import begin_holding, cupy, end_holding
+from numbridge.storage.cupy_memory import begin_holding, cupy, end_holding, hold
 from numbridge.streams.streams import ScopedStream, Stream, get_stream, own_stream
 
 __all__ = ["Graph", "ScopedCapture", "capture_begin", "capture_end", "capture_launch"]
@@ -35,6 +35,8 @@ class Graph:
         own = get_stream(self.device) if stream is None else own_stream(stream, self.device)
         with cupy().cuda.Device(self.device.ordinal):
             self._graph.launch(own._stream)
+        # The stream may itself be recorded.
+        hold(*_key(own), self._memory)
 
     def __repr__(self) -> str:
         """Return the device."""

@@ -269,7 +269,7 @@ class Tape:
         if not (is_recorded and signature.is_differentiable):
             touched: list[Place] = [at[k] for k in active if k in signature.written]  # type: ignore[misc]
             return OpaqueEvent(touched, why_opaque(kernel, is_recorded), is_unrecorded=not is_recorded)
-        if meet(at, signature.pairs):
+        if meet(at, signature.pairs) or signature.writes_repeatedly(at):
             signature.refuse_overlaps(at)
         for k in required:
             self._remember_array(arguments[k], at[k])  # type: ignore[arg-type]
@@ -570,7 +570,7 @@ class Tape:
                 "backward: the tape has been used up, and what it kept may have changed; record again, or call backward with "
                 "retain_graph=True before"
             )
-        self._refuse_captures(loss is None and grads is None)
+        self._prepare_captures(loss is None and grads is None)
         seeds, cotangents = self._seeds(loss, grads)
         # A seed is kept, or within reach of what is, unless nothing has been recorded.
         arrays = [*map(describe, self._arrays.values())]
@@ -605,8 +605,11 @@ class Tape:
                 place.reads = []
         deposit(self._arrays.values(), self._ends, memory, retained)
 
-    def _refuse_captures(self, looks_for_gradients: bool) -> None:
-        """Refuse to go back while a graph is recorded that would use memory which has gone, or that cannot be recorded."""
+    def _prepare_captures(self, looks_for_gradients: bool) -> None:
+        """Let a graph that is recorded keep what adjoints read: the tape lets go of that, and of copies that nobody else has.
+
+        Going back is refused while a graph is recorded that would use memory which has gone, or where it cannot be recorded.
+        """
         if not cuda_driver.driver_count():
             return
         devices, used = cuda_driver.devices(), self._streams()
@@ -623,16 +626,21 @@ class Tape:
                     "backward: without a loss or grads it looks for gradients that are not zero, and while a graph is recorded "
                     "there is nothing to be seen; pass grads={array: gradient}, with gradients on the device"
                 )
+            if recorded:
+                read = [event.arguments for event in self._events if isinstance(event, LaunchEvent)]
+                cupy_memory.hold(ordinal, current, read)
 
     def _streams(self) -> dict[int, set[int]]:
-        """Return the streams on which the arrays of recorded launches are used, by the device that they lie on."""
-        used: dict[int, dict[int, Any]] = {}
+        """Return the streams on which the arrays of recorded launches are used, by each device on which the tape has arrays."""
+        used: dict[int, dict[int, Any]] = {
+            place.found.device_id: {} for place in self._places if place.found.is_on_cuda
+        }
         for event in self._events:
             for argument, place in (
                 zip(event.arguments, event.at, strict=True) if isinstance(event, LaunchEvent) else ()
             ):
                 if place is not None and place.found.is_on_cuda:
-                    used.setdefault(place.found.device_id, {})[id(argument)] = argument
+                    used[place.found.device_id][id(argument)] = argument
         return {
             ordinal: {argument_stream(argument, ordinal) for argument in arguments.values()}
             for ordinal, arguments in used.items()

@@ -69,8 +69,12 @@ class Signature:
         """Return what messages call a parameter."""
         return f"parameter {self.kernel.label(self.names[k])!r} of kernel {self.kernel.name!r}"
 
+    def writes_repeatedly(self, at: Sequence[Any]) -> bool:
+        """Tell whether an array that the kernel writes has elements with several indices."""
+        return any(at[k].repeats for k in self.written)
+
     def refuse_overlaps(self, at: Sequence[Any]) -> None:
-        """Refuse arrays that share memory where a gradient would be wrong."""
+        """Refuse arrays that share memory, with each other or themselves, where a gradient would be wrong."""
         found = {self.names[k]: at[k].found for k in self.arrays}
         written = {self.names[k] for k in self.written}
         check_overlaps(f"gradient of kernel {self.kernel.name!r}", list(found), written, (), found)

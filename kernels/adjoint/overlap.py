@@ -67,9 +67,16 @@ def check_overlaps(
     Raises
     ------
     BufferAccessError
-        If an argument that the kernel writes shares memory with another, or an adjoint with an argument or itself.
+        If an argument that the kernel writes shares memory with another or itself, or an adjoint with an argument or itself.
     """
     arrays = [a for a in arguments if found[a].is_array]
+    for argument in arrays:
+        if argument in written and repeats(found[argument]):
+            raise BufferAccessError(
+                f"the {name}: the parameter {argument!r} has strides {found[argument].strides} bytes for shape "
+                f"{found[argument].shape}, so several indices name one element, and the kernel writes to it, so a gradient would "
+                "be wrong; pass a contiguous array"
+            )
     for position, first in enumerate(arrays):
         for second in arrays[position + 1 :]:
             if (first in written or second in written) and share_memory(found[first], found[second]):

@@ -113,8 +113,6 @@ class Settled:
         # Those of which everything that is asked here can be told
         self._known: set[Array] = set()
         self._own = own_arrays(program)
-        if program.in_blocks:
-            return  # what others store, and when, is another matter
         others: set[Array] = {*left_out}
         for op in survey.ops:
             match op:
@@ -127,6 +125,8 @@ class Settled:
                 case Custom():
                     inner = (*walk(op.body), *walk(op.pullback))
                     others |= {part.array for part in inner if isinstance(part, Load | Store | Atomic)}
+        if program.in_blocks:
+            return  # what others store, and when, is another matter
         for array, stores in self._stores.items():
             pairs = len(stores) * len(self._loads.get(array, ()))
             if array not in others and array.kind != "shared" and pairs <= _MOST_PAIRS:

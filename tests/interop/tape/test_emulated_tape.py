@@ -158,6 +158,67 @@ def test_a_graph_keeps_memory_as_long_as_it_is_there(devices):
     assert len(devices._memory) < held
 
 
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_graph_keeps_the_copies_that_a_tape_has_made_before(devices, retain_graph):
+    x, y, made, one = given("cuda:0"), empty("cuda:0"), empty("cuda:0"), nb.ones(4, nb.float64, device="cuda:0")
+    x.grad.zero_()
+    with nb.Tape() as tape:
+        nb.launch(square, 4, [x], [made])
+        nb.launch(square, 4, [made], [y])
+        made.zero_()
+    assert tape.kept_bytes
+    with nb.ScopedCapture() as capture:
+        tape.backward(grads={y: one}, retain_graph=retain_graph)
+    del tape
+    gc.collect()
+    for _ in range(2):
+        x.grad.zero_()
+        nb.capture_launch(capture.graph)
+        np.testing.assert_allclose(x.grad.numpy(), 4 * VALUES**3, rtol=1e-5)
+
+
+def test_a_graph_keeps_what_is_allocated_on_streams_that_have_joined_it(devices):
+    stream = nb.Stream("cuda:0")
+    before = len(devices._memory)
+    with nb.ScopedCapture() as capture:
+        devices._driver.capturing.add(stream.cuda_stream)
+        with nb.ScopedStream(stream):
+            nb.zeros(4, device="cuda:0")
+        devices._driver.capturing.discard(stream.cuda_stream)
+        with nb.ScopedStream(stream):
+            nb.zeros(4, device="cuda:0")
+    assert len(devices._memory) == before + 1
+    del capture
+    gc.collect()
+    assert len(devices._memory) == before
+
+
+def test_a_graph_keeps_what_is_kept_by_graphs_that_it_launches(devices):
+    before = len(devices._memory)
+    with nb.ScopedCapture() as inner:
+        nb.zeros(4, device="cuda:0")
+    with nb.ScopedCapture() as outer:
+        nb.capture_launch(inner.graph)
+    del inner
+    gc.collect()
+    assert len(devices._memory) == before + 1
+    del outer
+    gc.collect()
+    assert len(devices._memory) == before
+
+
+def test_what_is_allocated_after_somebody_else_has_ended_a_graph_is_not_kept(devices):
+    stream = nb.Stream("cuda:0")
+    before = len(devices._memory)
+    with nb.ScopedStream(stream):
+        nb.capture_begin()
+        nb.zeros(4, device="cuda:0")
+        stream._stream.end_capture()
+        nb.zeros(4, device="cuda:0")
+        gc.collect()
+        assert len(devices._memory) == before
+
+
 def test_what_a_graph_cannot_record_of_gradients_is_refused(devices):
     x, y = given("cuda:0"), empty("cuda:0")
     there = nb.array(VALUES, device="cuda:0")
@@ -177,6 +238,10 @@ def test_what_a_graph_cannot_record_of_gradients_is_refused(devices):
     stream._stream.begin_capture()
     with nb.ScopedStream(stream), pytest.raises(nb.NumbridgeError, match="somebody else records a graph on cuda:0"):
         tape.backward(grads={y: there})
+    with nb.Tape() as other:
+        copy = x.clone()
+    with nb.ScopedStream(stream), pytest.raises(nb.NumbridgeError, match="somebody else records a graph on cuda:0"):
+        other.backward(grads={copy: there})
     stream._stream.end_capture()
     # As torch does, whose tensors say so: the launches go to the stream of their arguments.
     devices._driver.capturing.add(0x77)

@@ -469,6 +469,25 @@ def test_gradients_of_elements_with_several_indices_are_refused():
             tape.backward(grads=[(y, np.ones((3, 2)))])
 
 
+@nb.kernel
+def chosen_by_windows(x, windows, y):
+    i = nb.tid()
+    y[i] = x[windows[i, 0, 1]]
+    windows[i, 1, 0] = 0
+
+
+def test_gradients_are_refused_where_elements_that_are_written_have_several_indices():
+    """What is stored by one index was read by another, which the compiler takes for other elements."""
+    numbers = np.ones((3, 3), np.int32)
+    windows = np.lib.stride_tricks.as_strided(numbers, (3, 2, 2), (12, 4, 4))
+    x, y = nb.ones(3, requires_grad=True), nb.zeros(3)
+    expected = "'windows' has strides .*, so several indices name one element, and the kernel writes to it"
+    with nb.Tape(), pytest.raises(nb.BufferAccessError, match=expected):
+        nb.launch(chosen_by_windows, 3, [x, windows, y])
+    assert numbers.all()
+    nb.launch(chosen_by_windows, 3, [x, windows, y])
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_tensor_that_has_other_memory_when_going_back(reads):
     x, y = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True), fresh()

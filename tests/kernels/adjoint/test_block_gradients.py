@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -29,6 +30,7 @@ from block_gradient_cases import (
 )
 from block_gradient_programs import case, check_program
 from emulated_cuda import emulated_cuda
+from emulated_cupy import emulated_devices
 from numbridge.kernels.adjoint.forward_sweep import INTERVALS
 
 
@@ -107,6 +109,29 @@ def test_threads_may_meet_in_an_array_of_the_launch():
     made = (through_memory, 64, 32, [uniform(64), zeros(64), 5])
     check(made)
     check_second(made)
+
+
+@nb.kernel
+def scaled_by_another(x, y):
+    """Each thread stores to what it has read before, and what others of the block read of it is in shared memory."""
+    tile = cuda.shared.array(32, np.float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    tile[t] = x[i]
+    cuda.syncthreads()
+    y[i] = y[i] * tile[31 - t]
+
+
+@pytest.mark.parametrize("device_name", ["cpu", "cuda:0"])
+def test_tapes_give_adjoints_of_blocks_what_these_have_read(device_name):
+    x, y = (uniform(64).astype(np.float32) for _ in range(2))
+    with contextlib.nullcontext() if device_name == "cpu" else emulated_devices():
+        given = nb.array(x, device=device_name, requires_grad=True)
+        changed = nb.array(y, device=device_name)
+        with nb.Tape() as tape:
+            scaled_by_another[2, 32](given, changed)
+        tape.backward(grads={changed: np.ones_like(y)})
+        found = given.grad.numpy()
+    np.testing.assert_allclose(found, y.reshape(2, 32)[:, ::-1].ravel())
 
 
 @nb.kernel

@@ -235,6 +235,18 @@ def test_adjoints_whose_indices_meet_are_refused():
         launch(saxpy, 6, [y.copy(), np.ones(6), 2.0], adj_inputs=[view, np.ones(6), None], adjoint=True)
 
 
+def test_arguments_whose_indices_meet_are_refused_where_they_are_written():
+    @kernel
+    def scaled(x, y):
+        i, j = tid()
+        y[i, j] = 2.0 * x[i, j]
+
+    meeting, there = np.lib.stride_tricks.as_strided(np.ones(8), (3, 2), (8, 8)), np.ones((3, 2))
+    refused(BufferAccessError, "'y' has strides .*, so several indices name one element, and the kernel writes", scaled, (3, 2),
+            [there, meeting], adj_inputs=[np.zeros((3, 2)), np.ones((3, 2))])  # fmt: skip
+    launch(scaled, (3, 2), [meeting, there], adj_inputs=[np.zeros((3, 2)), np.ones((3, 2))], adjoint=True)
+
+
 def test_switched_off():
     @kernel(enable_backward=False)
     def off(x):
