@@ -109,8 +109,8 @@ def old_objects_are_left_alone(request: pytest.FixtureRequest) -> None:
     """
     gc.collect()
     gc.freeze()
-    # Compilers make many objects that live long, and few cycles: by default, looking for these takes a tenth of the time. Paddle's
-    # programs may crash where cycles of theirs are found late.
+    # Compilers make many objects that live long, and few cycles: by default, looking for these takes a tenth of the time.
+    # Paddle's programs may crash where cycles of theirs are found late.
     gc.set_threshold(*(OFTEN if "paddle" in request.module.__name__ else (100_000, 20, 20)))
 
 
