@@ -53,7 +53,10 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["lint", "types", "environment"])
 def tests(session: nox.Session) -> None:
     """Run lint, types and then every test, on two processes; arguments after ``--`` go to pytest."""
-    run_in_environment(session, "pytest", "-n", "2", "--dist", "loadfile", *session.posargs)
+    # What a process has compiled it keeps: by the end of all tests each would have some 10 GB, and slow the machine down.
+    parts = [session.posargs] if session.posargs else [["tests/kernels"], ["--ignore", "tests/kernels"]]
+    for part in parts:
+        run_in_environment(session, "pytest", "-n", "2", "--dist", "loadfile", *part)
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

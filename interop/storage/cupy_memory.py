@@ -272,6 +272,7 @@ def _from_other(source: Any, here: int, there: int) -> Any:
         module.cuda.get_current_stream().wait_event(ready)
         made = module.empty(source.shape, source.dtype)
         made.data.copy_from_device_async(source.data, source.nbytes)
+        hold(there, cuda_driver.devices().current_stream(there), made)
         done = module.cuda.get_current_stream().record()
     with module.cuda.Device(here):
         # The source's pool may hand its memory out again only after the copy.

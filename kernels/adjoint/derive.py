@@ -75,7 +75,7 @@ class Plan:
     writes : frozenset of str
         Array parameters that the derivative writes.
     lasting : frozenset of str
-        Those of them that another derivative could take as the kernel has `left` them.
+        Those of the `snapshot` that another derivative could take as the kernel has `left` them.
     spent : frozenset of str
         Wanted arrays that the kernel stores to and never reads, so that an adjoint ends their adjoints.
     measured : Measured or None
