@@ -28,7 +28,7 @@ class _Streams:
 
     def __init__(self, emulation: Emulation) -> None:
         self.driver = emulation._driver
-        self.current = self.default = _Stream(0, 0, streams=self)
+        self.current = _Stream(0, 0, streams=self)
         self.asked = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda ordinal: self.current.ptr)
 
     @property

@@ -25,7 +25,7 @@ from numbridge.command_line.work import Contestants, Row, Work
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.storage.cupy_memory import cupy
 
-__all__ = ["CudaWork", "cuda_works"]
+__all__ = ["EMPTY_C", "LAUNCHES", "CudaWork", "cuda_works"]
 
 BLOCK = 256
 # Fewer launches than a driver's queue holds, so that none of them waits for the device.
@@ -33,7 +33,7 @@ LAUNCHES = 300
 # Between two events on the device
 CALLS = 10
 _EMPTY = {3: empty_of_three, 5: empty_of_five}
-_EMPTY_C = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
+EMPTY_C = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
 _STENCIL_C = """extern "C" __global__ void five_points(const float* a, float* out, long long n, long long m) {
     long long j = blockIdx.x * (long long)blockDim.x + threadIdx.x, i = blockIdx.y;
     if (i > 0 && j > 0 && i < n - 1 && j < m - 1)
@@ -117,7 +117,7 @@ def cuda_works() -> list[CudaWork]:
 
 def _cupy_launch() -> Contestants:
     arrays = [cupy().ones(16, np.float32) for _ in range(3)]
-    raw = cupy().RawKernel(_EMPTY_C, "empty")
+    raw = cupy().RawKernel(EMPTY_C, "empty")
     return {
         "numbridge": functools.partial(_EMPTY[3].forall(BLOCK), *arrays),
         "numba.cuda": functools.partial(_numba_empty(3), *arrays),

@@ -263,7 +263,19 @@ class Derivative(Kernel):
         """Yield what was derived, and by what, from the kernel on."""
         if isinstance(self.base, Derivative):
             yield from self.base.steps()
-        yield self.mode, self.wanted, self.kept, self.unused, self.fresh, self.apart, self.restores, self.left
+        yield self.mode, self.wanted, *self.options_of_its_own.values()
+
+    @property
+    def options_of_its_own(self) -> dict[str, Any]:
+        """What it was made with beside the kernel, the mode and the parameters; for one that differs in little."""
+        return {
+            "kept": self.kept,
+            "unused": self.unused,
+            "fresh": self.fresh,
+            "apart": self.apart,
+            "restores": self.restores,
+            "left": self.left,
+        }
 
     def program(
         self,
@@ -545,16 +557,8 @@ class Derivative(Kernel):
             return self
         key = "together"
         if key not in self.derivatives:
-            self.derivatives[key] = Derivative(
-                self.base,
-                self.mode,
-                self.wanted,
-                self.kept,
-                self.unused,
-                apart=False,
-                restores=self.restores,
-                left=self.left,
-            )
+            how = {**self.options_of_its_own, "fresh": (), "apart": False}
+            self.derivatives[key] = Derivative(self.base, self.mode, self.wanted, **how)
         made: Derivative = self.derivatives[key]
         return made
 

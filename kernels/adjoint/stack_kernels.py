@@ -39,16 +39,7 @@ class StackKernel(Derivative):
     """
 
     def __init__(self, adjoint: Derivative, given: tuple[str, ...]) -> None:
-        how = (adjoint.kept, adjoint.unused, adjoint.fresh)
-        super().__init__(
-            adjoint.base,
-            adjoint.mode,
-            adjoint.wanted,
-            *how,
-            apart=adjoint.apart,
-            restores=adjoint.restores,
-            left=adjoint.left,
-        )
+        super().__init__(adjoint.base, adjoint.mode, adjoint.wanted, **adjoint.options_of_its_own)
         self.original, self.given = adjoint, given
         self.measures = given == (NEEDS,)
         first = adjoint.base.parameters if self.measures else adjoint.parameters

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from numbridge.command_line.comparison import CUDA_PEERS
-from numbridge.command_line.cuda_work import LAUNCHES, cuda_works
+from numbridge.command_line.cuda_work import EMPTY_C, LAUNCHES, cuda_works
 from numbridge.command_line.sample_kernels import empty_of_three
 from numbridge.kernels.cuda_backend import cuda_driver
 
@@ -116,8 +116,7 @@ def empty_kernels():
     import cupy
 
     code = compile(empty_of_three)
-    text = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
-    return cuda_driver.devices().load(code[0], code[1], 0), cupy.RawKernel(text, "empty").kernel.ptr
+    return cuda_driver.devices().load(code[0], code[1], 0), cupy.RawKernel(EMPTY_C, "empty").kernel.ptr
 
 
 def bare_launch(handle, *, in_one_piece=False):
@@ -135,7 +134,7 @@ def bare_launch(handle, *, in_one_piece=False):
     call = indirect(types.int32, 11)
     number = ctypes.c_int64()
     places = (ctypes.c_void_p * 64)(*[ctypes.addressof(number)] * 64)
-    size, buffer = ctypes.c_size_t(parameter_bytes(handle)), (ctypes.c_char * 4096)()
+    size, buffer = ctypes.c_size_t(parameter_bytes(handle) if in_one_piece else 0), (ctypes.c_char * 4096)()
     # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE and _END
     pieces = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
     one, other = (0, ctypes.addressof(pieces)) if in_one_piece else (ctypes.addressof(places), 0)
@@ -154,8 +153,8 @@ def parameter_bytes(handle):
     """Return the size of all parameters of a kernel, as it has them in memory."""
     import ctypes
 
-    ask = ctypes.CDLL("libcuda.so.1").cuFuncGetParamInfo
-    ask.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+    ask = kind(cuda_driver.driver().address("cuFuncGetParamInfo"))
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     total = count = 0
     while ask(handle, count, ctypes.byref(offset), ctypes.byref(size)) == 0:
