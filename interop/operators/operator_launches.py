@@ -7,24 +7,28 @@ tensor that was seen before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.language.indexing import indexing_of
+from numbridge.kernels.language.source import FunctionSource
 from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.readers import describe
+from numbridge.kernels.variant import variants_of
 from numbridge.operators.element_dims import lie_densely
 from numbridge.operators.operators import OperatorPlan
 
 __all__ = ["WAYS", "Adjoint", "Launches"]
 
 _MOST = 256
-# How an adjoint gets outputs, their gradients and those of the inputs, the cheapest first: whether anything may stand for the
-# outputs, because it neither reads nor writes them; whether it only reads their gradients; and whether it stores those of the
-# inputs of which each thread has an element, so that these need no zeros.
+# How an adjoint gets outputs, their gradients and those of the inputs, the cheapest first: whether it stores to no output again,
+# so that anything may stand for those that it is not given as the kernel has left them; whether it only reads their gradients;
+# and whether it stores those of the inputs of which each thread has an element, so that these need no zeros.
 WAYS = ((True, True, True), (True, True, False), (True, False, False), (False, True, False), (False, False, False))
 
 
@@ -51,8 +55,10 @@ class Launches:
         self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
+        self.loads_outputs = _may_load(plan.kernel.source, plan.outputs)
         self._launchers: dict[Any, Any] = {}
         self._adjoints: dict[Any, Adjoint] = {}
+        self._left: dict[Any, tuple[str, ...]] = {}
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
         """Return new tensors of zeros for an operator's inputs."""
@@ -138,44 +144,76 @@ class Launches:
         geometry = replace(geometry_of(self.kernel, dims, self.plan.block_dim), is_followed=True)
         return _kept(self._launchers, dims, launcher(self.kernel, geometry))
 
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by all outputs."""
-        coming = [name for name, grad in zip(self.plan.outputs, grads, strict=True) if self.has_gradient(grad)]
-        return self.adjoint_by(tuple(wanted), tuple(coming)).run(values, grads)
+    def left(self, values: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
+        """Return those of the outputs that spare the adjoint storing to them again, if it is given them as they are now.
 
-    def adjoint_by(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> Adjoint:
-        """Return what runs the adjoint by some inputs, from the gradients by some outputs."""
-        found = self._adjoints.get((wanted, coming))
+        Such is what the kernel reads back and nothing overwrites, as in a recurrence, ``h[t] = f(h[t - 1])``.
+        """
+        if not self.loads_outputs:
+            return {}
+        key = tuple([(tensor.dtype, tensor.ndim) for tensor in (*values, *outputs) if hasattr(tensor, "dtype")])
+        names = self._left.get(key)
+        if names is None:
+            names = _kept(self._left, key, self._lasting(self.arguments(values, outputs)))
+        return {name: output for name, output in zip(self.plan.outputs, outputs, strict=True) if name in names}
+
+    def _lasting(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        """Return the outputs that the kernel leaves as its adjoint reads them, for such arguments."""
+        plan, found = self.plan, [describe(argument) for argument in arguments]
+        pairs = zip(self.kernel.parameters, arguments, strict=True)
+        wanted = [p.name for p, a in pairs if plan.kinds[p.name] == "array" and self.has_gradient(a)]
+        try:
+            planned = self.kernel.adjoint(wanted).plan(*variants_of(self.kernel).types(arguments, found))
+        except KernelError:
+            # Who asks for gradients will be told.
+            return ()
+        return tuple(name for name in plan.outputs if name in planned.lasting)
+
+    def adjoint(
+        self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str], left: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Return the gradients by the `wanted` inputs, given those by all outputs, and outputs that are as they were `left`."""
+        left = left or {}
+        coming = [name for name, grad in zip(self.plan.outputs, grads, strict=True) if self.has_gradient(grad)]
+        adjoint = self.adjoint_by(tuple(wanted), tuple(coming), tuple(left))
+        return adjoint.run(values, grads, tuple(left.values()))
+
+    def adjoint_by(self, wanted: tuple[str, ...], coming: tuple[str, ...], left: tuple[str, ...] = ()) -> Adjoint:
+        """Return what runs the adjoint by some inputs, from the gradients by some outputs, and from outputs as they were left."""
+        found = self._adjoints.get((wanted, coming, left))
         if found is None:
-            found = self._adjoints.setdefault((wanted, coming), self.new_adjoint(wanted, coming))
+            found = self._adjoints.setdefault((wanted, coming, left), self.new_adjoint(wanted, coming, left))
         return found
 
-    def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> Adjoint:
+    def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...], left: tuple[str, ...]) -> Adjoint:
         """Return the same, which has not been asked for."""
-        return Adjoint(self, wanted, coming)
+        return Adjoint(self, wanted, coming, left)
 
 
 class Adjoint:
     """Runs the adjoint of an operator's kernel, by some inputs."""
 
-    def __init__(self, launches: Launches, wanted: tuple[str, ...], coming: tuple[str, ...]) -> None:
+    def __init__(
+        self, launches: Launches, wanted: tuple[str, ...], coming: tuple[str, ...], left: tuple[str, ...]
+    ) -> None:
         plan = launches.plan
         self.launches, self._names, self._coming = launches, (*wanted, *coming), coming
         self.by = [plan.inputs.index(name) for name in wanted]
         self._moving = [plan.outputs.index(name) for name in coming]
+        self._left, self._left_at = left, [plan.outputs.index(name) for name in left]
         loaded = indexing_of(launches.kernel).loaded if launches.plain else ()
         self._fresh = tuple(name for name in wanted if name in loaded)
         self.is_fresh = [name in self._fresh for name in wanted]
         self.way = 0 if self._fresh else 1
         self.launchers: list[dict[Any, Any]] = [{} for _ in WAYS]
 
-    def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
+    def run(self, values: Sequence[Any], grads: Sequence[Any], left: Sequence[Any] = ()) -> list[Any]:
+        """Return the gradients by the inputs, given those by all outputs, which stay the same, and outputs as they were left."""
         dims, way = self.launches.dims(values), self.way
         while True:
             launcher = self.launchers[way].get(dims) or self._launcher(way, dims)
             made = self.memory(way, dims, [values[k] for k in self.by])
-            outputs, coming = self._passed(way, grads)
+            outputs, coming = self._passed(way, grads, left)
             try:
                 launcher(*self.launches.arguments(values, outputs), *made, *coming)
             except KernelUnsupportedError:
@@ -195,19 +233,27 @@ class Adjoint:
         whole = [is_fresh and tuple(tensor.shape) == dims for is_fresh, tensor in zip(self.is_fresh, by, strict=True)]
         return [(empty if is_whole else zeros)(tensor) for is_whole, tensor in zip(whole, by, strict=True)]
 
-    def _passed(self, way: int, grads: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def _passed(self, way: int, grads: Sequence[Any], left: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return what is passed for the outputs, and for their gradients."""
         unused, kept, _ = WAYS[way]
         given = [self.launches.contiguous(grad) for grad in grads]
-        outputs = given if unused else [self.launches.zeros(grad) for grad in grads]
+        outputs = self.standing(given, left) if unused else [self.launches.zeros(grad) for grad in grads]
         return outputs, [given[k] if kept else self.launches.copied(grads[k]) for k in self._moving]
+
+    def standing(self, given: Sequence[Any], left: Sequence[Any]) -> list[Any]:
+        """Return what stands for outputs that are not stored to: they as they were left, and anything of their kind."""
+        outputs = list(given)
+        for place, output in zip(self._left_at, left, strict=True):
+            outputs[place] = self.launches.contiguous(output)
+        return outputs
 
     def _launcher(self, way: int, dims: tuple[int, ...]) -> Any:
         unused, kept, fresh = WAYS[way]
         plan = self.launches.plan
-        more = (self._coming if kept else (), plan.outputs if unused else (), self._fresh if fresh else ())
+        ignored = tuple(name for name in plan.outputs if name not in self._left) if unused else ()
+        more = (self._coming if kept else (), ignored, self._fresh if fresh else ())
         # What it changes is memory made for it.
-        derivative = plan.kernel.adjoint(self._names, *more, restores=False)
+        derivative = plan.kernel.adjoint(self._names, *more, restores=False, left=self._left if unused else ())
         return _kept(self.launchers[way], dims, derivative.forall(dims, plan.block_dim, checked=False))
 
 
@@ -217,3 +263,17 @@ def _kept(known: dict[Any, Any], key: Any, made: Any) -> Any:
         known.clear()
     known[key] = made
     return made
+
+
+def _may_load(source: FunctionSource, names: Collection[str]) -> bool:
+    """Tell whether a function does more with some parameters than store to their elements and ask for their shape."""
+    plain = set()
+    for node in source.nodes:
+        match node:
+            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(attr="shape"):
+                plain.add(id(node.value))
+    for node in source.nodes:
+        match node:
+            case ast.AugAssign(target=ast.Subscript(value)):
+                plain.discard(id(value))
+    return any(isinstance(n, ast.Name) and n.id in names and id(n) not in plain for n in source.nodes)

@@ -98,10 +98,16 @@ class Level:
         self._launch(self.kernel, values, outputs, ())
         return outputs
 
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by the outputs."""
+    def left(self, values: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
+        """Return outputs that spare the adjoint work if it is given them as they are; see `Launches.left`."""
+        return {} if self.spare else self.launches.left(values, outputs)
+
+    def adjoint(
+        self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str], left: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Return the gradients by the `wanted` inputs, given those by the outputs, and outputs that are as they were `left`."""
         if not self.spare:
-            return self.launches.adjoint(values, grads, wanted)
+            return self.launches.adjoint(values, grads, wanted, left)
         given = dict(zip(self.inputs, values, strict=True))
         made = [self.launches.zeros(given[name]) for name in wanted]
         derivative = self.kernel.adjoint([*wanted, *self.smooth, *self.outputs], restores=False)

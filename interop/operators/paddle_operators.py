@@ -7,7 +7,7 @@ which a layer cannot know. It does not look into an argument that is a list, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numbridge.bridges.paddle_bridge import dtype_to_paddle
@@ -93,12 +93,13 @@ def _inexact_dtypes() -> frozenset[Any]:
 class _Held:
     """Values that Paddle must not look into; a PyLayer does not notice by itself when one is changed in place.
 
-    `dependencies` are the variables that the kernel was compiled with.
+    `dependencies` are the variables that the kernel was compiled with, `left` outputs that the adjoint takes as they were left.
     """
 
     def __init__(self, name: str, values: Sequence[Any], tracked: Sequence[int], rest: Any = None) -> None:
         self.tracked, self.rest = list(tracked), rest
         self.dependencies: tuple[Dependency, ...] = ()
+        self._left: dict[str, tuple[Any, int]] = {}
         self._name = name
         self._values = [None if k in self.tracked else value for k, value in enumerate(values)]
         self._versions = [(v, v.inplace_version) for v in values if hasattr(v, "inplace_version")]
@@ -119,6 +120,14 @@ class _Held:
                 "for; change a copy, x.clone()"
             )
         return self.together(tensors)
+
+    def leave(self, outputs: Mapping[str, Any]) -> None:
+        """Keep outputs, by other tensors of the same memory: they lead here themselves."""
+        self._left = {name: (output.detach(), output.inplace_version) for name, output in outputs.items()}
+
+    def left(self) -> dict[str, Any]:
+        """Return the outputs that were kept; those that have been changed meanwhile are to be computed again."""
+        return {name: output for name, (output, version) in self._left.items() if output.inplace_version == version}
 
 
 class Operator:
@@ -145,12 +154,14 @@ class Operator:
         made = self._run.apply(_Held(self.name, values, tracked), [values[k] for k in tracked])
         return list(made) if isinstance(made, tuple | list) else [made]
 
-    def adjoint(self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
-        """Return the gradients by the `wanted` inputs, given those by all outputs."""
+    def adjoint(
+        self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str], left: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Return the gradients by the `wanted` inputs, given those by all outputs, and outputs that are as they were `left`."""
         everything = [*values, *grads]
         tracked = _tracked(everything)
         if not tracked:
-            return self.level.adjoint([detached(v) for v in values], [detached(g) for g in grads], wanted)
+            return self.level.adjoint([detached(v) for v in values], [detached(g) for g in grads], wanted, left)
         made = self._adjoint.apply(
             _Held(self.name, everything, tracked, tuple(wanted)), [everything[k] for k in tracked]
         )
@@ -166,7 +177,7 @@ class Operator:
     def run_backward(self, held: _Held, tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Return the gradients by the tensors that gradients go to."""
         wanted = [self.level.inputs[k] for k in held.tracked]
-        return self.adjoint(held.unchanged(tensors), grads, wanted)
+        return self.adjoint(held.unchanged(tensors), grads, wanted, held.left())
 
     def adjoint_backward(self, held: _Held, tensors: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
         """Return the gradients of the adjoint: by inputs the adjoint of the tangent, by gradients of outputs the tangent."""
@@ -213,7 +224,10 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
         return type(name, (paddle.autograd.PyLayer,), parts)
 
     def run(held: _Held, tensors: Sequence[Any]) -> list[Any]:
-        return operator.level.run([detached(value) for value in held.together(tensors)])
+        values = [detached(value) for value in held.together(tensors)]
+        made = operator.level.run(values)
+        held.leave(operator.level.left(values, made))
+        return made
 
     def adjoint(held: _Held, tensors: Sequence[Any]) -> list[Any]:
         values, count = [detached(value) for value in held.together(tensors)], len(operator.level.inputs)

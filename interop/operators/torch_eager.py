@@ -103,18 +103,20 @@ class Launches(operator_launches.Launches):
                 return made
         return super().run(values)
 
-    def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...]) -> _Adjoint:
-        """Return what runs the adjoint by some inputs, from the gradients by some outputs."""
-        return _Adjoint(self, wanted, coming)
+    def new_adjoint(self, wanted: tuple[str, ...], coming: tuple[str, ...], left: tuple[str, ...]) -> _Adjoint:
+        """Return what runs the adjoint by some inputs, from the gradients by some outputs, and from outputs as they were left."""
+        return _Adjoint(self, wanted, coming, left)
 
 
 class _Adjoint(operator_launches.Adjoint):
     """Runs the adjoint of an operator's kernel, by some inputs."""
 
-    def __init__(self, launches: Launches, wanted: tuple[str, ...], coming: tuple[str, ...]) -> None:
+    def __init__(
+        self, launches: Launches, wanted: tuple[str, ...], coming: tuple[str, ...], left: tuple[str, ...]
+    ) -> None:
         import torch
 
-        super().__init__(launches, wanted, coming)
+        super().__init__(launches, wanted, coming, left)
         self._first, self._plain = launches.first, launches.plain and coming == launches.plan.outputs
         # For each way: an input's place, what makes memory for its gradient, and whether only where the launch covers the tensor
         fresh = zip(self.by, self.is_fresh, strict=True)
@@ -122,8 +124,8 @@ class _Adjoint(operator_launches.Adjoint):
         stored = [(k, makers[is_fresh], is_fresh and k != self._first) for k, is_fresh in fresh]
         self._likes = (stored, [(k, torch.zeros_like, False) for k in self.by])
 
-    def run(self, values: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        """Return the gradients by the inputs, given those by all outputs, which are left as they are."""
+    def run(self, values: Sequence[Any], grads: Sequence[Any], left: Sequence[Any] = ()) -> list[Any]:
+        """Return the gradients by the inputs, given those by all outputs, which stay the same, and outputs as they were left."""
         way = self.way  # another thread may change it
         if self._plain and way < _PLAIN_WAYS:
             # As in `Launches.run`.
@@ -142,13 +144,21 @@ class _Adjoint(operator_launches.Adjoint):
                     if not grad.is_contiguous():
                         given = [grad.contiguous() for grad in grads]
                         break
+                outputs = self.standing(given, left) if left else given
                 try:
-                    launcher(*values, *given, *made, *given)
+                    launcher(*values, *outputs, *made, *given)
                 except KernelUnsupportedError:
                     self.way = way + 1
                 else:
                     return made
-        return super().run(values, grads)
+        return super().run(values, grads, left)
+
+
+def _version_of(tensor: Any) -> Any:
+    """Return a tensor without memory that counts the changes of another."""
+    counted = tensor.detach()
+    counted.data = counted.new_empty(0)
+    return counted
 
 
 @functools.cache
@@ -258,15 +268,18 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     tracked, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
     plain, parameter, strided, numbers = torch.Tensor, torch.nn.Parameter, torch.strided, plan.numbers
     arrays = [k for k, name in enumerate(plan.inputs) if plan.kinds[name] == "array"]
-    several = len(plan.outputs) > 1
-    # (inputs that need a gradient, whether each output's gradient is floating) -> what their adjoint runs, and other inputs
+    several, loads_outputs = len(plan.outputs) > 1, launches.loads_outputs
+    # (inputs that need a gradient, whether each output's gradient is floating, outputs that are kept)
+    # -> what their adjoint runs, and other inputs
     known: dict[Any, tuple[Callable[..., list[Any]], list[int]]] = {}
 
-    def adjoint(key: Any, needed: tuple[bool, ...], grads: Sequence[Any]) -> tuple[Callable[..., list[Any]], list[int]]:
+    def adjoint(
+        key: Any, needed: tuple[bool, ...], grads: Sequence[Any], left: tuple[str, ...]
+    ) -> tuple[Callable[..., list[Any]], list[int]]:
         wanted = tuple(plan.inputs[k] for k in arrays if needed[k])
         coming = tuple(n for n, grad in zip(plan.outputs, grads, strict=True) if has_gradient(grad))
         others = [k for k, name in enumerate(plan.inputs) if name not in wanted]
-        found = known[key] = launches.adjoint_by(wanted, coming).run, others
+        found = known[key] = launches.adjoint_by(wanted, coming, left).run, others
         return found
 
     def at_length(inputs: Sequence[Any], grads: Sequence[Any], needed: tuple[bool, ...]) -> Any:
@@ -275,12 +288,17 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     class Quick(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *values: Any) -> Any:
+            made, kept = run(values), values
             if numbers:
-                ctx.save_for_backward(*[values[k] for k in arrays])
+                kept = tuple([values[k] for k in arrays])
                 ctx.numbers = [(k, values[k]) for k in numbers]
-            else:
-                ctx.save_for_backward(*values)
-            made = run(values)
+            if loads_outputs:
+                left = launches.left(values, made)
+                ctx.left = tuple(left)
+                # With versions of their own: who changes an output has it computed again, and is not refused.
+                kept += tuple([output.data for output in left.values()])
+                ctx.versions = [(_version_of(output), output._version) for output in left.values()]
+            ctx.save_for_backward(*kept)
             if kernel.variants.dependencies:
                 ctx.dependencies = kernel.variants.dependencies
             return tuple(made) if several else made[0]
@@ -289,7 +307,12 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
         def backward(ctx: Any, *grads: Any) -> Any:
             if ctx.dependencies:
                 check_unchanged(f"backward through kernel {kernel.name!r}", ctx.dependencies)
-            tensors = inputs = ctx.saved_tensors
+            tensors, names, left = ctx.saved_tensors, ctx.left, ()
+            if names:
+                tensors, left = tensors[: -len(names)], tensors[-len(names) :]
+                if any(tensor._version != version for tensor, version in ctx.versions):
+                    names = left = ()
+            inputs = tensors
             if numbers:
                 inputs = [*tensors]
                 for k, number in ctx.numbers:
@@ -299,17 +322,19 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             if is_compiling() or tracked() or dispatching() or overriding() or tracing() or peek() is not None:
                 return at_length(inputs, grads, needed)
             # Hooks on saved tensors, and whoever calls backward, may bring tensors of any kind.
-            for tensor in tensors + grads:
+            for tensor in tensors + left + grads:
                 kind = type(tensor)
                 if kind is not plain and kind is not parameter:
                     return at_length(inputs, grads, needed)
-            key = (needed, *map(has_gradient, grads)) if several else needed
-            back, others = known.get(key) or adjoint(key, needed, grads)
+            key = (needed, names, *map(has_gradient, grads)) if several or names else needed
+            back, others = known.get(key) or adjoint(key, needed, grads, names)
             try:
-                made = back(inputs, grads)
+                made = back(inputs, grads, left)
             except (BufferAccessError, RuntimeError):
                 # Of a sparse gradient torch itself refuses to say whether it is contiguous.
-                if any(map(_is_left_to_torch, (*tensors, *grads))) or any(grad.layout != strided for grad in grads):
+                if any(map(_is_left_to_torch, (*tensors, *left, *grads))) or any(
+                    grad.layout != strided for grad in grads
+                ):
                     return at_length(inputs, grads, needed)
                 raise
             for k in others:
@@ -317,8 +342,10 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             return tuple(made)
 
     function = named(Quick, kernel.name)
-    # The node in torch's graph: it has no dependencies unless some are set, and looks for its backward at every call.
-    function._backward_cls.dependencies, function._backward_cls.apply = (), function.backward
+    # The node in torch's graph: it has no dependencies and keeps no outputs unless some are set, and looks for its backward at
+    # every call.
+    node = function._backward_cls
+    node.dependencies, node.left, node.apply = (), (), function.backward
     # `Quick.apply` would look for transforms, and for tensors that have outlived theirs, once more.
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply
     return found
