@@ -13,6 +13,7 @@ the push with one direction more. Makes no JAX values.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +27,13 @@ from numbridge.jax_ffi.signature import Dims, is_symbolic
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
-from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.language.indexing import indexing_of
+from numbridge.kernels.language.indexing import indexing_of, may_load
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar, scalar_of
 
-__all__ = ["Form", "floating_operands", "floating_results", "operand_types", "planned"]
+__all__ = ["Form", "Planned", "floating_operands", "floating_results", "operand_types", "planned", "results_to_keep"]
 
 _CALLS = 1024
 Spread = tuple[tuple[bool, ...] | None, ...]
@@ -42,12 +43,15 @@ Spread = tuple[tuple[bool, ...] | None, ...]
 class Form:
     """One derivative of a call.
 
-    Its operands are those of the call, then the tangents of each direction, then the cotangents.
+    Its operands are those of the call, then results that it has left, then the tangents of each direction, then the cotangents.
 
     Attributes
     ----------
     call : Call
         What is differentiated, without batch axes.
+    left : tuple of int
+        The results of the call that are operands, so that a gradient need not compute them again. They say nothing that the
+        call's own operands do not: derivatives of the form go through those.
     directions : tuple of tuple of int
         For each direction, the operands that have a tangent in it; the others' are zero.
     given : tuple of int, or None
@@ -59,6 +63,7 @@ class Form:
     """
 
     call: Call
+    left: tuple[int, ...]
     directions: tuple[tuple[int, ...], ...]
     given: tuple[int, ...] | None
     wanted: tuple[int, ...]
@@ -67,22 +72,24 @@ class Form:
 
     @property
     def sources(self) -> list[tuple[str, int]]:
-        """For each operand, ``('primal', operand)``, ``('tangent', operand)`` or ``('cotangent', result)``."""
+        """For each operand one of ``("primal" or "tangent", operand)`` and ``("left" or "cotangent", result)``."""
         primals = [("primal", k) for k in range(self.call.operands)]
+        left = [("left", k) for k in self.left]
         tangents = [("tangent", k) for direction in self.directions for k in direction]
-        return primals + tangents + [("cotangent", k) for k in self.given or ()]
+        return primals + left + tangents + [("cotangent", k) for k in self.given or ()]
 
     @property
     def shapes(self) -> tuple[Dims, ...]:
         """Shape of each operand, without batch axes."""
-        shape = {"cotangent": lambda k: self.call.results[k][0]}
-        return tuple(shape.get(kind, self.call.shapes.__getitem__)(k) for kind, k in self.sources)
+        of_result = ("left", "cotangent")
+        return tuple(self.call.results[k][0] if kind in of_result else self.call.shapes[k] for kind, k in self.sources)
 
     @property
     def taken_over(self) -> frozenset[int]:
         """The operands whose memory a result of the derivative's call may take over."""
         aliases = self.call.aliases
-        return frozenset(k for k, (kind, of) in enumerate(self.sources) if kind == "cotangent" or of in aliases)
+        taken = (kind == "cotangent" or (kind != "left" and of in aliases) for kind, of in self.sources)
+        return frozenset(k for k, is_taken in enumerate(taken) if is_taken)
 
     @property
     def results(self) -> tuple[tuple[Dims, Any], ...]:
@@ -91,6 +98,30 @@ class Form:
             return tuple(self.call.results[k] for k in floating_results(self.call))
         types = operand_types(self.call)
         return tuple((self.call.shapes[k], types[k].scalar.numpy) for k in self.wanted)
+
+    def bare(self) -> Form:
+        """Return the form without the results that the call has left."""
+        kept = (flags for flags, (kind, _) in zip(self.spread, self.sources, strict=True) if kind != "left")
+        return replace(self, left=(), spread=tuple(kept))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How a form is computed: by a call, some of the form's operands, and some of the call's results.
+
+    Attributes
+    ----------
+    call : Call
+        What runs.
+    operands : tuple of int
+        The form's operands that it takes.
+    chosen : tuple of int
+        Its results that are the form's.
+    """
+
+    call: Call
+    operands: tuple[int, ...]
+    chosen: tuple[int, ...]
 
 
 def floating_results(call: Call) -> tuple[int, ...]:
@@ -122,19 +153,44 @@ def operand_types(call: Call) -> dict[int, ParameterType]:
 
 
 @functools.lru_cache(maxsize=_CALLS)
-def planned(form: Form) -> tuple[Call, tuple[int, ...]]:
-    """Return the call that computes a derivative, and which of its results are the form's.
+def results_to_keep(call: Call) -> tuple[int, ...]:
+    """Return the results that spare a gradient storing to them again: those that it reads as the call leaves them."""
+    results = {
+        kind.name: slot.index for kind, slot in zip(call.types, call.slots, strict=True) if slot.kind == nb.RESULT
+    }
+    if not may_load(call.kernel.source, results):
+        return ()
+    _seal(call)
+    wanted = tuple(kind.name for kind in call.types if isinstance(kind, ArrayType) and _has_gradient(kind))
+    try:
+        plan = derived(call.kernel, "adjoint", wanted).plan(call.types, call.weak)
+    except KernelError:
+        # Who asks for a gradient will be told.
+        return ()
+    return tuple(sorted(results[name] for name in plan.lasting & results.keys()))
+
+
+@functools.lru_cache(maxsize=_CALLS)
+def planned(form: Form) -> Planned:
+    """Return how a derivative is computed.
 
     Raises
     ------
     NumbridgeError
         If the kernel has no such derivative; the message shows where in its source, and what to do.
     """
-    call = form.call
+    _seal(form.call)
+    if form.left and form.given is not None and not form.directions:
+        with contextlib.suppress(KernelUnsupportedError):
+            return _Planner(form).planned()
+    without = tuple(k for k, (kind, _) in enumerate(form.sources) if kind != "left")
+    return replace(_Planner(form.bare()).planned(), operands=without)
+
+
+def _seal(call: Call) -> None:
+    """Refuse to differentiate what has changed since a call was traced, or changes from now on: JAX keeps what it traces."""
     check_current(call.kernel, call.types, call.weak, call.key)
-    # JAX keeps what it has traced.
     call.kernel.source.seal_derivatives()
-    return _Planner(form).planned()
 
 
 @dataclass
@@ -153,7 +209,9 @@ class _Planner:
         self.tangents: dict[str, int] = {}
         self.kernel: Kernel = call.kernel
         self.types = call.types
-        place = call.operands
+        # Where results come from that the call has left, by the name of their parameter.
+        self.left = {self._name_of(k): call.operands + n for n, k in enumerate(self.form.left)}
+        place = call.operands + len(self.left)
         # What stands for a result of the call: after n tangents, its n-fold tangent.
         self.ends = {slot.index: name for name, slot in self.base.items() if slot.kind == nb.RESULT}
         for direction in self.form.directions:
@@ -163,6 +221,9 @@ class _Planner:
 
     def _carries(self, kind: ParameterType) -> bool:
         return isinstance(kind, ArrayType) and _has_gradient(kind) and self.base[kind.name].kind == nb.RESULT
+
+    def _name_of(self, result: int) -> str:
+        return next(name for name, slot in self.base.items() if slot.kind == nb.RESULT and slot.index == result)
 
     def _parameter(self, operand: int) -> str:
         return next(name for name, slot in self.base.items() if _operand_of(slot) == operand)
@@ -175,8 +236,8 @@ class _Planner:
         self.written += [f"{made.prefix}{name}" for name in self.written]
         self.ends = {k: f"{made.prefix}{name}" for k, name in self.ends.items() if name in self.written}
 
-    def planned(self) -> tuple[Call, tuple[int, ...]]:
-        """Return the call and which results to take."""
+    def planned(self) -> Planned:
+        """Return the call, and which results to take."""
         if self.form.given is None:
             self._type()
             chosen = self._push()
@@ -185,7 +246,7 @@ class _Planner:
             inner = self.kernel
             self._reverse(inner, wanted)
             chosen = self._pull(inner, wanted)
-        return self._call(), chosen
+        return Planned(self._call(), tuple(range(len(self.form.sources))), chosen)
 
     def _reverse(self, inner: Kernel, wanted: Sequence[str]) -> None:
         """Take the adjoint, which reads cotangents and stores gradients if it can, and otherwise changes and adds to them."""
@@ -195,7 +256,8 @@ class _Planner:
         ways = list(dict.fromkeys([(kept, fresh), (kept, ()), ((), ())]))
         for way in ways:
             # What it changes lies in memory that the call has for itself.
-            self.kernel = derived(inner, "adjoint", names, kept=way[0], fresh=way[1], restores=False)
+            kept, fresh = way
+            self.kernel = derived(inner, "adjoint", names, kept, (), fresh, restores=False, left=tuple(self.left))
             try:
                 self._type()
             except KernelUnsupportedError:
@@ -307,8 +369,10 @@ class _Planner:
         return tuple(places[f"{ADJOINT}{name}"] for name in wanted)
 
     def _primal_slot(self, kind: ParameterType, *, used: bool) -> Slot:
-        """Return where an argument of the kernel comes from, as it was before the launch."""
+        """Return where an argument of the kernel comes from, as it was before the launch, or as that has left it."""
         name, source = kind.name, self._source(kind.name)
+        if name in self.left:
+            return Slot(nb.OPERAND, self.left[name])
         own = self.base.get(name)
         if own is not None and own.kind in (nb.STATIC, nb.PACKED):
             return own

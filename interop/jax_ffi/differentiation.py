@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from numbridge.jax_ffi import words_layout as nb
-from numbridge.jax_ffi.derivative import Form, Spread, floating_operands, floating_results, operand_types, planned
+from numbridge.jax_ffi.derivative import (
+    Form,
+    Spread,
+    floating_operands,
+    floating_results,
+    operand_types,
+    planned,
+    results_to_keep,
+)
 from numbridge.jax_ffi.plan import Call
 from numbridge.kernels.element_types.elements import has_gradient
 from numbridge.kernels.errors import KernelUnsupportedError
@@ -30,11 +38,15 @@ Group = Mapping[int, Spreading]
 
 @dataclass(frozen=True)
 class Point:
-    """A form taken apart: the operands of the call, and what the derivative is linear in, by operand or result."""
+    """A form taken apart: the operands of the call, results that it has left, and what the derivative is linear in.
+
+    The latter are by operand or result.
+    """
 
     call: Call
     primals: tuple[Any, ...]
     spread: Spread
+    left: Group
     directions: tuple[Group, ...]
     cotangents: Group | None
     wanted: tuple[int, ...]
@@ -57,14 +69,15 @@ class Point:
     def form(self) -> Form:
         """Return the form."""
         groups = [dict(sorted(group.items())) for group in self.groups()]
-        spread = (*self.spread, *(flags for group in groups for _, flags in group.values()))
+        spread = (*self.spread, *(flags for group in (self.left, *groups) for _, flags in group.values()))
         names = [tuple(group) for group in groups]
         given = None if self.cotangents is None else names[-1]
-        return Form(self.call, tuple(names[: len(self.directions)]), given, self.wanted, self.batch, spread)
+        directions = tuple(names[: len(self.directions)])
+        return Form(self.call, tuple(self.left), directions, given, self.wanted, self.batch, spread)
 
     def operands(self) -> list[Any]:
         """Return the form's operands."""
-        groups = [dict(sorted(group.items())) for group in self.groups()]
+        groups = [self.left, *(dict(sorted(group.items())) for group in self.groups())]
         return [*self.primals, *(value for group in groups for value, _ in group.values())]
 
     def bind(self) -> list[Any]:
@@ -90,10 +103,11 @@ def taken_apart(form: Form, operands: Sequence[Any]) -> Point:
             found[k] = (value, flags)
         return found
 
+    left = group(form.left)
     directions = tuple(group(direction) for direction in form.directions)
     cotangents = None if form.given is None else group(form.given)
     primals, spread = tuple(operands[:count]), form.spread[:count]
-    return Point(form.call, primals, spread, directions, cotangents, form.wanted, form.batch)
+    return Point(form.call, primals, spread, left, directions, cotangents, form.wanted, form.batch)
 
 
 def _is_zero(value: Any) -> bool:
@@ -123,7 +137,9 @@ def differentiate(call: Call, primals: Sequence[Any], tangents: Sequence[Any], r
     made = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if direction:
         _check_results(call)
-        point = Point(one, tuple(primals), call.spread, (direction,), None, (), call.batch)
+        whole = (True,) * len(call.batch)
+        left = {k: (results[k], whole) for k in results_to_keep(one)}
+        point = Point(one, tuple(primals), call.spread, left, (direction,), None, (), call.batch)
         for k, tangent in zip(floating_results(call), point.bind(), strict=True):
             made[k] = tangent
     return made
@@ -192,7 +208,7 @@ def pull_transpose(form: Form, cotangents: Sequence[Any], operands: Sequence[Any
     if given:
         following = _transposed(point, place, given)
         made = dict(zip(_results_of(following), map(_conjugate, following.bind()), strict=True))
-    return [None] * form.call.operands + [
+    return [None] * (form.call.operands + len(form.left)) + [
         _summed(made[k], flags) if k in made and names is group else None
         for names in point.groups()
         for k, (_, flags) in names.items()

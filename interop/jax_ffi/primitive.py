@@ -143,10 +143,11 @@ def _form_names(form: Form) -> list[str]:
         for slot, kind in zip(form.call.slots, form.call.types, strict=True)
         if slot.kind == nb.RESULT
     }
-    return [
-        primals[k] if kind == "primal" else f"{kind}_of_{slots[k] if kind == 'cotangent' else primals[k]}"
-        for kind, k in form.sources
-    ]
+    found = []
+    for kind, k in form.sources:
+        name = slots[k] if kind in ("left", "cotangent") else primals[k]
+        found.append(name if kind in ("primal", "left") else f"{kind}_of_{name}")
+    return found
 
 
 @functools.lru_cache(maxsize=_BODIES)
@@ -164,12 +165,13 @@ def _form_runner(form: Form) -> Any:
     """Return the jitted function of a derivative's operands."""
     import jax
 
-    call, chosen = planned(form)
+    plan = planned(form)
 
     def numbridge_derivative(*operands: Any) -> list[Any]:
-        values = [x if kind is None else _converted(x, kind) for x, kind in zip(operands, call.casts, strict=True)]
-        results = _bind(call, values)
-        return [_converted(results[k], dtype) for k, (_, dtype) in zip(chosen, form.results, strict=True)]
+        taken = zip(plan.operands, plan.call.casts, strict=True)
+        values = [operands[k] if kind is None else _converted(operands[k], kind) for k, kind in taken]
+        results = _bind(plan.call, values)
+        return [_converted(results[k], dtype) for k, (_, dtype) in zip(plan.chosen, form.results, strict=True)]
 
     named(numbridge_derivative, "numbridge_derivative", _form_names(form))
     return jax.jit(numbridge_derivative)

@@ -7,16 +7,14 @@ tensor that was seen before.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
-from numbridge.kernels.language.indexing import indexing_of
-from numbridge.kernels.language.source import FunctionSource
+from numbridge.kernels.language.indexing import indexing_of, may_load
 from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.kernels.readers import describe
 from numbridge.kernels.variant import variants_of
@@ -55,7 +53,7 @@ class Launches:
         self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
-        self.loads_outputs = _may_load(plan.kernel.source, plan.outputs)
+        self.loads_outputs = may_load(plan.kernel.source, plan.outputs)
         self._launchers: dict[Any, Any] = {}
         self._adjoints: dict[Any, Adjoint] = {}
         self._left: dict[Any, tuple[str, ...]] = {}
@@ -263,17 +261,3 @@ def _kept(known: dict[Any, Any], key: Any, made: Any) -> Any:
         known.clear()
     known[key] = made
     return made
-
-
-def _may_load(source: FunctionSource, names: Collection[str]) -> bool:
-    """Tell whether a function does more with some parameters than store to their elements and ask for their shape."""
-    plain = set()
-    for node in source.nodes:
-        match node:
-            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(attr="shape"):
-                plain.add(id(node.value))
-    for node in source.nodes:
-        match node:
-            case ast.AugAssign(target=ast.Subscript(value)):
-                plain.discard(id(value))
-    return any(isinstance(n, ast.Name) and n.id in names and id(n) not in plain for n in source.nodes)

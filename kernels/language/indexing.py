@@ -7,7 +7,7 @@ that nothing else selects otherwise, so that a kernel which sees one shard of th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "elements_of",
     "index_names",
     "indexing_of",
+    "may_load",
     "moves_axes",
     "named_parts",
     "own_axis",
@@ -71,6 +72,20 @@ def indexing_of(kernel: Kernel) -> Indexing:
 def _indexing_in(source: FunctionSource) -> Indexing:
     names = index_names(source)
     return NOTHING if names is None else _Reading(source, names).result()
+
+
+def may_load(source: FunctionSource, names: Collection[str]) -> bool:
+    """Tell whether a function does more with some parameters than store to their elements and ask for their shape."""
+    plain = set()
+    for node in source.nodes:
+        match node:
+            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(attr="shape"):
+                plain.add(id(node.value))
+    for node in source.nodes:
+        match node:
+            case ast.AugAssign(target=ast.Subscript(value)):
+                plain.discard(id(value))
+    return any(isinstance(n, ast.Name) and n.id in names and id(n) not in plain for n in source.nodes)
 
 
 def index_names(source: FunctionSource) -> list[str] | None:

@@ -128,6 +128,14 @@ LINE = Mesh(np.array(jax.devices()), "x")
 GRID = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
 
+@nb.kernel
+def running(x: nb.array2d[float], out: nb.array2d[float]):
+    i = nb.tid()
+    out[0, i] = x[0, i]
+    for t in range(1, x.shape[0]):
+        out[t, i] = out[t - 1, i] * x[t, i] + x[t, i]
+
+
 def values(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
@@ -565,6 +573,32 @@ def check_kernels_that_look_around_have_whole_gradients():
     f = jax.jit(jax.grad(lambda x: (jax_kernel(differences, enable_backward=True)(x)[0] ** 2).sum()))
     wanted = jax.grad(lambda x: (jnp.diff(x) ** 2).sum())(x)
     np.testing.assert_allclose(f(put(x, "x")), wanted, rtol=1e-4, atol=1e-5)
+
+
+def check_gradients_that_take_results_as_they_are():
+    def steps(x):
+        rows = [x[0]]
+        for t in range(1, 4):
+            rows.append(rows[-1] * x[t] + x[t])
+        return jnp.stack(rows)
+
+    x = values(4, 16)
+    wanted = jax.grad(lambda x: (steps(x) ** 2).sum())(x)
+    for rule in (None, "t i -> t i; i"):
+        one = jax_kernel(running, launch_dims=16, output_dims=(4, 16), sharding_rule=rule, enable_backward=True)
+        f = jax.jit(jax.grad(lambda x, one=one: (one(x)[0] ** 2).sum()))
+        for spec in ((None, "x"), (None, ("x", "y")), ()):
+            given = put(x, *spec)
+            np.testing.assert_allclose(f(given), wanted, rtol=1e-4, atol=1e-4)
+            assert moved(f, given) == []
+        # A rule that says that a thread needs no more than its shard of the steps is wrong.
+        if rule is None:
+            np.testing.assert_allclose(f(put(x, "x")), wanted, rtol=1e-4, atol=1e-4)
+    many = values(8, 4, 16)
+    g = jax.jit(jax.vmap(jax.grad(lambda x: (one(x)[0] ** 2).sum())))
+    np.testing.assert_allclose(
+        g(put(many, "x", None, "y")), jax.vmap(jax.grad(lambda x: (steps(x) ** 2).sum()))(many), rtol=1e-4, atol=1e-4
+    )
 
 
 def check_gradients_in_shard_map():

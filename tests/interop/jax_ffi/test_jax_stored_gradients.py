@@ -60,9 +60,9 @@ def derived(monkeypatch):
     found, planned = [], primitive.planned
 
     def noted(form):
-        call, chosen = planned(form)
-        found.append(call)
-        return call, chosen
+        plan = planned(form)
+        found.append(plan.call)
+        return plan
 
     monkeypatch.setattr(primitive, "planned", noted)
     return found
