@@ -296,6 +296,10 @@ class Machine:
         """Say whether somebody must be told of every launch."""
         self.state[nb.STATE_WATCHED // 8] = watched
 
+    def release_later(self) -> None:
+        """Let exported memory that a consumer deletes be given back outside of the consumer (see `native.dlpack`)."""
+        self.state[nb.STATE_RELEASES_LATER // 8] = True
+
     def set_lender(self, lender: Callable[[Any], None]) -> None:
         """Name the function that is told of each read-only array before compiled code hands it on."""
         _keep.append(lender)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from numbridge.arrays import gradients
-from numbridge.arrays.capsules import copied_for, legacy_capsule, marked_copy
+from numbridge.arrays.capsules import copied_for, legacy_capsule, marked_copy, prepare_for_consumers
 from numbridge.arrays.contents import as_source, as_values, at_address, copied, moved, shared
 from numbridge.arrays.exchange import ExchangeTable
 from numbridge.arrays.gradients import GradientState
@@ -638,7 +638,8 @@ class Array:
         Raises
         ------
         BufferAccessError
-            If a legacy capsule is asked of a read-only array, which it could not say, or a copy is needed and refused.
+            If a legacy capsule is asked of a read-only array, which it could not say, if a stride is negative, or if a copy is
+            needed and refused.
         """
         here = self.__dlpack_device__()
         if here[0] in (dl.CPU, dl.CUDA_HOST) and stream not in (None, -1):
@@ -653,6 +654,7 @@ class Array:
             exported = self.clone()
         if exported.device.is_cuda and stream != -1:
             stream_order.hand_over(exported, stream)
+        prepare_for_consumers(exported)
         if max_version is not None and max_version[0] >= dl.MAJOR_VERSION:
             if not copy:
                 lend(exported)

@@ -5,18 +5,40 @@ Arrays call this; making arrays of capsules is in `dlpack`.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.devices import get_devices
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import dlpack_layout as dl
+from numbridge.kernels.native import table_layout as nb
 from numbridge.storage.element_views import scalar_shape
 from numbridge.storage.memory import native, row_of
 
 if TYPE_CHECKING:
     from numbridge.arrays.array import Array
 
-__all__ = ["copied_for", "legacy_capsule", "marked_copy"]
+__all__ = ["copied_for", "legacy_capsule", "marked_copy", "prepare_for_consumers"]
+
+# It holds a lock while it calls a deleter, as 3.3 does (`PaddleDeleterManager`), and the memory behind may be its own again.
+_LOCKING = "paddle"
+
+
+def prepare_for_consumers(array: Array) -> None:
+    """Look at an array of which a capsule is about to be handed out, to whomever, and see to it that it can be given back.
+
+    Raises
+    ------
+    BufferAccessError
+        If a stride is negative: of such a tensor torch ends the process, and Paddle copies as many bytes as it has not.
+    """
+    if not native().word(array) & nb.CONTIGUOUS and any(step < 0 for step in array.strides):
+        raise BufferAccessError(
+            f"an Array with negative strides {array.strides} cannot be exported by DLPack, since not all consumers take it; "
+            "array.clone() copies it, and NumPy shares it as np.asarray(array)"
+        )
+    if _LOCKING in sys.modules:
+        native().release_later()
 
 
 def legacy_capsule(array: Array) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.capsules import legacy_capsule
+from numbridge.arrays.capsules import legacy_capsule, prepare_for_consumers
 from numbridge.arrays.contents import same_dtype
 from numbridge.kernels import readers
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -94,7 +94,8 @@ def to_dlpack(array: Any) -> Any:
     Raises
     ------
     BufferAccessError
-        If the array is read-only, which a legacy capsule cannot say.
+        If the array is read-only, which a legacy capsule cannot say, or if a stride is negative.
     """
     found = array if isinstance(array, Array) else adopt(array)
+    prepare_for_consumers(found)
     return legacy_capsule(found)

@@ -27,7 +27,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Reader, exchange_function, record_from_capsule
 from numbridge.kernels.scalars import ALL, scalar_of
 from numbridge.storage.leases import is_lent, lend
-from numbridge.storage.memory import adopt, row_of
+from numbridge.storage.memory import adopt, native, row_of
 from numbridge.streams.streams import Stream, get_stream
 
 __all__ = [
@@ -277,6 +277,7 @@ def _tensor(t: Any) -> Any:
 def _export_function() -> int:
     import paddle
 
+    native().release_later()
     return exchange_function(paddle.Tensor, dl.EXCHANGE_TO_OBJECT)
 
 

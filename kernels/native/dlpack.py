@@ -4,6 +4,10 @@ Exported DLPack tensors hold a reference to the record's capsule and point at th
 allocates one small block. Deleters may be called from any thread, with or without the GIL, and do nothing once Python has
 ended; everything else needs the GIL.
 
+A consumer may call a deleter while it holds a lock, which it also takes to give back other memory. Then the deleter must neither
+wait for the GIL, whose holder may wait for that lock, nor drop a reference, behind which may lie such memory. So once there is
+such a consumer, deleters only put exports aside. Python's main thread drops them soon, and so does the next export.
+
 The built-in functions here return None, having written nothing, where the caller must take the slow road and explain.
 Source of the layouts: `dlpack_layout`.
 """
@@ -18,6 +22,7 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.native.cuda_entry import call_three, current_stream
 from numbridge.kernels.native.entry import dict_get, none, to_address
 from numbridge.kernels.native.memory import (
+    exchange_i64,
     external,
     function_symbol,
     indirect,
@@ -25,6 +30,7 @@ from numbridge.kernels.native.memory import (
     load_i64,
     load_u32,
     native,
+    replace_i64,
     stack,
     store_i32,
     store_i64,
@@ -57,6 +63,7 @@ from numbridge.kernels.native.records import (
 EXPORTS = {
     "numbridge_delete_legacy": ("delete_legacy", "void(int64)"),
     "numbridge_delete_versioned": ("delete_versioned", "void(int64)"),
+    "numbridge_release_put_aside": ("release_put_aside", "int64(int64)"),
     "numbridge_drop_legacy": ("drop_legacy", "void(int64)"),
     "numbridge_drop_versioned": ("drop_versioned", "void(int64)"),
     "numbridge_consume": ("consume", "int64(int64, int64)"),
@@ -71,11 +78,16 @@ rename_capsule = external("PyCapsule_SetName", types.int32, intp, intp)
 hold_gil = external("PyGILState_Ensure", types.int32)
 drop_gil = external("PyGILState_Release", types.void, types.int32)
 initialized = external("Py_IsInitialized", types.int32)
+call_from_main_thread = external("Py_AddPendingCall", types.int32, intp, intp)
 delete_legacy_address = function_symbol("numbridge_delete_legacy")
 delete_versioned_address = function_symbol("numbridge_delete_versioned")
+release_put_aside_address = function_symbol("numbridge_release_put_aside")
 drop_legacy_address = function_symbol("numbridge_drop_legacy")
 drop_versioned_address = function_symbol("numbridge_drop_versioned")
 call_to_object = indirect(types.int32, 2)
+
+# An export that is put aside, in place of what its consumer knew of it: the one before it, and the capsule that it refers to
+_ASIDE_NEXT, _ASIDE_CAPSULE = 0, 8
 
 
 @native
@@ -135,14 +147,50 @@ def consume(self, capsule):
 
 
 @native
+def put_aside(managed, capsule):
+    """Remember a deleted export for `release_put_aside`."""
+    store_i64(managed, _ASIDE_CAPSULE, capsule)
+    last = load_i64(state(), nb.STATE_PUT_ASIDE)
+    while True:
+        store_i64(managed, _ASIDE_NEXT, last)
+        found = replace_i64(state(), nb.STATE_PUT_ASIDE, last, managed)
+        if found == last:
+            break
+        last = found
+    # Where Python has no room for more calls, it has one to come, or the next export does it.
+    call_from_main_thread(release_put_aside_address(), 0)
+
+
+@native
+def release_put_aside(argument):
+    """Drop the references of all exports that were put aside, with the GIL; return 0, as a pending call of Python's must."""
+    managed = exchange_i64(state(), nb.STATE_PUT_ASIDE, 0)
+    while managed != 0:
+        following = load_i64(managed, _ASIDE_NEXT)
+        decrease(load_i64(managed, _ASIDE_CAPSULE))
+        free_bytes(managed)
+        managed = following
+    return 0
+
+
+@native
+def give_back(managed, context):
+    """Drop an export's reference, with the GIL, and free its memory."""
+    decrease(load_i64(managed, context))
+    free_bytes(managed)
+
+
+@native
 def delete_export(managed, context):
     """Give an exported tensor back: from any thread, with or without the GIL."""
     if initialized() == 0:
         return
+    if load_i64(state(), nb.STATE_RELEASES_LATER) != 0:
+        put_aside(managed, load_i64(managed, context))
+        return
     gil = hold_gil()
-    decrease(load_i64(managed, context))
+    give_back(managed, context)
     drop_gil(gil)
-    free_bytes(managed)
 
 
 @native
@@ -161,14 +209,14 @@ def delete_versioned(managed):
 def drop_legacy(capsule):
     """The destructor of a legacy capsule: deletes what nobody consumed."""
     if capsule_is_valid(capsule, text("dltensor")) != 0:
-        delete_legacy(capsule_pointer(capsule, text("dltensor")))
+        give_back(capsule_pointer(capsule, text("dltensor")), dl.LEGACY_CONTEXT)
 
 
 @native
 def drop_versioned(capsule):
     """The destructor of a versioned capsule: deletes what nobody consumed."""
     if capsule_is_valid(capsule, text("dltensor_versioned")) != 0:
-        delete_versioned(capsule_pointer(capsule, text("dltensor_versioned")))
+        give_back(capsule_pointer(capsule, text("dltensor_versioned")), dl.MANAGED_CONTEXT)
 
 
 @native
@@ -179,9 +227,17 @@ def copy_tensor(record, target):
 
 
 @native
+def new_managed(size):
+    """Return memory for a new managed tensor, or 0."""
+    if load_i64(state(), nb.STATE_PUT_ASIDE) != 0:
+        release_put_aside(0)
+    return allocate_bytes(size)
+
+
+@native
 def managed_legacy(capsule, record):
     """Return a new ``DLManagedTensor`` of a record, or 0."""
-    managed = allocate_bytes(dl.LEGACY_SIZE)
+    managed = new_managed(dl.LEGACY_SIZE)
     if managed != 0:
         copy_tensor(record, managed + dl.LEGACY_TENSOR)
         increase(capsule)
@@ -193,7 +249,7 @@ def managed_legacy(capsule, record):
 @native
 def managed_versioned(capsule, record):
     """Return a new ``DLManagedTensorVersioned`` of a record, or 0."""
-    managed = allocate_bytes(dl.MANAGED_SIZE)
+    managed = new_managed(dl.MANAGED_SIZE)
     if managed != 0:
         copy_tensor(record, managed + dl.MANAGED_TENSOR)
         store_u32(managed, dl.MANAGED_MAJOR, types.uint32(dl.MAJOR_VERSION))
@@ -215,7 +271,7 @@ def export_legacy(self, capsule):
         return no_memory()
     result = new_capsule(managed, text("dltensor"), drop_legacy_address())
     if result == 0:
-        delete_legacy(managed)
+        give_back(managed, dl.LEGACY_CONTEXT)
     return result
 
 
@@ -228,7 +284,7 @@ def export_versioned(self, capsule):
         return no_memory()
     result = new_capsule(managed, text("dltensor_versioned"), drop_versioned_address())
     if result == 0:
-        delete_versioned(managed)
+        give_back(managed, dl.MANAGED_CONTEXT)
     return result
 
 

@@ -77,6 +77,28 @@ store_f32, store_f64 = _storer(types.float32), _storer(types.float64)
 
 
 @intrinsic
+def exchange_i64(typing_context: Any, address: Any, offset: Any, value: Any) -> Any:
+    """Store a word and return what was there, in one step for all threads."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("xchg", _pointer(builder, arguments[0], arguments[1], I64), arguments[2], "seq_cst")
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def replace_i64(typing_context: Any, address: Any, offset: Any, expected: Any, value: Any) -> Any:
+    """Store a word if what is there is as expected, in one step for all threads; return what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = _pointer(builder, arguments[0], arguments[1], I64)
+        found = builder.cmpxchg(place, arguments[2], arguments[3], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 0)
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def stack(typing_context: Any, size: Any) -> Any:
     """Return the address of `size` bytes on the stack, 16-byte aligned, for the rest of the function."""
 

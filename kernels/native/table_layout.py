@@ -37,7 +37,9 @@ STATE_LACKING = 160
 # the function that launches where compiled code does not know the arguments; the names of arguments; what stands for any extents,
 # of which there may be 1, 2, 3, 4.
 STATE_FRONT = 168
-STATE_SIZE = 176
+# Whether exported memory that its consumer deletes is only put aside (see `native.dlpack`), and the last that was put aside, or 0
+STATE_RELEASES_LATER, STATE_PUT_ASIDE = 176, 184
+STATE_SIZE = 192
 FRONT_LAUNCH, FRONT_FORALL, FRONT_CONFIGURE, FRONT_KERNEL, FRONT_TABLES = 0, 1, 2, 3, 4
 FRONT_BLOCK, FRONT_BRACKETS, FRONT_DEVICE, FRONT_DEVICE_NAME, FRONT_MISSED, FRONT_NAMES, FRONT_ANY = (
     5,
