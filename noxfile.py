@@ -97,6 +97,13 @@ def tape_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def conversion_fuzz(session: nox.Session) -> None:
+    """Hand arrays from framework to framework in 20,000 random programs; another number may follow ``--``."""
+    session.env["NUMBRIDGE_CONVERSION_PROGRAMS"] = session.posargs[0] if session.posargs else "20000"
+    run_in_environment(session, "pytest", "tests/interop/bridges/test_random_conversions.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

@@ -282,7 +282,9 @@ class TestCapsulesOut:
             assert nb.from_dlpack(strided.__dlpack__(copy=False, **options)).ptr == strided.ptr
             # torch 2.13 ends the process where it is given such a tensor.
             for copy in (False, None):
-                with pytest.raises(nb.BufferAccessError, match=r"negative strides \(-4,\).*not all consumers.*clone\(\)"):
+                with pytest.raises(
+                    nb.BufferAccessError, match=r"negative strides \(-4,\).*not all consumers.*clone\(\)"
+                ):
                     a.__dlpack__(copy=copy, **options)
         with pytest.raises(nb.BufferAccessError, match="negative strides"):
             nb.to_dlpack(a)
