@@ -27,7 +27,7 @@ from numbridge.jax_ffi.signature import Dims, is_symbolic
 from numbridge.kernels.adjoint.derive import Derivative, derived
 from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
-from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.indexing import indexing_of, may_load
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
@@ -164,7 +164,7 @@ def results_to_keep(call: Call) -> tuple[int, ...]:
     wanted = tuple(kind.name for kind in call.types if isinstance(kind, ArrayType) and _has_gradient(kind))
     try:
         plan = derived(call.kernel, "adjoint", wanted).plan(call.types, call.weak)
-    except KernelError:
+    except NumbridgeError:
         # Who asks for a gradient will be told.
         return ()
     return tuple(sorted(results[name] for name in plan.lasting & results.keys()))

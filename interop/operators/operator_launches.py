@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeError
 from numbridge.kernels.language.indexing import indexing_of, may_load
 from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.kernels.readers import describe
@@ -162,7 +162,7 @@ class Launches:
         wanted = [p.name for p, a in pairs if plan.kinds[p.name] == "array" and self.has_gradient(a)]
         try:
             planned = self.kernel.adjoint(wanted).plan(*variants_of(self.kernel).types(arguments, found))
-        except KernelError:
+        except NumbridgeError:
             # Who asks for gradients will be told.
             return ()
         return tuple(name for name in plan.outputs if name in planned.lasting)

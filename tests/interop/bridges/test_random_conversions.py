@@ -150,7 +150,9 @@ class Conversions:
             shape = (3, *self.twin.shape)
             is_torchs = isinstance(self.array, torch.Tensor)
             wide = self.array.expand(shape) if is_torchs else np.broadcast_to(self.array, shape)
-            self.become("expand", wide, np.broadcast_to(self.twin, shape))
+            # Of what is read-only here, a row may be written there.
+            strides = (0, *self.twin.strides)
+            self.become("expand", wide, np.lib.stride_tricks.as_strided(self.twin, shape, strides))
 
     def become(self, step, array, twin):
         self.steps.append(step)
@@ -204,7 +206,7 @@ class Conversions:
 
     def write(self):
         """Let the framework itself store a number."""
-        if self.is_final or not self.twin.size or not self.twin.flags.writeable or not self.twin.ndim:
+        if self.is_final or not self.twin.size or not self.twin.ndim or repeats(self.twin):
             return
         if isinstance(self.array, np.ndarray) and not self.array.flags.writeable:
             return
@@ -222,7 +224,7 @@ class Conversions:
         place, value = tuple(map(self.choices.randrange, self.twin.shape)), self.choices.randint(0, 1)
         self.steps.append(f"launch at {place} with {value}")
         before = nb.explain(self.array)
-        may_write = before.writable and self.twin.flags.writeable
+        may_write = before.writable and not repeats(self.twin)
         if may_write and self.is_final:
             return
         try:
@@ -253,6 +255,11 @@ class Conversions:
         if self.choices.random() < 0.05:
             gc.collect()
         [np.full(max(self.twin.nbytes, 1), 255, np.uint8) for _ in range(3)]
+
+
+def repeats(twin):
+    """Tell whether several indices name one element."""
+    return any(step == 0 and extent > 1 for step, extent in zip(twin.strides, twin.shape, strict=True))
 
 
 def contiguous(shape, itemsize):
