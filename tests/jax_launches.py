@@ -7,6 +7,7 @@ places of its elements in the array that it is a view of, so that whatever NumPy
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,8 @@ class Held:
     def clone(self):
         return Held.of(self.value)
 
+    __copy__ = clone
+
 
 def stencil(x, out):
     return (out if x.shape[0] < 3 else out.at[1:-1].set(x[:-2] - 0.5 * x[1:-1] * x[2:]),)
@@ -130,12 +133,12 @@ def twin_of_numbridge():
         for target, value in zip(written, function(*values), strict=True):
             target.set(value)
 
-    def copy(made, given):
+    def assign(made, given):
         made.assign(given)
 
     fake = SimpleNamespace(
         launch=launch,
-        copy=copy,
+        copy=assign,
         zeros=lambda shape, dtype: Held.of(jnp.zeros(shape, dtype)),
         full=lambda shape, value, dtype: Held.of(jnp.full(shape, value, dtype)),
         clone=lambda a: a.clone(),
@@ -163,7 +166,7 @@ class Function:
             name: nb.array(dtype=np.float64, ndim=k) for k, name in enumerate(("Vector", "Matrix", "Cube"), 1)
         }
         annotations["Index"] = nb.array(dtype=np.int32)
-        exec(self.text, {**annotations, "D": np.float64, "jnp": jnp, **names}, declared := {})
+        exec(self.text, {**annotations, "D": np.float64, "jnp": jnp, "copy": copy, **names}, declared := {})
         return declared["generated"]
 
     def values(self, seed: int) -> list[Any]:
@@ -317,9 +320,8 @@ class LaunchWriter:
         if given is None:
             return False
         if kind == 9:
-            self.lines.append(
-                f"{name} = {self.one_of(('nb.clone({})', '{}.clone()', 'nb.zeros_like({})', 'nb.array({})')).format(given)}"
-            )
+            copies = ("nb.clone({})", "{}.clone()", "nb.zeros_like({})", "nb.array({})", "copy({})")
+            self.lines.append(f"{name} = {self.one_of(copies).format(given)}")
             self.arrays[name] = np.zeros(shape)
             self.writable.append(name)
             return True

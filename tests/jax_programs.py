@@ -728,9 +728,14 @@ def used(use: str, f: Callable[..., Any], values: list[Any]) -> Any:
             cut = [jax.device_put(v, jax.sharding.NamedSharding(mesh, p)) for v, p in zip(values, places, strict=True)]
             return jax.tree.map(np.asarray, jax.jit(f)(*cut))
         case "threads":
-            run = jax.jit(f)
+            run, is_wide = jax.jit(f), jax.config.jax_enable_x64
+
+            def in_a_thread(_):
+                with jax.enable_x64(is_wide):
+                    return run(*arrays)
+
             with ThreadPoolExecutor(3) as pool:
-                return list(pool.map(lambda _: run(*arrays), range(4)))
+                return list(pool.map(in_a_thread, range(4)))
         case "jaxpr":
             return as_jaxpr(f)(*arrays)
     raise AssertionError(use)

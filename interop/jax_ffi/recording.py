@@ -323,6 +323,16 @@ class TracedArray:
         """Return a copy that may be written."""
         return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True, element=self._element)
 
+    def __copy__(self) -> TracedArray:
+        """Return a copy of what it stands for now."""
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedArray:
+        """Return a copy of what it stands for now."""
+        made = self.clone()
+        memo[id(self)] = made
+        return made
+
     def copied(self, dtype: Any = None) -> TracedArray:
         """Return a copy that may be written, converted to a dtype if one is given, as `nb.array` makes of an Array."""
         if dtype is None:
@@ -352,8 +362,8 @@ class TracedArray:
 
     def _no_memory(self, *arguments: Any, **options: Any) -> Any:
         raise BufferAccessError(
-            f"{self!r} has no memory: the function is traced, and its launches run later; use graph_mode=GraphMode.NONE for "
-            "a function that looks at values"
+            f"{self!r} has no memory: the function is traced, and its launches run later; for JAX's own operations take "
+            "jnp.asarray(array), and use graph_mode=GraphMode.NONE for a function that looks at values"
         )
 
     numpy = list = item = view = to = __array__ = __dlpack__ = __dlpack_device__ = _no_memory

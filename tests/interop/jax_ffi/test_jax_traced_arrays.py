@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,6 +147,19 @@ def test_new_arrays_of_what_arrays_hold(mode):
 
     (out,) = nb.jax_callable(function, graph_mode=mode)(grid, jnp.ones((2, 3)))
     assert out.tolist() == [[0, 2, 4, 3], [7, 7, 7, 0], [8, 9, 10, 11]]
+
+
+@modes
+def test_copies_of_the_standard_library(mode):
+    def function(x: nb.array2d[float], out: nb.array2d[float]):
+        out.fill_(1)
+        view, whole, deep = copy.copy(out[1]), copy.copy(x), copy.deepcopy([out, x])
+        out.fill_(2)
+        nb.launch(double, 4, [x[0], whole[0]])
+        out[0], out[1], out[2, :2], out[2, 2:] = whole[0], view, deep[0][0, :2], deep[1][2, 2:]
+
+    (out,) = nb.jax_callable(function, graph_mode=mode)(grid)
+    assert out.tolist() == [[0, 2, 4, 6], [1] * 4, [1, 1, 10, 11]]
 
 
 @modes
