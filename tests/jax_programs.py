@@ -55,9 +55,14 @@ def saved_dots(f):
     return jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)
 
 
+@functools.cache
+def mesh():
+    """Return the mesh of all programs: JAX has one for each program with operations that partition themselves."""
+    return jax.make_mesh((4,), ("d",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
+
+
 def sharded(f, inside, outside):
-    mesh = jax.make_mesh((4,), ("d",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
-    return jax.shard_map(f, mesh=mesh, in_specs=inside, out_specs=outside)
+    return jax.shard_map(f, mesh=mesh(), in_specs=inside, out_specs=outside)
 
 
 def noted(x):
@@ -723,9 +728,10 @@ def used(use: str, f: Callable[..., Any], values: list[Any]) -> Any:
             copies = [jnp.array(v) for v in values]
             return jax.jit(f, donate_argnums=tuple(range(len(values))), keep_unused=True)(*copies)
         case "sharded":
-            mesh = jax.make_mesh((4,), ("e",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
-            places = [P("e") if v.ndim and v.shape[0] == 4 else P() for v in values]
-            cut = [jax.device_put(v, jax.sharding.NamedSharding(mesh, p)) for v, p in zip(values, places, strict=True)]
+            places = [P("d") if v.ndim and v.shape[0] == 4 else P() for v in values]
+            cut = [
+                jax.device_put(v, jax.sharding.NamedSharding(mesh(), p)) for v, p in zip(values, places, strict=True)
+            ]
             return jax.tree.map(np.asarray, jax.jit(f)(*cut))
         case "threads":
             run, is_wide = jax.jit(f), jax.config.jax_enable_x64
