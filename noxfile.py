@@ -104,6 +104,16 @@ def conversion_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def jax_fuzz(session: nox.Session) -> None:
+    """Check 2,000 random programs of JAX that call kernels against twins, on four devices; another number may follow ``--``."""
+    session.env["NUMBRIDGE_JAX_PROGRAMS"] = session.posargs[0] if session.posargs else "2000"
+    # Most of the time is XLA's, for its compiler.
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    session.env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {quick}"
+    run_in_environment(session, "pytest", "tests/interop/jax_ffi/test_random_jax.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

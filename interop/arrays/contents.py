@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numbridge.arrays.array import Array
 
-__all__ = ["as_source", "as_values", "at_address", "copied", "filled", "is_literal", "moved", "shared"]
+__all__ = ["as_source", "as_values", "at_address", "copied", "filled", "is_literal", "is_traced", "moved", "shared"]
 
 _LITERALS = (list, tuple, bool, int, float, complex, np.generic)
 # What Python's own numbers become where no dtype is asked for: as in annotations, nothing is 64 bits wide unasked.
@@ -37,6 +37,11 @@ _NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 def is_literal(data: Any) -> bool:
     """Tell whether data is a number or a list: values without memory that could be shared."""
     return isinstance(data, _LITERALS)
+
+
+def is_traced(data: Any) -> bool:
+    """Tell whether data stands for an array while a function that launches kernels is traced: it has no memory."""
+    return getattr(type(data), "__is_traced__", False)
 
 
 def _is_whole(data: Any) -> bool:
@@ -132,6 +137,9 @@ def copied(data: Any, dtype: Any = None, device: Device | str | None = None) -> 
     NumbridgeValueError
         If nested lists are ragged, or hold numbers that the dtype cannot.
     """
+    if is_traced(data):
+        traced: Array = data.copied(dtype)
+        return traced
     kind = None if dtype is None else dtype_of(dtype)
     if isinstance(kind, ElementType):
         return _elements(data, kind, device)

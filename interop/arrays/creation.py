@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.contents import copied, is_literal
+from numbridge.arrays.contents import copied, is_literal, is_traced
 from numbridge.kernels import readers, scalars
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of, has_gradient
@@ -52,10 +52,6 @@ def making(maker: Callable[[Any, Any], Any]) -> Iterator[None]:
         yield
     finally:
         _maker.reset(token)
-
-
-def _is_traced(obj: Any) -> bool:
-    return getattr(type(obj), "__is_traced__", False)
 
 
 def zeros(
@@ -244,7 +240,7 @@ def _like(
     *,
     zeroed: bool,
 ) -> Array:
-    if _is_traced(src):
+    if is_traced(src):
         return _new(src.shape, src.dtype if dtype is None else dtype, device, False, zeroed=zeroed)
     model = src if isinstance(src, Array) else adopt(src)
     kind = (element_of(model) or row_of(model)) if dtype is None else dtype_of(dtype)
@@ -291,7 +287,7 @@ def clone(
     retain_grad : bool
         Whether a tape's gradient is that of what the array holds last; see `Array.retain_grad`.
     """
-    if _is_traced(src):
+    if is_traced(src):
         made: Array = src.clone()
     else:
         source = src if isinstance(src, Array) else adopt(src)
@@ -337,7 +333,7 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     NumbridgeValueError
         If the elements do not fit.
     """
-    if _is_traced(dest):
+    if is_traced(dest):
         _copy_traced(dest, src, dest_offset, src_offset, count)
         return
     target = dest if isinstance(dest, Array) else adopt(dest)
@@ -382,7 +378,7 @@ def _alike(source: Array, target: Array) -> bool:
 
 
 def _copy_traced(dest: Any, src: Any, dest_offset: int, src_offset: int, count: int) -> None:
-    target, source = dest, src if _is_traced(src) else copied(src) if is_literal(src) else adopt(src)
+    target, source = dest, src if is_traced(src) else copied(src) if is_literal(src) else adopt(src)
     if dest_offset or src_offset or count:
         target, source = _parts(target, source, dest_offset, src_offset, count)
     target.assign(source)

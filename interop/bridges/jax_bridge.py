@@ -64,7 +64,7 @@ def _refuse_tracer(tracer: Any) -> Any:
     raise BufferAccessError(
         f"a JAX tracer of shape {tracer.shape} has no memory: this is inside jax.jit or another transform; make a function of "
         "JAX of the kernel, nb.jax_kernel(kernel), or of several launches, nb.jax_callable(function), or launch outside, on "
-        "concrete arrays"
+        "concrete arrays; within such a function launches take it as it is, and array.assign(x) writes it"
     )
 
 

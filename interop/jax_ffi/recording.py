@@ -193,9 +193,13 @@ class TracedArray:
             if not (part is None or part is Ellipsis or isinstance(part, int | np.integer | slice)):
                 raise NumbridgeTypeError(f"{self!r} is indexed with {part!r}; a view takes ints, slices, ... and None")
         # JAX takes the last element for one beyond it, and drops what is written there.
-        shape, strides, _ = strided.indexed(key, *self._laid_out())
+        layout = self._laid_out()
+        shape, strides, offset = strided.indexed(key, *layout)
         # Elements stay whole: an ellipsis stands for axes before theirs.
         place = (*parts, *(slice(None) for _ in self._inner)) if any(part is Ellipsis for part in parts) else key
+        if offset == 0 and _long_axes(shape, strides) == _long_axes(*layout):
+            # All elements in their order. A scatter of all of them, reversed, ends the process: XLA makes a map of it.
+            return self._view(lambda base: base[place], lambda base, new: new.reshape(base.shape), (shape, strides))
         return self._view(lambda base: base[place], lambda base, new: base.at[place].set(new), (shape, strides))
 
     def __iter__(self) -> Iterator[TracedArray]:
@@ -319,6 +323,24 @@ class TracedArray:
         """Return a copy that may be written."""
         return TracedArray(self.value, f"{self._name}.clone()", self._options, writable=True, element=self._element)
 
+    def __copy__(self) -> TracedArray:
+        """Return a copy of what it stands for now."""
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TracedArray:
+        """Return a copy of what it stands for now."""
+        made = self.clone()
+        memo[id(self)] = made
+        return made
+
+    def copied(self, dtype: Any = None) -> TracedArray:
+        """Return a copy that may be written, converted to a dtype if one is given, as `nb.array` makes of an Array."""
+        if dtype is None:
+            return self.clone()
+        kind, shape = dtype_of(dtype), tuple(self.value.shape)
+        inner = inner_extents(kind) if isinstance(kind, ElementType) else ()
+        return self.new(shape[: len(shape) - len(inner)], dtype).assign(self)
+
     def new(self, shape: Any, dtype: Any) -> TracedArray:
         """Return a new array of zeros; XLA allocates it for each run."""
         import jax.numpy as jnp
@@ -340,8 +362,8 @@ class TracedArray:
 
     def _no_memory(self, *arguments: Any, **options: Any) -> Any:
         raise BufferAccessError(
-            f"{self!r} has no memory: the function is traced, and its launches run later; use graph_mode=GraphMode.NONE for "
-            "a function that looks at values"
+            f"{self!r} has no memory: the function is traced, and its launches run later; for JAX's own operations take "
+            "jnp.asarray(array), and use graph_mode=GraphMode.NONE for a function that looks at values"
         )
 
     numpy = list = item = view = to = __array__ = __dlpack__ = __dlpack_device__ = _no_memory
@@ -397,6 +419,11 @@ def _check_elements(kernel: Kernel, arguments: Sequence[Any]) -> None:
                 f"kernel {kernel.name!r}, parameter {kernel.label(parameter.name)!r}: got {argument!r}, and under JAX a kernel "
                 f"takes vectors and matrices where its annotation says so; annotate it as nb.array[nb.{found.name}]"
             )
+
+
+def _long_axes(shape: tuple[int, ...], strides: strided.Strides) -> list[tuple[int, int]]:
+    """Return extent and stride of the axes that have more than one element, which are all that tells where elements lie."""
+    return [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
 
 
 def _launch_value(argument: Any) -> Any:

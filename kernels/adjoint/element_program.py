@@ -23,6 +23,7 @@ from numbridge.kernels.element_types.element_operations import Expansion, expand
 from numbridge.kernels.element_types.elements import ElementType, component
 from numbridge.kernels.element_types.elements import vector as vector_type
 from numbridge.kernels.element_types.numba_elements import numba_element
+from numbridge.kernels.language.parsing import parsed_expression
 
 __all__ = [
     "COMPONENT",
@@ -317,7 +318,7 @@ class _Scalars:
 
     def of(self, text: str) -> Value:
         """Return the value of an expression."""
-        return self._value(ast.parse(text, mode="eval").body)
+        return self._value(parsed_expression(text))
 
     def _value(self, node: ast.expr) -> Value:
         match node:

@@ -34,6 +34,7 @@ from numbridge.kernels.adjoint.ir import (
 )
 from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.element_types.elements import scalar_in_memory
+from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
 
 __all__ = [
@@ -200,7 +201,7 @@ def for_cuda(text: str) -> str:
 
 def _printed(found: re.Match[str]) -> str:
     """Return what numba.cuda calls printing: it takes strings and numbers in turn."""
-    call = ast.parse(found[0], mode="eval").body
+    call = parsed_expression(found[0])
     assert isinstance(call, ast.Call)
     template, numbers = call.args
     assert isinstance(template, ast.Call) and isinstance(numbers, ast.Starred) and isinstance(numbers.value, ast.Call)

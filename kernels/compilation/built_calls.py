@@ -17,6 +17,7 @@ from numba import types
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 
 from numbridge.kernels.compilation.typed_text import Text, UnknownError
+from numbridge.kernels.language.parsing import parsed
 
 __all__ = ["Body", "built"]
 
@@ -62,7 +63,7 @@ def built(function: Any) -> Callable[[_Entered], _Entered]:
             taken = (
                 (types.StarArgTuple.from_types(kinds),) if starred else tuple(types.unliteral(kind) for kind in kinds)
             )
-            tree = ast.parse(body.text).body[0]
+            tree = parsed(body.text).body[0]
             assert isinstance(tree, ast.FunctionDef)
             text = Text(tree, taken, body.names, typing_context=typing_context)
             try:

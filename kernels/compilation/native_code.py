@@ -28,6 +28,7 @@ from numba.core.registry import CPUDispatcher, cpu_target
 
 from numbridge.kernels.compilation.resolved_calls import resolved_once
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, Text, UnknownError
+from numbridge.kernels.language.parsing import parsed
 
 __all__ = ["Exported", "native_library", "typed_exports"]
 
@@ -122,7 +123,7 @@ def _texts(function: Any, kinds: tuple[Any, ...]) -> _NativeText:
     if not isinstance(function, CPUDispatcher) or not function.targetoptions.get("no_rewrites"):
         raise UnknownError
     python = function.py_func
-    tree = ast.parse(textwrap.dedent(inspect.getsource(python))).body[0]
+    tree = parsed(textwrap.dedent(inspect.getsource(python))).body[0]
     names = python.__globals__ | dict(inspect.getclosurevars(python).nonlocals)
     if not isinstance(tree, ast.FunctionDef) or len(tree.args.args) != len(kinds) or tree.args.defaults:
         raise UnknownError

@@ -28,6 +28,7 @@ from typing import Any
 from numbridge.kernels.cpu_backend.lanes import stored
 from numbridge.kernels.cpu_backend.totals import can_add_up, constant_index
 from numbridge.kernels.language.comparisons import INVERSE, MIRRORED
+from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
 __all__ = ["EVERYWHERE", "ActiveRange", "IndexReading", "Stride", "read_indices"]
@@ -444,7 +445,7 @@ class IndexReading:
         if found is None and index == self.index:
             found = self.added_to(_is_name(self._place), node)
             if found is not None:
-                found.append(ast.BinOp(ast.Constant(0), ast.Sub(), ast.parse(self._start, mode="eval").body))
+                found.append(ast.BinOp(ast.Constant(0), ast.Sub(), parsed_expression(self._start)))
         return found
 
     def added_to(self, is_first: Callable[[ast.expr], bool], node: ast.expr) -> list[ast.expr] | None:
@@ -514,7 +515,7 @@ class IndexReading:
         """Return the product of extents of an array."""
         if name not in self.arrays or not all(0 <= axis < self.arrays[name].ndim for axis in axes):
             return None
-        return _Number(ast.parse(" * ".join(f"{name}.shape[{axis}]" for axis in axes) or "1", mode="eval").body, True)
+        return _Number(parsed_expression(" * ".join(f"{name}.shape[{axis}]" for axis in axes) or "1"), True)
 
 
 class _OneTrip(ast.NodeTransformer):

@@ -48,6 +48,7 @@ from numbridge.kernels.element_types.component_range import check_components
 from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
@@ -164,7 +165,7 @@ def compile_run(
         heads = (f"# {lanes_of} is {name} for {width} threads at once.\n" for name, width, lanes_of in named)
         text = lanes.around(f"{''.join(heads)}{shown}", widths)
         keep_text(Path(filename).name, text, anew=True)
-    tree = with_runs(ast.parse(text))
+    tree = with_runs(parsed(text))
     tree = inlined(calls_chosen(tree, names, fastmath=fastmath, lanes=bool(together or in_blocks)))
     exec(compile(tree, filename, "exec"), names)
     names |= {lane_name(name, takes): part.call for name, made in together.items() for part, takes in made}
@@ -242,7 +243,7 @@ def _together(
 
     What runs many, or wants memory, has another one that runs a few: rows of threads seldom end with as many.
     """
-    tree = calls_chosen(with_runs(ast.parse(lanes.text)), names, fastmath=fastmath, lanes=True)
+    tree = calls_chosen(with_runs(parsed(lanes.text)), names, fastmath=fastmath, lanes=True)
     found = {}
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):
@@ -273,7 +274,7 @@ def _dividing(function: ast.FunctionDef, along: frozenset[str]) -> tuple[str, se
         if argument.arg in (block, place):
             argument.arg += "_told"
     made = f"{block} = {index} // {size}\n{place} = {index} - {block} * {size}"
-    function.body[:0] = ast.parse(made).body
+    function.body[:0] = parsed(made).body
     return index, {block, place}
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from numbridge.kernels.cpu_backend.active_range import IndexReading
+from numbridge.kernels.language.parsing import parsed_expression
 
 __all__ = ["INSIDE", "ROW", "Interior", "remainder_text", "with_interior"]
 
@@ -177,7 +178,7 @@ class _Split(ast.NodeTransformer):
             if added is None:
                 return None
             added = _beside(added, self.width, self.starts, self.stops)
-        return _sum_of(ast.parse(remainder_text(self.reading.index, self.width), mode="eval").body, added)
+        return _sum_of(parsed_expression(remainder_text(self.reading.index, self.width)), added)
 
     def _column(self, node: ast.expr) -> list[ast.expr] | None:
         """Return what is added to the column, or None if an expression is something else."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 
 __all__ = [
@@ -156,7 +157,7 @@ def only_added(text: str, entry: str, parameters: Sequence[ParameterType]) -> tu
     text, entry, parameters
         The derivative's, which is all that adds.
     """
-    found = next((f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef) and f.name == entry), None)
+    found = next((f for f in parsed(text).body if isinstance(f, ast.FunctionDef) and f.name == entry), None)
     if found is None:
         return ()
     names, ranks, counts = _names(found), _ranks(found, parameters), Counter[str]()
@@ -220,7 +221,7 @@ def has_even_trips(text: str, entry: str, parameters: Sequence[ParameterType]) -
     text, entry, parameters
         What `additions_of` takes.
     """
-    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in parsed(text).body if isinstance(node, ast.FunctionDef)}
     known = _given(functions[entry], parameters)
 
     def is_even(body: Sequence[ast.stmt]) -> bool:
@@ -324,7 +325,7 @@ def greater(one: int | str, other: int | str) -> int | str:
 def _body(text: str, entry: str) -> tuple[int, ast.FunctionDef]:
     """Return where a text's body begins, which is its last function, and its tree."""
     start = text.rindex("@", 0, text.rindex(f"def {entry}("))
-    tree = ast.parse(text[start:]).body[0]
+    tree = parsed(text[start:]).body[0]
     assert isinstance(tree, ast.FunctionDef)
     return start, tree
 

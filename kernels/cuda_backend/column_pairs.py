@@ -17,6 +17,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from numbridge.kernels.language.parsing import parsed, parsed_expression
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import FLOAT, INT, UINT
 
@@ -70,8 +71,8 @@ def column_pairs(
         return None
     listed = [f"({', '.join(_renamed(name, column) for name in kept)},)" for column in (0, 1)]
     made = [
-        (PAIR_LOADS, "", [*loads, *ast.parse(f"return {', '.join(listed)}").body]),
-        (PAIR_STORES, "_nb_kept", [*ast.parse(f"{', '.join(listed)} = _nb_kept").body, store]),
+        (PAIR_LOADS, "", [*loads, *parsed(f"return {', '.join(listed)}").body]),
+        (PAIR_STORES, "_nb_kept", [*parsed(f"{', '.join(listed)} = _nb_kept").body, store]),
     ]
     return made, tuple(sorted(columns.loaded | {columns.stored}))
 
@@ -221,7 +222,7 @@ class _Columns:
             pair = (f"_nb_pair{self._count}_0", f"_nb_pair{self._count}_1")
             self._count += 1
             self.loaded.add(name)
-            last = ast.parse(f"{self._index} + {at}" if at else self._index, mode="eval").body
+            last = parsed_expression(f"{self._index} + {at}" if at else self._index)
             where = ast.Tuple([*(self.written(part, 0) for part in index[:-1]), last], ast.Load())
             self.pairs[place] = pair
             target = ast.Tuple([ast.Name(variable, ast.Store()) for variable in pair], ast.Store())
@@ -259,7 +260,7 @@ def _is_number(index: ast.expr) -> bool:
 
 
 def _names_of(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(f"({text},)", mode="eval")) if isinstance(node, ast.Name)}
+    return {node.id for node in ast.walk(parsed_expression(f"({text},)")) if isinstance(node, ast.Name)}
 
 
 def _stored_names(node: ast.AST) -> set[str]:

@@ -30,6 +30,7 @@ from numbridge.kernels.cuda_backend.column_pairs import PAIR_STEPS, column_pairs
 from numbridge.kernels.element_types.element_functions import FUNCTIONS
 from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.language.emission import Emitted
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 
@@ -85,7 +86,7 @@ def ids_together(emitted: Emitted, parameters: Sequence[ParameterType]) -> Toget
     """Return a body in steps, or None where several ids at once are not possible or of no use."""
     if emitted.has_loop or emitted.may_raise or emitted.asks_for_block or emitted.sums:
         return None
-    tree = ast.parse(emitted.text)
+    tree = parsed(emitted.text)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     reader = _Reader(functions, emitted.namespace)
     steps = reader.steps(functions[emitted.entry])
@@ -134,10 +135,10 @@ def _functions(steps: _Steps, kept: Sequence[str], taken: str) -> Iterator[str]:
         lines: list[ast.stmt] = []
         for part, condition in steps.before:
             if condition is not None:
-                lines += [*part, ast.If(_negated(condition), ast.parse("return False").body, [])]
-        yield _function(READY, taken, [*lines, *ast.parse("return True").body])
-    yield _function(LOADS, taken, [*steps.loading, *ast.parse(f"return {listed}").body])
-    yield _function(STORES, f"{taken}, _nb_kept", [*ast.parse(f"{listed} = _nb_kept").body, *steps.rest])
+                lines += [*part, ast.If(_negated(condition), parsed("return False").body, [])]
+        yield _function(READY, taken, [*lines, *parsed("return True").body])
+    yield _function(LOADS, taken, [*steps.loading, *parsed(f"return {listed}").body])
+    yield _function(STORES, f"{taken}, _nb_kept", [*parsed(f"{listed} = _nb_kept").body, *steps.rest])
 
 
 def _function(name: str, taken: str, body: list[ast.stmt]) -> str:

@@ -23,6 +23,7 @@ from numbridge.kernels.element_types.elements import ElementType
 from numbridge.kernels.language.dependencies import is_from_library, of_library
 from numbridge.kernels.language.kernel_syntax import check_assignments
 from numbridge.kernels.language.njit_functions import declared
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import Site, Target, rewrite
 from numbridge.kernels.language.source import FunctionSource, Program, Sourced
 from numbridge.kernels.language.static_names import instance_of, is_cuda_dispatcher, is_dispatcher
@@ -118,7 +119,7 @@ class Emitted:
         first = 1
         for source, tree in self.parts:
             text = _part_text(source, tree)
-            made = ast.parse(text).body[0]
+            made = parsed(text).body[0]
             for new, old in zip(_statements(made), _statements(tree), strict=True):
                 # A statement's body has lines of its own.
                 if first - 1 + new.lineno <= line <= first - 1 + _own_end(new) and hasattr(old, "lineno"):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+from numbridge.kernels.language.parsing import parsed
+
 __all__ = ["LAMBDA", "Lines", "file_of", "is_of", "lambda_of", "lines_of"]
 
 LAMBDA = "<lambda>"
@@ -51,7 +53,7 @@ def lambda_of(code: CodeType, file: list[str]) -> ast.FunctionDef | None:
     Of several that begin on one line it is the one whose expression stands where the code says that it does.
     """
     try:
-        tree = ast.parse("".join(file))
+        tree = parsed("".join(file))
     except SyntaxError:
         return None
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno]

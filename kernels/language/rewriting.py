@@ -38,6 +38,7 @@ from numbridge.kernels.language.indexing import apart_places, own_axis
 from numbridge.kernels.language.inner_gradients import Gradient, Passed, grad
 from numbridge.kernels.language.intrinsics import Intrinsic, intrinsic_of
 from numbridge.kernels.language.kernel_syntax import may_raise
+from numbridge.kernels.language.parsing import parsed_expression
 from numbridge.kernels.language.returned_memory import check_returned_memory
 from numbridge.kernels.language.source import FunctionSource, Program, index_uses, memory_arguments
 from numbridge.kernels.language.static_names import Static
@@ -508,7 +509,7 @@ class _Rewriter(ast.NodeTransformer):
             everything: list[ast.expr] = [ast.Slice() for _ in extents]
             place = ast.Tuple(everything, ast.Load()) if len(everything) > 1 else everything[0]
             whole = ast.Subscript(ast.Name(target, ast.Load()), place, ast.Store())
-            made.append(ast.Assign([whole], ast.parse(makes, mode="eval").body))
+            made.append(ast.Assign([whole], parsed_expression(makes)))
         return made
 
     def _dtype_of(self, call: ast.Call) -> ast.expr | None:
@@ -674,7 +675,7 @@ class _Rewriter(ast.NodeTransformer):
             return self._number_function(found)
         if found.kind == "block" and found.operation in ("laneid", "warpsize"):
             text = f"{THREAD} % {WARP_SIZE}" if found.operation == "laneid" else str(WARP_SIZE)
-            return ast.parse(text, mode="eval").body
+            return parsed_expression(text)
         if found.kind != "axis":
             if found.kind == "cuda":
                 raise self._unsupported(node, found)
@@ -687,7 +688,7 @@ class _Rewriter(ast.NodeTransformer):
             return ast.Name(f"_nb_{_SHORT_IN_BLOCKS[found.operation]}{self.writer.axis(found.axis)}", ast.Load())
         i, b, g = (f"_nb_{letter}{self.writer.axis(found.axis)}" for letter in "ibg")
         text = {"threadIdx": f"{i} % {b}", "blockIdx": f"{i} // {b}", "blockDim": b, "gridDim": g}[found.operation]
-        return ast.parse(text, mode="eval").body
+        return parsed_expression(text)
 
     def _check_axis(self, node: Any, axis: int, what: str) -> None:
         """Refuse the place in a grid along an axis that two indices share: a thread of the CPU knows that of the first."""
@@ -845,7 +846,7 @@ class _Rewriter(ast.NodeTransformer):
         if found.kind in ("grid", "gridsize"):
             count = self.source.fold(node.args[0] if node.args else node.keywords[0].value)
             if found.kind == "gridsize" and self.writer.target == "cuda":
-                return ast.parse(f"{CUDA_MODULE}.gridsize({count})", mode="eval").body
+                return parsed_expression(f"{CUDA_MODULE}.gridsize({count})")
             if found.kind == "gridsize":
                 self._check_axis(node, count - 1, found.name)
             form = "_nb_i{0}" if found.kind == "grid" else "_nb_b{0} * _nb_g{0}"
@@ -990,9 +991,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _memory(self, found: Intrinsic, shape: Any, dtype: ast.expr, *, without_size: bool) -> ast.expr:
         """Return a call that makes memory of numbers."""
-        size = ast.parse(repr(shape), mode="eval").body
+        size = parsed_expression(repr(shape))
         if self.writer.target == "cuda":
-            maker = ast.parse(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}", mode="eval").body
+            maker = parsed_expression(f"{CUDA_MODULE}.{found.name.removeprefix('cuda.')}")
             return ast.Call(maker, [size, dtype], [])
         if found.kind == "local_array":
             return ast.Call(ast.Name("_nb_local_array", ast.Load()), [size, dtype], [])
@@ -1044,4 +1045,4 @@ def _call(name: str, array: ast.expr, index: ast.expr, *numbers: int) -> ast.exp
 
 def _tuple(expressions: list[str]) -> ast.expr:
     text = expressions[0] if len(expressions) == 1 else f"({', '.join(expressions)})"
-    return ast.parse(text, mode="eval").body
+    return parsed_expression(text)

@@ -38,6 +38,7 @@ from numbridge.kernels.language.intrinsics import Intrinsic, axis_of, intrinsic_
 from numbridge.kernels.language.kernel_syntax import check_syntax
 from numbridge.kernels.language.loaded_source import LAMBDA, file_of, is_of, lambda_of, lines_of
 from numbridge.kernels.language.njit_functions import Declared, declared, kept_values
+from numbridge.kernels.language.parsing import parsed, parsed_expression
 from numbridge.kernels.language.static_expressions import replace_static_calls
 from numbridge.kernels.language.static_names import Static, has_static_members, is_cuda_dispatcher, is_dispatcher
 from numbridge.kernels.language.tuple_parameters import Spread, Structure, spread_parameters
@@ -101,7 +102,7 @@ def _definition(lines: list[str]) -> ast.FunctionDef | ast.AsyncFunctionDef | No
     # A wrapper statement instead of a dedent keeps columns and multi-line strings as they are in the file.
     text = "".join(lines)
     try:
-        tree = ast.parse("if True:\n" + text if lines[0][:1].isspace() else text)
+        tree = parsed("if True:\n" + text if lines[0][:1].isspace() else text)
     except SyntaxError:
         return None
     outer: Any = tree.body[0] if tree.body else None
@@ -168,7 +169,7 @@ def _unbox(definition: ast.FunctionDef, boxed: Sequence[str]) -> list[str]:
     for node in nodes:
         if isinstance(node, ast.Name):
             node.id = names.get(node.id, node.id)
-    loads = ast.parse("".join(f"{made} = {name}[()]\n" for name, made in names.items())).body
+    loads = parsed("".join(f"{made} = {name}[()]\n" for name, made in names.items())).body
     for node in (node for load in loads for node in ast.walk(load)):
         ast.copy_location(node, first)
     definition.body = [*loads, *definition.body]
@@ -873,7 +874,7 @@ class _Constants(ast.NodeTransformer):
         """Return what stands for a name."""
         if node.id not in self._values:
             return node
-        return ast.copy_location(ast.parse(repr(self._values[node.id]), mode="eval").body, node)
+        return ast.copy_location(parsed_expression(repr(self._values[node.id])), node)
 
 
 _NJIT: WeakKeyDictionary[Any, FunctionSource] = WeakKeyDictionary()

@@ -38,6 +38,7 @@ from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, local_array_name, stored
 from numbridge.kernels.cpu_backend.range_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 from numbridge.kernels.native.memory import store_i64, symbol
 from numbridge.kernels.native.table_layout import WARP_SIZE
@@ -120,7 +121,7 @@ class _Maker:
     def __init__(self, source: BlockSource, kinds: Sequence[Any], names: dict[str, Any], *, fastmath: bool) -> None:
         self._source, self._fast, self._count = source, fastmath, len(kinds)
         self._names = names | NAMES
-        chosen = calls_chosen(ast.parse(source.text), self._names, fastmath=fastmath, lanes=True)
+        chosen = calls_chosen(parsed(source.text), self._names, fastmath=fastmath, lanes=True)
         functions = [node for node in chosen.body if isinstance(node, ast.FunctionDef)]
         if len(functions) != 1:
             raise NoPartsError
@@ -174,7 +175,7 @@ class _Maker:
         text = block.text(widths, LANES)
         functions = {f"{LANES}{name}": Typed(lanes) for name, lanes in together.items()}
         names = self._names | {name: function.call for name, function in functions.items()}
-        trees = {tree.name: tree for tree in ast.parse(text).body if isinstance(tree, ast.FunctionDef)}
+        trees = {tree.name: tree for tree in parsed(text).body if isinstance(tree, ast.FunctionDef)}
         parts = {part.name for part in block.parts}
         for name, tree in trees.items():
             types_given = [self._kind(argument.arg) for argument in tree.args.args]

@@ -16,6 +16,7 @@ from typing import Any
 
 from numbridge.kernels.cpu_backend.range_source import RUN
 from numbridge.kernels.cpu_backend.totals import PRIVATE
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.native import table_layout as nb
 
 __all__ = ["ASKED", "CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
@@ -74,7 +75,7 @@ def as_coroutine(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _statement(text: str) -> ast.stmt:
-    return ast.parse(text).body[0]
+    return parsed(text).body[0]
 
 
 def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.cpu_backend.lanes import REST
+from numbridge.kernels.language.parsing import parsed, parsed_expression
 
 __all__ = [
     "AT",
@@ -104,11 +105,11 @@ def waits(node: ast.AST) -> bool:
 
 
 def statement(text: str) -> ast.stmt:
-    return ast.parse(text).body[0]
+    return parsed(text).body[0]
 
 
 def expression(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    return parsed_expression(text)
 
 
 def heads_of(node: ast.stmt) -> list[ast.expr]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,28 @@ def test_parts_that_are_written(mode):
     assert out.tolist() == [[1, 3, 3, 3], [8, 9, 10, 0.5], [7, 0, 7, 0]]
 
 
+@traced
+def test_whole_views_are_written_without_a_scatter(mode):
+    """With jaxlib 0.10.2, XLA ends the process where one is reversed that writes all, as in `x[::-1].at[...].set(zeros)`."""
+
+    def function(x: nb.array2d[float], out: nb.array2d[float]):
+        zeros = nb.zeros(4)
+        out.fill_(1)
+        out[0, ::-1][...] = zeros
+        out[1][::-1][None, :][0] = [1.0, 2.0, 3.0, 4.0]
+        out[2:, ::-1][:, :] = x[:1]
+        out[None][..., None][0] = out[:, :, None]
+
+    f = jax.jit(nb.jax_callable(function, graph_mode=mode))
+    assert f(grid)[0].tolist() == [[0] * 4, [4, 3, 2, 1], [3, 2, 1, 0]]
+
+    def whole(x: nb.array2d[float], out: nb.array2d[float]):
+        out[...].assign(x[:])
+
+    f = jax.jit(nb.jax_callable(whole, graph_mode=mode))
+    assert "scatter" not in f.lower(grid).as_text() and (f(grid)[0] == grid).all()
+
+
 @modes
 def test_vectors_that_are_written(mode):
     def function(v: nb.array1d[nb.vec3], out: nb.array1d[nb.vec3]):
@@ -106,6 +130,36 @@ def test_copies_of_what_is_not_contiguous(mode):
 
     (out,) = nb.jax_callable(function, graph_mode=mode)(grid)
     assert out.tolist() == [[1] * 4, [1] * 4, [0] * 4]
+
+
+@modes
+def test_new_arrays_of_what_arrays_hold(mode):
+    def function(x: nb.array2d[float], v: nb.array1d[nb.vec3], out: nb.array2d[float]):
+        copy, flat = nb.array(x[:, 0]), nb.array(x, shape=12)
+        copy.fill_(7)
+        nb.launch(double, 3, [flat[:3], out[0, :3]])
+        out[1, :3] = copy
+        out[2] = nb.array(x[2], dtype=nb.int32)
+        wide, vectors = nb.array(x, dtype=nb.float64), nb.array(x[:, 1:], dtype=nb.vec3)
+        assert wide.dtype == nb.float64 and wide.shape == (3, 4) and vectors.shape == (3,)
+        assert nb.array(v).dtype is nb.array(vectors).dtype is nb.vec3
+        out[0, 3:] = wide[0, 3:]
+
+    (out,) = nb.jax_callable(function, graph_mode=mode)(grid, jnp.ones((2, 3)))
+    assert out.tolist() == [[0, 2, 4, 3], [7, 7, 7, 0], [8, 9, 10, 11]]
+
+
+@modes
+def test_copies_of_the_standard_library(mode):
+    def function(x: nb.array2d[float], out: nb.array2d[float]):
+        out.fill_(1)
+        view, whole, deep = copy.copy(out[1]), copy.copy(x), copy.deepcopy([out, x])
+        out.fill_(2)
+        nb.launch(double, 4, [x[0], whole[0]])
+        out[0], out[1], out[2, :2], out[2, 2:] = whole[0], view, deep[0][0, :2], deep[1][2, 2:]
+
+    (out,) = nb.jax_callable(function, graph_mode=mode)(grid)
+    assert out.tolist() == [[0, 2, 4, 6], [1] * 4, [1, 1, 10, 11]]
 
 
 @modes
