@@ -7,6 +7,7 @@ first ones: what Paddle makes of a layer in a program has no derivatives itself.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -80,6 +81,17 @@ class _Call:
         ]
 
 
+def _forget_values() -> None:
+    """Let Python find young cycles, in which values of earlier programs may lie.
+
+    What Paddle's `Block.kwargs` returns points into the block's own memory, and is kept in a cycle by the function that collects a
+    program's values. Until Python finds that cycle, Paddle hands out one of these old objects for a new value that happens to be
+    made where the block had its own: the program is not what was written, or the process crashes. Such a cycle is garbage as soon
+    as it is made, so it is young still, or has been found; to look only there takes a small part of what an operator takes.
+    """
+    gc.collect(1)
+
+
 class Programs:
     """Calls of a kernel in programs.
 
@@ -106,6 +118,7 @@ class Programs:
         import paddle
         from paddle.jit.dy2static.py_layer import StaticPyLayerContext
 
+        _forget_values()
         level, launches, plan = self._level, self._launches, self._launches.plan
         if plan.mutated or not plan.outputs:
             raise NumbridgeError(
