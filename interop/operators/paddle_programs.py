@@ -84,8 +84,8 @@ class _Call:
 def _forget_values() -> None:
     """Let Python find young cycles, in which values of earlier programs may lie.
 
-    What Paddle's `Block.kwargs` returns points into the block's own memory, and is kept in a cycle by the function that collects a
-    program's values. Until Python finds that cycle, Paddle hands out one of these old objects for a new value that happens to be
+    What Paddle's `Block.kwargs` returns points into the block's own memory, and is kept in a cycle by the function that collects
+    values of a program. Until Python finds it, Paddle hands out one of these old objects for a new value that happens to be
     made where the block had its own: the program is not what was written, or the process crashes. Such a cycle is garbage as soon
     as it is made, so it is young still, or has been found; to look only there takes a small part of what an operator takes.
     """
