@@ -152,6 +152,16 @@ def test_a_number_that_is_a_tensor(full):
     same(both, *[(tensor(3), tensor(3, seed=1), tensor(seed=seed)) for seed in (2, 3)], full_graph=full)
 
 
+def of_one(x, w):
+    y, z = TWO(x, x, 2.0)
+    return y * z + TWO(w, x, w.sum())[0]
+
+
+@ways
+def test_a_value_given_twice(full):
+    same(of_one, *[(tensor(n), tensor(n, seed=1)) for n in (3, 5)], full_graph=full)
+
+
 def smoothed(x, w):
     return VALID(x * 1.0, w) * 2.0
 
