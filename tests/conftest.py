@@ -110,7 +110,8 @@ def old_objects_are_left_alone(request: pytest.FixtureRequest) -> None:
     gc.collect()
     gc.freeze()
     # Compilers make many objects that live long, and few cycles: by default, looking for these takes a tenth of the time.
-    # Paddle's programs may crash where cycles of theirs are found late.
+    # Paddle may take values in cycles that are not found yet for those of a program that it makes, and crash: see
+    # `numbridge.operators.paddle_programs`.
     gc.set_threshold(*(OFTEN if "paddle" in request.module.__name__ else (100_000, 20, 20)))
 
 

@@ -7,7 +7,10 @@ first ones: what Paddle makes of a layer in a program has no derivatives itself.
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,18 +48,19 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """The inputs of a call: where values of the program stand among them, and the numbers elsewhere."""
+    """The inputs of a call: the places among them of each value of the program, and the numbers elsewhere."""
 
     level: Level
     launches: Launches
     values: tuple[Any, ...]
-    places: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
 
     def together(self, tensors: Sequence[Any]) -> list[Any]:
         """Return all inputs, given what stands for the values."""
         made = list(self.values)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            made[place] = tensor
+        for places, tensor in zip(self.places, tensors, strict=True):
+            for place in places:
+                made[place] = tensor
         return made
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
@@ -78,6 +82,32 @@ class _Call:
             _Tensor(tuple(_UNKNOWN if is_unknown else n for n in shapes[name]), dtype)
             for name, dtype in zip(plan.outputs, dtypes, strict=True)
         ]
+
+
+def _places(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the places of each value of a program: a layer that Paddle makes takes no value twice."""
+    import paddle
+
+    found: list[list[int]] = []
+    for k, value in enumerate(values):
+        if isinstance(value, paddle.pir.Value):
+            same = next((places for places in found if values[places[0]].is_same(value)), None)
+            if same is None:
+                found.append([k])
+            else:
+                same.append(k)
+    return tuple(map(tuple, found))
+
+
+def _forget_values() -> None:
+    """Let Python find young cycles, in which values of earlier programs may lie.
+
+    What Paddle's `Block.kwargs` returns points into the block's own memory, and is kept in a cycle by the function that collects
+    values of a program. Until Python finds it, Paddle hands out one of these old objects for a new value that happens to be
+    made where the block had its own: the program is not what was written, or the process crashes. Such a cycle is garbage as soon
+    as it is made, so it is young still, or has been found; to look only there takes a small part of what an operator takes.
+    """
+    gc.collect(1)
 
 
 class Programs:
@@ -106,20 +136,21 @@ class Programs:
         import paddle
         from paddle.jit.dy2static.py_layer import StaticPyLayerContext
 
+        _forget_values()
         level, launches, plan = self._level, self._launches, self._launches.plan
         if plan.mutated or not plan.outputs:
             raise NumbridgeError(
                 f"operator {self._name} changes {', '.join(plan.mutated) or 'nothing it returns'} in place, and programs of "
                 "paddle.jit.to_static would not know; make what it writes an output, or call it outside of the program"
             )
-        places = tuple(k for k, value in enumerate(values) if isinstance(value, paddle.pir.Value))
+        places = _places(values)
         call = _Call(level, launches, tuple(values), places)
-        tensors = [values[place] for place in places]
+        tensors = [values[first] for first, *_ in places]
         run = self._operator("", len(places), call.run, call.results(tensors))
-        by = [place for place in places if not values[place].stop_gradient and launches.has_gradient(values[place])]
+        by = [k for k, tensor in enumerate(tensors) if not tensor.stop_gradient and launches.has_gradient(tensor)]
         if not by:
             return run(tensors)
-        context, wanted = StaticPyLayerContext(), [level.inputs[place] for place in by]
+        context, wanted = StaticPyLayerContext(), [level.inputs[place] for k in by for place in places[k]]
 
         def forward(*given: Any) -> list[Any]:
             context.save_for_backward(*given)
@@ -133,11 +164,12 @@ class Programs:
                 coming = dict(zip(come, map(detached, everything[len(places) :]), strict=True))
                 # Of an output that nothing depends on the gradient is zero.
                 zeros = launches.outputs(inputs) if len(come) < len(grads) else [None] * len(grads)
-                return level.adjoint(inputs, [coming.get(k, zero) for k, zero in enumerate(zeros)], wanted)
+                made = iter(level.adjoint(inputs, [coming.get(k, zero) for k, zero in enumerate(zeros)], wanted))
+                return [functools.reduce(operator.add, itertools.islice(made, len(places[k]))) for k in by]
 
-            operator = self._operator("_adjoint", len(places) + len(come), adjoint, [values[place] for place in by])
-            made = dict(zip(by, operator([*context.saved_tensor(), *(grads[k] for k in come)]), strict=True))
-            return [made.get(place) for place in places]
+            run_back = self._operator("_adjoint", len(places) + len(come), adjoint, [tensors[k] for k in by])
+            made = dict(zip(by, run_back([*context.saved_tensor(), *(grads[k] for k in come)]), strict=True))
+            return [made.get(k) for k in range(len(places))]
 
         made = paddle.static.nn.static_pylayer(forward, tensors, backward)
         return list(made) if isinstance(made, list | tuple) else [made]

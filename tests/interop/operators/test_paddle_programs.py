@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -150,6 +152,16 @@ def test_a_number_that_is_a_tensor(full):
     same(both, *[(tensor(3), tensor(3, seed=1), tensor(seed=seed)) for seed in (2, 3)], full_graph=full)
 
 
+def of_one(x, w):
+    y, z = TWO(x, x, 2.0)
+    return y * z + TWO(w, x, w.sum())[0]
+
+
+@ways
+def test_a_value_given_twice(full):
+    same(of_one, *[(tensor(n), tensor(n, seed=1)) for n in (3, 5)], full_graph=full)
+
+
 def smoothed(x, w):
     return VALID(x * 1.0, w) * 2.0
 
@@ -158,6 +170,33 @@ def smoothed(x, w):
 def test_shapes_that_a_function_says(full):
     calls = [(tensor(n), tensor(k, seed=1)) for n, k in ((8, 3), (9, 3), (9, 4))]
     same(smoothed, *calls, full_graph=full)
+
+
+class Cycle:
+    """What only the collector of cycles frees."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_values_of_programs_before_are_found_without_the_collector():
+    # Paddle leaves them in cycles, and may take them for values of the next program.
+    compiled = paddle.jit.to_static(smoothed, full_graph=True)
+    compiled(tensor(8), tensor(3))
+    cycle = weakref.ref(Cycle())
+    compiled(tensor(8), tensor(3))
+    assert cycle() is not None  # nothing new is compiled
+    compiled(tensor(9), tensor(3))
+    assert cycle() is None
 
 
 def test_extents_that_a_program_does_not_know():
