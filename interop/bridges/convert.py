@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.contents import copied, is_literal, same_dtype
+from numbridge.arrays.contents import copied, is_literal, is_traced, same_dtype
 from numbridge.arrays.contents import shared as share
 from numbridge.bridges.bridge import FRAMEWORKS, bridge_for_type, bridge_named
 from numbridge.kernels import readers
@@ -49,7 +49,7 @@ def asarray(x: Any, dtype: Any = None) -> Array:
     """
     if is_literal(x):
         return copied(x, dtype)
-    if isinstance(x, Array):
+    if isinstance(x, Array) or is_traced(x):
         found = x
     else:
         room = bridge_for_type(type(x))
@@ -86,8 +86,10 @@ def convert(x: Any, to: str | ModuleType | type) -> Any:
     room = bridge_for_type(type(x))
     if room is not None and name == room.NAME and not is_literal(x):
         return x
+    if is_traced(x) and name != "jax":
+        return x.numpy()  # which says why there is none
     found = asarray(x)
-    held = element_of(found)
+    held = None if is_traced(x) else element_of(found)
     if name != "numpy" and held is not None and held.fields is not None:
         raise ConversionError(f"{name} has no records, such as {held.name}; convert one of the fields")
     return bridge_named(name).unwrap_array(found)

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from numbridge.arrays.array import Array
-from numbridge.arrays.contents import same_dtype
+from numbridge.arrays.contents import is_traced, same_dtype
 from numbridge.bridges.installed import needed
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -25,6 +25,8 @@ from numbridge.storage.stream_order import hand_over
 
 if TYPE_CHECKING:
     import jax
+
+    from numbridge.jax_ffi.recording import TracedArray
 
 __all__ = [
     "NAME",
@@ -209,11 +211,12 @@ def _importer() -> Any:
     return from_dlpack
 
 
-def to_jax(array: Array) -> jax.Array:
+def to_jax(array: Array | TracedArray) -> jax.Array:
     """Return a JAX array that shares an Array's memory and keeps it alive.
 
     JAX takes the memory to be immutable: whoever writes to it later changes what JAX sees, and may break what it has
-    compiled. An Array that was adopted from a JAX array gives that very array back.
+    compiled. An Array that was adopted from a JAX array gives that very array back. An array of a function that `jax_callable`
+    traces gives the value that it stands for now.
 
     Raises
     ------
@@ -223,6 +226,9 @@ def to_jax(array: Array) -> jax.Array:
         If JAX would narrow the dtype because ``jax_enable_x64`` is off.
     """
     if not isinstance(array, Array):
+        if is_traced(array):
+            traced: jax.Array = array.value
+            return traced
         raise NumbridgeTypeError(f"array is of type {type(array).__name__}; it must be an nb.Array (see nb.asarray)")
     capsule = _export_aligned()(array)
     if capsule is not None:

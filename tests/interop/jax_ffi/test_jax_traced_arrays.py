@@ -221,6 +221,17 @@ def test_operations_of_jax_between_launches(mode):
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@modes
+def test_conversions_to_jax_between_launches(mode):
+    def function(x: nb.array2d[float], out: nb.array2d[float]):
+        assert nb.asarray(x) is x and nb.convert(x, "numbridge") is x
+        nb.launch(double2, x.shape, [nb.to_jax(x) + 1, out])
+        nb.launch(double2, x.shape, [nb.convert(out, "jax") * x.shape[0], out])
+
+    (out,) = jax.jit(nb.jax_callable(function, graph_mode=mode))(grid)
+    np.testing.assert_array_equal(out, 12 * (grid + 1))
+
+
 @traced
 def test_loops_of_jax_with_arrays_of_their_own(mode):
     def function(x: nb.array[float], out: nb.array[float]):
@@ -270,6 +281,7 @@ WRONG = {
     "input": (lambda x, out: x.__setitem__(0, 1), BufferError, r"<traced array 'x'.* is an input of the function"),
     "index": (lambda x, out: out.__setitem__(np.array([0]), 1), TypeError, r"a view takes ints, slices"),
     "strides": (lambda x, out: x.strides, BufferError, r"<traced array 'x'.* has no memory: .*GraphMode.NONE"),
+    "others": (lambda x, out: nb.convert(x, "torch"), BufferError, r"<traced array 'x'.* has no memory"),
     "bytes": (lambda x, out: x.view(nb.int32), BufferError, r"<traced array 'x'.* has no memory"),
 }
 
