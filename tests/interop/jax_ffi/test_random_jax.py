@@ -16,7 +16,7 @@ from jax_kernels import Twins, kernels
 from jax_launches import IN_OUT, LaunchWriter, of_numbridge, of_the_twin
 from jax_programs import SKIPPED, USES, JaxWriter, used
 
-PROGRAMS = int(os.environ.get("NUMBRIDGE_JAX_PROGRAMS", "8"))
+PROGRAMS = int(os.environ.get("NUMBRIDGE_JAX_PROGRAMS", "24"))
 # The first differences between numbers of a kernel and of its twin, which are rounded in another order, grow on the way.
 TOLERANCES = {np.float64: 1e-7, np.float32: 2e-3, jnp.bfloat16: 0.1}
 SIZES = (4, 3), (4, 3), (4, 3), (4,), (3,), (2, 3), (1, 4), (5, 3), (0, 3), (3, 0)
