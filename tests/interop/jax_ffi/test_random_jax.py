@@ -57,7 +57,10 @@ def is_comparable(results):
 
 def moved(values, tolerance):
     """Return values next to some, in the rounding of their type."""
-    return [v if v.dtype.kind in "bi" else (v * (1 + 1e-4 * tolerance)).astype(v.dtype) for v in values]
+    return [
+        v if v.dtype.kind in "bi" else (v * (1 + max(1e-4 * tolerance, float(jnp.finfo(v.dtype).eps)))).astype(v.dtype)
+        for v in values
+    ]
 
 
 def compare(use, run, twin, values, tolerance, shown):
