@@ -64,6 +64,8 @@ INTEGER = {
     "div.u32 %r5, %r1, %r2": lambda a, b, c, d: a // b,
     "min.s32 %r5, %r1, %r2": lambda a, b, c, d: min(_signed(a), _signed(b)),
     "max.u32 %r5, %r1, %r2": lambda a, b, c, d: max(a, b),
+    "sad.s32 %r5, %r1, %r2, %r3": lambda a, b, c, d: abs(_signed(a) - _signed(b)) + c,
+    "sad.u32 %r5, %r1, %r2, %r3": lambda a, b, c, d: abs(a - b) + c,
     "abs.s32 %r5, %r1": lambda a, b, c, d: abs(_signed(a)),
     "neg.s32 %r5, %r1": lambda a, b, c, d: -a,
     "not.b32 %r5, %r1": lambda a, b, c, d: ~a,
@@ -133,6 +135,10 @@ FLOAT = [
     ("cvt.sat.f32.f32 %r5, %r1", (NAN,), 0.0),
     ("rcp.rn.f32 %r5, %r1", (4.0,), 0.25),
     ("sqrt.rn.f32 %r5, %r1", (2.0,), float(np.sqrt(np.float32(2)))),
+    ("rcp.rm.f32 %r5, %r1", (3.0,), 11184810 / 2**25),
+    ("rcp.rp.f32 %r5, %r1", (3.0,), 11184811 / 2**25),
+    ("sqrt.rz.f32 %r5, %r1", (2.0,), 11863283 / 2**23),
+    ("sqrt.rp.f32 %r5, %r1", (2.0,), 11863284 / 2**23),
     ("ex2.approx.ftz.f32 %r5, %r1", (3.0,), 8.0),
 ]
 
@@ -162,6 +168,29 @@ def test_floats_to_integers(instruction, given, wanted):
     more = "" if wide else "cvt.s64.s32 %x1, %r5;"
     (word,) = run(f"{instruction} {target}, %a; {more} st.global.u64 [%out], %x1;", [bits(given, "d")])
     assert _signed(word, 64) == wanted
+
+
+@pytest.mark.parametrize(
+    ("instruction", "given", "wanted"),
+    [
+        ("cvt.rm.f32.s64", -(1 << 24) - 1, -(2.0**24) - 2),
+        ("cvt.rz.f32.s64", -(1 << 24) - 1, -(2.0**24)),
+        ("cvt.rp.f32.u64", (1 << 64) - 1, 2.0**64),
+        ("cvt.rz.f32.u64", (1 << 64) - 1, 2.0**64 - 2.0**40),
+        ("cvt.rp.f32.f64", bits(1 + 2**-50, "d"), 1 + 2**-23),
+        ("cvt.rm.f32.f64", bits(-1e300, "d"), -math.inf),
+        ("cvt.rz.f32.f64", bits(-1e300, "d"), float(np.finfo(np.float32).min)),
+    ],
+)
+def test_rounded_conversions(instruction, given, wanted):
+    (word,) = run(f"{instruction} %r5, %a; cvt.u64.u32 %x1, %r5; st.global.u64 [%out], %x1;", [given % (1 << 64)])
+    assert struct.unpack("<f", struct.pack("<I", word))[0] == wanted
+
+
+def test_which_reciprocals_know_half_of_a_number():
+    body = "rsqrt.approx.f64 %x1, %a; rcp.approx.ftz.f64 %x2, %a; st.global.v2.u64 [%out], {%x1, %x2};"
+    root, reciprocal = run(body, [bits(3.0, "d")], results=2)
+    assert root == bits(1 / math.sqrt(3), "d") and reciprocal == bits(1 / 3, "d") & ~ONES
 
 
 def test_comparisons_of_nan_and_predicates():

@@ -7,11 +7,11 @@ bodies run again, trip by trip, while they are reversed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from numbridge.kernels.adjoint.construct import Construct
+from numbridge.kernels.adjoint.construct import BITS, Construct
 from numbridge.kernels.adjoint.ir import (
     Array,
     Atomic,
@@ -42,8 +42,19 @@ from numbridge.kernels.adjoint.rules import AnyPartial, has_rule, partials
 from numbridge.kernels.adjoint.settled import Settled
 from numbridge.kernels.adjoint.survey import Survey
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
+from numbridge.kernels.language.rewriting import LIBDEVICE
 
-__all__ = ["Activity", "LoopNeeds", "Needs", "Pullback", "Sweep", "refused", "spread"]
+__all__ = [
+    "Activity",
+    "LoopNeeds",
+    "Needs",
+    "Pullback",
+    "Sweep",
+    "check_bits",
+    "refused",
+    "reversed_by_rules",
+    "spread",
+]
 
 _STEPS = frozenset({"floor", "ceil", "trunc", "rint", "sign", "round", "floordiv", "round2"})
 
@@ -88,6 +99,7 @@ class Activity:
             self.wanted.update(part for part in parts if part is item or is_float(part))
         self._ops = list(walk(program.body))
         varied, carrying = self._varied()
+        check_bits(program.body, varied)
         useful, read = self._useful()
         self.values = {v for v in varied & useful if is_float(v)}
         parameters = {part for i in items.values() if isinstance(i, Array) for part in program.parts(i)}
@@ -143,6 +155,30 @@ class Activity:
         if op.result in self.values:
             raise refused(
                 op, "the value that an atomic operation returns carries no gradient; read the element in another kernel"
+            )
+
+
+def reversed_by_rules(region: Region) -> Iterator[Op]:
+    """Yield the operations of a region but those of functions with a derivative by hand, which nobody reverses."""
+    by_hand = {inner for op in walk(region) if isinstance(op, Custom) for inner in walk(op.body)}
+    return (op for op in walk(region) if op not in by_hand)
+
+
+def check_bits(region: Region, varied: Container[Value]) -> None:
+    """Refuse what reads the bits of a number that depends on an input.
+
+    Raises
+    ------
+    KernelUnsupportedError
+        If an operation of a region does.
+    """
+    for op in reversed_by_rules(region):
+        if isinstance(op, Compute) and op.function.key == BITS and any(value in varied for value in op.arguments):
+            name = op.function.text.partition("(")[0].removeprefix(LIBDEVICE)
+            raise refused(
+                op,
+                f"cuda.libdevice.{name} has no derivative: it reads the bits of a number that a gradient is asked of; put it "
+                "into a function that has one by hand (@nb.func_grad)",
             )
 
 

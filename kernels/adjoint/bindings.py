@@ -19,6 +19,7 @@ __all__ = [
     "UNASSIGNED",
     "Binding",
     "Missing",
+    "OfLibdevice",
     "Static",
     "View",
     "as_argument",
@@ -38,6 +39,13 @@ class Static:
 
     value: Any
     text: str
+
+
+@dataclass(frozen=True)
+class OfLibdevice:
+    """What is known of a function of `numba.cuda.libdevice`."""
+
+    name: str
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from numbridge.kernels.adjoint import complex_program, inference
 from numbridge.kernels.adjoint.bindings import (
     Binding,
     Missing,
+    OfLibdevice,
     Static,
     View,
     as_argument,
@@ -179,6 +180,8 @@ class Calls(Reductions):
             return self._complex_function(node, callee, arguments)
         if has_element(*arguments):
             return self._element_function(node, callee, arguments)
+        if isinstance(callee.value, OfLibdevice):
+            return self._of_libdevice(node, callee.value.name, arguments)
         made = complex_program.called_with_real(self, callee.value, arguments) if _hashable(callee.value) else None
         if made is not None:
             return made
@@ -200,6 +203,16 @@ class Calls(Reductions):
         if rule in ("min", "max") and len(arguments) > 2:
             return self._fold(node, callee, rule, arguments)
         return self._checked(node, Function(rule, _call_text(callee, arguments), callee.value), arguments, rule)
+
+    def _of_libdevice(self, node: ast.Call, name: str, arguments: list[Value]) -> Binding:
+        # Rules that are seldom asked for, made of those that all kernels have
+        from numbridge.kernels.adjoint import libdevice_rules
+
+        try:
+            made = libdevice_rules.called(self, name, arguments)
+        except TypeError as error:
+            raise self._refused(node, f"cuda.libdevice.{name} {error}") from None
+        return made[0] if len(made) == 1 else tuple(made)
 
     def _element(self, node: ast.Call, element: ElementType, arguments: list[Value]) -> Value:
         made = construct_element(self, element, arguments)

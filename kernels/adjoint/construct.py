@@ -16,11 +16,15 @@ from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTI
 from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION
 
-__all__ = ["ARITHMETIC", "CAST", "HELD", "Construct"]
+__all__ = ["ARITHMETIC", "BITS", "CAST", "HELD", "OF_LIBDEVICE", "Construct"]
 
 CAST = "cast"
 # What has no derivative, because it cancels out of what is computed with it.
 HELD = "held"
+# What reads the bits of a number, through which no derivative goes, and which is no step either.
+BITS = "bits"
+# How the keys of functions of libdevice begin that have rules of their own.
+OF_LIBDEVICE = "libdevice."
 
 
 def _infix(key: str, symbol: str, primitive: Any) -> Function:

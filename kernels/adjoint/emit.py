@@ -35,7 +35,7 @@ from numbridge.kernels.adjoint.ir import (
 from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.element_types.elements import scalar_in_memory
 from numbridge.kernels.language.parsing import parsed_expression
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, CUDA_MODULE, LIBDEVICE
 
 __all__ = [
     "Lines",
@@ -57,6 +57,7 @@ __all__ = [
 _BRANCH = re.compile(r"^( *if )(\w+):$", re.MULTILINE)
 _MEETING = re.compile(rf"_nb_block_(\w+)\({CREW}, {THREAD}(?:, )?")
 _FUNCTION = re.compile(rf"\b{CUDA_FUNCTION}(?=[a-z]+\()")
+_LIBDEVICE = re.compile(rf"\b{LIBDEVICE}(?=\w+\()")
 _PRINTED = re.compile(r"_nb_print\(.*\)$", re.MULTILINE)
 _SHARED = re.compile(rf"_nb_shared\({CREW}, \d+, \(\), ")
 
@@ -188,7 +189,7 @@ def for_cuda(text: str) -> str:
     """
     text = _BRANCH.sub(r"\1_nb_decided(\2):", text)
     text = _PRINTED.sub(_printed, text)
-    text = _FUNCTION.sub(f"{CUDA_MODULE}.", text)
+    text = _LIBDEVICE.sub(f"{CUDA_MODULE}.libdevice.", _FUNCTION.sub(f"{CUDA_MODULE}.", text))
     text = text.replace("_nb_local_array(", f"{CUDA_MODULE}.local.array(")
     text = text.replace("_nb_add_in_block(", "_nb_add(")
     text = _SHARED.sub(f"{CUDA_MODULE}.shared.array(", _MEETING.sub(rf"{CUDA_MODULE}.\1(", text))

@@ -16,7 +16,17 @@ import numpy as np
 from numba import types
 
 from numbridge.kernels.adjoint import complex_program, inference, windows
-from numbridge.kernels.adjoint.bindings import UNASSIGNED, Binding, Missing, Static, View, has_element, kind_name, kinds
+from numbridge.kernels.adjoint.bindings import (
+    UNASSIGNED,
+    Binding,
+    Missing,
+    OfLibdevice,
+    Static,
+    View,
+    has_element,
+    kind_name,
+    kinds,
+)
 from numbridge.kernels.adjoint.construct import ARITHMETIC
 from numbridge.kernels.adjoint.element_program import made_of, named_part, operate, part
 from numbridge.kernels.adjoint.ir import Array, Function, Load, Shape, Value
@@ -32,7 +42,7 @@ from numbridge.kernels.adjoint.scope import Scope
 from numbridge.kernels.adjoint.windows import Cut, Span, Window
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 from numbridge.kernels.language.kernel_syntax import RESERVED
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
 from numbridge.kernels.language.tuple_parameters import is_named_tuple
 
 __all__ = ["Expressions"]
@@ -184,6 +194,8 @@ class Expressions(Scope):
             return self._known(value, node.id)
         if node.id.startswith("_nb_atomic_"):
             return Static(None, node.id)
+        if node.id.startswith(LIBDEVICE):
+            return Static(OfLibdevice(node.id.removeprefix(LIBDEVICE)), node.id)
         if node.id.startswith(CUDA_FUNCTION):
             name = node.id.removeprefix(CUDA_FUNCTION)
             if CUDA_FUNCTIONS[name] in KEYS:

@@ -14,7 +14,7 @@ from typing import Any
 from numba import types
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.activity import refused, spread
+from numbridge.kernels.adjoint.activity import check_bits, refused, reversed_by_rules, spread
 from numbridge.kernels.adjoint.construct import Construct
 from numbridge.kernels.adjoint.element_program import known, made_of, operate, part, replaced
 from numbridge.kernels.adjoint.element_rules import Part
@@ -81,7 +81,8 @@ def add_gradients(
     varied: set[Any] = set(inputs)
     arrays: set[Any] = set()
     _spread_over(region, varied, arrays)
-    if any(isinstance(op, Store) or _carries(op, varied) for op in _reversed_by_rules(region)):
+    check_bits(region, varied)
+    if any(isinstance(op, Store) or _carries(op, varied) for op in reversed_by_rules(region)):
         return [_carried_forward(construct, region, given, result, own, local) for given in inputs]
     construct.region.extend(region)
     return _Reversal(construct, varied).run(region, inputs, result)
@@ -105,12 +106,6 @@ def _check(op: Op, own: Sequence[Array]) -> None:
             op,
             "the function whose gradient is taken here waits for other threads; let it compute from what it is given",
         )
-
-
-def _reversed_by_rules(region: Region) -> Iterator[Op]:
-    """Yield the operations of a region but those of functions with a derivative by hand, which nobody reverses."""
-    by_hand = {inner for op in walk(region) if isinstance(op, Custom) for inner in walk(op.body)}
-    return (op for op in walk(region) if op not in by_hand)
 
 
 def _carries(op: Op, varied: set[Any]) -> bool:

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from numbridge.kernels.adjoint import inference
-from numbridge.kernels.adjoint.construct import CAST, HELD, Construct
+from numbridge.kernels.adjoint.construct import CAST, HELD, OF_LIBDEVICE, Construct
 from numbridge.kernels.adjoint.element_rules import ELEMENT_RULES, Linear, Part
 from numbridge.kernels.adjoint.ir import Compute, Function, Value
 from numbridge.kernels.arithmetic.cpu_cuda_functions import NAMES as CUDA_FUNCTIONS
 
-__all__ = ["KEYS", "RULES", "AnyPartial", "Partial", "has_rule", "partials"]
+__all__ = ["KEYS", "ONE", "RULES", "AnyPartial", "Expression", "Partial", "has_rule", "partials", "unless", "when"]
 
 
 class Expression:
@@ -406,7 +406,16 @@ Functions without a rule may be called on what no gradient is asked of.
 
 def has_rule(key: str) -> bool:
     """Tell whether there is a rule for an operation."""
-    return key in RULES or key in ELEMENT_RULES
+    return key in RULES or key in ELEMENT_RULES or key.startswith(OF_LIBDEVICE)
+
+
+def _rule(key: str) -> Rule:
+    if not key.startswith(OF_LIBDEVICE):
+        return RULES[key]
+    # Rules that are seldom asked for, made of these
+    from numbridge.kernels.adjoint import libdevice_rules
+
+    return libdevice_rules.RULES[key]
 
 
 def partials(construct: Construct, op: Compute) -> list[AnyPartial | None]:
@@ -420,5 +429,5 @@ def partials(construct: Construct, op: Compute) -> list[AnyPartial | None]:
     if op.function.key in ELEMENT_RULES:
         return list(ELEMENT_RULES[op.function.key](*op.arguments, op.result))
     given = [Expression(construct, value) for value in (*op.arguments, op.result)]
-    found = RULES[op.function.key](*given)
+    found = _rule(op.function.key)(*given)
     return [Partial(p.value) if isinstance(p, Expression) else p for p in found]

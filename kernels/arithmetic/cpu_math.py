@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numbridge.kernels.arithmetic import double_math
 from numbridge.kernels.arithmetic.float_math import FUNCTIONS, evaluate
 
-__all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "substituted"]
+__all__ = ["calls_chosen", "is_few_instructions", "is_library_call", "replacement", "substituted"]
 
 _ALL = FUNCTIONS | double_math.FUNCTIONS
 _NUMPY_NAMES = {"pow": "power"} | {name: f"arc{name[1:]}" for name in _ALL if name[0] == "a"}
@@ -116,15 +116,16 @@ def substituted(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Return the globals of a text for `calls_chosen`: with `float_math`, and what it stands for under other names."""
     found = dict(namespace)
     for name, value in namespace.items():
-        new = _replacement(value, alone=False)
+        new = replacement(value, alone=False)
         if new is not value:
-            found |= {name: new, f"{_LIBRARY}{name}": value, f"{_ALONE}{name}": _replacement(value, alone=True)}
+            found |= {name: new, f"{_LIBRARY}{name}": value, f"{_ALONE}{name}": replacement(value, alone=True)}
     for prefix, alone in (("", False), (_ALONE, True)):
-        found[f"{prefix}{_POWER}"] = _replacement(operator.pow, alone=alone)
+        found[f"{prefix}{_POWER}"] = replacement(operator.pow, alone=alone)
     return found
 
 
-def _replacement(value: Any, *, alone: bool) -> Any:
+def replacement(value: Any, *, alone: bool) -> Any:
+    """Return what kernels call in the place of a function or a module, which may be itself."""
     if value is math or value is np:
         return _module(value, alone=alone)
     try:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from numbridge.kernels.arithmetic.double_exponentials import exp_in_two, scaled
 from numbridge.kernels.arithmetic.llvm_numbers import Real, constant, ordered_sum, product
 
-__all__ = ["erf", "erfc"]
+__all__ = ["ERFCX_RANGE", "erf", "erfc", "erfcx"]
 
 _NEAR = 0.625
+ERFCX_RANGE = (_NEAR, 27.5)
 _SLOPE = (1.1283791670955126, 1.533545961316588e-17)  # of the error function at zero
 
 
@@ -26,10 +27,8 @@ def _bend(x: Real) -> Real:
     return x * z.fma(p, _SLOPE[1])
 
 
-def _tail(a: Real) -> Real:
-    """Return the complementary error function of what is not near zero."""
-    # From here on it is zero.
-    a = constant(a, 27.5).if_(a > 27.5, a)
+def _ratio(a: Real) -> tuple[Real, Real]:
+    """Return exp(a**2) erfc(a) of what lies in `ERFCX_RANGE`, and what that has lost."""
     t = (a - 4.0) / (a + 4.0)
     # ((1 + 2 a) exp(a**2) erfc(a) - p(0)) / t, error 2**-59
     q = t.polynomial(
@@ -45,7 +44,19 @@ def _tail(a: Real) -> Real:
     below_lost = 1.0 - (below - 2.0 * a)
     inverse = 1.0 / below
     ratio = above * inverse
-    ratio_lost = inverse * ((-ratio).fma(below, above) + (-ratio).fma(below_lost, above_lost))
+    return ratio, inverse * ((-ratio).fma(below, above) + (-ratio).fma(below_lost, above_lost))
+
+
+def erfcx(a: Real) -> Real:
+    """Return exp(a**2) erfc(a) of what lies in `ERFCX_RANGE`."""
+    return _ratio(a)[0]
+
+
+def _tail(a: Real) -> Real:
+    """Return the complementary error function of what is not near zero."""
+    # From here on it is zero.
+    a = constant(a, ERFCX_RANGE[1]).if_(a > ERFCX_RANGE[1], a)
+    ratio, ratio_lost = _ratio(a)
     square, lost = product(a, -a)
     power, power_lost, k = exp_in_two(square, lost)
     size, size_lost = product(power, ratio)

@@ -6,6 +6,7 @@ Importing this module imports Numba, so only code that is about to compile does.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import isfunction
@@ -49,7 +50,7 @@ from numbridge.kernels.element_types.numba_records import numba_record
 from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.parsing import parsed
-from numbridge.kernels.language.rewriting import CUDA_FUNCTION
+from numbridge.kernels.language.rewriting import CUDA_FUNCTION, LIBDEVICE
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.native.memory import load_i64
 from numbridge.kernels.native.memory import text as literal_text
@@ -149,6 +150,7 @@ def compile_run(
     """
     more = lanes or block
     names = _names({**more.namespace, **namespace} if more else namespace, parameters, fastmath=fastmath)
+    names |= _of_libdevice(text)
     cpu_target.typing_context.refresh()
     loops = None
     if block is not None:
@@ -234,6 +236,17 @@ def _names(namespace: Mapping[str, Any], parameters: Sequence[ParameterType], *,
     for k, (parameter, offset) in enumerate(zip(parameters, block_offsets(parameters), strict=False)):
         names[f"_nb_argument_{k}"] = _argument(numba_type(parameter), offset)
     return names
+
+
+def _of_libdevice(text: str) -> dict[str, Any]:
+    """Return what a text calls of libdevice, under the names that it has there."""
+    called = set(re.findall(rf"\b{LIBDEVICE}(\w+)", text))
+    if not called:
+        return {}
+    # Hundreds of functions, which most kernels need not wait for
+    from numbridge.kernels.arithmetic import cpu_libdevice
+
+    return {f"{LIBDEVICE}{name}": cpu_libdevice.function(name) for name in called}
 
 
 def _together(

@@ -218,6 +218,6 @@ def _other_cuda(value: Any) -> Intrinsic | None:
         return None  # made with @numba.jit, for every target
     if home == "numba.cuda.cg":
         return Intrinsic("block", f"cuda.cg.{name}", "cg")
-    if home.startswith("numba.cuda.libdevice"):
-        return Intrinsic("cuda", f"cuda.libdevice.{name}")
+    if home == "numba.cuda.libdevice":
+        return Intrinsic("function", f"cuda.libdevice.{name}", f"libdevice_{name}")
     return Intrinsic("cuda", f"cuda.{name}") if home.split(".")[:2] == ["numba", "cuda"] else None

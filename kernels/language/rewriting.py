@@ -45,13 +45,15 @@ from numbridge.kernels.language.static_names import Static
 from numbridge.kernels.native.table_layout import WARP_SIZE
 from numbridge.kernels.parameter_types import ParameterType
 
-__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "Rewritten", "Site", "Target", "rewrite"]
+__all__ = ["CUDA_FUNCTION", "CUDA_MODULE", "GIVEN", "GRADIENT", "LIBDEVICE", "Rewritten", "Site", "Target", "rewrite"]
 
 Target = Literal["cpu", "cuda"]
 # The name of the module numba.cuda in text for CUDA; the back end supplies it.
 CUDA_MODULE = "_nb_cuda"
 # How the names of its functions of numbers begin in text for the CPU; the back end supplies them too.
 CUDA_FUNCTION = "_nb_cuda_"
+# Of these, how those of libdevice begin
+LIBDEVICE = f"{CUDA_FUNCTION}libdevice_"
 _ATOMICS = {name: name.rstrip("_") for name in ("add", "sub", "min", "max", "nanmin", "nanmax", "exch", "cas")}
 _ATOMICS |= {name: name.rstrip("_") for name in ("and_", "or_", "xor", "inc", "dec")}
 _AXES = 3

@@ -203,7 +203,7 @@ def test_hidden_parameters_reach_device_functions():
         ("i, j, k, m, n = tid()", "up to 4 indices"),
         ("i = tid(); j, k = tid()", "use one rank"),
         ("x[cuda.grid(x[0])] = 1", "written as a constant"),
-        ("x[0] = cuda.libdevice.rsqrt(x[0])", "cuda.libdevice.rsqrt exists only on CUDA"),
+        ("cuda.nanosleep(1)", "cuda.nanosleep exists only on CUDA"),
         ("cuda.syncthreads", "cuda.syncthreads must be called here"),
         ("cuda.syncwarp(mask=1)", "cuda.syncwarp takes its arguments by position"),
     ],

@@ -106,12 +106,13 @@ def _saturated(body: Any, kind: str, suffix: str, value: str) -> str:
     return body.emit(f"call {kind} @llvm.minimumnum.{suffix}({kind} {low}, {kind} 1.0)")
 
 
-def _rounded(body: Any, it: Instruction, operation: str, values: list[str]) -> str:
-    """Return a floating-point operation that is not rounded to the nearest."""
+def _rounded(body: Any, it: Instruction, operation: str, values: list[str], source: str = "") -> str:
+    """Return a floating-point operation, or a conversion from `source`, that is not rounded to the nearest."""
     way = next(each for each in it.modifiers if each in _ROUNDING)
-    kind, suffix = it.type, it.kind
+    kind = LLVM[it.kinds[0]]
+    of, suffix = (_llvm_type(source), f"{it.kinds[0]}.{_suffix(source)}") if source else (kind, it.kinds[0])
     name = f"nb_{operation}_{way}_{suffix}"
-    given = ", ".join(f"{kind} %v{k}" for k in range(len(values)))
+    given = ", ".join(f"{of} %v{k}" for k in range(len(values)))
     text = (
         f"define internal {kind} @{name}({given}) noinline strictfp {{\n"
         f"  call void @llvm.set.rounding(i32 {_ROUNDING[way]}) strictfp\n"
@@ -120,7 +121,15 @@ def _rounded(body: Any, it: Instruction, operation: str, values: list[str]) -> s
         f"  call void @llvm.set.rounding(i32 1) strictfp\n  ret {kind} %r\n}}"
     )
     helper = body.module.helper(name, text)
-    return body.emit(f"call {kind} {helper}({', '.join(f'{kind} {v}' for v in values)})")
+    return body.emit(f"call {kind} {helper}({', '.join(f'{of} {v}' for v in values)})")
+
+
+def _llvm_type(kind: str) -> str:
+    return LLVM.get(kind) or f"i{BITS[kind]}"
+
+
+def _suffix(kind: str) -> str:
+    return kind if kind in LLVM else f"i{BITS[kind]}"
 
 
 _ARITHMETIC = "rn rz rm rp ftz sat approx full lo hi wide cc noftz"
@@ -231,6 +240,16 @@ def _sign(body: Any, it: Instruction) -> None:
         body.write(it.operands[0], body.emit(f"sub {it.type} 0, {value}"), it.kind)
 
 
+@handles("sad")
+def _distance(body: Any, it: Instruction) -> None:
+    left, right, third = _reads(body, it)
+    order = "slt" if it.kind[0] == "s" else "ult"
+    less = body.emit(f"icmp {order} {it.type} {left}, {right}")
+    over, under = (body.emit(f"sub {it.type} {a}, {b}") for a, b in ((left, right), (right, left)))
+    size = body.emit(f"select i1 {less}, {it.type} {under}, {it.type} {over}")
+    body.write(it.operands[0], body.emit(f"add {it.type} {size}, {third}"), it.kind)
+
+
 @handles("min", "max", modifiers="ftz NaN")
 def _extreme(body: Any, it: Instruction) -> None:
     left, right = _reads(body, it)
@@ -246,20 +265,26 @@ def _extreme(body: Any, it: Instruction) -> None:
 _FUNCTIONS = {"sqrt": "sqrt", "ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "tanh"}
 
 
-@handles("sqrt", "ex2", "lg2", "sin", "cos", "tanh", modifiers="approx rn ftz")
+@handles("sqrt", "ex2", "lg2", "sin", "cos", "tanh", modifiers="approx rn rz rm rp ftz")
 def _function(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
+    if it.has(*_ROUNDING):
+        _writes(body, it, _rounded(body, it, it.operation, [value]))
+        return
     _writes(body, it, body.emit(f"call {it.type} @llvm.{_FUNCTIONS[it.operation]}.{it.kind}({it.type} {value})"))
 
 
-@handles("rcp", "rsqrt", modifiers="approx rn ftz")
+@handles("rcp", "rsqrt", modifiers="approx rn rz rm rp ftz")
 def _reciprocal(body: Any, it: Instruction) -> None:
     (value,) = _reads(body, it)
+    if it.has(*_ROUNDING):
+        _writes(body, it, _rounded(body, it, "fdiv", ["1.0", value]))
+        return
     if it.operation == "rsqrt":
         value = body.emit(f"call {it.type} @llvm.sqrt.{it.kind}({it.type} {value})")
     done = body.emit(f"fdiv {it.type} 1.0, {value}")
-    if it.kind == "f64" and it.has("approx", "ftz"):
-        # These know the upper half of a float64 only: the lower is zero.
+    if it.kind == "f64" and it.has("ftz"):
+        # This knows the upper half of a float64 only: the lower is zero.
         bits = body.emit(f"and i64 {body.emit(f'bitcast double {done} to i64')}, -4294967296")
         done = body.emit(f"bitcast i64 {bits} to double")
     _writes(body, it, done)
@@ -495,9 +520,11 @@ def _cvt(body: Any, it: Instruction) -> None:
     elif source in LLVM:
         value = _float_to_integer(body, it, value, source, target)
     elif target in LLVM:
+        name = f"{'s' if source[0] == 's' else 'u'}itofp"
         if it.has(*_ROUNDING):
-            raise NotImplementedError(f"PTX line {it.line}: rounding of an integer")
-        value = body.emit(f"{'s' if source[0] == 's' else 'u'}itofp i{BITS[source]} {value} to {LLVM[target]}")
+            value = _rounded(body, it, name, [value], source)
+        else:
+            value = body.emit(f"{name} i{BITS[source]} {value} to {LLVM[target]}")
     elif it.has("sat"):
         raise NotImplementedError(f"PTX line {it.line}: saturation of an integer")
     elif BITS[target] > BITS[source]:
@@ -510,8 +537,8 @@ def _cvt(body: Any, it: Instruction) -> None:
 def _between_floats(body: Any, it: Instruction, value: str, source: str, target: str) -> str:
     kind = LLVM[target]
     if BITS[target] < BITS[source] and it.has(*_ROUNDING):
-        raise NotImplementedError(f"PTX line {it.line}: rounding of a conversion")
-    if BITS[target] != BITS[source]:
+        value = _rounded(body, it, "fptrunc", [value], source)
+    elif BITS[target] != BITS[source]:
         name = "fpext" if BITS[target] > BITS[source] else "fptrunc"
         value = body.emit(f"{name} {LLVM[source]} {value} to {kind}")
     for way, name in _TO_INTEGER.items():
