@@ -147,6 +147,8 @@ def test_functions_of_numbers_are_those_that_a_page_names() -> None:
         adjoints: dict[str, Any] = {"adj_inputs": [np.zeros(1), np.zeros(1), np.ones_like(y)], "adjoint": True}
         if has_derivatives:
             nb.launch(kernel, 1, [x, z, y], **adjoints)
+            adjoint = kernel.adjoint(["x", "z", "y"])
+            assert ".target sm_90" in adjoint.ptx(x, z, y, x, z, y, capability=(9, 0))
         for call in () if has_derivatives else calls:
             with pytest.raises(nb.KernelUnsupportedError):
                 nb.launch(_kernel_of([call]), 1, [x, z, y[:1]], **adjoints | {"adj_inputs": [x, z, np.ones((1, 1))]})

@@ -60,6 +60,7 @@ ARITHMETIC: dict[str, Function] = {
             Function("fma", f"{CUDA_FUNCTION}fma({{0}}, {{1}}, {{2}})", CUDA_FUNCTIONS["fma"]),
             Function("hypot", "_nb_math.hypot({0}, {1})", math.hypot),
             Function("rint", "_nb_np.rint({0})", np.rint),
+            Function("ldexp", "_nb_math.ldexp({0}, {1})", math.ldexp),
         )
     },
     **{

@@ -15,7 +15,7 @@ from typing import Any
 from numbridge.kernels.adjoint import inference
 from numbridge.kernels.adjoint.construct import BITS, HELD, OF_LIBDEVICE, Construct
 from numbridge.kernels.adjoint.ir import Compute, Function, Value
-from numbridge.kernels.adjoint.rules import ONE, Expression, Partial, unless, when
+from numbridge.kernels.adjoint.rules import ONE, Expression, Partial, when
 from numbridge.kernels.arithmetic.cpu_libdevice import signature
 from numbridge.kernels.language.rewriting import LIBDEVICE
 
@@ -23,7 +23,6 @@ __all__ = ["RULES", "called"]
 
 _ROOT_PI, _ROOT_TWO_PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 _FAR = 12  # from where the terms of a series tell more of erfcx than a difference does
-_SHIFT = 10  # by which the argument of a logarithm's derivative is larger where its series is used
 
 
 def called(construct: Construct, name: str, arguments: Sequence[Value]) -> list[Value]:
@@ -58,6 +57,7 @@ _AS_OTHERS = {
     "remainder": "fmod",
     "fdivide": "div",
     "rcp": "reciprocal",
+    "tgamma": "gamma",
 }
 _IN_PARTS = {
     "sincos": ("sin", "cos"),
@@ -120,22 +120,6 @@ def _erfcx(a: E, r: E) -> tuple[Any, ...]:
     return (far.where(-2 / _ROOT_PI * z * _nested(z, range(3, 20, 2)), 2 * a * r - 2 / _ROOT_PI),)
 
 
-def _digamma(a: E) -> E:
-    """Return the derivative of the logarithm of the gamma function (Abramowitz and Stegun, 6.3.5, 6.3.7 and 6.3.18).
-
-    It is written such that it has derivatives of its own.
-    """
-    mirrored = a < 0.5
-    y = mirrored.where(1 - a, a)
-    w = y + _SHIFT
-    z = 1 / (w * w)
-    series = 1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z * (1 / 12))))))
-    before = functools.reduce(lambda total, k: total + 1 / (y + k), range(1, _SHIFT), 1 / y)
-    found = w.call("log") - 0.5 / w - z * series - before
-    t = mirrored.where(a, 0.25)
-    return mirrored.where(found - math.pi * (_of("cospi", t, t) / _of("sinpi", t, t)), found)
-
-
 def _of_order(name: str) -> Callable[..., Any]:
     """Return the rule of a Bessel function (Abramowitz and Stegun, 9.1.27 and 9.1.5)."""
 
@@ -163,17 +147,6 @@ def _mantissa(a: E, r: E) -> tuple[Any, ...]:
     return (a.equals(0).where(1, r / a).known_as(HELD),)
 
 
-def _first_unless_missing(key: str) -> Callable[..., Any]:
-    """Return the rule of fmax or fmin: of a number and none, the number has the derivative; of equal ones, the first."""
-
-    def rule(a: E, b: E, r: E) -> tuple[Any, ...]:
-        yes = E(a.construct, a.construct.constant(True))
-        chosen = b.call("ne", b).where(yes, a.call(key, b))
-        return when(chosen), unless(chosen)
-
-    return rule
-
-
 def _fdim(a: E, b: E, r: E) -> tuple[Any, ...]:
     above = a > b
     return when(above), Partial(negative=True, condition=above.value)
@@ -181,12 +154,8 @@ def _fdim(a: E, b: E, r: E) -> tuple[Any, ...]:
 
 _OWN: dict[str, Callable[..., tuple[Any, ...]]] = {
     "same": lambda a, r: (ONE,),
-    "nextafter": lambda a, b, r: (ONE, None),
     "saturate": lambda a, r: (when(r.equals(a)),),
     "fdim": _fdim,
-    "fmax": _first_unless_missing("ge"),
-    "fmin": _first_unless_missing("le"),
-    "ldexp": lambda a, n, r: (_of("ldexp", r, 1.0, n), None),
     "frexp": _mantissa,
     "powi": _powi,
     "rsqrt": lambda a, r: (-0.5 * (r / a),),
@@ -199,8 +168,6 @@ _OWN: dict[str, Callable[..., tuple[Any, ...]]] = {
     "erfcx": _erfcx,
     "normcdf": lambda a, r: (1 / _ROOT_TWO_PI * (-0.5 * (a * a)).call("exp"),),
     "normcdfinv": lambda a, r: (_ROOT_TWO_PI * (0.5 * (r * r)).call("exp"),),
-    "lgamma": lambda a, r: (_digamma(a),),
-    "tgamma": lambda a, r: (r * _digamma(a),),
     "j0": lambda a, r: (-_of("j1", a, a),),
     "y0": lambda a, r: (-_of("y1", a, a),),
     "j1": _first_order("j"),

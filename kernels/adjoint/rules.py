@@ -15,6 +15,7 @@ A rule's expressions are differentiated again for second derivatives, so they ar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -284,6 +285,47 @@ def _nan_first(a: E, other: E, first: Callable[[E, E], E]) -> tuple[Any, ...]:
     return when(chosen), unless(chosen)
 
 
+def _unless_missing(key: str) -> Rule:
+    """NumPy's fmin and fmax: of a number and none, the number; the first of equal ones."""
+
+    def rule(a: E, b: E, r: E) -> tuple[Any, ...]:
+        chosen = b.call("ne", b).where(_true(a), a.call(key, b))
+        return when(chosen), unless(chosen)
+
+    return rule
+
+
+def _of_powers(base: float) -> Rule:
+    """The logarithm of a sum of powers, by the share of each; two of nothing have the whole each, rather than no number."""
+
+    def share(x: E, r: E) -> E:
+        same = x.equals(r)
+        less = same.where(0, x) - same.where(0, r)
+        return (less if base == math.e else math.log(base) * less).call("exp")
+
+    return lambda a, b, r: (share(a, r), share(b, r))
+
+
+_SHIFT = 10  # by which the argument of a logarithm's derivative is larger where its series is used
+
+
+def _digamma(a: E) -> E:
+    """Return the derivative of the logarithm of the gamma function (Abramowitz and Stegun, 6.3.5, 6.3.7 and 6.3.18).
+
+    It is written such that it has derivatives of its own.
+    """
+    mirrored = a < 0.5
+    y = mirrored.where(1 - a, a)
+    w = y + _SHIFT
+    z = 1 / (w * w)
+    series = 1 / 12 - z * (1 / 120 - z * (1 / 252 - z * (1 / 240 - z * (1 / 132 - z * (691 / 32760 - z * (1 / 12))))))
+    before = functools.reduce(lambda total, k: total + 1 / (y + k), range(1, _SHIFT), 1 / y)
+    found = w.call("log") - 0.5 / w - z * series - before
+    t = mirrored.where(a, 0.25)
+    turned = math.pi * (t - t.call("rint"))
+    return mirrored.where(found - math.pi * (turned.call("cos") / turned.call("sin")), found)
+
+
 def _true(like: E) -> E:
     return Expression(like.construct, like.construct.constant(True))
 
@@ -308,6 +350,8 @@ RULES: dict[str, Rule] = {
     # Python keeps its first argument unless the second is better, also where one is not a number.
     "min": lambda a, b, r: (unless(b < a), when(b < a)),
     "max": lambda a, b, r: (unless(b > a), when(b > a)),
+    "fmin": _unless_missing("le"),
+    "fmax": _unless_missing("ge"),
     "minimum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("le", y)),
     "maximum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("ge", y)),
     "select": lambda c, a, b, r: (None, when(c), unless(c)),
@@ -333,6 +377,12 @@ RULES: dict[str, Rule] = {
     "log2": lambda a, r: (1 / math.log(2) / a,),
     "log10": lambda a, r: (1 / math.log(10) / a,),
     "log1p": lambda a, r: (1 / (1 + a),),
+    "logaddexp": _of_powers(math.e),
+    "logaddexp2": _of_powers(2),
+    "gamma": lambda a, r: (r * _digamma(a),),
+    "lgamma": lambda a, r: (_digamma(a),),
+    "ldexp": lambda a, n, r: (_number(1.0, r).call("ldexp", n), None),
+    "nextafter": lambda a, b, r: (ONE, None),
     "sqrt": lambda a, r: (0.5 / r,),
     "cbrt": lambda a, r: (1 / (3 * r * r),),
     "square": lambda a, r: (2 * a,),
@@ -357,11 +407,13 @@ _MATH = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "hypot", "copysign", "erf", "erfc", "degrees"),
     *("radians", "pow", "fmod", "floor", "ceil", "trunc", "exp2", "cbrt", "gamma", "lgamma"),
+    *("ldexp", "nextafter"),
 )
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "test": (
         *(math.isnan, math.isinf, math.isfinite, np.isnan, np.isinf, np.isfinite, np.less, np.less_equal),
-        *(np.greater, np.greater_equal, np.equal, np.not_equal),
+        *(np.greater, np.greater_equal, np.equal, np.not_equal, np.logical_and, np.logical_or, np.logical_xor),
+        *(np.logical_not, np.signbit),
     ),
     "integer": (
         *(math.gcd, np.gcd, np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert),
@@ -378,7 +430,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "atanh": (np.arctanh,),
     "radians": (np.deg2rad,),
     "degrees": (np.rad2deg,),
-    "pow": (np.power, pow),
+    "pow": (np.power, np.float_power, pow),
     "abs": (np.absolute, np.fabs, math.fabs, abs),
     "neg": (np.negative,),
     "pos": (np.positive,),
@@ -395,7 +447,8 @@ KEYS: dict[Any, str] = {
     **{getattr(math, name): name for name in _MATH if hasattr(math, name)},
     **_numpy("sin", "cos", "tan", "sinh", "cosh", "tanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
     **_numpy("sqrt", "cbrt", "square", "reciprocal", "hypot", "copysign", "floor", "ceil", "trunc", "rint", "sign"),
-    **_numpy("minimum", "maximum", "fmod", "degrees", "radians"),
+    **_numpy("minimum", "maximum", "fmin", "fmax", "fmod", "degrees", "radians", "logaddexp", "logaddexp2"),
+    **_numpy("nextafter", "spacing"),
     **{function: key for key, functions in _OTHERS.items() for function in functions},
 }
 """What a kernel may call: the function itself → the key of its rule.

@@ -106,6 +106,8 @@ ONE = {
     "arcsin": np.arcsin,
     "deg2rad": np.deg2rad,
     "round": round,
+    "gamma": math.gamma,
+    "lgamma": math.lgamma,
 }
 TWO = {
     "pow": math.pow,
@@ -124,6 +126,12 @@ TWO = {
     "power": np.power,
     "remainder": np.remainder,
     "floor_divide": np.floor_divide,
+    "fmin": np.fmin,
+    "fmax": np.fmax,
+    "logaddexp": np.logaddexp,
+    "logaddexp2": np.logaddexp2,
+    "float_power": np.float_power,
+    "nextafter": math.nextafter,
 }
 
 
@@ -150,13 +158,45 @@ def test_rule_of_one_argument(function):
     check(unary(function), 4, np.array([0.13, 0.37, 0.62, 0.94]), np.ones(4))
 
 
-@pytest.mark.parametrize("function", [abs, math.fabs, np.sign, math.sin, math.atan, np.cbrt, math.erf], ids=str)
+OF_NEGATIVES = [abs, math.fabs, np.sign, math.sin, math.atan, np.cbrt, math.erf, math.gamma, math.lgamma]
+
+
+@pytest.mark.parametrize("function", OF_NEGATIVES, ids=str)
 def test_rule_of_a_negative_argument(function):
     check(unary(function), 3, np.array([-0.13, -1.37, -2.62]), np.ones(3))
 
 
 def test_rule_of_acosh():
     check(unary(math.acosh), 3, np.array([1.1, 1.7, 3.0]), np.ones(3))
+
+
+@kernel
+def scaled(x, y):
+    i = tid()
+    y[i] = math.ldexp(x[i], i - 2) * x[i]
+
+
+def test_rule_of_ldexp():
+    check(scaled, 4, np.array([0.7, 0.0, -1.9, 2.3]), np.ones(4))
+
+
+def test_logarithms_of_sums_with_nothing_in_them():
+    """As where sums begin: the logarithm of zero has a share of nothing, or the whole of what is nothing itself."""
+    x, z = np.array([-np.inf, 0.5, -np.inf]), np.array([0.5, -np.inf, -np.inf])
+    for function in (np.logaddexp, np.logaddexp2):
+        adjoints = {"x": np.zeros(3), "z": np.zeros(3), "y": np.ones(3)}
+        run_adjoint(binary(function), (3,), [x, z, np.zeros(3)], adjoints)
+        assert (adjoints["x"].tolist(), adjoints["z"].tolist()) == ([0, 1, 1], [1, 0, 1])
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_of_a_number_and_none_the_number_has_the_derivative(missing):
+    given = [np.array([2.0]), np.array([3.0])]
+    given[missing][:] = np.nan
+    for function in (np.fmin, np.fmax):
+        adjoints = {"x": np.zeros(1), "z": np.zeros(1), "y": np.ones(1)}
+        run_adjoint(binary(function), (1,), [*given, np.zeros(1)], adjoints)
+        assert [adjoints["x"][0], adjoints["z"][0]] == [float(missing == 1), float(missing == 0)]
 
 
 @pytest.mark.parametrize("function", TWO.values(), ids=TWO)
@@ -190,6 +230,10 @@ IN_JAX = {
     "reciprocal": jnp.reciprocal,
     "erf": jax.scipy.special.erf,
     "erfc": jax.scipy.special.erfc,
+    "lgamma": jax.scipy.special.gammaln,
+    "gamma": jax.scipy.special.gamma,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
     "degrees": jnp.degrees,
     "radians": jnp.radians,
     "abs": jnp.abs,
