@@ -32,7 +32,15 @@ from numbridge.kernels.readers import Description, array_text, reader_of, unread
 if TYPE_CHECKING:
     from numbridge.kernels.kernel import Kernel, Parameter
 
-__all__ = ["bound_types", "by_position", "check_array", "check_count", "check_writable", "launch_device"]
+__all__ = [
+    "bound_types",
+    "by_position",
+    "check_array",
+    "check_count",
+    "check_readable",
+    "check_writable",
+    "launch_device",
+]
 
 # How many bits an integer has that is written out in messages, and the most of one that float64 takes
 _MOST_SHOWN, _LARGEST_EXPONENT = 128, 1023
@@ -153,8 +161,7 @@ def _check(kernel: Kernel, parameter: Parameter, argument: Any, found: Descripti
         raise NumbridgeTypeError(
             f"{where}: wanted a scalar {parameter.annotation.scalar.name}, got {argument!r}; pass a number"
         )
-    if found.kind == 0 or found.has(nb.UNSURE):
-        raise _located(where, unreadable(argument))
+    check_readable(where, argument, found)
     if not found.is_array:
         return _check_scalar(where, parameter.annotation, argument, found)
     if isinstance(parameter.annotation, ScalarAnnotation):
@@ -175,6 +182,18 @@ def _located(where: str, error: Exception) -> Exception:
 def _kind_text(argument: Any) -> str:
     kind = type(argument)
     return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+def check_readable(where: str, argument: Any, found: Description) -> None:
+    """Check that anybody can tell what an argument is; `where` begins the message.
+
+    Raises
+    ------
+    NumbridgeError
+        If it is nothing that a kernel takes, or its framework has no memory for it now; the message says why.
+    """
+    if found.kind == 0 or found.has(nb.UNSURE):
+        raise _located(where, unreadable(argument))
 
 
 def check_array(where: str, annotation: Any, argument: Any, found: Description) -> _Dtype:

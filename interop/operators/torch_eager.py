@@ -266,6 +266,7 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
     peek, dispatching = state._functorch.peek_interpreter_stack, state._len_torch_dispatch_stack
     overriding, tracing = state._len_torch_function_stack, state._is_tracing
     tracked, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
+    without_versions = torch.is_inference_mode_enabled
     plain, parameter, strided, numbers = torch.Tensor, torch.nn.Parameter, torch.strided, plan.numbers
     arrays = [k for k, name in enumerate(plan.inputs) if plan.kinds[name] == "array"]
     several, loads_outputs = len(plan.outputs) > 1, launches.loads_outputs
@@ -292,7 +293,8 @@ def _function(launches: Launches, general: Callable[..., list[Any]]) -> Callable
             if numbers:
                 kept = tuple([values[k] for k in arrays])
                 ctx.numbers = [(k, values[k]) for k in numbers]
-            if loads_outputs:
+            # What is made in inference mode counts no changes, and may not be saved.
+            if loads_outputs and not without_versions():
                 left = launches.left(values, made)
                 ctx.left = tuple(left)
                 # With versions of their own: who changes an output has it computed again, and is not refused.

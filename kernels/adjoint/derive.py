@@ -19,7 +19,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import NarrowAdjointError, adjoin
 from numbridge.kernels.adjoint.overlap import check_overlaps
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of, tangent_prefix
 from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation
-from numbridge.kernels.arguments import bound_types, check_array, check_writable
+from numbridge.kernels.arguments import bound_types, check_array, check_readable, check_writable
 from numbridge.kernels.cpu_backend.active_range import EVERYWHERE, ActiveRange
 from numbridge.kernels.cpu_backend.blocks.source import CREW, THREAD
 from numbridge.kernels.cpu_backend.range_source import Private
@@ -706,6 +706,7 @@ class _DerivativeVariants(Variants):
         adjoint = parameter.name.startswith(ADJOINT)
         primal = primals[primal_of(parameter.name)]
         where = f"{self.kernel.name}, argument {parameter.name!r}"
+        check_readable(where, argument, found)
         if isinstance(primal, ScalarType) and not adjoint:
             if primal.element is not None:
                 check_value(where, ElementAnnotation(primal.element), argument, found)

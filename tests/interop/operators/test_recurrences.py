@@ -163,3 +163,21 @@ def test_checkpoints_and_memory_on_the_host():
     with torch.autograd.graph.save_on_cpu():
         y = f(x)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], want)
+
+
+def test_batches_of_gradients_of_what_is_kept():
+    f = nb.torch_op(relaxed, outputs="y", launch_dims=of_columns)
+    x, by_y = leaf(), torch.tensor(np.stack([X[::-1], 2 * X]))
+    y = f(x)
+    (found,) = torch.autograd.grad(y, x, by_y, is_grads_batched=True, retain_graph=True)
+    for got, one in zip(found, by_y, strict=True):
+        torch.testing.assert_close(got, torch.autograd.grad(y, x, one, retain_graph=True)[0])
+
+
+def test_nothing_is_kept_that_counts_no_changes():
+    f = nb.torch_op(relaxed, outputs="y", launch_dims=of_columns)
+    x = leaf()
+    with torch.inference_mode(), torch.enable_grad():
+        saved, y = packed(lambda: f(x))
+    assert y.is_inference() and len(saved) == 1
+    torch.testing.assert_close(y.clone(), f(x).detach())
