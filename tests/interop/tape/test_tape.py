@@ -64,7 +64,7 @@ def undifferentiated(x, y):
 @nb.kernel
 def unsupported(x, y):
     i = nb.tid()
-    y[i] = math.gamma(x[i])
+    y[i] = np.spacing(x[i])
 
 
 def leaf(*values):
