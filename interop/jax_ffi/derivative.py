@@ -209,11 +209,11 @@ class _Planner:
         self.tangents: dict[str, int] = {}
         self.kernel: Kernel = call.kernel
         self.types = call.types
-        # Where results come from that the call has left, by the name of their parameter.
-        self.left = {self._name_of(k): call.operands + n for n, k in enumerate(self.form.left)}
-        place = call.operands + len(self.left)
         # What stands for a result of the call: after n tangents, its n-fold tangent.
         self.ends = {slot.index: name for name, slot in self.base.items() if slot.kind == nb.RESULT}
+        # Where results come from that the call has left, by the name of their parameter.
+        self.left = {self.ends[k]: call.operands + n for n, k in enumerate(self.form.left)}
+        place = call.operands + len(self.left)
         for direction in self.form.directions:
             self._differentiate({self._parameter(k): place + n for n, k in enumerate(direction)})
             place += len(direction)
@@ -221,9 +221,6 @@ class _Planner:
 
     def _carries(self, kind: ParameterType) -> bool:
         return isinstance(kind, ArrayType) and _has_gradient(kind) and self.base[kind.name].kind == nb.RESULT
-
-    def _name_of(self, result: int) -> str:
-        return next(name for name, slot in self.base.items() if slot.kind == nb.RESULT and slot.index == result)
 
     def _parameter(self, operand: int) -> str:
         return next(name for name, slot in self.base.items() if _operand_of(slot) == operand)

@@ -277,22 +277,10 @@ def _asinh(a: E, r: E) -> tuple[Any, ...]:
     return (1 / ((a * a + 1).call("sqrt") if r.is_double else a.call("hypot", 1)),)
 
 
-def _nan_first(a: E, other: E, first: Callable[[E, E], E]) -> tuple[Any, ...]:
-    """NumPy's minimum and maximum: the first argument where it wins, is equal, or is not a number."""
-    keeps = first(a, other)
-    missing = a.call("ne", a)
-    chosen = missing.where(_true(a), keeps)
+def _first_if(surely: E, keeps: E) -> tuple[Any, ...]:
+    """The first of two arguments, if that is sure or it wins or is equal; else the second."""
+    chosen = surely.where(_true(surely), keeps)
     return when(chosen), unless(chosen)
-
-
-def _unless_missing(key: str) -> Rule:
-    """NumPy's fmin and fmax: of a number and none, the number; the first of equal ones."""
-
-    def rule(a: E, b: E, r: E) -> tuple[Any, ...]:
-        chosen = b.call("ne", b).where(_true(a), a.call(key, b))
-        return when(chosen), unless(chosen)
-
-    return rule
 
 
 def _of_powers(base: float) -> Rule:
@@ -350,10 +338,11 @@ RULES: dict[str, Rule] = {
     # Python keeps its first argument unless the second is better, also where one is not a number.
     "min": lambda a, b, r: (unless(b < a), when(b < a)),
     "max": lambda a, b, r: (unless(b > a), when(b > a)),
-    "fmin": _unless_missing("le"),
-    "fmax": _unless_missing("ge"),
-    "minimum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("le", y)),
-    "maximum": lambda a, b, r: _nan_first(a, b, lambda x, y: x.call("ge", y)),
+    # Of a number and none, fmin and fmax keep the number, and minimum and maximum what is none.
+    "fmin": lambda a, b, r: _first_if(b.call("ne", b), a.call("le", b)),
+    "fmax": lambda a, b, r: _first_if(b.call("ne", b), a.call("ge", b)),
+    "minimum": lambda a, b, r: _first_if(a.call("ne", a), a.call("le", b)),
+    "maximum": lambda a, b, r: _first_if(a.call("ne", a), a.call("ge", b)),
     "select": lambda c, a, b, r: (None, when(c), unless(c)),
     "sin": lambda a, r: (a.call("cos"),),
     "cos": lambda a, r: (-a.call("sin"),),
