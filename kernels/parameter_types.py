@@ -113,7 +113,7 @@ def block_offsets(parameters: Sequence[ParameterType]) -> list[int]:
 
 
 def kernel_places(parameters: Sequence[ParameterType]) -> list[int]:
-    """Return where in the argument block each parameter of the CUDA kernel lies, as an offset in bytes.
+    """Return where in the argument block each parameter of the CUDA kernel lies that numba.cuda gives it, as an offset in bytes.
 
     numba.cuda flattens an array into meminfo, parent, item count, item size, data, shape and strides, 64 bits each, which
     is how the block holds it, and complex numbers and elements into their parts.

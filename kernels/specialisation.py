@@ -22,7 +22,6 @@ from numbridge.kernels.parameter_types import (
     ParameterType,
     ScalarType,
     block_offsets,
-    kernel_places,
     read_for_a_gradient,
 )
 from numbridge.kernels.readers import Description
@@ -98,7 +97,7 @@ def specialisation(
     spec = np.zeros(nb.SPEC_PARAMETERS // 8 + max(count, 1) * words, np.int64)
     offsets = block_offsets(variant.parameters)
     seen = guards(dependencies)
-    places = np.array(kernel_places(variant.parameters), np.int64)
+    places = np.array(variant.places, np.int64)
     far = extent_rows(reaches, variant.parameters, whole_numbers(variant.parameters, found))
     inner = [inner_dimensions(p, d) for p, d in zip(variant.parameters, found, strict=True)]
     head = {

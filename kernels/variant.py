@@ -137,6 +137,8 @@ class Variant:
         Whether the body has a loop.
     launch_function : int
         On CUDA, the address of the driver function that launches it; 0 on the CPU.
+    places : tuple of int
+        On CUDA, where in the argument block each of the kernel's parameters lies, of those that it reads.
     dims : int
         On CUDA, how many of the launch's dimensions follow its parameters.
     levels : int
@@ -164,6 +166,7 @@ class Variant:
     wide: tuple[str, ...]
     has_loop: bool
     launch_function: int = 0
+    places: tuple[int, ...] = ()
     dims: int = 0
     levels: int = 0
     together: int = 1
@@ -732,6 +735,7 @@ def _cuda_variant(
         tuple(compiled.facts["wide"]),
         code.has_loop,
         there.launch_function(compiled.facts["cooperative"]),
+        tuple(compiled.facts["places"]),
         code.dims,
         levels,
         code.together,

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from emulated_cuda import is_emulated, remember_ptx
+from emulated_cuda import is_emulated
+from fake_cuda import remember_ptx
 from numbridge.kernels import variant
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import KernelError

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fake_cuda import FakeDriver, Launched, cuda_array, fake_cuda
-from numbridge.kernels import variant
+from fake_cuda import PTX, FakeDriver, Launched, cuda_array, fake_cuda
 from numbridge.kernels.errors import DeviceError
 from numbridge.kernels.launch import launch
 from ptx_emulator.execution import Machine, machine
 
-_texts: dict[bytes, str] = {}
 _running: list[Emulation] = []
 _LAUNCH_FAILED = 719
 
@@ -27,18 +25,6 @@ _LAUNCH_FAILED = 719
 def is_emulated() -> bool:
     """Tell whether there are emulated devices now."""
     return bool(_running)
-
-
-def remember_ptx() -> None:
-    """Remember from now on which PTX each cubin was made of."""
-    compiled = variant._cuda_code
-
-    def remembering(*given: Any) -> Any:
-        code = compiled(*given)
-        _texts[code.compiled.objects[0]] = code.compiled.facts["ptx"]
-        return code
-
-    variant._cuda_code = remembering
 
 
 class Emulation:
@@ -76,12 +62,6 @@ class Emulation:
     def free(self, address: int) -> None:
         del self._memory[address]
 
-    def sizes(self, cubin: bytes, symbol: str) -> list[int]:
-        """Return the sizes in bytes of a kernel's parameters."""
-        found: list[int] = []
-        self._tried(lambda: found.extend(p.size for p in self._machine(cubin, symbol).kernel.parameters))
-        return found
-
     def does(self, what: str, *given: Any) -> int:
         """Launch, copy, fill or call; return a CUresult."""
         work: Any = {
@@ -106,7 +86,7 @@ class Emulation:
         ready.run(launched.grid, launched.block, launched.parameters, memory, self.printed.append, launched.shared)
 
     def _machine(self, cubin: bytes, symbol: str) -> Machine:
-        return machine(_texts[cubin], symbol)
+        return machine(PTX[cubin], symbol)
 
 
 @contextlib.contextmanager

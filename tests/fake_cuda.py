@@ -1,7 +1,7 @@
 """A CUDA driver that records what it is asked to do, and arrays that seem to lie in CUDA memory.
 
 It stands in for libcuda where there is no GPU: launches go through the real compiled entry and end in C callbacks here, which
-read the kernel's parameters as the driver would.
+read the kernel's parameters as the driver would: those that it has, which its PTX tells.
 """
 
 from __future__ import annotations
@@ -9,25 +9,57 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from numbridge.kernels import variant
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import scalar_of
 
 CONTEXTS = 0xC0000
+# The PTX that each cubin was made of
+PTX: dict[bytes, str] = {}
+_DECLARED = re.compile(r"\.param (?:\.align \d+ )?\.[bfsu](\d+) (?:\.ptr \.align \d+ )?[\w$]+_param_(\d+)")
 _Int, _Pointer, _Unsigned = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint
+
+
+def remember_ptx() -> None:
+    """Remember from now on which PTX each cubin was made of."""
+    compiled = variant._cuda_code
+
+    def remembering(*given: Any) -> Any:
+        code = compiled(*given)
+        PTX[code.compiled.objects[0]] = code.compiled.facts["ptx"]
+        return code
+
+    variant._cuda_code = remembering
+
+
+@functools.cache
+def parameters_of(ptx: str) -> list[tuple[int, int]]:
+    """Return a kernel's parameters: the number of each among those that numba.cuda gave it, and its size in bytes."""
+    start = ptx.index(".visible .entry")
+    head = ptx[start : ptx.index(")", start)]
+    found = [(int(number), int(bits) // 8) for bits, number in _DECLARED.findall(head)]
+    assert len(found) == head.count(".param ")
+    return found
 
 
 @dataclass
 class Launched:
-    """One recorded launch; `parameters` holds the first bytes at each parameter's place, copied during the call."""
+    """One recorded launch.
+
+    `parameters` holds the bytes at each parameter's place, copied during the call, and `numbers` which ones these are of those
+    that numba.cuda gave the kernel.
+    """
 
     kernel: int
     grid: tuple[int, int, int]
@@ -38,10 +70,20 @@ class Launched:
     cooperative: bool
     extra: int | None
     parameters: list[bytes]
+    numbers: list[int]
 
     def values(self, kinds: list[Any]) -> list[Any]:
-        """Return the parameters, given their C types."""
-        return [kind.from_buffer_copy(data).value for kind, data in zip(kinds, self.parameters, strict=True)]
+        """Return all that numba.cuda gave the kernel, given their C types; what it does not read is equal to anything."""
+        found = [mock.ANY] * len(kinds)
+        for number, data in zip(self.numbers, self.parameters, strict=True):
+            assert ctypes.sizeof(kinds[number]) == len(data), number
+            found[number] = kinds[number].from_buffer_copy(data).value
+        return found
+
+    @property
+    def first_address(self) -> int:
+        """Where the first of the kernel's arrays lies, which must be its first argument."""
+        return int.from_bytes(self.parameters[self.numbers.index(4)], "little")
 
 
 class FakeDriver:
@@ -98,8 +140,6 @@ class FakeDriver:
         self.shared: list[tuple[int, int, int]] = []
         self._threads = threading.local()
         self.fail: dict[str, int] = {}
-        # How many parameters the next kernel has: a real driver reads that in the cubin
-        self.parameters = 0
         self._next_address = 0x6000_0000
         # What launches, copies and memory come to, where they come to something (`emulated_cuda`)
         self.emulation: Any = None
@@ -313,9 +353,10 @@ class FakeDriver:
 
     def _note(self, kernel, grid, block, shared, stream, places, extra, *, cooperative) -> int:
         self.calls.append(("launch", stream or 0))
-        sizes = self.emulation.sizes(*self.loaded[kernel]) if self.emulation else [16] * self.parameters
-        found = [ctypes.string_at(places[k], size) for k, size in enumerate(sizes)]
-        noted = (kernel, tuple(grid), tuple(block), shared, stream or 0, self.stack[-1], cooperative, extra, found)
+        declared = parameters_of(PTX[self.loaded[kernel][0]])
+        found = [ctypes.string_at(places[k], size) for k, (_, size) in enumerate(declared)]
+        where = (tuple(grid), tuple(block), shared, stream or 0, self.stack[-1])
+        noted = (kernel, *where, cooperative, extra, found, [number for number, _ in declared])
         done = self._does(stream or 0, "launch", Launched(*noted))
         return self.fail.get("launch", 0) or done
 

@@ -94,7 +94,7 @@ def test_every_row_is_there_and_what_is_missed_is_marked(gpu_page: Any) -> None:
     ]
     assert ["adjoint of saxpy, 4194304 float32, on the device", "3.00 µs"] in found
     assert ["to_torch", "", "RuntimeError: no memory"] in found
-    assert "Of 2 limits, 1 are kept and 1 missed. 14 rows are not yet run. No row compares with Warp." in text
+    assert "Of 2 limits, 1 are kept and 1 missed. 15 rows are not yet run. No row compares with Warp." in text
     assert (
         "Measured on 2026-11-26 at commit `0123456789ab`, on one NVIDIA Thing, with Python 3.12.3; numba 0.68.0."
         in text

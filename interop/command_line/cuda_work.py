@@ -19,7 +19,7 @@ import numbridge as nb
 from numbridge.bridges.installed import absent, is_there
 from numbridge.command_line.adjoint_work import ADJOINTS, adjoint_on, title
 from numbridge.command_line.launch_work import warp_kernels
-from numbridge.command_line.sample_kernels import empty_of_five, empty_of_three, five_points, saxpy
+from numbridge.command_line.sample_kernels import add, empty_of_five, empty_of_three, five_points, saxpy
 from numbridge.command_line.timing import timed
 from numbridge.command_line.work import Contestants, Row, Work
 from numbridge.kernels.cuda_backend import cuda_driver
@@ -34,6 +34,10 @@ LAUNCHES = 300
 CALLS = 10
 _EMPTY = {3: empty_of_three, 5: empty_of_five}
 EMPTY_C = 'extern "C" __global__ void empty(float* a, float* b, float* c) {}'
+_ADD_C = """extern "C" __global__ void add(const float* x, const float* y, float* out, long long n) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] + y[i];
+}"""
 _STENCIL_C = """extern "C" __global__ void five_points(const float* a, float* out, long long n, long long m) {
     long long j = blockIdx.x * (long long)blockDim.x + threadIdx.x, i = blockIdx.y;
     if (i > 0 && j > 0 && i < n - 1 && j < m - 1)
@@ -97,9 +101,13 @@ def _on_device(run: Callable[[], object]) -> float:
 
 def cuda_works() -> list[CudaWork]:
     """Return everything that is measured on a CUDA device."""
-    host = (("3 cupy arrays", _cupy_launch, ("cupy",)), ("5 torch tensors", _torch_launch, ("cupy", "torch")))
+    host = (
+        ("3 cupy arrays, empty kernel", _cupy_launch, ("cupy",)),
+        ("sum of 2 cupy arrays of 256", _cupy_sum, ("cupy",)),
+        ("5 torch tensors, empty kernel", _torch_launch, ("cupy", "torch")),
+    )
     return [
-        *(CudaWork(f"CUDA: {what}, empty kernel, forall", prepare, needed) for what, prepare, needed in host),
+        *(CudaWork(f"CUDA: {what}, forall", prepare, needed) for what, prepare, needed in host),
         CudaWork("CUDA: from_torch", _from_torch, ("cupy", "torch")),
         CudaWork("CUDA: to_torch", _to_torch, ("cupy", "torch")),
         CudaWork("CUDA: saxpy, 256M float32", functools.partial(_saxpy, 256 << 20), on_device=True),
@@ -122,6 +130,16 @@ def _cupy_launch() -> Contestants:
         "numbridge": functools.partial(_EMPTY[3].forall(BLOCK), *arrays),
         "numba.cuda": functools.partial(_numba_empty(3), *arrays),
         "CuPy RawKernel": lambda: raw((1,), (BLOCK,), tuple(arrays)),
+    }
+
+
+def _cupy_sum() -> Contestants:
+    x, y, out = (cupy().ones(BLOCK, np.float32) for _ in range(3))
+    raw, count = cupy().RawKernel(_ADD_C, "add"), np.int64(BLOCK)
+    return {
+        "numbridge": functools.partial(add.forall(BLOCK), x, y, out),
+        "numba.cuda": functools.partial(_numba_sum(), x, y, out),
+        "CuPy RawKernel": lambda: raw((1,), (BLOCK,), (x, y, out, count)),
     }
 
 
@@ -155,6 +173,20 @@ def _numba_empty(count: int) -> Callable[..., object]:
         # One block is what an empty kernel needs.
         warnings.simplefilter("ignore")
         return cuda.jit({3: three, 5: five}[count])[1, BLOCK]  # type: ignore[no-any-return]
+
+
+def _numba_sum() -> Callable[..., object]:
+    from numba import cuda
+
+    def run(x: Any, y: Any, out: Any) -> None:
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = x[i] + y[i]
+
+    with warnings.catch_warnings():
+        # One block is what so small a kernel needs.
+        warnings.simplefilter("ignore")
+        return cuda.jit(run)[1, BLOCK]  # type: ignore[no-any-return]
 
 
 def _numba_saxpy(n: int) -> Callable[..., object]:

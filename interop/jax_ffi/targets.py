@@ -39,7 +39,7 @@ from numbridge.kernels.language.launch_sizes import Along, Number
 from numbridge.kernels.language.reaches import Reach
 from numbridge.kernels.machine import compile_functions
 from numbridge.kernels.object_cache import Compiled, add_symbol, compiled_or_stored, digest, load, machine_fingerprint
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, is_signed, kernel_places
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, is_signed
 from numbridge.kernels.variant import Variant, variants_of
 from numbridge.operators.element_dims import element_of, records_of, value_of
 from numbridge.storage.memory import native
@@ -212,7 +212,7 @@ def number_bits(parameters: Sequence[ParameterType], names: Collection[str]) -> 
 
 def _cuda_code(kernel: Kernel, variant: Variant) -> tuple[Any, Any]:
     """Return the native code of a variant for CUDA, and what it points to."""
-    places = np.array(kernel_places(variant.parameters), np.int64)
+    places = np.array(variant.places, np.int64)
     fields = {
         nb.CODE_LAUNCH: variant.launch_function,
         nb.CODE_HANDLE: variant.address,

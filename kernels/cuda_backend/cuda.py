@@ -43,13 +43,15 @@ from numbridge.kernels.element_types.record_fields import field
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import CUDA_MODULE
 from numbridge.kernels.object_cache import Compiled
-from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType
+from numbridge.kernels.parameter_types import ArrayType, ParameterType, ScalarType, kernel_places
 
 __all__ = ["compile_cubin", "compile_ptx", "is_cooperative", "link", "numba_type"]
 
 # What a cooperative launch is recognised by: the runtime function behind `cuda.cg.this_grid()`.
 _COOPERATIVE = "cudaCGGetIntrinsicHandle"
-_ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
+# The head of a kernel in PTX: its name, and its parameters
+_ENTRY = re.compile(r"\.visible \.entry ([\w$]+)\(([^)]*)\)")
+_PARAMETER = re.compile(r"([\w$]+)(?:\[\d+\])?\s*$")
 # nvJitLink's refusal of PTX that is newer than it
 _SHARED = re.compile(r"too much shared data \((0x[0-9a-f]+) bytes, (0x[0-9a-f]+) max\)")
 _VERSIONS = re.compile(r"Unsupported \.version ([\d.]+); current version is '([\d.]+)'")
@@ -249,12 +251,29 @@ def compile_ptx(
     check_components(_overloads(names), entry, origin)
     check_powers(_overloads(names), entry, origin)
     ptx, *others = codes
-    symbol = _ENTRY.search(ptx)
-    if symbol is None:
+    head = _ENTRY.search(ptx)
+    if head is None:
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
     # What stands in the steps stands in the whole body, too, as it was written.
     whole = {name: value for name, value in names.items() if name not in STEPS}
-    return ptx, symbol[1], _wide_lines(whole, text), objects_of(others)
+    return ptx, head[1], _wide_lines(whole, text), objects_of(others)
+
+
+def _without_unread(ptx: str, count: int) -> tuple[str, tuple[int, ...]]:
+    """Take away those of a kernel's first `count` parameters that it does not read; return which of these are left.
+
+    Of the seven that an array of one dimension comes as, most kernels read its data, and some its extent. The driver copies
+    each one at each launch.
+    """
+    head = _ENTRY.search(ptx)
+    assert head is not None
+    declared = head[2].split(",") if head[2].strip() else []
+    named = {*re.findall(r"[\w$]+", ptx[head.end() :])}
+    names = [found[1] for found in map(_PARAMETER.search, declared) if found is not None]
+    assert len(names) == len(declared) >= count, head[0]
+    left = tuple(k for k in range(count) if names[k] in named)
+    kept = ",".join(declared[k] for k in (*left, *range(count, len(declared))))
+    return f"{ptx[: head.start(2)]}{kept}{ptx[head.end(2) :]}", left
 
 
 def link(ptx: str, capability: tuple[int, int], kernel: str, linked: Sequence[Any] = ()) -> bytes:
@@ -336,8 +355,8 @@ def compile_cubin(
 ) -> Compiled:
     """Compile the generated source of a variant to a cubin; parameters and errors as in `compile_ptx` and `link`.
 
-    The cubin is the one object; its kernel stands in `names` as ``kernel``, the PTX and how many ids a thread takes at once,
-    `together`, among the facts.
+    The cubin is the one object; its kernel stands in `names` as ``kernel``; the PTX, how many ids a thread takes at once,
+    `together`, and which of `kernel_places` its parameters are, ``places``, among the facts.
     """
     ptx, symbol, wide, linked = compile_ptx(
         text,
@@ -351,7 +370,15 @@ def compile_cubin(
         fastmath=fastmath,
         fused=fused,
     )
-    facts = {"wide": wide, "ptx": ptx, "cooperative": is_cooperative(ptx), "together": together}
+    places = kernel_places(parameters)
+    ptx, left = _without_unread(ptx, len(places))
+    facts = {
+        "wide": wide,
+        "ptx": ptx,
+        "cooperative": is_cooperative(ptx),
+        "together": together,
+        "places": tuple(places[k] for k in left),
+    }
     return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
 
 

@@ -112,11 +112,19 @@ class Bench:
 
 
 def empty_kernels():
-    """Return the handles of two empty kernels of three arrays: ours, of seven parameters for each, and CuPy's, of pointers."""
+    """Return the handles of empty kernels of three arrays.
+
+    Ours, which has only its dimension, as a CUkernel, and as the CUfunction that this is in the current context; and CuPy's
+    CUfunction, which has three pointers.
+    """
     import cupy
+    from cuda.bindings import driver
 
     code = compile(empty_of_three)
-    return cuda_driver.devices().load(code[0], code[1], 0), cupy.RawKernel(EMPTY_C, "empty").kernel.ptr
+    kernel = cuda_driver.devices().load(code[0], code[1], 0)
+    failed, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
+    assert int(failed) == 0
+    return kernel, int(function), cupy.RawKernel(EMPTY_C, "empty").kernel.ptr
 
 
 def bare_launch(handle, *, in_one_piece=False):
@@ -172,12 +180,12 @@ def compile(kernel):
 
 def bare_microseconds():
     """Return the median times of bare launches, by what is launched; the first is what our launches contain."""
-    ours, pointers = empty_kernels()
+    ours, function, pointers = empty_kernels()
     launches = {
         "bare cuLaunchKernel": bare_launch(ours),
         "bare, parameters in one piece": bare_launch(ours, in_one_piece=True),
+        "bare, of its CUfunction": bare_launch(function),
         "bare, of RawKernel's": bare_launch(pointers),
-        "bare, of RawKernel's, in one piece": bare_launch(pointers, in_one_piece=True),
     }
     found = {name: [] for name in launches}
     for _ in range(ROUNDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import struct
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from numba import cuda
 
 import numbridge as nb
-from fake_cuda import CONTEXTS, ExchangeTable, cuda_array, fake_cuda, parameter_kinds, tensor_class
+from fake_cuda import CONTEXTS, ExchangeTable, cuda_array, fake_cuda, parameter_kinds, parameters_of, tensor_class
 from numbridge.kernels.block_dims import cuda_shapes
 from numbridge.kernels.cuda_backend import cuda as compiler
 from numbridge.kernels.cuda_backend.grid_source import GRID, block_shape, extents, grid_shape, grid_source
@@ -29,6 +30,7 @@ from numbridge.kernels.errors import (
 from numbridge.kernels.machine import machine
 from numbridge.kernels.native import dlpack_layout as dl
 from numbridge.kernels.scalars import tag_of
+from numbridge.kernels.variant import compile_for
 
 X, Y = 0x7000_0000, 0x8000_0000
 
@@ -83,7 +85,6 @@ def _array_values(address, shape, strides, itemsize):
 
 
 def test_parameters_of_a_simple_launch(driver):
-    driver.parameters = 16
     nb.launch(saxpy, 1000, [cuda_array((1000,), address=X), cuda_array((1000,), address=Y), 2.5])
     done = driver.launches[-1]
     expected = [*_array_values(X, (1000,), (4,), 4), *_array_values(Y, (1000,), (4,), 4), 2.5, 1000]
@@ -103,7 +104,6 @@ def test_parameters_of_a_simple_launch(driver):
 )
 def test_dimensions_follow_the_parameters(driver, kernel, shape):
     rank = len(shape)
-    driver.parameters = 5 + 3 * rank
     strides = tuple(100 * 10**k for k in range(rank))
     nb.launch(kernel, shape, [cuda_array(shape, np.float64, address=X, strides=strides)])
     values = driver.launches[-1].values(parameter_kinds([rank], [], rank))
@@ -118,7 +118,6 @@ def scalars(x, a, b, c, d, e, f, g):
 
 
 def test_scalars_of_every_kind_lie_as_numba_cuda_reads_them(driver):
-    driver.parameters = 7 + 9 + 1
     arguments = [np.int8(-3), np.uint16(65535), np.float64(1e300), 2**40, np.complex64(1 + 2j), 3 - 4j, True]
     nb.launch(scalars, 4, [cuda_array((4,), np.complex128), *arguments])
     kinds = [ctypes.c_int8, ctypes.c_uint16, ctypes.c_double, ctypes.c_int64, ctypes.c_float, ctypes.c_float]
@@ -127,22 +126,75 @@ def test_scalars_of_every_kind_lie_as_numba_cuda_reads_them(driver):
     assert values[7:16] == [-3, 65535, 1e300, 2**40, 1.0, 2.0, 3.0, -4.0, 1]
 
 
-def test_the_parameter_list_is_that_of_the_ptx():
-    arguments = [np.zeros(3), np.zeros((2, 2), np.complex64), np.int8(1), np.float32(1), 1 + 1j, True]
+@nb.kernel
+def reads_some(a, b, c, d, e, f):
+    i = nb.tid()
+    a[i] = b[i, 0].real + c + d + e.real
 
-    @nb.kernel
-    def many(a, b, c, d, e, f):
-        i = nb.tid()
-        a[i] = b[i, 0].real + c + d + e.real
 
-    ptx = many.ptx(*arguments, capability=(9, 0))
-    entry = ptx[ptx.index(".visible .entry") :]
-    found = [line.split()[1] for line in entry[: entry.index(")")].splitlines() if ".param" in line]
-    assert found == [".u64"] * 16 + [".u8", ".f32", ".f64", ".f64", ".u8", ".u64"]
+@nb.kernel
+def reads_all(x, a, b):
+    i = nb.tid()
+    y = x[::2] if a > b else x
+    y[i, i] = x.size + x.shape[0] + x.strides[1] + x.itemsize
+
+
+SOME = [np.zeros(3), np.zeros((2, 2), np.complex64), np.int8(1), np.float32(1), 1 + 1j, True]
+
+
+def sizes_in_cubin(cubin, symbol):
+    """Return the sizes in bytes of a kernel's parameters, in order.
+
+    Each has a KPARAM_INFO among the attributes in the section ``.nv.info.<kernel>``, as ``cuobjdump -elf`` lists them: index,
+    ordinal, offset, and the size from bit 18 of the last word on. The sections are ELF's (elf.h, 64 bits).
+    """
+    (sections,) = struct.unpack_from("<Q", cubin, 0x28)
+    count, of_names = struct.unpack_from("<HH", cubin, 0x3C)
+    headers = [struct.unpack_from("<II16xQQ", cubin, sections + 64 * k) for k in range(count)]
+    names = headers[of_names][2]
+    (at, size), found = (
+        next(where for name, _, *where in headers if cubin.startswith(f".nv.info.{symbol}\0".encode(), names + name)),
+        {},
+    )
+    end = at + size
+    while at < end:
+        form, attribute, length = struct.unpack_from("<BBH", cubin, at)
+        if (form, attribute) == (4, 0x17):
+            _, ordinal, _, flags = struct.unpack_from("<IHHI", cubin, at + 4)
+            found[ordinal] = flags >> 18
+        at += 4 + (length if form == 4 else 0)
+    return [found[ordinal] for ordinal in range(len(found))]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (10, 0)])
+def test_a_kernel_has_the_parameters_that_it_reads(capability):
+    """Of arrays those are their data and some extents and strides; numba.cuda gives it two pointers and two counts besides."""
+    code = compile_for(reads_some, SOME, capability).compiled
+    declared = parameters_of(code.facts["ptx"])
+    # The data of `a`, the data and the second extent of `b`, `c`, `d`, a half of `e`, and the dimension
+    assert declared == [(4, 8), (11, 8), (13, 8), (16, 1), (17, 4), (18, 8), (21, 8)]
+    assert sizes_in_cubin(code.objects[0], code.names["kernel"]) == [size for _, size in declared]
+    # An array takes five words, two for each dimension, and so many more that the next one begins at a multiple of 16 bytes.
+    assert [*code.facts["places"]] == [32, 64 + 32, 64 + 48, 144, 160, 176]
+    strided = compile_for(reads_all, [np.zeros((4, 6))[:, ::2], 1.0, 2.0], capability).compiled
+    numbers = [number for number, _ in parameters_of(strided.facts["ptx"])]
+    assert {2, 3, 4, 5, 7, 8, 9, 10} <= {*numbers}
+
+
+@nb.kernel
+def reads_nothing(x, a):
+    pass
+
+
+def test_a_kernel_that_reads_nothing(driver):
+    nb.launch(reads_nothing, 300, [cuda_array((300,)), 1.0])
+    reads_nothing[2, 64](cuda_array((300,)), 1.0)
+    masked, plain = driver.launches
+    assert masked.numbers == [8] and masked.values([*parameter_kinds([1], [ctypes.c_double], 1)])[-1] == 300
+    assert plain.numbers == [] and plain.grid == (2, 1, 1)
 
 
 def test_negative_strides_offsets_and_empty_arrays(driver):
-    driver.parameters = 8
     x = machine().new_record(None, X + 36, tag_of("float32"), dl.CUDA, 0, (10,), (-1,), 0)
     nb.launch(write1, 10, [x])
     assert driver.launches[-1].values(parameter_kinds([1], [], 1)) == [0, 0, 10, 4, X + 36, 10, -4, 10]
@@ -151,7 +203,6 @@ def test_negative_strides_offsets_and_empty_arrays(driver):
 
 
 def test_a_launch_of_more_than_2_to_the_31_threads(driver):
-    driver.parameters = 8
     count = (1 << 33) + 5
     nb.launch(write1, count, [cuda_array((count,))])
     done = driver.launches[-1]
@@ -172,7 +223,6 @@ def test_block_dim_and_max_blocks(driver):
 
 
 def test_the_form_of_numba_cuda(driver):
-    driver.parameters = 7
     write1[(4,), (128, 1, 1), 0x55, 2048](cuda_array((512,)))
     done = driver.launches[-1]
     assert (done.grid, done.block, done.shared, done.stream) == ((4, 1, 1), (128, 1, 1), 2048, 0x55)
@@ -185,9 +235,7 @@ def test_the_form_of_numba_cuda(driver):
 
 
 def test_both_forms_of_one_kernel_are_different_code(driver):
-    driver.parameters = 7
     write1[4, 128](cuda_array((512,)))
-    driver.parameters = 8
     nb.launch(write1, 512, [cuda_array((512,))])
     assert driver.launches[0].kernel != driver.launches[1].kernel
 
@@ -300,7 +348,6 @@ def test_streams_of_other_libraries(driver):
 def test_a_framework_is_asked_for_its_stream_once_per_launch(driver):
     table = ExchangeTable(0x4242)
     tensor = tensor_class(table)
-    driver.parameters = 15
     nb.launch(read_only, 10, [tensor(10), tensor(10, address=Y)])
     del table.asked[:]
     nb.launch(read_only, 10, [tensor(10), tensor(10, address=Y)])
@@ -632,7 +679,6 @@ def test_new_extents_have_the_grid_that_python_gives_them(launches):
     if kernel is write4 and isinstance(block, tuple):
         block = (*block[:2], 1)
     with fake_cuda() as driver:
-        driver.parameters = 5 + 3 * rank
         nb.launch(kernel, (3,) * rank, [cuda_array((3,) * rank, address=X)], block_dim=block)
         assert len(driver.launches) == 1
         for dims in extents:

@@ -14,10 +14,10 @@ def test_random_programs(first, run_python):
         import sys
 
         sys.path.insert(0, {str(TESTS)!r})
-        import emulated_cuda
+        import fake_cuda
         import stencil_programs
 
-        emulated_cuda.remember_ptx()
+        fake_cuda.remember_ptx()
         print(sum(stencil_programs.check(seed) for seed in range({first}, {first + 7})))
     """)
     # Most of them are for threads that take two columns.

@@ -287,7 +287,6 @@ def test_compiled_code_reads_cupy_s_arrays(driver, dtype):
 
 
 def test_cupy_s_arrays_go_straight_into_a_kernel(driver):
-    driver.parameters = 15
     x, y = cupy_array((10,)), cupy_array((10,), offset=1024)
     nb.launch(add, 10, [x, y])
     values = driver.launches[-1].values(parameter_kinds([1, 1], [], 1))

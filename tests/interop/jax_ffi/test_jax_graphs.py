@@ -22,7 +22,6 @@ from numbridge.jax_ffi.grouping import Group, grouped
 from numbridge.jax_ffi.replay import GraphCache
 from numbridge.kernels.cuda_backend import cuda_driver
 
-I64 = ctypes.c_int64
 MODE = nb.GraphMode.NUMBRIDGE
 a10 = jnp.arange(10, dtype=jnp.float32)
 
@@ -219,8 +218,6 @@ class Planned(Framed):
     def replay(self, driver):
         driver.calls.clear()
         driver.launches.clear()
-        # Arrays of one dimension: the largest number of parameters that all of these kernels have
-        driver.parameters = 7
         answer = self.run(targets.room().cuda_plans["numbridge_xla_plan_cuda"])
         assert (answer == 0) == (self.errors == [])
         return [call[0] for call in driver.calls]
@@ -250,7 +247,7 @@ MADE = [*CAPTURE, "instantiate", "destroy_graph", "graph"]
 
 def first_addresses(driver):
     """Return the address of the first array of each launch."""
-    return [launched.values([I64] * 7)[4] >> 20 for launched in driver.launches]
+    return [launched.first_address >> 20 for launched in driver.launches]
 
 
 def test_the_first_execution_captures_and_the_next_replays(driver, group):
@@ -284,7 +281,7 @@ def test_the_graph_that_was_not_used_longest_is_updated(driver, group):
     one, two, three = (Planned(group, cache, 3 * k + 1, 3 * k + 2, 3 * k + 3) for k in range(3))
     for made in (one, two, one):
         made.replay(driver)
-    oldest = next(e for e, work in driver.executables.items() if work[0][1].values([I64] * 7)[4] == 4 << 20)
+    oldest = next(e for e, work in driver.executables.items() if work[0][1].first_address == 4 << 20)
     assert three.replay(driver)[1:-1] == [*CAPTURE, "update", "destroy_graph", "graph"]
     assert ("update", oldest) in driver.calls and first_addresses(driver) == [7, 8, 9, 8]
     assert one.replay(driver) == ["push", "graph", "pop"] and first_addresses(driver) == [1, 2, 3, 2]
@@ -427,7 +424,6 @@ def test_threads_share_graphs(driver, group):
         for k in range(30):
             at = 3 * ((first + k) % 5) + 1
             made = Planned(group, cache, at, at + 1, at + 2)
-            driver.parameters = 7
             made.run(targets.room().cuda_plans["numbridge_xla_plan_cuda"])
             failures.extend(made.errors)
 

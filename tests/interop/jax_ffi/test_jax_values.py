@@ -232,7 +232,6 @@ def driver():
 def launched_with(driver, made, kinds):
     call, levels = made.call, int(made.words[wl.WORD_LEVELS // 8])
     targets.enter_cuda(call.kernel, call.types, call.weak, by_reference(call.types, call.slots), levels)
-    driver.parameters = len(kinds)
     handler = targets.room().cuda_handler
     assert made.run(handler) == 0 and made.errors == []
     return driver.launches[-1].values(kinds)
@@ -244,11 +243,13 @@ def test_values_on_cuda(driver):
     t = Elsewhere(9 << 20, (3,), np.dtype(np.float32))
     array, real = [ctypes.c_int64] * 7, ctypes.c_float
     numbers = Number(nb.mat33, M_VALUE), Number(float, 2.5)
-    found = launched_with(driver, Made(moved, [x, *numbers, t], [out]), [*array, *[real] * 10, *array, *array])
+    found = launched_with(
+        driver, Made(moved, [x, *numbers, t], [out]), [*array, *[real] * 10, *array, *array, ctypes.c_int64]
+    )
     assert found[7:16] == np.asarray(M).reshape(-1).tolist() and found[16] == 2.5
     assert found[17:24] == [0, 0, 1, 12, 9 << 20, 1, 12]
     numbers = [Number(nb.mat33, M_VALUE), Number(float, 2.5), Number(nb.vec3, T_VALUE)]
-    found = launched_with(driver, Made(moved, [x, *numbers], [out]), [*array, *[real] * 13, *array])
+    found = launched_with(driver, Made(moved, [x, *numbers], [out]), [*array, *[real] * 13, *array, ctypes.c_int64])
     assert found[17:20] == np.asarray(T).tolist()
     batch = Made(moved, [x, *numbers[:2], t], [out], WORD_LEVELS=1)
     batch.frame.args.args = batch._buffers(

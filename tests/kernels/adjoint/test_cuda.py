@@ -78,7 +78,6 @@ def arrays(*shapes):
 
 def test_an_adjoint_is_launched_with_its_adjoints_behind_the_arguments(driver):
     x, y, by_x, by_y, by_a = arrays((100,), (100,), (100,), (100,), ())
-    driver.parameters = 5 * 7 - 2 + 1 + 1
     launch(saxpy, 100, [x, y, 2.5], adj_inputs=[by_x, by_y, by_a], adjoint=True)
     (done,) = driver.launches
     kinds = [*parameter_kinds([1, 1], [ctypes.c_float], 0), *parameter_kinds([1, 1, 0], [], 1)]
@@ -114,7 +113,6 @@ def told(driver):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_adjoints_of_16_bits_are_added_up_in_float32(driver, dtype):
-    driver.parameters = 15
     curved.adjoint(["x", "y"]).forall(100)(*halves(dtype, *[(100,)] * 4))
     assert [what for what, _ in told(driver)] == ["allocate", "launch"] * 2 + ["launch"] * 3 + ["free"] * 2
     assert {stream for _, stream in told(driver)} == {0}
@@ -134,14 +132,12 @@ def test_adjoints_of_16_bits_are_added_up_in_float32(driver, dtype):
 
 
 def test_adjoints_of_16_bits_may_be_strided(driver):
-    driver.parameters = 15
     x, y, other = halves(np.float16, *[(100,)] * 3)
     strided = cuda_array((100,), np.float16, address=0x7A00_0000, strides=(3,))
     curved.adjoint(["x", "y"]).forall(100)(x, y, strided, other)
     values = driver.launches[0].values(parameter_kinds([1, 1], [], 1))
     assert values[4] == 0x7A00_0000 and values[6] == 6 and values[13] == 4
     rows = cuda_array((4, 5), np.float16, address=0x7A00_0000, strides=(9, 1))
-    driver.parameters = 20
     *arrays, other = halves(np.float16, *[(4, 5)] * 3)
     flat_rows.adjoint(["x", "y"]).forall((4, 5))(*arrays, rows, other)
     values = driver.launches[-5].values(parameter_kinds([2, 2], [], 2))
