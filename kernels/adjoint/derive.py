@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from numbridge.kernels.errors import (
     BufferAccessError,
     KernelError,
     KernelUnsupportedError,
+    NumbridgeError,
     NumbridgeTypeError,
     NumbridgeValueError,
 )
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived", "with_gradients"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "lasting_outputs", "with_gradients"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -797,6 +798,21 @@ def derived(
         base.derivatives[key] = found
     made: Derivative = found
     return made
+
+
+def lasting_outputs(
+    kernel: Kernel, outputs: Collection[str], parameters: tuple[ParameterType, ...], weak: str
+) -> frozenset[str]:
+    """Return those outputs of a kernel that its adjoint, by all arrays, could take as the launch has left them.
+
+    They spare it storing to them again: it reads what the kernel reads back and nothing overwrites, as in a recurrence,
+    ``h[t] = f(h[t - 1])``. Of a kernel without an adjoint these are none; who asks for gradients will be told.
+    """
+    wanted = tuple(p.name for p in parameters if isinstance(p, ArrayType) and p.scalar.is_inexact)
+    try:
+        return derived(kernel, "adjoint", wanted).plan(parameters, weak).lasting.intersection(outputs)
+    except NumbridgeError:
+        return frozenset()
 
 
 def with_gradients(kernel: Kernel) -> Derivative:
