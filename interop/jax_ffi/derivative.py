@@ -29,7 +29,7 @@ from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
 from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.language.indexing import indexing_of, may_load
+from numbridge.kernels.language.indexing import indexing_of, loaded_names
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar, scalar_of
 
@@ -158,7 +158,7 @@ def results_to_keep(call: Call) -> tuple[int, ...]:
     results = {
         kind.name: slot.index for kind, slot in zip(call.types, call.slots, strict=True) if slot.kind == nb.RESULT
     }
-    if not may_load(call.kernel.source, results):
+    if loaded_names(call.kernel.source).isdisjoint(results):
         return ()
     _seal(call)
     return tuple(sorted(results[name] for name in lasting_outputs(call.kernel, results, call.types, call.weak)))

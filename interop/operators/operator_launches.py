@@ -15,7 +15,7 @@ import numpy as np
 
 from numbridge.kernels.adjoint.derive import lasting_outputs
 from numbridge.kernels.errors import KernelUnsupportedError
-from numbridge.kernels.language.indexing import indexing_of, may_load
+from numbridge.kernels.language.indexing import indexing_of, loaded_names
 from numbridge.kernels.launch import geometry_of, launcher
 from numbridge.kernels.readers import describe
 from numbridge.kernels.variant import variants_of
@@ -54,7 +54,7 @@ class Launches:
         self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
-        self.loads_outputs = may_load(plan.kernel.source, plan.outputs)
+        self.loads_outputs = not loaded_names(plan.kernel.source).isdisjoint(plan.outputs)
         self._launchers: dict[Any, Any] = {}
         self._adjoints: dict[Any, Adjoint] = {}
         self._left: dict[Any, frozenset[str]] = {}
