@@ -21,7 +21,8 @@ import numpy as np
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.blocks.crews import load_crews
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
-from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.row_source import Widths
 from numbridge.kernels.cpu_backend.totals import (
     PRIVATE,
     Total,
@@ -421,27 +422,20 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     # What takes more than its parameters, and what runs in lanes, has no other body.
     is_plain = not together and not totals and emitted.private is None
 
-    def source(more: str = "", lanes: Mapping[str, Sequence[Lane]] | None = None) -> str:
+    def source(more: str, lanes: Widths) -> str:
         loop = range_source(
-            emitted.entry,
+            emitted,
             [p.name for p in parameters],
             rank,
-            emitted.hidden,
-            may_raise=emitted.may_raise or emitted.grows,
-            is_typed=emitted.generated,
-            sums=emitted.sums,
-            private=emitted.private,
             ahead=ahead,
             totals=totals,
             lanes=lanes,
             additions=greater(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
-            active=emitted.active,
             interior=emitted.interior if is_plain else None,
-            order=emitted.order,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
-    text = source()
+    text = source("", {})
     fastmath = bool(kernel.options.get("fastmath"))
     how = "alone" if not together else "always together" if simd else "together"
     generator = generator_fingerprint() if together and not emitted.generated else ""
@@ -477,7 +471,7 @@ def _loaded(
     weak: str,
     key: str,
     text: str,
-    more: Callable[[], dict[str, Any]] = dict,
+    more: Callable[[], dict[str, Any]],
 ) -> Variant:
     """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
     symbol, source_file = f"numbridge_{key}", keep_text(f"{emitted.entry}_{key}.py", text)
@@ -530,16 +524,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     added: dict[str, int | str] = {}
 
     def source(functions: str = "", whole: Sequence[str] | None = None) -> str:
-        around = block_source(
-            emitted.entry,
-            names,
-            rank,
-            emitted.hidden,
-            is_dynamic="_nb_dynamic(" in emitted.text,
-            in_grid="_nb_block_grid_sync(" in emitted.text,
-            whole=whole,
-            added={} if whole is None else added,
-        )
+        around = block_source(emitted, names, rank, whole=whole, added={} if whole is None else added)
         body = emitted if whole is None else replace(emitted, text=functions.rstrip())
         return _generated_source(kernel, parameters, body, around, "the CPU, in blocks")
 
