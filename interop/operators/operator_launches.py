@@ -15,8 +15,9 @@ import numpy as np
 
 from numbridge.kernels.adjoint.derive import lasting_outputs
 from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.geometry import geometry_of
 from numbridge.kernels.language.indexing import indexing_of, loaded_names
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.launch import launcher
 from numbridge.kernels.readers import describe
 from numbridge.kernels.variant import variants_of
 from numbridge.operators.element_dims import lie_densely

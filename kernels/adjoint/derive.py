@@ -33,12 +33,13 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.geometry import Geometry, geometry_of
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.emission import Emitted, describe_namespace, emit
 from numbridge.kernels.language.rewriting import Target, rewrite
 from numbridge.kernels.language.source import Program as SourceProgram
-from numbridge.kernels.launch import Geometry, geometry_of, launcher, remembered
+from numbridge.kernels.launch import launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
