@@ -69,8 +69,7 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def adjoint_fuzz(session: nox.Session) -> None:
     """Check the adjoints of 10,000 random kernels against differences; another number may follow ``--``."""
-    tests = ("tests/kernels/adjoint", "-k", "random_programs")
-    run_random_tests(session, "NUMBRIDGE_ADJOINT_PROGRAMS", 10_000, *tests)
+    run_random_tests(session, "NUMBRIDGE_ADJOINT_PROGRAMS", 10_000, "tests/kernels/adjoint", "-k", "random_programs")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
@@ -102,8 +101,9 @@ def tape_fuzz(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def conversion_fuzz(session: nox.Session) -> None:
     """Hand arrays from framework to framework in 20,000 random programs; another number may follow ``--``."""
-    tests = "tests/interop/bridges/test_random_conversions.py"
-    run_random_tests(session, "NUMBRIDGE_CONVERSION_PROGRAMS", 20_000, tests)
+    run_random_tests(
+        session, "NUMBRIDGE_CONVERSION_PROGRAMS", 20_000, "tests/interop/bridges/test_random_conversions.py"
+    )
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

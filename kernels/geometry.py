@@ -67,7 +67,7 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {dim!r}")
     if min(dims) < 0:
         raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} has a negative extent")
-    _count(kernel, dims)
+    _check_count(kernel, dims)
     rank = kernel.source.index_rank
     if rank not in (0, len(dims)):
         raise NumbridgeValueError(
@@ -77,12 +77,10 @@ def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
     return dims
 
 
-def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
-    """Return the number of threads, and raise if it is more than compiled code can count."""
-    total = math.prod(dims)
-    if max(total, *dims) > _MAX_COUNT:
+def _check_count(kernel: Kernel, dims: tuple[int, ...]) -> None:
+    """Refuse more threads than compiled code can count."""
+    if max(math.prod(dims), *dims) > _MAX_COUNT:
         raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
-    return total
 
 
 def geometry_of(
@@ -124,7 +122,7 @@ def bracketed(kernel: Kernel, blocks: Any, threads: Any, handle: int, shared: An
         )
     grid, block = _axes(kernel, blocks), _axes(kernel, threads)
     extents = tuple(g * b for g, b in zip(grid, block, strict=True))
-    _count(kernel, extents)
+    _check_count(kernel, extents)
     check_hardware(kernel, grid, block)
     rank = kernel.source.index_rank
     if rank > _AXES:

@@ -408,12 +408,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
-    is_swapped = emitted.order != tuple(range(rank))
-    ahead = (
-        []
-        if emitted.generated or is_swapped or not large
-        else [name for name in large if name in indexing_of(kernel).loaded]
-    )
+    is_in_order = not emitted.generated and emitted.order == tuple(range(rank))
+    ahead = [name for name in large if is_in_order and name in indexing_of(kernel).loaded]
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -492,27 +488,22 @@ def _loaded(
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)
-    address = load(compiled)[symbol]
-    wide = tuple(compiled.facts.get("wide", ()))
-    at_once = int(compiled.facts.get("together", 1))
-    private = emitted.private
-    in_loops = bool(compiled.facts.get("in_loops"))
+    facts, private = compiled.facts, emitted.private
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
-    facts = source_file, from_cache, wide, emitted.has_loop
-    strides = bool(emitted.active.strides)
-    is_even = adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters)
-    adds = adds or bool(compiled.facts.get("adds"))
     return Variant(
         parameters,
         weak,
         CPU,
-        address,
-        *facts,
-        together=at_once,
-        adds=adds,
-        is_even=is_even,
-        strides=strides,
-        in_loops=in_loops,
+        load(compiled)[symbol],
+        source_file,
+        from_cache,
+        tuple(facts.get("wide", ())),
+        emitted.has_loop,
+        together=int(facts.get("together", 1)),
+        adds=adds or bool(facts.get("adds")),
+        is_even=adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters),
+        strides=bool(emitted.active.strides),
+        in_loops=bool(facts.get("in_loops")),
     )
 
 

@@ -270,14 +270,7 @@ class Derivative(Kernel):
     @property
     def options_of_its_own(self) -> dict[str, Any]:
         """What it was made with beside the kernel, the mode and the parameters; for one that differs in little."""
-        return {
-            "kept": self.kept,
-            "unused": self.unused,
-            "fresh": self.fresh,
-            "apart": self.apart,
-            "restores": self.restores,
-            "left": self.left,
-        }
+        return {name: getattr(self, name) for name in ("kept", "unused", "fresh", "apart", "restores", "left")}
 
     def program(
         self,
@@ -363,14 +356,8 @@ class Derivative(Kernel):
         if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
-        how = {
-            "apart": self.apart,
-            "kept": self.kept,
-            "fresh": self.fresh,
-            "restores": self.restores,
-            "left": self.left,
-            **limits,
-        }
+        how = {**self.options_of_its_own, **limits}
+        del how["unused"]  # `reverse` finds out what is
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}

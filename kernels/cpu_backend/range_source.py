@@ -143,11 +143,8 @@ def range_source(
     ]
     if emitted.generated and not (emitted.may_raise or emitted.grows):
         return before + "\n".join([*lines, *loop, "    return 0", ""])
-    lines[:1] = ["@_nb_device", f"def {WORK}(_nb_block, _nb_geometry, _nb_first, _nb_last):"]
-    head, call = (
-        f"def {RUN}(_nb_block, _nb_geometry, _nb_first, _nb_last):",
-        "_nb_block, _nb_geometry, _nb_first, _nb_last",
-    )
+    head, call = lines[0], "_nb_block, _nb_geometry, _nb_first, _nb_last"
+    lines[:1] = ["@_nb_device", f"def {WORK}({call}):"]
     guarded = [head, f"    return _nb_ended({WORK}, {call})"]
     # Numba compiles no call of more than 30 arguments within `try`, so that stands around a function of few.
     caught = [head, "    try:", f"        {WORK}({call})", "    except Exception:", "        return 1", "    return 0"]

@@ -58,23 +58,9 @@ class Threads:
 
 
 class Row:
-    """Writes the loops over parts of a row.
+    """Writes the loops over parts of a row for a body, which takes `names` after its hidden parameters; see `range_source`.
 
-    Parameters
-    ----------
-    entry : str
-        The name of the body.
-    names : sequence of str
-        What it takes after the hidden parameters.
-    threads : Threads
-        Who runs.
-    ahead : sequence of str
-        As for `range_source`.
-
-    Attributes
-    ----------
-    strides : list of Stride
-        The loops that have been taken out of the body whose trips go along a row, within a block.
+    Its `strides` are the loops that have been taken out of the body whose trips go along a row, within a block.
     """
 
     def __init__(self, entry: str, names: Sequence[str], threads: Threads, ahead: Sequence[str]) -> None:
