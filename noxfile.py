@@ -23,6 +23,12 @@ def run_in_environment(session: nox.Session, program: str, *arguments: str) -> N
     session.run(str(programs / program), *arguments, external=True)
 
 
+def run_random_tests(session: nox.Session, variable: str, count: int, *arguments: str) -> None:
+    """Run tests that read from an environment variable how many random programs to try: as many as follow ``--``, or `count`."""
+    session.env[variable] = session.posargs[0] if session.posargs else str(count)
+    run_in_environment(session, "pytest", *arguments)
+
+
 @nox.session(default=False)
 def environment(session: nox.Session) -> None:
     """Install numbridge as it is here, with every framework and peer, at the versions that are tested."""
@@ -63,54 +69,50 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def adjoint_fuzz(session: nox.Session) -> None:
     """Check the adjoints of 10,000 random kernels against differences; another number may follow ``--``."""
-    count = session.posargs[0] if session.posargs else "10000"
-    session.env["NUMBRIDGE_ADJOINT_PROGRAMS"] = count
-    run_in_environment(session, "pytest", "tests/kernels/adjoint", "-k", "random_programs")
+    run_random_tests(session, "NUMBRIDGE_ADJOINT_PROGRAMS", 10_000, "tests/kernels/adjoint", "-k", "random_programs")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def compiled_adjoint_fuzz(session: nox.Session) -> None:
     """Compile the adjoints of 1,000 random kernels, and compare; ``-- 500,1000`` takes 500 from the 1000th on."""
-    session.env["NUMBRIDGE_COMPILED_ADJOINTS"] = session.posargs[0] if session.posargs else "1000"
-    run_in_environment(session, "pytest", "tests/kernels/adjoint/test_compiled_programs.py")
+    run_random_tests(session, "NUMBRIDGE_COMPILED_ADJOINTS", 1000, "tests/kernels/adjoint/test_compiled_programs.py")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def block_gradient_fuzz(session: nox.Session) -> None:
     """Check the derivatives of 500 random kernels of blocks against differences and for races; or of as many as follow."""
-    session.env["NUMBRIDGE_BLOCK_GRADIENTS"] = session.posargs[0] if session.posargs else "500"
-    run_in_environment(session, "pytest", "tests/kernels/adjoint/test_block_gradients.py", "-k", "random_programs")
+    tests = ("tests/kernels/adjoint/test_block_gradients.py", "-k", "random_programs")
+    run_random_tests(session, "NUMBRIDGE_BLOCK_GRADIENTS", 500, *tests)
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def function_gradient_fuzz(session: nox.Session) -> None:
     """Check the gradients within kernels of 1,000 random functions; another number may follow ``--``."""
-    session.env["NUMBRIDGE_FUNCTION_GRADIENTS"] = session.posargs[0] if session.posargs else "1000"
-    run_in_environment(session, "pytest", "tests/kernels/adjoint/test_function_gradients.py", "-k", "random_functions")
+    tests = ("tests/kernels/adjoint/test_function_gradients.py", "-k", "random_functions")
+    run_random_tests(session, "NUMBRIDGE_FUNCTION_GRADIENTS", 1000, *tests)
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def tape_fuzz(session: nox.Session) -> None:
     """Check the gradients of 10,000 random programs on a tape against differences; another number may follow ``--``."""
-    session.env["NUMBRIDGE_TAPE_PROGRAMS"] = session.posargs[0] if session.posargs else "10000"
-    run_in_environment(session, "pytest", "tests/interop/tape/test_random_tapes.py")
+    run_random_tests(session, "NUMBRIDGE_TAPE_PROGRAMS", 10_000, "tests/interop/tape/test_random_tapes.py")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def conversion_fuzz(session: nox.Session) -> None:
     """Hand arrays from framework to framework in 20,000 random programs; another number may follow ``--``."""
-    session.env["NUMBRIDGE_CONVERSION_PROGRAMS"] = session.posargs[0] if session.posargs else "20000"
-    run_in_environment(session, "pytest", "tests/interop/bridges/test_random_conversions.py")
+    run_random_tests(
+        session, "NUMBRIDGE_CONVERSION_PROGRAMS", 20_000, "tests/interop/bridges/test_random_conversions.py"
+    )
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
 def jax_fuzz(session: nox.Session) -> None:
     """Check 2,000 random programs of JAX that call kernels against twins, on four devices; another number may follow ``--``."""
-    session.env["NUMBRIDGE_JAX_PROGRAMS"] = session.posargs[0] if session.posargs else "2000"
     # Most of the time is XLA's, for its compiler.
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     session.env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {quick}"
-    run_in_environment(session, "pytest", "tests/interop/jax_ffi/test_random_jax.py")
+    run_random_tests(session, "NUMBRIDGE_JAX_PROGRAMS", 2000, "tests/interop/jax_ffi/test_random_jax.py")
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)

@@ -31,8 +31,8 @@ from numbridge.kernels.parameter_types import ArrayType, ParameterType, block_of
 from numbridge.kernels.readers import Description
 
 if TYPE_CHECKING:
+    from numbridge.kernels.geometry import Geometry
     from numbridge.kernels.kernel import Kernel
-    from numbridge.kernels.launch import Geometry
     from numbridge.kernels.variant import Variant
 
 __all__ = ["Launched", "atoms_of", "check_extents", "extent_rows", "refused", "whole_numbers"]

@@ -268,9 +268,9 @@ class Kernel(Sourced):
 
     def explain(self, *arguments: Any) -> Any:
         """Return what the kernel becomes for these arguments: types, float64 arithmetic that remains, generated source."""
-        from numbridge.kernels import launch
+        from numbridge.kernels.explanation import explain
 
-        return launch.explain(self, arguments)
+        return explain(self, arguments)
 
 
 class Boxed(Kernel):

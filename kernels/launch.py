@@ -1,4 +1,4 @@
-"""Launching: dimensions become a native plan, and a plan becomes a function that takes a kernel's arguments.
+"""Launching: a geometry becomes a native plan, and a plan becomes a function that takes a kernel's arguments.
 
 `forall` returns a built-in function: calling it runs no Python until something new has to be compiled or explained. That is
 the slow road, `_Road.slow`: it specialises the kernel for the arguments (or raises) and launches again.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from numbridge.kernels import watching
 from numbridge.kernels.arguments import by_position, check_count
-from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of, check_hardware, cuda_block_of, cuda_shapes
+from numbridge.kernels.block_dims import BlockDim, block_axes, block_dim_of
 from numbridge.kernels.cpu_backend.blocks.crews import ended_in_block
 from numbridge.kernels.cpu_backend.bounds import out_of_range
 from numbridge.kernels.cpu_backend.raised import raised_at, raised_by, says
@@ -27,6 +25,7 @@ from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import Device, get_device
 from numbridge.kernels.errors import KernelError, NumbridgeError, NumbridgeTypeError, NumbridgeValueError
 from numbridge.kernels.extent_checks import check_extents
+from numbridge.kernels.geometry import Geometry, bracketed, dimensions, geometry_of, most_blocks
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.kernel_syntax import may_raise
 from numbridge.kernels.language.source import Program
@@ -36,70 +35,23 @@ from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.spread_table import SpreadTable
 from numbridge.kernels.taken_over import are_understood, taking_over
-from numbridge.kernels.variant import MASKED, Place, Variant, variants_of
+from numbridge.kernels.variant import Variant, variants_of
 
-__all__ = [
-    "Explanation",
-    "Geometry",
-    "Launch",
-    "configure",
-    "explain",
-    "forall",
-    "geometry_of",
-    "launch",
-    "launcher",
-]
+__all__ = ["Launch", "configure", "forall", "launch", "launcher"]
 
 _MAX_ATTEMPTS = 16
 _MAX_EXTENTS = 256
-_MAX_COUNT = int(np.iinfo(np.int64).max)
 _MAX_LAUNCHERS, _MAX_BLOCKS = 256, 64
 # The block that is meant where none is said; and what stands for a block where a kernel remembers what was said in brackets.
 # There may also stand a device's name, of launches in the usual block that name it, or a tuple of all that was asked for.
 _BLOCK = 256
 _BRACKETS = object()
-# A literal in generated source, with the type that it takes.
-_LITERAL = re.compile(r"_nb_(?:float|complex)\d+\((\d[\w.+-]*)\)")
 # What stands for any extents, by how many there are
 _ANY = tuple(object() for _ in range(nb.MAX_DIMS + 1))
 _LISTS = frozenset({list, tuple})
-_AXES = 3
 # What a launch asks of `geometry_of` that says nothing of how and where it runs: block_dim, max_blocks, stream, device.
 _UNASKED = (_BLOCK, 0, None, None)
 _missed = object()
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What is launched.
-
-    Attributes
-    ----------
-    dims : tuple of int
-        How many threads along each index.
-    block, grid : tuple of int
-        Block and grid dimensions per axis, as `cuda.blockDim` and `cuda.gridDim` show them to the kernel on the CPU.
-    cuda_block, cuda_grid : tuple of int
-        The hardware's, on CUDA.
-    place : Place
-        How and where it runs.
-    stream : int or None
-        The handle of the CUDA stream that was asked for.
-    is_followed : bool
-        Whether a framework's autograd follows the launch, so that it loses no gradient.
-    is_shaped : bool
-        Whether the hardware's block would be the same for any other dims.
-    """
-
-    dims: tuple[int, ...]
-    block: tuple[int, ...]
-    grid: tuple[int, ...]
-    cuda_block: tuple[int, ...]
-    cuda_grid: tuple[int, ...]
-    place: Place = MASKED
-    stream: int | None = None
-    is_followed: bool = False
-    is_shaped: bool = False
 
 
 class _Road:
@@ -285,36 +237,6 @@ def _plan(table: Any, spreads: SpreadTable, kernel: Kernel, geometry: Geometry, 
     return np.array(words, np.int64)
 
 
-def dimensions(kernel: Kernel, dim: Any) -> tuple[int, ...]:
-    """Return a launch's dimensions as a tuple, checked against the kernel's thread indices."""
-    try:
-        dims = (operator.index(dim),) if not isinstance(dim, tuple | list) else tuple(operator.index(d) for d in dim)
-    except TypeError:
-        raise NumbridgeTypeError(
-            f"dim of kernel {kernel.name!r}: wanted an int or a tuple of up to {nb.MAX_DIMS} ints, got {dim!r}"
-        ) from None
-    if not 1 <= len(dims) <= nb.MAX_DIMS:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: wanted 1 to {nb.MAX_DIMS} dimensions, got {dim!r}")
-    if min(dims) < 0:
-        raise NumbridgeValueError(f"dim of kernel {kernel.name!r}: {dim!r} has a negative extent")
-    _count(kernel, dims)
-    rank = kernel.source.index_rank
-    if rank not in (0, len(dims)):
-        raise NumbridgeValueError(
-            f"dim of kernel {kernel.name!r}: {dim!r} has {len(dims)} dimension(s), and the kernel asks for {rank} thread "
-            f"index(es); pass a tuple of {rank}"
-        )
-    return dims
-
-
-def _count(kernel: Kernel, dims: tuple[int, ...]) -> int:
-    """Return the number of threads, and raise if it is more than compiled code can count."""
-    total = math.prod(dims)
-    if max(total, *dims) > _MAX_COUNT:
-        raise NumbridgeValueError(f"kernel {kernel.name!r}: {dims} are more threads than 64 bits can count")
-    return total
-
-
 def launcher(kernel: Kernel, geometry: Geometry) -> Any:
     """Return the built-in function that launches `kernel` over `geometry` with the arguments that it is given."""
     known = variants_of(kernel).launchers
@@ -361,37 +283,6 @@ def forall(
     return launcher(kernel, geometry_of(kernel, dim, block_dim, max_blocks, stream, device))
 
 
-def geometry_of(
-    kernel: Kernel,
-    dim: Any,
-    block_dim: BlockDim = 256,
-    max_blocks: int = 0,
-    stream: int | None = None,
-    device: Device | None = None,
-) -> Geometry:
-    """Return what a launch comes to; parameters as for `forall`."""
-    dims = dimensions(kernel, dim)
-    max_blocks = _most_blocks(kernel, max_blocks)
-    chosen = block_dim_of(kernel, block_dim, len(dims))
-    block = block_axes(chosen)
-    grid = tuple(-(-extent // size) for extent, size in zip((*dims, 1, 1, 1)[:_AXES], block, strict=True))
-    cuda_grid, cuda_block = cuda_shapes(kernel, dims, chosen, max_blocks)
-    is_shaped = cuda_block_of(kernel, chosen, len(dims)) is not None
-    place = Place(device=device)
-    return Geometry(dims, block, grid, cuda_block, cuda_grid, place, stream, is_shaped=is_shaped)
-
-
-def _most_blocks(kernel: Kernel, max_blocks: Any) -> int:
-    """Return `max_blocks` as an int."""
-    try:
-        most = operator.index(max_blocks)
-    except TypeError:
-        raise NumbridgeTypeError(f"max_blocks of kernel {kernel.name!r}: wanted an int, got {max_blocks!r}") from None
-    if most < 0:
-        raise NumbridgeValueError(f"max_blocks of kernel {kernel.name!r}: wanted 0 or more, got {max_blocks}")
-    return most
-
-
 def remembered(
     kernel: Kernel,
     dim: Any,
@@ -407,7 +298,7 @@ def remembered(
     extents = dim if _is_plain(dim) else dimensions(kernel, dim)
     block = block_dim if _is_plain(block_dim) else block_dim_of(kernel, block_dim)
     if max_blocks or stream is not None or (device is not None and block != _BLOCK):
-        where: Any = (block, _most_blocks(kernel, max_blocks), stream, device)
+        where: Any = (block, most_blocks(kernel, max_blocks), stream, device)
     else:
         where = block if device is None else device.name
     known = _recalled(kernel, where, extents)
@@ -477,56 +368,18 @@ def configure(kernel: Kernel, configuration: Any) -> Any:
     plain = all(map(_is_plain, configuration))
     asked = configuration if plain else (blocks, threads, handle, 0 if shared is None else shared)
     if not all(map(_is_plain, asked)):
-        return launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
+        return launcher(kernel, bracketed(kernel, blocks, threads, handle, shared))
     known = _recalled(kernel, _BRACKETS, asked)
     if known is None:
-        known = launcher(kernel, _bracketed(kernel, blocks, threads, handle, shared))
+        known = launcher(kernel, bracketed(kernel, blocks, threads, handle, shared))
         _keep(kernel, _BRACKETS, [asked], known)
     return known
-
-
-def _bracketed(kernel: Kernel, blocks: Any, threads: Any, handle: int, shared: Any) -> Geometry:
-    """Return what a launch of blocks and threads comes to, on the stream of a handle, if that is not 0."""
-    if shared is not None and not (isinstance(shared, int | np.integer) and shared >= 0):
-        raise NumbridgeTypeError(
-            f"kernel {kernel.name!r}: shared memory is a number of bytes, 0 or more, got {shared!r}"
-        )
-    grid, block = _axes(kernel, blocks), _axes(kernel, threads)
-    extents = tuple(g * b for g, b in zip(grid, block, strict=True))
-    _count(kernel, extents)
-    check_hardware(kernel, grid, block)
-    rank = kernel.source.index_rank
-    if rank > _AXES:
-        raise NumbridgeValueError(
-            f"kernel {kernel.name!r} asks for {rank} thread indices, and [blocks, threads] has {_AXES} axes; launch it with "
-            "nb.launch or forall"
-        )
-    if any(extent != 1 for extent in extents[max(rank, 1) :]):
-        raise NumbridgeValueError(
-            f"kernel {kernel.name!r} asks for {rank} thread index(es), and [{blocks!r}, {threads!r}] has threads along more axes"
-        )
-    place = Place("plain", None, int(shared or 0))
-    return Geometry(extents[: max(rank, 1)], block, grid, block, grid, place, handle or None)
 
 
 def _stream_handle(kernel: Kernel, stream: Any) -> int:
     if not cuda_driver.driver_count():
         raise cuda_driver.cuda_unavailable(f"launch of kernel {kernel.name!r} on a stream")
     return cuda_driver.handle_of(stream)
-
-
-def _axes(kernel: Kernel, item: Any) -> tuple[int, ...]:
-    values = item if isinstance(item, tuple | list) else (item,)
-    if not 1 <= len(values) <= _AXES or not all(map(_is_number, values)):
-        raise NumbridgeTypeError(
-            f"kernel {kernel.name!r}: blocks and threads are ints of 0 or more, or tuples of up to {_AXES} of them, got {item!r}"
-        )
-    return tuple(int(v) for v in (*values, 1, 1)[:_AXES])
-
-
-def _is_number(value: Any) -> bool:
-    """Tell whether a value counts blocks or threads along an axis."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 @front("numbridge_front_launch")
@@ -777,49 +630,3 @@ class Launch:
         if self._adjoints is not None:
             run, arguments = _adjoint(self.kernel, self.dim, how, (arguments, (), self._adjoints, ()))
         run(*arguments)
-
-
-@dataclass(frozen=True, repr=False)
-class Explanation:
-    """What a kernel becomes for some arguments; `repr` and `str` of it are a report.
-
-    Attributes
-    ----------
-    kernel : str
-        Its name.
-    variant : Variant
-        The native code that the arguments run.
-    float64_lines : tuple of str
-        Source lines with float64 arithmetic in a kernel whose floating type is float32.
-    source : str
-        The generated source.
-    """
-
-    kernel: str
-    variant: Variant
-    float64_lines: tuple[str, ...]
-    source: str
-
-    def __repr__(self) -> str:
-        """Return a readable report."""
-        kind = "from the cache on disk" if self.variant.from_cache else "compiled now"
-        where = "the CPU" if self.variant.device.is_cpu else str(self.variant.device)
-        lines = [
-            f"kernel {self.kernel!r} on {where}, {kind}",
-            f"floating type of literals and Python floats: {self.variant.weak_float}",
-            "parameters:",
-            *(f"    {p.name}: {p}" for p in self.variant.parameters),
-        ]
-        if self.float64_lines:
-            lines += ["float64 arithmetic remains in:", *(f"    {line}" for line in self.float64_lines)]
-        return "\n".join([*lines, f"generated source ({self.variant.source_file}):", self.source])
-
-
-def explain(kernel: Kernel, arguments: Sequence[Any]) -> Explanation:
-    """Return which variant these arguments run, its types, its generated source, and where float64 arithmetic remains."""
-    kernel, arguments = kernel.flattened(arguments)
-    variant = variants_of(kernel).specialise(arguments)
-    # Literals as they are written.
-    wide = tuple(_LITERAL.sub(r"\1", line) for line in variant.wide) if variant.weak_float == "float32" else ()
-    with open(variant.source_file, encoding="utf-8") as file:
-        return Explanation(kernel.name, variant, wide, file.read())

@@ -21,7 +21,8 @@ import numpy as np
 from numbridge.kernels.arguments import bound_types, check_count, launch_device
 from numbridge.kernels.cpu_backend.blocks.crews import load_crews
 from numbridge.kernels.cpu_backend.blocks.source import ASKED, BlockSource, block_source
-from numbridge.kernels.cpu_backend.range_source import Lane, LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.range_source import LaneSource, Private, range_source
+from numbridge.kernels.cpu_backend.row_source import Widths
 from numbridge.kernels.cpu_backend.totals import (
     PRIVATE,
     Total,
@@ -410,12 +411,8 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
         return _block_variant(kernel, emitted, parameters, weak)
     rank, simd = kernel.source.index_rank, kernel.options.get("simd")
     large = [p.name for p in parameters if isinstance(p, ArrayType) and p.ndim == rank and p.has_large_elements]
-    is_swapped = emitted.order != tuple(range(rank))
-    ahead = (
-        []
-        if emitted.generated or is_swapped or not large
-        else [name for name in large if name in indexing_of(kernel).loaded]
-    )
+    is_in_order = not emitted.generated and emitted.order == tuple(range(rank))
+    ahead = [name for name in large if is_in_order and name in indexing_of(kernel).loaded]
     emitted, totals = _added_up(emitted, parameters, rank)
 
     added = () if emitted.private is None else emitted.private.added
@@ -424,27 +421,20 @@ def _cpu_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[ParameterTy
     # What takes more than its parameters, and what runs in lanes, has no other body.
     is_plain = not together and not totals and emitted.private is None
 
-    def source(more: str = "", lanes: Mapping[str, Sequence[Lane]] | None = None) -> str:
+    def source(more: str, lanes: Widths) -> str:
         loop = range_source(
-            emitted.entry,
+            emitted,
             [p.name for p in parameters],
             rank,
-            emitted.hidden,
-            may_raise=emitted.may_raise or emitted.grows,
-            is_typed=emitted.generated,
-            sums=emitted.sums,
-            private=emitted.private,
             ahead=ahead,
             totals=totals,
             lanes=lanes,
             additions=greater(_ADDITIONS_WITH_LOOP if emitted.has_loop else 1, additions),
-            active=emitted.active,
             interior=emitted.interior if is_plain else None,
-            order=emitted.order,
         )
         return _generated_source(kernel, parameters, emitted, f"{more}{loop}", "the CPU")
 
-    text = source()
+    text = source("", {})
     fastmath = bool(kernel.options.get("fastmath"))
     how = "alone" if not together else "always together" if simd else "together"
     generator = generator_fingerprint() if together and not emitted.generated else ""
@@ -480,7 +470,7 @@ def _loaded(
     weak: str,
     key: str,
     text: str,
-    more: Callable[[], dict[str, Any]] = dict,
+    more: Callable[[], dict[str, Any]],
 ) -> Variant:
     """Return the variant of a text, from disk or from Numba, to which `more` tells what else it must know."""
     symbol, source_file = f"numbridge_{key}", keep_text(f"{emitted.entry}_{key}.py", text)
@@ -501,27 +491,22 @@ def _loaded(
         )
 
     compiled, from_cache = compiled_or_stored(key, compile)
-    address = load(compiled)[symbol]
-    wide = tuple(compiled.facts.get("wide", ()))
-    at_once = int(compiled.facts.get("together", 1))
-    private = emitted.private
-    in_loops = bool(compiled.facts.get("in_loops"))
+    facts, private = compiled.facts, emitted.private
     adds = private is not None and (private.meanwhile or (bool(private.added) and private.distance is None))
-    facts = source_file, from_cache, wide, emitted.has_loop
-    strides = bool(emitted.active.strides)
-    is_even = adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters)
-    adds = adds or bool(compiled.facts.get("adds"))
     return Variant(
         parameters,
         weak,
         CPU,
-        address,
-        *facts,
-        together=at_once,
-        adds=adds,
-        is_even=is_even,
-        strides=strides,
-        in_loops=in_loops,
+        load(compiled)[symbol],
+        source_file,
+        from_cache,
+        tuple(facts.get("wide", ())),
+        emitted.has_loop,
+        together=int(facts.get("together", 1)),
+        adds=adds or bool(facts.get("adds")),
+        is_even=adds and emitted.has_loop and has_even_trips(emitted.text, emitted.entry, parameters),
+        strides=bool(emitted.active.strides),
+        in_loops=bool(facts.get("in_loops")),
     )
 
 
@@ -533,16 +518,7 @@ def _block_variant(kernel: Kernel, emitted: Emitted, parameters: tuple[Parameter
     added: dict[str, int | str] = {}
 
     def source(functions: str = "", whole: Sequence[str] | None = None) -> str:
-        around = block_source(
-            emitted.entry,
-            names,
-            rank,
-            emitted.hidden,
-            is_dynamic="_nb_dynamic(" in emitted.text,
-            in_grid="_nb_block_grid_sync(" in emitted.text,
-            whole=whole,
-            added={} if whole is None else added,
-        )
+        around = block_source(emitted, names, rank, whole=whole, added={} if whole is None else added)
         body = emitted if whole is None else replace(emitted, text=functions.rstrip())
         return _generated_source(kernel, parameters, body, around, "the CPU, in blocks")
 

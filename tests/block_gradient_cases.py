@@ -12,7 +12,8 @@ import numpy as np
 from numba import cuda
 
 import numbridge as nb
-from numbridge.kernels.launch import Geometry, geometry_of, launcher
+from numbridge.kernels.geometry import Geometry, geometry_of
+from numbridge.kernels.launch import launcher
 from numbridge.kernels.variant import Place
 
 ALL = 0xFFFFFFFF

@@ -20,7 +20,8 @@ import numpy as np
 import block_gradient_programs
 import numbridge as nb
 from block_gradient_programs import SIZE
-from numbridge.kernels.launch import Geometry, geometry_of, launcher
+from numbridge.kernels.geometry import Geometry, geometry_of
+from numbridge.kernels.launch import launcher
 from numbridge.kernels.variant import variants_of
 
 SHAPES = ((SIZE,), (8, 5), (2, 20), (20, 2), (2, 4, 5))

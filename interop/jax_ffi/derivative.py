@@ -24,12 +24,12 @@ from numbridge.jax_ffi import words_layout as nb
 from numbridge.jax_ffi.identity import check_current
 from numbridge.jax_ffi.plan import Call, Slot, buffer_scalar, by_reference
 from numbridge.jax_ffi.signature import Dims, is_symbolic
-from numbridge.kernels.adjoint.derive import Derivative, derived
+from numbridge.kernels.adjoint.derive import Derivative, derived, lasting_outputs
 from numbridge.kernels.adjoint.narrow_adjoints import adjoint_scalar
 from numbridge.kernels.adjoint.prefixes import ADJOINT, primal_of
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeError
+from numbridge.kernels.errors import KernelUnsupportedError
 from numbridge.kernels.kernel import Kernel
-from numbridge.kernels.language.indexing import indexing_of, may_load
+from numbridge.kernels.language.indexing import indexing_of, loaded_names
 from numbridge.kernels.parameter_types import ArrayType, ParameterType
 from numbridge.kernels.scalars import Scalar, scalar_of
 
@@ -158,16 +158,10 @@ def results_to_keep(call: Call) -> tuple[int, ...]:
     results = {
         kind.name: slot.index for kind, slot in zip(call.types, call.slots, strict=True) if slot.kind == nb.RESULT
     }
-    if not may_load(call.kernel.source, results):
+    if loaded_names(call.kernel.source).isdisjoint(results):
         return ()
     _seal(call)
-    wanted = tuple(kind.name for kind in call.types if isinstance(kind, ArrayType) and _has_gradient(kind))
-    try:
-        plan = derived(call.kernel, "adjoint", wanted).plan(call.types, call.weak)
-    except NumbridgeError:
-        # Who asks for a gradient will be told.
-        return ()
-    return tuple(sorted(results[name] for name in plan.lasting & results.keys()))
+    return tuple(sorted(results[name] for name in lasting_outputs(call.kernel, results, call.types, call.weak)))
 
 
 @functools.lru_cache(maxsize=_CALLS)

@@ -23,11 +23,11 @@ from numbridge.kernels.annotations import ArrayAnnotation, ElementAnnotation, Sc
 from numbridge.kernels.block_dims import BlockDim, block_dim_of
 from numbridge.kernels.element_types.elements import Element, ElementType
 from numbridge.kernels.errors import ConversionError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.geometry import dimensions
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.dynamic_memory import check_dynamic_memory
 from numbridge.kernels.language.indexing import indexing_of
 from numbridge.kernels.language.reaches import reaches_of
-from numbridge.kernels.launch import dimensions
 from numbridge.kernels.parameter_types import ArrayType, ParameterType, is_signed
 from numbridge.kernels.scalars import Scalar
 from numbridge.operators.element_dims import component_of, element_of, inner_dims, inner_extents, outer_shape

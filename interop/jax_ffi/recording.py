@@ -29,9 +29,9 @@ from numbridge.kernels.block_dims import BlockDim
 from numbridge.kernels.devices import CPU, Device, get_device
 from numbridge.kernels.element_types.elements import Element, ElementType, dtype_of
 from numbridge.kernels.errors import BufferAccessError, NumbridgeTypeError, NumbridgeValueError
+from numbridge.kernels.geometry import Geometry
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.language.indexing import indexing_of
-from numbridge.kernels.launch import Geometry
 from numbridge.kernels.parameter_types import ParameterType
 from numbridge.kernels.scalars import scalar_of
 from numbridge.kernels.taken_over import understand_extents

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeError
-from numbridge.kernels.language.indexing import indexing_of, may_load
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.adjoint.derive import lasting_outputs
+from numbridge.kernels.errors import KernelUnsupportedError
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.language.indexing import indexing_of, loaded_names
+from numbridge.kernels.launch import launcher
 from numbridge.kernels.readers import describe
 from numbridge.kernels.variant import variants_of
 from numbridge.operators.element_dims import lie_densely
@@ -53,10 +55,10 @@ class Launches:
         self._may_truncate = plan.may_truncate()
         # Whether each element of each output is stored, and none is loaded, so that nobody would see zeros
         self._is_covered = False
-        self.loads_outputs = may_load(plan.kernel.source, plan.outputs)
+        self.loads_outputs = not loaded_names(plan.kernel.source).isdisjoint(plan.outputs)
         self._launchers: dict[Any, Any] = {}
         self._adjoints: dict[Any, Adjoint] = {}
-        self._left: dict[Any, tuple[str, ...]] = {}
+        self._left: dict[Any, frozenset[str]] = {}
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
         """Return new tensors of zeros for an operator's inputs."""
@@ -143,29 +145,16 @@ class Launches:
         return _kept(self._launchers, dims, launcher(self.kernel, geometry))
 
     def left(self, values: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
-        """Return those of the outputs that spare the adjoint storing to them again, if it is given them as they are now.
-
-        Such is what the kernel reads back and nothing overwrites, as in a recurrence, ``h[t] = f(h[t - 1])``.
-        """
+        """Return those of the outputs that spare the adjoint storing to them again, if it is given them as they are now."""
         if not self.loads_outputs:
             return {}
         key = tuple([(tensor.dtype, tensor.ndim) for tensor in (*values, *outputs) if hasattr(tensor, "dtype")])
         names = self._left.get(key)
         if names is None:
-            names = _kept(self._left, key, self._lasting(self.arguments(values, outputs)))
+            arguments = self.arguments(values, outputs)
+            types = variants_of(self.kernel).types(arguments, [*map(describe, arguments)])
+            names = _kept(self._left, key, lasting_outputs(self.kernel, self.plan.outputs, *types))
         return {name: output for name, output in zip(self.plan.outputs, outputs, strict=True) if name in names}
-
-    def _lasting(self, arguments: Sequence[Any]) -> tuple[str, ...]:
-        """Return the outputs that the kernel leaves as its adjoint reads them, for such arguments."""
-        plan, found = self.plan, [describe(argument) for argument in arguments]
-        pairs = zip(self.kernel.parameters, arguments, strict=True)
-        wanted = [p.name for p, a in pairs if plan.kinds[p.name] == "array" and self.has_gradient(a)]
-        try:
-            planned = self.kernel.adjoint(wanted).plan(*variants_of(self.kernel).types(arguments, found))
-        except NumbridgeError:
-            # Who asks for gradients will be told.
-            return ()
-        return tuple(name for name in plan.outputs if name in planned.lasting)
 
     def adjoint(
         self, values: Sequence[Any], grads: Sequence[Any], wanted: Sequence[str], left: Mapping[str, Any] | None = None

@@ -7,6 +7,7 @@ bodies run again, trip by trip, while they are reversed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -356,16 +357,17 @@ class Needs:
     def lasting(self) -> frozenset[str]:
         """Return the parameters of the `snapshot` that may as well be as the kernel leaves them.
 
-        What each load finds of them that the adjoint repeats is there to the end. This is to be asked last: needs are those of an
-        adjoint that is given them so from then on.
+        What each load finds of them that the adjoint repeats is there to the end.
         """
-        self.left |= {array.parameter for array in self.snapshot}
+        other = copy.copy(self)  # what an adjoint needs that is given them so
+        other._settled = self._settled.copied()
+        other.left |= {array.parameter for array in self.snapshot}
         while True:
-            self._work_out_all()
-            overtaken = {op.array.parameter for op in self._overtaken()}
+            other._work_out_all()
+            overtaken = {op.array.parameter for op in other._overtaken()}
             if not overtaken:
-                return self.left
-            self.left -= overtaken
+                return other.left - self.left
+            other.left -= overtaken
 
     def _overtaken(self) -> list[Load]:
         """Return loads of arrays that are as the kernel leaves them, which may find there what was stored after them."""

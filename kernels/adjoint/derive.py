@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,17 @@ from numbridge.kernels.errors import (
     BufferAccessError,
     KernelError,
     KernelUnsupportedError,
+    NumbridgeError,
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.geometry import Geometry, geometry_of
 from numbridge.kernels.kernel import Kernel, Parameter
 from numbridge.kernels.language.dependencies import Dependency
 from numbridge.kernels.language.emission import Emitted, describe_namespace, emit
 from numbridge.kernels.language.rewriting import Target, rewrite
 from numbridge.kernels.language.source import Program as SourceProgram
-from numbridge.kernels.launch import Geometry, geometry_of, launcher, remembered
+from numbridge.kernels.launch import launcher, remembered
 from numbridge.kernels.native import table_layout as nb
 from numbridge.kernels.object_cache import (
     Compiled,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from numbridge.kernels.adjoint.ir import Program
     from numbridge.kernels.adjoint.reverse import Reversed
 
-__all__ = ["Derivative", "Plan", "check_floats", "derived", "with_gradients"]
+__all__ = ["Derivative", "Plan", "check_floats", "derived", "lasting_outputs", "with_gradients"]
 
 _HALF, _SINGLE = 2, 4  # bytes
 _LONG = 60
@@ -268,14 +270,7 @@ class Derivative(Kernel):
     @property
     def options_of_its_own(self) -> dict[str, Any]:
         """What it was made with beside the kernel, the mode and the parameters; for one that differs in little."""
-        return {
-            "kept": self.kept,
-            "unused": self.unused,
-            "fresh": self.fresh,
-            "apart": self.apart,
-            "restores": self.restores,
-            "left": self.left,
-        }
+        return {name: getattr(self, name) for name in ("kept", "unused", "fresh", "apart", "restores", "left")}
 
     def program(
         self,
@@ -361,14 +356,8 @@ class Derivative(Kernel):
         if self.fresh and rewritten.active.strides:
             text = f"the {self.name}: threads do not all store their own element of the adjoint of {self.fresh[0]!r}"
             raise KernelUnsupportedError(f"{text}, but run a loop over the grid; pass zeros to add to, and no `fresh`")
-        how = {
-            "apart": self.apart,
-            "kept": self.kept,
-            "fresh": self.fresh,
-            "restores": self.restores,
-            "left": self.left,
-            **limits,
-        }
+        how = {**self.options_of_its_own, **limits}
+        del how["unused"]  # `reverse` finds out what is
         made = reverse(program, self.wanted, f"{program.name}_adjoint", **how)
         self._check_unused(made.reads | made.writes | made.snapshot)
         adjoints = {f"{ADJOINT}{name}" for name in (*made.arrays, *made.scalars)}
@@ -797,6 +786,21 @@ def derived(
         base.derivatives[key] = found
     made: Derivative = found
     return made
+
+
+def lasting_outputs(
+    kernel: Kernel, outputs: Collection[str], parameters: tuple[ParameterType, ...], weak: str
+) -> frozenset[str]:
+    """Return those outputs of a kernel that its adjoint, by all arrays, could take as the launch has left them.
+
+    They spare it storing to them again: it reads what the kernel reads back and nothing overwrites, as in a recurrence,
+    ``h[t] = f(h[t - 1])``. Of a kernel without an adjoint these are none; who asks for gradients will be told.
+    """
+    wanted = tuple(p.name for p in parameters if isinstance(p, ArrayType) and p.scalar.is_inexact)
+    try:
+        return derived(kernel, "adjoint", wanted).plan(parameters, weak).lasting.intersection(outputs)
+    except NumbridgeError:
+        return frozenset()
 
 
 def with_gradients(kernel: Kernel) -> Derivative:

@@ -203,7 +203,6 @@ class _Reverse(LoopReversal):
         changed = {a.parameter for a in self._stored | self._added if a.kind == "parameter"}
         replayed = {op.array for op in self.needs.replayed if isinstance(op, Store)}
         ops = list(walk(self.program.body))
-        left = self.needs.left
         reads = frozenset(a.parameter for a in self.needs.read)
         snapshot = frozenset(a.parameter for a in self.needs.snapshot)
         writes = frozenset(a.parameter for a in replayed if a.kind == "parameter")
@@ -223,7 +222,7 @@ class _Reverse(LoopReversal):
             stacks=len(self._stacks),
             may_raise=any(isinstance(op, Raise) for op in ops),
             has_loop=any(isinstance(op, Loop) for op in ops),
-            lasting=self.needs.lasting() - left if snapshot else frozenset(),
+            lasting=self.needs.lasting() if snapshot else frozenset(),
         )
 
     def _only_stored(self, ops: Sequence[Op]) -> set[str]:

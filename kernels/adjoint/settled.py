@@ -13,6 +13,7 @@ how many trips lie between them.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter
@@ -132,6 +133,12 @@ class Settled:
             if array not in others and array.kind != "shared" and pairs <= _MOST_PAIRS:
                 self._known.add(array)
                 self._loops[array] = {loop for store in stores for loop in survey.loops(store)}
+
+    def copied(self) -> Settled:
+        """Return the same, to be narrowed by itself."""
+        made = copy.copy(self)
+        made._loops = {array: {*loops} for array, loops in self._loops.items()}
+        return made
 
     def loop(self, array: Array, op: Op) -> Loop | None:
         """Return the outermost loop around an operation, or that itself, which leaves an array as its trips read it; or None."""

@@ -27,7 +27,8 @@ from numbridge.kernels.cuda_backend.argument_streams import launch_streams
 from numbridge.kernels.cuda_backend.grid_source import fewer_blocks
 from numbridge.kernels.cuda_backend.launch_memory import LaunchMemory
 from numbridge.kernels.cuda_backend.stack_layout import GROUP
-from numbridge.kernels.launch import Geometry, launcher
+from numbridge.kernels.geometry import Geometry
+from numbridge.kernels.launch import launcher
 from numbridge.kernels.readers import Description, describe
 from numbridge.kernels.variant import variants_of
 

@@ -41,7 +41,8 @@ from numbridge.kernels.cpu_backend.cpu_stack import STACK
 from numbridge.kernels.cpu_backend.interior import INSIDE
 from numbridge.kernels.cpu_backend.lane_masks import Together, in_lanes
 from numbridge.kernels.cpu_backend.lanes import FEW, MOST, has_stack
-from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource, across, lane_name
+from numbridge.kernels.cpu_backend.range_source import RUN, WORK, LaneSource
+from numbridge.kernels.cpu_backend.row_source import across, lane_name
 from numbridge.kernels.cpu_backend.stack_runs import with_runs
 from numbridge.kernels.cpu_backend.totals import PRIVATE, total_array
 from numbridge.kernels.element_types import numba_element_memory, numba_element_stores, numba_elements

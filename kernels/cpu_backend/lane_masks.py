@@ -22,7 +22,7 @@ from numbridge.kernels.compilation.generated_code import Typed, as_typed
 from numbridge.kernels.compilation.typed_text import Expression, Frame, Step, looping
 from numbridge.kernels.cpu_backend.lane_code import GIVEN_MEMORY, LaneText, lane_place, lane_value, set_lane_value
 from numbridge.kernels.cpu_backend.lanes import FEW, MOST, NoLanesError, has_stack, range_start
-from numbridge.kernels.cpu_backend.range_source import Lane
+from numbridge.kernels.cpu_backend.row_source import Lane
 
 __all__ = ["Together", "in_lanes"]
 

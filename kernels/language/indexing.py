@@ -7,7 +7,7 @@ that nothing else selects otherwise, so that a kernel which sees one shard of th
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ __all__ = [
     "elements_of",
     "index_names",
     "indexing_of",
-    "may_load",
+    "loaded_names",
     "moves_axes",
     "named_parts",
     "own_axis",
@@ -74,8 +74,8 @@ def _indexing_in(source: FunctionSource) -> Indexing:
     return NOTHING if names is None else _Reading(source, names).result()
 
 
-def may_load(source: FunctionSource, names: Collection[str]) -> bool:
-    """Tell whether a function does more with some parameters than store to their elements and ask for their shape."""
+def loaded_names(source: FunctionSource) -> set[str]:
+    """Return the names with which a function does more than store to their elements and ask for their shape."""
     plain = set()
     for node in source.nodes:
         match node:
@@ -85,7 +85,7 @@ def may_load(source: FunctionSource, names: Collection[str]) -> bool:
         match node:
             case ast.AugAssign(target=ast.Subscript(value)):
                 plain.discard(id(value))
-    return any(isinstance(n, ast.Name) and n.id in names and id(n) not in plain for n in source.nodes)
+    return {node.id for node in source.nodes if isinstance(node, ast.Name) and id(node) not in plain}
 
 
 def index_names(source: FunctionSource) -> list[str] | None:
@@ -111,7 +111,6 @@ class _Reading:
         self.numbers = {name: number for number, name in enumerate(names)}
         self.parents = {id(child): node for node in ast.walk(source.tree) for child in ast.iter_child_nodes(node)}
         self.accesses: dict[str, list[list[ast.expr]]] = {name: [] for name in source.parameters}
-        self.loaded: set[str] = set()
         self.escaped: set[str] = set()
         # Which parameter's axis a use of a shape stands for, by the node and by the name that it was given.
         self.shapes: list[tuple[ast.AST, str, int]] = []
@@ -138,7 +137,7 @@ class _Reading:
         return Indexing(
             bound,
             frozenset(free) - blocked,
-            frozenset(self._stored(self.source.tree.body) - self.loaded),
+            frozenset(self._stored(self.source.tree.body) - loaded_names(self.source)),
             frozenset(self._loaded(bound)),
         )
 
@@ -151,17 +150,12 @@ class _Reading:
             self.accesses[name].append(elements_of(parent.slice))
             if any(moves_axes(self.source, index) for index in elements_of(parent.slice)):
                 self.escaped.add(name)
-            above = self.parents[id(parent)]
-            if isinstance(parent.ctx, ast.Load) or isinstance(above, ast.AugAssign):
-                self.loaded.add(name)
         elif isinstance(parent, ast.Attribute) and parent.attr == "shape":
             self._shape(parent, name)
         elif atomic is not None and isinstance(parent, ast.Call) and parent.args[0] is node:
             self.accesses[name].append(atomic)
-            self.loaded.add(name)
         else:
             self.escaped.add(name)
-            self.loaded.add(name)
 
     def _shape(self, shape: ast.Attribute, name: str) -> None:
         """Note what a use of ``name.shape`` stands for."""

@@ -244,7 +244,7 @@ def lay_out_hardware(plan, flags, total, rank):
 
 @inlined
 def lay_out_plan(plan, other, dims, rank):
-    """Write the plan of extents, of that of other extents of the same kernel in the same blocks: `launch.geometry_of`."""
+    """Write the plan of extents, of that of other extents of the same kernel in the same blocks: `geometry.geometry_of`."""
     for at in range(0, nb.PLAN_SIZE, 8):
         store_i64(plan, at, load_i64(other, at))
     total = 1

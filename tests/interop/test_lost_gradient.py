@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import numbridge as nb
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.launch import launcher
 
 
 def new_kernel():

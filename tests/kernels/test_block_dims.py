@@ -11,7 +11,7 @@ from block_dim_cases import TILE, factors, places, places2, places3, products
 from emulated_cuda import emulated_cuda
 from fake_cuda import cuda_array, fake_cuda
 from numbridge.kernels.block_dims import block_dim_of
-from numbridge.kernels.launch import geometry_of
+from numbridge.kernels.geometry import geometry_of
 
 
 @pytest.fixture(params=["cpu", "cuda"])

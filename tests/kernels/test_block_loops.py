@@ -18,7 +18,8 @@ from block_loop_programs import SHAPES, check, copies, derivatives, in_loops, sa
 from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
 from numbridge.kernels.cpu_backend.blocks.name_webs import split_names
 from numbridge.kernels.cpu_backend.blocks.order import Order
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.launch import launcher
 
 # NUMBRIDGE_BLOCK_PROGRAMS is how many random programs are compared.
 PROGRAMS = int(os.environ.get("NUMBRIDGE_BLOCK_PROGRAMS", "2"))

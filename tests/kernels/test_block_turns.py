@@ -17,7 +17,8 @@ from numba import cuda
 import numbridge as nb
 from adjoint_programs import declared
 from block_loop_programs import copies, in_loops, same
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.launch import launcher
 
 BLOCK = 48
 STARTS = (

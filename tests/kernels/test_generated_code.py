@@ -14,7 +14,8 @@ import numbridge as nb
 from adjoint_cases import long_one, prefix_products
 from numbridge.kernels.compilation.generated_code import typed
 from numbridge.kernels.cpu_backend import cpu, cpu_atomics, cpu_intrinsics
-from numbridge.kernels.launch import geometry_of, launch
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.launch import launch
 
 NAMES = {
     "math": math,

@@ -17,7 +17,8 @@ from numbridge.kernels.cpu_backend.blocks.exchange import Exchange
 from numbridge.kernels.cpu_backend.blocks.keeping import Keeper
 from numbridge.kernels.cpu_backend.blocks.order import Order
 from numbridge.kernels.cpu_backend.blocks.reading import _Reader
-from numbridge.kernels.launch import geometry_of, launcher
+from numbridge.kernels.geometry import geometry_of
+from numbridge.kernels.launch import launcher
 
 FULL = 0xFFFFFFFF
 random = np.random.default_rng(7)

@@ -36,7 +36,7 @@ from numbridge.kernels.cpu_backend.cpu_stack import STACK_BYTES
 from numbridge.kernels.cpu_backend.lane_code import only_computes
 from numbridge.kernels.cpu_backend.lane_masks import MaskedText
 from numbridge.kernels.cpu_backend.lanes import FEW, NoLanesError, local_array_name, stored
-from numbridge.kernels.cpu_backend.range_source import LANES
+from numbridge.kernels.cpu_backend.row_source import LANES
 from numbridge.kernels.element_types.numba_elements import NumbaElement
 from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.language.rewriting import CUDA_FUNCTION

@@ -11,13 +11,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numbridge.kernels.cpu_backend.range_source import RUN
 from numbridge.kernels.cpu_backend.totals import PRIVATE
 from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.native import table_layout as nb
+
+if TYPE_CHECKING:
+    from numbridge.kernels.language.emission import Emitted
 
 __all__ = ["ASKED", "CREW", "NOW", "THREAD", "WHOLE", "BlockSource", "as_coroutine", "block_source"]
 
@@ -90,33 +92,19 @@ def _ending(body: Sequence[ast.stmt], end: str) -> Iterator[ast.stmt]:
 
 
 def block_source(
-    entry: str,
-    names: Sequence[str],
-    rank: int,
-    hidden: Sequence[str],
-    *,
-    is_dynamic: bool,
-    in_grid: bool,
-    whole: Sequence[str] | None = None,
-    added: Mapping[str, int | str] = MappingProxyType({}),
+    emitted: Emitted, names: Sequence[str], rank: int, *, whole: Sequence[str] | None, added: Mapping[str, int | str]
 ) -> str:
-    """Return the source of the loop around a kernel's blocks.
+    """Return the source of the loop around a kernel's blocks; where these wait for each other, the first range runs them all.
 
     Parameters
     ----------
-    entry : str
-        The body's name.
+    emitted : Emitted
+        The body, which takes the crew and the thread first.
     names : sequence of str
         The kernel's parameters.
     rank : int
         How many thread indices the body takes, 1 to 4.
-    hidden : sequence of str
-        What the body takes before its parameters: the crew, the thread, indices, then what it asks of its block and grid.
-    is_dynamic : bool
-        Whether the kernel has dynamic shared memory.
-    in_grid : bool
-        Whether blocks wait for each other: the call for the first range then runs them all.
-    whole : sequence of str, optional
+    whole : sequence of str or None
         What the function `WHOLE` takes, which then runs each block.
     added : mapping of str to (int or str)
         Parameters of which a worker that runs a part of the blocks has a copy to add to, if that is worth its while, and how
@@ -125,8 +113,8 @@ def block_source(
     dims, block, grid, shared = (
         nb_offset - nb.PLAN_DIMS for nb_offset in (nb.PLAN_DIMS, nb.PLAN_BLOCK, nb.PLAN_GRID, nb.PLAN_SHARED)
     )
-    dynamic = f"_nb_load(_nb_geometry, {shared})" if is_dynamic else "0"
-    axes = range(_AXES)
+    dynamic = f"_nb_load(_nb_geometry, {shared})" if "_nb_dynamic(" in emitted.text else "0"
+    axes, in_grid = range(_AXES), "_nb_block_grid_sync(" in emitted.text
     lines = [
         *(f"{name} = _nb_argument_{k}(_nb_block)" for k, name in enumerate(names)),
         *(f"_nb_n{k} = _nb_load(_nb_geometry, {dims + 8 * k})" for k in range(rank)),
@@ -137,7 +125,7 @@ def block_source(
         f"_nb_total = {' * '.join(f'_nb_n{k}' for k in range(rank))}",
         "_nb_blocks = _nb_g0 * _nb_g1 * _nb_g2",
         *(_copies(added) if added else ()),
-        *_runs(whole, _threads(entry, names, rank, hidden), rank, dynamic, in_grid=in_grid),
+        *_runs(whole, _threads(emitted.entry, names, rank, emitted.hidden), rank, dynamic, in_grid=in_grid),
     ]
     if added:
         lines[-1:] = [*_added_copies(added), lines[-1]]

@@ -14,9 +14,10 @@ from adjoint_as_python import floats_of
 from adjoint_cases import CASES, name_of, saxpy
 from fake_cuda import cuda_array, fake_cuda, parameter_kinds
 from numbridge.kernels.errors import BufferAccessError, DeviceError, KernelUnsupportedError
+from numbridge.kernels.geometry import Geometry
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
-from numbridge.kernels.launch import Geometry, launch
+from numbridge.kernels.launch import launch
 from numbridge.kernels.variant import Place
 
 

@@ -21,9 +21,10 @@ from numbridge.kernels.errors import (
     NumbridgeTypeError,
     NumbridgeValueError,
 )
+from numbridge.kernels.geometry import Geometry
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.intrinsics import tid
-from numbridge.kernels.launch import Geometry, launch
+from numbridge.kernels.launch import launch
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)

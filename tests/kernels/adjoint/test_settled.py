@@ -251,6 +251,12 @@ def test_which_arrays_may_be_given_as_they_were_left(function):
     assert made.lasting == ({"y"} if is_left else set())
 
 
+def test_asking_which_arrays_last_changes_nothing():
+    needs = Needs(Activity(program_of(kernel(backwards), arrays(2)), ["x", "y"]))
+    found = [(needs.lasting(), needs.left, needs.snapshot, {*needs.values}, {*needs.replayed}) for _ in range(2)]
+    assert found[0] == found[1] and found[0][0] == {"y"} and needs.snapshot
+
+
 def stored_and_read(x, y, z):
     i = tid()
     y[0, i] = math.exp(x[0, i])

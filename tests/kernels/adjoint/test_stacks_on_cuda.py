@@ -27,9 +27,10 @@ from numbridge.kernels.adjoint.reverse import reverse
 from numbridge.kernels.adjoint.stack_kernels import measuring, with_memory
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.errors import DeviceError, KernelUnsupportedError
+from numbridge.kernels.geometry import geometry_of
 from numbridge.kernels.kernel import kernel
 from numbridge.kernels.language.intrinsics import tid
-from numbridge.kernels.launch import configure, geometry_of, launch
+from numbridge.kernels.launch import configure, launch
 from ptx_emulator.execution import BadAccessError
 
 STACKED = (squares_in_a_loop, prefix_products, in_place_nested, written_slices, stored_in_the_loop)
