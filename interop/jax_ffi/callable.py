@@ -45,7 +45,7 @@ from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError,
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
 from numbridge.operators.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
-from numbridge.operators.remade import Remade
+from numbridge.operators.remade import Remade, made_once
 from numbridge.storage.element_views import packed
 
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
@@ -119,7 +119,9 @@ def jax_callable(
     Returns
     -------
     JaxCallable
-        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
+        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name. The
+        same call returns the same object, with what JAX has traced and compiled for it: what ``func`` reads of Python's other
+        variables is, as in `jax.jit`, that of its trace.
 
     Notes
     -----
@@ -169,8 +171,12 @@ def jax_callable(
     dims = given_dims(found, "output_dims", output_dims)
     options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
-        return _Replayed(func, found, options, graph_cache_max)
-    return (_Called if graph_mode is GraphMode.NONE else JaxCallable)(func, found, options)
+        replayed: _Replayed = made_once(_Replayed, func, found, options, graph_cache_max)
+        # Somebody may have changed it since.
+        replayed.graph_cache_max = graph_cache_max
+        return replayed
+    made: JaxCallable = made_once(_Called if graph_mode is GraphMode.NONE else JaxCallable, func, found, options)
+    return made
 
 
 def _check_cache_max(what: str, value: Any) -> None:

@@ -31,7 +31,7 @@ from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
-from numbridge.operators.remade import Remade
+from numbridge.operators.remade import Remade, made_once
 
 __all__ = ["JaxKernel", "jax_kernel"]
 
@@ -98,7 +98,7 @@ def jax_kernel(
     -------
     JaxKernel
         ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays. Inputs may
-        be passed by name.
+        be passed by name. The same call returns the same function, with what JAX has traced and compiled for it.
 
     Raises
     ------
@@ -144,7 +144,8 @@ def jax_kernel(
     dims = given_dims(found, "launch_dims", launch_dims), given_dims(found, "output_dims", output_dims)
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
-    return _made(kernel, found, options)
+    made: JaxKernel = made_once(_made, kernel, found, options)
+    return made
 
 
 def _made(kernel: Kernel, found: Signature, options: Options) -> JaxKernel:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -60,7 +62,7 @@ class Squared(torch.nn.Module):
 
 def made_again(monkeypatch, name: str):
     """Return what a process unpickles that has not made it yet."""
-    monkeypatch.setattr(remade, "_alive", {})
+    monkeypatch.setattr(remade, "_alive", lambda _: {})
     again = pickle.loads(pickle.dumps(MADE[name]))
     assert again is not MADE[name]
     return again
@@ -139,3 +141,64 @@ def test_a_copy_of_a_recorded_launch_has_arguments_of_its_own() -> None:
     assert y.tolist() == [1, 4] and other.tolist() == [0, 0]
     again.launch()
     assert other.tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("mode", nb.GraphMode)
+def test_the_same_call_returns_the_same_function(mode: nb.GraphMode) -> None:
+    kernel = nb.jax_kernel(copied_square, launch_dims=[2], block_dim=64)
+    assert nb.jax_kernel(copied_square, launch_dims=(2,), block_dim=64) is kernel
+    assert nb.jax_kernel(copied_square, launch_dims=3, block_dim=64) is not kernel
+    function = nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": 2})
+    assert nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": (2,)}) is function
+    assert nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": 3}) is not function
+
+
+def test_the_same_call_traces_once() -> None:
+    traces = []
+
+    def traced(x: nb.array[float], y: nb.array[float]):
+        traces.append(x)
+        nb.launch(copied_square, x.shape, [x], [y])
+
+    for _ in range(3):
+        assert nb.jax_callable(traced)(jnp.array([3.0]))[0].tolist() == [9]
+    assert len(traces) == 1
+
+
+def test_the_same_call_sets_how_many_graphs_are_kept() -> None:
+    made = nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=5)
+    made.graph_cache_max = 6
+    again = nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=5)
+    assert again is made and made.graph_cache_max == 5
+
+
+def test_what_was_made_goes_with_its_python_function() -> None:
+    def made():
+        def function(x: nb.array[float], y: nb.array[float]):
+            nb.launch(copied_square, x.shape, [x], [y])
+
+        wrapped = nb.jax_callable(function)
+        assert wrapped(jnp.array([3.0]))[0].tolist() == [9]
+        return weakref.ref(function), weakref.ref(wrapped)
+
+    gone = made()
+    jax.clear_caches()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_method_makes_something_new_each_time() -> None:
+    class Scaled:
+        def run(self, x: nb.array[float], y: nb.array[float]):
+            nb.launch(copied_square, x.shape, [x], [y])
+
+    held = Scaled()
+    assert nb.jax_callable(held.run) is not nb.jax_callable(held.run)
+    assert nb.jax_callable(held.run)(jnp.array([3.0]))[0].tolist() == [9]
+
+
+def test_a_pickle_of_a_functions_namespace_has_nothing_that_was_made_of_it() -> None:
+    nb.jax_kernel(copied_square)
+    (table,) = vars(copied_square.function).values()
+    for other in (pickle.loads(pickle.dumps(table)), copy.deepcopy(table)):
+        assert table.kept and not other.kept and not other.alive
