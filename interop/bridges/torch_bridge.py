@@ -300,7 +300,7 @@ def from_torch(
     t : torch.Tensor
         Strided, on the CPU or on CUDA, of any rank. Launches on the array follow torch's current stream.
     dtype : dtype_like, optional
-        Must be the tensor's; sharing does not convert.
+        Must be the tensor's; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
     requires_grad : bool, optional
         By default the array follows the tensor, now and later, unless `grad` is given, which implies it.
     grad : torch.Tensor or Array, optional

@@ -234,6 +234,12 @@ def test_descriptors_keep_the_tensor():
     assert out[0] == 3000 and filler
 
 
+def test_integers_that_paddle_lacks_are_shared_as_signed_ones():
+    t = paddle.to_tensor([[-1, 2, 3]])
+    assert nb.from_paddle(t, dtype=nb.uint64).list() == [[2**64 - 1, 2, 3]]
+    assert nb.from_paddle(t, dtype=nb.vector(3, nb.uint64)).ptr == t.data_ptr()
+
+
 def test_what_sharing_cannot_do():
     with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
         nb.from_paddle(paddle.ones([3]), dtype=nb.int32)
