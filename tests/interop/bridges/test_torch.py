@@ -379,6 +379,12 @@ def test_what_sharing_cannot_do():
         nb.from_torch(torch.ones(3), dtype=nb.int32)
     with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
         nb.from_torch(torch.ones(3, dtype=torch.int32), requires_grad=True)
+    for integers in (nb.zeros(3, int), nb.from_torch(torch.arange(3)), nb.zeros(3, nb.vec3i)):
+        with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
+            nb.to_torch(integers, requires_grad=True)
+        assert not nb.to_torch(integers, requires_grad=False).requires_grad
+    with pytest.raises(nb.BufferAccessError, match=r"requires_grad is True, and the memory must not be written.*clone"):
+        nb.to_torch(nb.from_jax(jnp.ones(3)), requires_grad=True)
     with pytest.raises(nb.NumbridgeValueError, match="grad has shape"):
         nb.from_torch(torch.ones(3), grad=torch.ones(4))
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):
