@@ -119,9 +119,8 @@ def jax_callable(
     Returns
     -------
     JaxCallable
-        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name. The
-        same call returns the same object, with what JAX has traced and compiled for it: what ``func`` reads of Python's other
-        variables is, as in `jax.jit`, that of its trace.
+        ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
+        In `GraphMode.NONE` the same call returns the same object; a traced function is traced anew for each call.
 
     Notes
     -----
@@ -171,11 +170,11 @@ def jax_callable(
     dims = given_dims(found, "output_dims", output_dims)
     options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
-        replayed: _Replayed = made_once(_Replayed, func, found, options, graph_cache_max)
-        # Somebody may have changed it since.
-        replayed.graph_cache_max = graph_cache_max
-        return replayed
-    made: JaxCallable = made_once(_Called if graph_mode is GraphMode.NONE else JaxCallable, func, found, options)
+        return _Replayed(func, found, options, graph_cache_max)
+    if graph_mode is GraphMode.JAX:
+        return JaxCallable(func, found, options)
+    # Nothing of what the function reads is in a trace, so one target of XLA's is enough.
+    made: JaxCallable = made_once(_Called, func, found, options)
     return made
 
 

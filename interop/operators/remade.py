@@ -33,6 +33,10 @@ class Remade:
         if _is_hashable(arguments):
             _alive(arguments)[self._made] = self
 
+    def is_current(self) -> bool:
+        """Tell whether what was traced of this reads what there is now."""
+        return True
+
     def __copy__(self) -> Self:
         """Return the object itself."""
         return self
@@ -79,14 +83,16 @@ def _alive(arguments: tuple[Any, ...]) -> MutableMapping[Any, Any]:
 def made_once(maker: Maker, *arguments: Any) -> Any:
     """Return what this call made before, or what it makes now, which lives as long as the Python function that it is made of.
 
-    A method, or another object with ``__call__``, keeps nothing, so that the call may make something new each time.
+    What is no longer current is made anew: others, such as `jax.jit`, may keep what they traced of it. A method, or another
+    object with ``__call__``, keeps nothing, so that the call may make something new each time.
     """
     table = _table(arguments)
     if table is None or not _is_hashable(arguments):
         return maker(*arguments)
-    key = (maker, arguments)
-    found = table.kept.get(key)
-    return table.kept.setdefault(key, maker(*arguments)) if found is None else found
+    found = table.kept.get((maker, arguments))
+    if found is None or not found.is_current():
+        found = table.kept[maker, arguments] = maker(*arguments)
+    return found
 
 
 def _once_more(maker: Maker, arguments: tuple[Any, ...]) -> Any:

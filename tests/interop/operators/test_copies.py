@@ -143,33 +143,49 @@ def test_a_copy_of_a_recorded_launch_has_arguments_of_its_own() -> None:
     assert other.tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("mode", nb.GraphMode)
-def test_the_same_call_returns_the_same_function(mode: nb.GraphMode) -> None:
+def test_the_same_call_returns_the_same_function() -> None:
     kernel = nb.jax_kernel(copied_square, launch_dims=[2], block_dim=64)
     assert nb.jax_kernel(copied_square, launch_dims=(2,), block_dim=64) is kernel
     assert nb.jax_kernel(copied_square, launch_dims=3, block_dim=64) is not kernel
-    function = nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": 2})
-    assert nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": (2,)}) is function
-    assert nb.jax_callable(squared_twice, graph_mode=mode, output_dims={"y": 3}) is not function
+    called = nb.GraphMode.NONE
+    function = nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": 2})
+    assert nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": (2,)}) is function
+    assert nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": 3}) is not function
 
 
-def test_the_same_call_traces_once() -> None:
-    traces = []
-
-    def traced(x: nb.array[float], y: nb.array[float]):
-        traces.append(x)
-        nb.launch(copied_square, x.shape, [x], [y])
-
-    for _ in range(3):
-        assert nb.jax_callable(traced)(jnp.array([3.0]))[0].tolist() == [9]
-    assert len(traces) == 1
+def test_a_kernel_is_compiled_once_however_often_it_is_wrapped(caplog) -> None:
+    x = jnp.ones(7)
+    with jax.log_compiles():
+        for _ in range(3):
+            assert nb.jax_kernel(copied_square, vmap_method="expand_dims")(x)[0].tolist() == [1] * 7
+    assert len([message for message in caplog.messages if "XLA compilation of jit(copied_square)" in message]) == 1
 
 
-def test_the_same_call_sets_how_many_graphs_are_kept() -> None:
-    made = nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=5)
-    made.graph_cache_max = 6
-    again = nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NUMBRIDGE, graph_cache_max=5)
-    assert again is made and made.graph_cache_max == 5
+def test_a_changed_global_is_read_by_what_is_wrapped_again() -> None:
+    factor = 2.0
+
+    @nb.kernel
+    def scale(x: nb.array[float], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = factor * x[i]
+
+    def function(x: nb.array[float], y: nb.array[float]):
+        nb.launch(scale, x.shape, [x], [y])
+        y.assign(factor * jnp.asarray(y))
+
+    def called(x: nb.array[float], y: nb.array[float]):
+        nb.launch(scale, x.shape, [x], [y])
+        y.assign(factor * y.numpy())
+
+    x = jnp.ones(1)
+    made = [nb.jax_kernel(scale), nb.jax_callable(called, graph_mode=nb.GraphMode.NONE)]
+    for count, factor in enumerate((2.0, 3.0, 5.0, 2.0)):
+        # Of a shape that JAX traces each time
+        assert jax.jit(made[0])(jnp.ones(int(factor) + count))[0][0].item() == factor
+        assert [f(x)[0].item() for f in made] == [factor, factor**2]
+        assert jax.jit(nb.jax_kernel(scale))(x)[0].item() == factor
+        for mode, python in ((mode, called if mode is nb.GraphMode.NONE else function) for mode in nb.GraphMode):
+            assert jax.jit(nb.jax_callable(python, graph_mode=mode))(x)[0].item() == factor**2
 
 
 def test_what_was_made_goes_with_its_python_function() -> None:
@@ -179,6 +195,7 @@ def test_what_was_made_goes_with_its_python_function() -> None:
 
         wrapped = nb.jax_callable(function)
         assert wrapped(jnp.array([3.0]))[0].tolist() == [9]
+        assert vars(function)
         return weakref.ref(function), weakref.ref(wrapped)
 
     gone = made()
