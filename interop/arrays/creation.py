@@ -395,10 +395,23 @@ def _is_partial(target: Any, source: Any, *numbers: int) -> bool:
 
 def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, count: int) -> tuple[Array, Array]:
     to, since, some = (operator.index(number) for number in (dest_offset, src_offset, count))
+    for name, number in (("dest_offset", to), ("src_offset", since), ("count", some)):
+        if number < 0:
+            raise NumbridgeValueError(f"copy: {name} is {number}; it must be 0 or more")
     amount = some or source.size - since
-    if min(to, since, amount) < 0 or since + amount > source.size or to + amount > target.size:
+    if amount < 0 or since + amount > source.size or to + amount > target.size:
         raise NumbridgeValueError(
             f"{amount} elements from {since} on in src, which has {source.size}, do not fit into dest, which has "
             f"{target.size}, from {to} on"
         )
-    return target.flatten()[to : to + amount], source.flatten()[since : since + amount]
+    return _in_a_row("dest", target)[to : to + amount], _in_a_row("src", source)[since : since + amount]
+
+
+def _in_a_row(name: str, array: Array) -> Array:
+    """Return a view of an array with one dimension."""
+    try:
+        return array.flatten()
+    except BufferAccessError as error:
+        raise BufferAccessError(
+            f"copy: {name} lies so that its elements cannot be counted ({error}); copy views of one shape"
+        ) from None

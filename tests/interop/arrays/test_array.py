@@ -234,12 +234,25 @@ class TestCreation:
             ({}, r"src has shape \(3,\), and dest \(2,\)"),
             ({"count": 3}, "3 elements from 0 on in src, which has 3, do not fit into dest, which has 2"),
             ({"src_offset": 4}, "do not fit"),
-            ({"dest_offset": -1, "count": 1}, "do not fit"),
+            ({"dest_offset": -1, "count": 1}, "copy: dest_offset is -1; it must be 0 or more"),
+            ({"src_offset": -1}, "copy: src_offset is -1"),
+            ({"count": -2}, "copy: count is -2"),
         ],
     )
     def test_copies_that_do_not_fit(self, options, message):
         with pytest.raises(nb.NumbridgeValueError, match=message):
             nb.copy(np.zeros(2), np.ones(3), **options)
+
+    @pytest.mark.parametrize(
+        ("dest", "src", "name"), [(False, True, "src"), (True, False, "dest"), (True, True, "dest")]
+    )
+    def test_elements_that_cannot_be_counted(self, dest, src, name):
+        values, columns = np.zeros((4, 4)), np.ones((4, 4))[1::2, 1::2]
+        with pytest.raises(
+            nb.BufferAccessError, match=f"copy: {name} lies so that its elements cannot be counted .*one shape"
+        ):
+            nb.copy(columns if dest else values, columns if src else values, count=2)
+        assert not values.any() and columns.all()
 
     @pytest.mark.parametrize(
         "how", [nb.copy, lambda dest, src: dest.assign(src), lambda dest, src: nb.copy(dest.T, src.T)]
