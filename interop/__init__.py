@@ -232,7 +232,7 @@ from numbridge.timer import ScopedTimer
 if TYPE_CHECKING:
     from numbridge.arrays.typed_arrays import array, array1d, array2d, array3d, array4d
 else:
-    from numbridge.kernels.annotations import array1d, array2d, array3d, array4d
+    from numbridge.arrays.ranked_arrays import array1d, array2d, array3d, array4d
 
     # The class and the annotation are one: nb.array(data), nb.array(dtype=float), nb.array[float].
     array = Array

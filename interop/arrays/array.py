@@ -116,11 +116,11 @@ class Array:
         retain_grad: bool = False,
     ) -> Any:
         """Return an array, or an annotation."""
+        if dtype is Any:
+            dtype = None
         if data is None and shape is None and ptr is None:
             # As in Warp, an annotation that names no rank means one dimension.
-            return ArrayAnnotation(
-                None if dtype is None or dtype is Any else dtype_of(dtype), 1 if ndim is None else ndim
-            )
+            return ArrayAnnotation(None if dtype is None else dtype_of(dtype), 1 if ndim is None else ndim)
         if strides is not None and ptr is None:
             raise NumbridgeValueError("strides come with ptr only; slice or transpose an array for a strided view")
         if ptr is not None:
@@ -289,8 +289,9 @@ class Array:
     def view(self, dtype: Any) -> Array:
         """Return the same bytes as elements of another type; the last axis takes up a difference in size.
 
-        A vector or matrix type takes its components from the last dimensions, or from runs along the last one; a scalar
-        type shows such components as last dimensions. Gradients do not follow: the view has none.
+        A vector or matrix type takes its components from those of as many in each element, else from the last dimensions, or
+        from runs along the last one; a scalar type shows components as last dimensions. Gradients do not follow: the view has
+        none.
         """
         if isinstance(dtype, ElementType):
             return wrap(regrouped(self, dtype)._record)

@@ -84,17 +84,28 @@ def shared(data: Any, dtype: Any = None) -> Array:
 def same_dtype(array: Array, dtype: Any) -> Array:
     """Return the array with this dtype, else raise: sharing does not convert.
 
-    For a vector or matrix type, an array of its scalars becomes one of it, on the same memory.
+    For a vector or matrix type, an array of its scalars becomes one of it, on the same memory. Integers become those of the other
+    sign of their width, and booleans integers of 8 bits, whose bits a conversion would leave as they are.
     """
-    wanted, found = dtype_of(dtype), element_of(array) or row_of(array)
+    wanted = dtype_of(dtype)
     if isinstance(wanted, ElementType):
-        return packed(array, wanted)
+        return packed(_of_other_sign(array, wanted.scalar), wanted)
+    array = _of_other_sign(array, wanted)
+    found = element_of(array) or row_of(array)
     if wanted != found:
         raise ConversionError(
             f"dtype is {wanted.name}, and the data is {found.name}, which cannot be shared as another dtype; "
             "nb.array(data, dtype=...) copies and converts, .view(dtype) reinterprets the bytes"
         )
     return array
+
+
+def _of_other_sign(array: Array, wanted: Scalar) -> Array:
+    """Return an array of integers as one of those that are wanted, if their bits are the same; any other as it is."""
+    found = row_of(array)
+    kinds = scalars.BOOL, scalars.INT, scalars.UINT
+    same_bits = found.itemsize == wanted.itemsize and found.code in kinds and wanted.code in kinds[1:]
+    return array.view(wanted.numpy) if same_bits and found != wanted and element_of(array) is None else array
 
 
 def filled(values: NDArray[Any], row: Scalar, device: Device | str | None = None) -> Array:

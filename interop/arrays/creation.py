@@ -312,7 +312,8 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
     Parameters
     ----------
     dest : array_like
-        Written; must be writable. Converted to its dtype.
+        Written; must be writable. Converted to its dtype. Has the shape of `src`, or one dimension, whose first elements are then
+        those of `src`, or elements are counted by one of the three numbers.
     src : array_like
         Read; may overlap `dest`.
     dest_offset, src_offset : int
@@ -348,10 +349,13 @@ def copy(dest: Any, src: Any, dest_offset: int = 0, src_offset: int = 0, count: 
         source = copied(src, device=target.device)
     else:
         source = src if isinstance(src, Array) else adopt(src)
-    if dest_offset or src_offset or count:
+    if _is_partial(target, source, dest_offset, src_offset, count):
         target, source = _parts(target, source, dest_offset, src_offset, count)
     if target.shape != source.shape:
-        raise NumbridgeValueError(f"src has shape {source.shape}, and dest {target.shape}; they must be equal")
+        raise NumbridgeValueError(
+            f"src has shape {source.shape}, and dest {target.shape}; they must be equal, or pass a count of elements, which are "
+            "taken in C order"
+        )
     with _on(stream, target.device if target.device.is_cuda else source.device):
         is_pinned = target.__dlpack_device__()[0] == dl.CUDA_HOST
         # A tape is told of what `assign` does.
@@ -379,17 +383,35 @@ def _alike(source: Array, target: Array) -> bool:
 
 def _copy_traced(dest: Any, src: Any, dest_offset: int, src_offset: int, count: int) -> None:
     target, source = dest, src if is_traced(src) else copied(src) if is_literal(src) else adopt(src)
-    if dest_offset or src_offset or count:
+    if _is_partial(target, source, dest_offset, src_offset, count):
         target, source = _parts(target, source, dest_offset, src_offset, count)
     target.assign(source)
 
 
+def _is_partial(target: Any, source: Any, *numbers: int) -> bool:
+    """Tell whether elements are counted: where a number says so, and where others fill the first of one dimension."""
+    return any(numbers) or (target.ndim == 1 and target.shape != source.shape and source.size <= target.size)
+
+
 def _parts(target: Array, source: Array, dest_offset: int, src_offset: int, count: int) -> tuple[Array, Array]:
     to, since, some = (operator.index(number) for number in (dest_offset, src_offset, count))
+    for name, number in (("dest_offset", to), ("src_offset", since), ("count", some)):
+        if number < 0:
+            raise NumbridgeValueError(f"copy: {name} is {number}; it must be 0 or more")
     amount = some or source.size - since
-    if min(to, since, amount) < 0 or since + amount > source.size or to + amount > target.size:
+    if amount < 0 or since + amount > source.size or to + amount > target.size:
         raise NumbridgeValueError(
             f"{amount} elements from {since} on in src, which has {source.size}, do not fit into dest, which has "
             f"{target.size}, from {to} on"
         )
-    return target.flatten()[to : to + amount], source.flatten()[since : since + amount]
+    return _in_a_row("dest", target)[to : to + amount], _in_a_row("src", source)[since : since + amount]
+
+
+def _in_a_row(name: str, array: Array) -> Array:
+    """Return a view of an array with one dimension."""
+    try:
+        return array.flatten()
+    except BufferAccessError as error:
+        raise BufferAccessError(
+            f"copy: {name} lies so that its elements cannot be counted ({error}); copy views of one shape"
+        ) from None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GradientState",
+    "check_differentiable",
     "existing_gradient",
     "gradient_of",
     "inherit_gradient",
@@ -70,12 +71,18 @@ def is_required(array: Array) -> bool:
     return room is not None and room.requires_grad_of(array._source)
 
 
-def require_gradient(array: Array, required: bool) -> None:
-    """Say whether kernels are differentiated with respect to an array, whatever its tensor says."""
+def check_differentiable(array: Array) -> None:
+    """Raise NumbridgeTypeError for an array of numbers that have no gradient."""
     row, element = row_of(array), element_of(array)
-    if required and not (has_gradient(element, row) or row.code == COMPLEX):
+    if not (has_gradient(element, row) or row.code == COMPLEX):
         found = row if element is None else element
         raise NumbridgeTypeError(f"requires_grad needs a floating or complex dtype; this array is {found.name}")
+
+
+def require_gradient(array: Array, required: bool) -> None:
+    """Say whether kernels are differentiated with respect to an array, whatever its tensor says."""
+    if required:
+        check_differentiable(array)
     state = _state(array)
     state.required = bool(required)
     if not required:

@@ -33,7 +33,8 @@ def asarray(x: Any, dtype: Any = None) -> Array:
     x : array_like
         Any framework's array, anything with DLPack, an array interface or the buffer protocol, or nested lists.
     dtype : dtype_like, optional
-        For lists, what they become; anything else must have this dtype already, since sharing does not convert.
+        For lists, what they become; anything else must have this dtype already, since sharing does not convert. Integers may be
+        those of the other sign, and booleans integers of 8 bits.
 
     Raises
     ------

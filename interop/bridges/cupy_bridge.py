@@ -156,7 +156,7 @@ def from_cupy(x: Any, dtype: Any = None) -> Array:
     x : cupy.ndarray
         Of any shape and strides.
     dtype : dtype_like, optional
-        Must be the array's; sharing does not convert.
+        Must be the array's; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
 
     Raises
     ------

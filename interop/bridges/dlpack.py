@@ -32,7 +32,8 @@ def from_dlpack(source: Any, dtype: Any = None) -> Array:
         A capsule, legacy or versioned, is consumed: it can be used once. An object's CUDA memory is made ready for the
         current stream; a capsule's is taken to be ready for it.
     dtype : dtype_like, optional
-        Must be the dtype of the data; sharing does not convert.
+        Must be that of the data; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8
+        bits.
 
     Raises
     ------

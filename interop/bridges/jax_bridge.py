@@ -138,7 +138,7 @@ def from_jax(x: jax.Array, dtype: Any = None) -> Array:
     x : jax.Array
         Concrete, on one device. On the CPU this waits until it has been computed; on CUDA the current stream does.
     dtype : dtype_like, optional
-        Must be the array's; sharing does not convert.
+        Must be the array's; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
 
     Raises
     ------

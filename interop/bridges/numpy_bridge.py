@@ -56,9 +56,9 @@ def from_numpy(
     arr : numpy.ndarray
         Of any rank and strides that are multiples of the item size. Kept alive.
     dtype : dtype_like, optional
-        Must be the dtype of `arr`; sharing does not convert. For a vector or matrix type the last dimensions are its own; or
-        `arr` is structured, and has its components as fields, in order and without gaps. An array of another structured dtype is
-        an Array of records.
+        Must be that of `arr`; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
+        For a vector or matrix type the last dimensions are its own; or `arr` is structured, and has its components as fields, in
+        order and without gaps. An array of another structured dtype is an Array of records.
     shape : int or tuple of int, optional
         Another shape for the same elements; one extent may be -1. Without the dimensions of a vector or matrix type.
     device : Device or str, optional

@@ -18,7 +18,7 @@ from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
 from numbridge.kernels.errors import BufferAccessError, ConversionError, DeviceError, NumbridgeError, NumbridgeTypeError
@@ -243,7 +243,7 @@ def from_paddle(
     t : paddle.Tensor
         Dense, on the CPU or on CUDA, of any rank. Launches on the array follow Paddle's current stream.
     dtype : dtype_like, optional
-        Must be the tensor's; sharing does not convert.
+        Must be the tensor's; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
     requires_grad : bool, optional
         By default the array follows the tensor's ``stop_gradient``, now and later, unless `grad` is given, which implies it.
     grad : paddle.Tensor or Array, optional
@@ -303,6 +303,8 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
         If Paddle lacks the dtype.
     BufferAccessError
         If the memory is read-only, or has negative strides; `a.clone()` copies.
+    NumbridgeTypeError
+        If `requires_grad` is asked of integers, which have no gradient.
     """
     paddle = needed("paddle")
 
@@ -311,15 +313,13 @@ def to_paddle(a: Array, requires_grad: bool | None = None) -> Any:
     row, source = row_of(a), a._source
     if row.name in _LACKING:
         raise ConversionError(f"Paddle has no dtype {row.name}; use a signed one, or a.view of one of the same width")
-    if isinstance(source, paddle.Tensor) and is_own(a, source):
-        wanted = a.requires_grad if requires_grad is None else requires_grad
-        if wanted == (not source.stop_gradient):
-            return source
+    wanted = wants_gradient(a, requires_grad)
+    if isinstance(source, paddle.Tensor) and is_own(a, source) and wanted == (not source.stop_gradient):
+        return source
     made, immutable = exported(a, _export_function(), "a Paddle tensor", _stream_function())
     if immutable:
         lend(a)
         setattr(made, READ_ONLY_MARK, True)
-    wanted = a.requires_grad if requires_grad is None else requires_grad
     return join_gradients(a, made, wanted, _require, to_paddle, _part)
 
 

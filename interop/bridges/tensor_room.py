@@ -10,7 +10,7 @@ from typing import Any
 
 from numbridge.arrays.array import Array
 from numbridge.arrays.contents import same_dtype
-from numbridge.arrays.gradients import existing_gradient, root_of
+from numbridge.arrays.gradients import check_differentiable, existing_gradient, root_of
 from numbridge.kernels import readers
 from numbridge.kernels.errors import BufferAccessError
 from numbridge.kernels.native import table_layout as nb
@@ -19,7 +19,7 @@ from numbridge.storage.element_views import unpacked
 from numbridge.storage.memory import adopt, native, row_of
 from numbridge.storage.stream_order import hand_over
 
-__all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients"]
+__all__ = ["READ_ONLY_MARK", "adopted", "exported", "join_gradients", "wants_gradient"]
 
 # The attribute of a tensor over memory that numbridge's kernels must not write to, although the tensor cannot say so.
 READ_ONLY_MARK = "_numbridge_read_only"
@@ -99,6 +99,25 @@ def exported(array: Array, address: int, what: str, stream: int) -> tuple[Any, b
     steps = tuple(step // row.itemsize for step in strides)
     place = (data, row.tag, *array.__dlpack_device__())
     return native().export_to(native().new_record(record, *place, shape, steps, 0), address), True
+
+
+def wants_gradient(array: Array, requires_grad: bool | None) -> bool:
+    """Return whether a tensor that is made of an array shall require grad: as `requires_grad` says, or as the array does.
+
+    Raises
+    ------
+    NumbridgeTypeError, BufferAccessError
+        If it shall, and its numbers have no gradient, or its memory must not be written.
+    """
+    if requires_grad is None:
+        return array.requires_grad
+    if requires_grad:
+        check_differentiable(array)
+        if array.read_only:
+            raise BufferAccessError(
+                "requires_grad is True, and the memory must not be written, as who follows a gradient does; pass array.clone()"
+            )
+    return bool(requires_grad)
 
 
 def join_gradients(

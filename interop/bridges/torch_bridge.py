@@ -16,7 +16,7 @@ from numbridge.arrays.array import Array
 from numbridge.bridges import tensor_probe, torch_backward
 from numbridge.bridges.installed import needed
 from numbridge.bridges.shared_memory import is_own, keep_lent, read_only
-from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients
+from numbridge.bridges.tensor_room import READ_ONLY_MARK, adopted, exported, join_gradients, wants_gradient
 from numbridge.bridges.torch_tracing import keep_dynamo_out
 from numbridge.kernels.cuda_backend import cuda_driver
 from numbridge.kernels.devices import CPU, Device, cuda_unavailable, get_device
@@ -300,7 +300,7 @@ def from_torch(
     t : torch.Tensor
         Strided, on the CPU or on CUDA, of any rank. Launches on the array follow torch's current stream.
     dtype : dtype_like, optional
-        Must be the tensor's; sharing does not convert.
+        Must be the tensor's; sharing does not convert. Integers may be those of the other sign, and booleans integers of 8 bits.
     requires_grad : bool, optional
         By default the array follows the tensor, now and later, unless `grad` is given, which implies it.
     grad : torch.Tensor or Array, optional
@@ -361,6 +361,8 @@ def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
     ------
     BufferAccessError
         If the memory is read-only, or has negative strides, which torch cannot express; `a.clone()` copies.
+    NumbridgeTypeError
+        If `requires_grad` is asked of integers, which have no gradient.
     """
     # Compiled code takes what needs no thought: a writable array that no tensor and no gradient belongs to, of torch's stream.
     made = None if requires_grad else _export()(a)
@@ -374,9 +376,8 @@ def to_torch(a: Array, requires_grad: bool | None = None) -> Any:
 def _to_torch(array: Array, requires_grad: bool | None) -> Any:
     import torch
 
-    source = array._source
+    source, wanted = array._source, wants_gradient(array, requires_grad)
     if isinstance(source, torch.Tensor) and is_own(array, source):
-        wanted = array.requires_grad if requires_grad is None else requires_grad
         return source if wanted == source.requires_grad else source.detach().requires_grad_(wanted)
     made, immutable = exported(array, _export_function(), "a torch tensor", _stream_function())
     if immutable:
@@ -384,7 +385,6 @@ def _to_torch(array: Array, requires_grad: bool | None) -> Any:
         setattr(made, READ_ONLY_MARK, True)
         made = made.view_as(made)  # a view carries autograd state, so compiled code asks the guard before it writes
         setattr(made, READ_ONLY_MARK, True)
-    wanted = array.requires_grad if requires_grad is None else requires_grad
     return join_gradients(array, made, wanted, lambda tensor: tensor.requires_grad_(True), to_torch, _part)
 
 

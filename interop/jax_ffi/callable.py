@@ -45,7 +45,7 @@ from numbridge.kernels.errors import KernelUnsupportedError, NumbridgeTypeError,
 from numbridge.kernels.kernel import Parameter
 from numbridge.kernels.scalars import scalar_of
 from numbridge.operators.element_dims import element_of, inner_dims, outer_shape, refuse_records, value_of
-from numbridge.operators.remade import Remade
+from numbridge.operators.remade import Remade, made_once
 from numbridge.storage.element_views import packed
 
 __all__ = ["GraphMode", "JaxCallable", "jax_callable"]
@@ -120,6 +120,7 @@ def jax_callable(
     -------
     JaxCallable
         ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
+        In `GraphMode.NONE` the same call returns the same object; a traced function is traced anew for each call.
 
     Notes
     -----
@@ -170,7 +171,11 @@ def jax_callable(
     options = Options(None, dims, method, 256, bool(has_side_effect), None, bool(enable_backward), chosen)
     if graph_mode is GraphMode.NUMBRIDGE:
         return _Replayed(func, found, options, graph_cache_max)
-    return (_Called if graph_mode is GraphMode.NONE else JaxCallable)(func, found, options)
+    if graph_mode is GraphMode.JAX:
+        return JaxCallable(func, found, options)
+    # Nothing of what the function reads is in a trace, so one target of XLA's is enough.
+    made: JaxCallable = made_once(_Called, func, found, options)
+    return made
 
 
 def _check_cache_max(what: str, value: Any) -> None:

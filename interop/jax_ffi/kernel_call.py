@@ -31,7 +31,7 @@ from numbridge.kernels.element_types.elements import Element
 from numbridge.kernels.errors import NumbridgeTypeError
 from numbridge.kernels.kernel import Kernel
 from numbridge.kernels.scalars import Scalar
-from numbridge.operators.remade import Remade
+from numbridge.operators.remade import Remade, made_once
 
 __all__ = ["JaxKernel", "jax_kernel"]
 
@@ -98,7 +98,8 @@ def jax_kernel(
     -------
     JaxKernel
         ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays. Inputs may
-        be passed by name.
+        be passed by name. The same call returns the same function, with what JAX has traced and compiled for it, unless a global
+        that the kernel reads has changed.
 
     Raises
     ------
@@ -144,7 +145,8 @@ def jax_kernel(
     dims = given_dims(found, "launch_dims", launch_dims), given_dims(found, "output_dims", output_dims)
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
-    return _made(kernel, found, options)
+    made: JaxKernel = made_once(_made, kernel, found, options)
+    return made
 
 
 def _made(kernel: Kernel, found: Signature, options: Options) -> JaxKernel:
@@ -169,6 +171,7 @@ class JaxKernel(Remade):
         self._lock = threading.Lock()
         # Read with the first call: a global may be defined after the kernel.
         self._dependencies: tuple[Any, ...] = ()
+        self._has_changed = False
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._plans: dict[Any, Call] = {}
         functools.update_wrapper(self, kernel.function)
@@ -212,9 +215,14 @@ class JaxKernel(Remade):
         """Return the kernel as its declaration reads."""
         return f"<JAX function of {self.kernel!r}>"
 
+    def is_current(self) -> bool:
+        """Tell whether the kernel reads the globals still that it read whenever it was traced."""
+        return not self._has_changed and all(dependency.holds() for dependency in self._dependencies)
+
     def _forget(self) -> None:
         """Drop what was traced with other globals."""
         with self._lock:
+            self._has_changed = True
             self._dependencies, self._calls, self._plans = (), {}, {}
 
     def _chosen(self, launch: Any, output: Any, method: Any, fuse: Any) -> Options:

@@ -289,6 +289,11 @@ class _Planner:
                     f"{self.signature.what} under JAX, argument {kind.name!r}: the kernel writes to it, and a JAX array is "
                     f"immutable; name it in in_out_argnames, or make it an output (num_outputs={len(outputs)})"
                 )
+            if not written and kind.name in self.signature.in_out:
+                raise NumbridgeTypeError(
+                    f"{self.signature.what} under JAX, argument {kind.name!r}: in_out_argnames names it, and the kernel never "
+                    f"writes to it; leave it out there, and of num_outputs={len(outputs)}"
+                )
             if not written and kind.name in outputs:
                 raise NumbridgeTypeError(
                     f"{self.signature.what} under JAX, output {kind.name!r}: the kernel never writes to it; outputs come last "

@@ -1,19 +1,21 @@
-"""What a function of numbridge's made from a kernel once, as copies and pickles see it.
+"""What a function of numbridge's made from a kernel once, as copies, pickles and the same call once more see it.
 
-Such an object stands for a function: a copy of a module, or of a tree of parameters, that holds one goes on using it, and a
-pickle says how it was made. Imports no framework.
+Such an object stands for a function: a copy of a module, or of a tree of parameters, that holds one goes on using it, a pickle
+says how it was made, and what was traced or compiled for it is there for everybody who makes it again. Imports no framework.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from types import FunctionType
 from typing import Any, Self
 
-__all__ = ["Remade"]
+__all__ = ["Remade", "made_once"]
 
 Maker = Callable[..., Any]
-_alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_TABLE = "__numbridge_made__"
+_of_others: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 class Remade:
@@ -29,7 +31,11 @@ class Remade:
         """Say which call makes the object."""
         self._made = (maker, arguments)
         if _is_hashable(arguments):
-            _alive[self._made] = self
+            _alive(arguments)[self._made] = self
+
+    def is_current(self) -> bool:
+        """Tell whether what was traced of this reads what there is now."""
+        return True
 
     def __copy__(self) -> Self:
         """Return the object itself."""
@@ -44,8 +50,53 @@ class Remade:
         return _once_more, self._made
 
 
+class _Table:
+    """What was made of a Python function, by the call that makes it: what is alive, and what lives as long as the function.
+
+    It is in the function's own namespace: whatever held it elsewhere would never let go of the function, which all of it holds.
+    Whoever copies or pickles the function copies none of it.
+    """
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+        self.kept: dict[Any, Any] = {}
+
+    def __reduce__(self) -> tuple[type[_Table], tuple[()]]:
+        """Pickle as an empty one."""
+        return _Table, ()
+
+
+def _table(arguments: tuple[Any, ...]) -> _Table | None:
+    """Return the table of the Python function that something is made of: a kernel's, or the first argument itself."""
+    function = getattr(arguments[0], "function", arguments[0])
+    if not isinstance(function, FunctionType):
+        return None
+    table: _Table = function.__dict__.setdefault(_TABLE, _Table())
+    return table
+
+
+def _alive(arguments: tuple[Any, ...]) -> MutableMapping[Any, Any]:
+    table = _table(arguments)
+    return _of_others if table is None else table.alive
+
+
+def made_once(maker: Maker, *arguments: Any) -> Any:
+    """Return what this call made before, or what it makes now, which lives as long as the Python function that it is made of.
+
+    What is no longer current is made anew: others, such as `jax.jit`, may keep what they traced of it. A method, or another
+    object with ``__call__``, keeps nothing, so that the call may make something new each time.
+    """
+    table = _table(arguments)
+    if table is None or not _is_hashable(arguments):
+        return maker(*arguments)
+    found = table.kept.get((maker, arguments))
+    if found is None or not found.is_current():
+        found = table.kept[maker, arguments] = maker(*arguments)
+    return found
+
+
 def _once_more(maker: Maker, arguments: tuple[Any, ...]) -> Any:
-    found = _alive.get((maker, arguments)) if _is_hashable(arguments) else None
+    found = _alive(arguments).get((maker, arguments)) if _is_hashable(arguments) else None
     return maker(*arguments) if found is None else found
 
 

@@ -81,9 +81,14 @@ def scalar_shape(array: Array) -> tuple[int, ...]:
 
 
 def regrouped(array: Array, element: ElementType) -> Array:
-    """Return the memory of an array as vectors or matrices: of its last dimensions, or of runs along its last one."""
-    plain = unpacked(array)
+    """Return the memory of an array as vectors or matrices.
+
+    Each element of as many numbers becomes one; else they are of the last dimensions, or of runs along the last one.
+    """
+    plain, held = unpacked(array), element_of(array)
     inner = element.extents
+    if held is not None and row_of(plain) == element.scalar and math.prod(held.extents) == math.prod(inner):
+        return packed(plain.reshape(*array.shape, *inner), element)
     fits = row_of(plain) == element.scalar and plain.ndim >= 1 and plain.shape[plain.ndim - len(inner) :] != inner
     if fits and plain.shape[-1] % math.prod(inner) == 0:
         plain = plain.reshape(*plain.shape[:-1], plain.shape[-1] // math.prod(inner), *inner)

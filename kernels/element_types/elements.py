@@ -183,6 +183,12 @@ class Element(metaclass=ElementType):
         """Refuse: a value that a kernel was compiled with must stay what it was."""
         raise NumbridgeTypeError(f"a {type(self).__name__} never changes in Python; make a new one")
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Refuse likewise; kernels do assign to components."""
+        raise NumbridgeTypeError(
+            f"a {type(self).__name__} never changes in Python; change a copy, value.numpy(), and make a new one of it"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by name, shape and scalar: type numbers differ between processes."""
         kind = type(self)
@@ -309,8 +315,9 @@ def _values_of(kind: ElementType, components: tuple[Any, ...]) -> NDArray[Any]:
         given = np.asarray(_plain(components[0]))
         if given.ndim == 0 and kind.family in ("vector", "matrix"):
             return np.full(extents, given.astype(dtype))
-        if given.shape == extents:
-            return given.astype(dtype)
+        # Numbers without rows are those of the rows, one after another; those of a vector might be meant otherwise.
+        if given.shape == extents or (given.shape == (kind.count,) and not isinstance(components[0], Element)):
+            return given.astype(dtype).reshape(extents)
     flat = [np.asarray(_plain(part)) for part in components]
     joined = np.concatenate([part.reshape(-1) for part in flat])
     fits = all(part.ndim == 0 or (part.ndim == 1 and len(extents) == 1) for part in flat)

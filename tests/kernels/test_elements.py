@@ -42,7 +42,10 @@ def test_construction():
     assert nb.vec3() == nb.vec3(0) == nb.vec3(0, 0, 0)
     assert nb.vec4(nb.vec3(1, 2, 3), 4) == nb.vec4(1, 2, 3, 4)
     assert nb.vec3d(nb.vec3(1, 2, 3)) == nb.vec3d(1, 2, 3)
-    assert nb.mat22([[1, 2], [3, 4]]) == nb.mat22(1, 2, 3, 4)
+    assert nb.mat22([[1, 2], [3, 4]]) == nb.mat22([1, 2, 3, 4]) == nb.mat22(np.arange(1.0, 5)) == nb.mat22(1, 2, 3, 4)
+    for wrong in (nb.vec4(1, 2, 3, 4), [1, 2, 3]):
+        with pytest.raises(nb.NumbridgeValueError, match=r"mat22 has 4 components \(2 x 2\), got 1 argument\(s\)"):
+            nb.mat22(wrong)
     pose = nb.transform(nb.vec3(1, 2, 3), nb.quat(0, 0, 0, 1))
     assert pose.p == nb.vec3(1, 2, 3) and pose.q == nb.quat(0, 0, 0, 1)
 
@@ -66,6 +69,9 @@ def test_values_never_change():
     v = nb.vec3(1, 2, 3)
     with pytest.raises(nb.NumbridgeTypeError, match="never changes"):
         v.x = 4
+    for value, index in ((v, 0), (v, slice(1, None)), (nb.mat22(1), (0, 0))):
+        with pytest.raises(nb.NumbridgeTypeError, match=r"never changes in Python; change a copy, value.numpy\(\)"):
+            value[index] = 4
     assert {v: 1}[nb.vec3(1, 2, 3)] == 1
     assert pickle.loads(pickle.dumps(v)) == v
     odd = nb.vector(5, np.int16)(1, 2, 3, 4, 5)

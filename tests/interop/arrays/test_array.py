@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import numbridge as nb
 from numbridge.arrays.gradients import existing_gradient
@@ -70,6 +71,10 @@ class TestConstruction:
     def test_strings_are_no_elements(self):
         with pytest.raises(nb.ConversionError, match="data is a list that holds text; pass numbers"):
             nb.array(["a"])
+
+    def test_any_dtype_is_that_of_the_data(self):
+        assert nb.array([1, 2], dtype=Any).dtype == nb.int32 and nb.array(np.ones(2), dtype=Any).dtype == nb.float64
+        assert nb.array(dtype=Any) == nb.array(ndim=1)
 
     def test_copy_is_the_default(self):
         x = np.arange(3.0)
@@ -213,18 +218,41 @@ class TestCreation:
         nb.copy(dest, dest, dest_offset=1, count=4)
         np.testing.assert_array_equal(dest, [1, 1, 2, 3, 4])
 
+    def test_copies_of_parts_to_one_dimension(self):
+        parts, dest = [np.arange(4.0).reshape(2, 2), np.arange(4.0, 7.0)], np.full(16, -1.0)
+        for begin, part in zip((0, 4), parts, strict=True):
+            nb.copy(dest[::2], part, dest_offset=begin)
+        assert dest[::2].tolist() == [0, 1, 2, 3, 4, 5, 6, -1] and (dest[1::2] == -1).all()
+        nb.copy(dest, np.array([[9.0]]))
+        assert dest[:2].tolist() == [9, -1]
+        with pytest.raises(nb.NumbridgeValueError, match=r"src has shape \(4,\), and dest \(2, 2\).*or pass a count"):
+            nb.copy(parts[0], np.ones(4))
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ({}, r"src has shape \(3,\), and dest \(2,\)"),
             ({"count": 3}, "3 elements from 0 on in src, which has 3, do not fit into dest, which has 2"),
             ({"src_offset": 4}, "do not fit"),
-            ({"dest_offset": -1, "count": 1}, "do not fit"),
+            ({"dest_offset": -1, "count": 1}, "copy: dest_offset is -1; it must be 0 or more"),
+            ({"src_offset": -1}, "copy: src_offset is -1"),
+            ({"count": -2}, "copy: count is -2"),
         ],
     )
     def test_copies_that_do_not_fit(self, options, message):
         with pytest.raises(nb.NumbridgeValueError, match=message):
             nb.copy(np.zeros(2), np.ones(3), **options)
+
+    @pytest.mark.parametrize(
+        ("dest", "src", "name"), [(False, True, "src"), (True, False, "dest"), (True, True, "dest")]
+    )
+    def test_elements_that_cannot_be_counted(self, dest, src, name):
+        values, columns = np.zeros((4, 4)), np.ones((4, 4))[1::2, 1::2]
+        with pytest.raises(
+            nb.BufferAccessError, match=f"copy: {name} lies so that its elements cannot be counted .*one shape"
+        ):
+            nb.copy(columns if dest else values, columns if src else values, count=2)
+        assert not values.any() and columns.all()
 
     @pytest.mark.parametrize(
         "how", [nb.copy, lambda dest, src: dest.assign(src), lambda dest, src: nb.copy(dest.T, src.T)]
@@ -493,3 +521,21 @@ def test_what_others_make_of_the_dtype():
 def test_annotations_of_any_dtype():
     assert nb.array(dtype=Any) == nb.array[Any] == nb.array1d
     assert nb.array(dtype=Any, ndim=2) == nb.array2d[Any] == nb.array2d
+
+
+@pytest.mark.parametrize("dtype", [float, np.dtype("f4"), "float32", nb.float32, torch.float32])
+def test_annotations_with_a_rank(dtype):
+    assert nb.array2d(dtype) == nb.array2d(dtype=dtype) == nb.array2d[float] and repr(nb.array2d) == "array2d"
+    assert nb.array2d() is nb.array2d and hash(nb.array2d) == hash(nb.array(dtype=Any, ndim=2))
+    assert copy.deepcopy(nb.array3d) is pickle.loads(pickle.dumps(nb.array3d)) is nb.array3d
+
+
+def test_arrays_with_a_rank():
+    made = nb.array2d([[1, 2], [3, 4]], dtype=float, requires_grad=True)
+    assert (made.shape, made.dtype, made.requires_grad) == ((2, 2), nb.float32, True)
+    t = torch.ones(2, 3)
+    assert nb.array2d(t, copy=False).ptr == t.data_ptr() and nb.array1d(t, nb.vec3).shape == (2,)
+    assert nb.array3d(shape=(1, 2, 3)).ndim == 3
+    assert nb.array2d(ptr=t.data_ptr(), shape=(3, 2), device="cpu").list() == [[1, 1]] * 3
+    with pytest.raises(nb.NumbridgeTypeError, match="ndim is 2, and the array has 1 dimensions"):
+        nb.array2d([1, 2])

@@ -53,6 +53,17 @@ def test_views():
         nb.zeros(7).view(nb.vec3)
 
 
+def test_a_view_of_elements_of_as_many_numbers_has_the_same_shape():
+    vectors = nb.array(np.arange(32, dtype="f4").reshape(2, 4, 4), dtype=nb.vec4)
+    matrices = vectors.T.view(nb.mat22)
+    assert matrices.shape == (4, 2) and matrices.ptr == vectors.ptr
+    assert matrices.numpy().tolist() == vectors.T.numpy().reshape(4, 2, 2, 2).tolist()
+    assert (
+        np.array_equal(matrices.view(nb.quat).numpy(), vectors.T.numpy()) and vectors[0, 1].view(nb.mat22).shape == ()
+    )
+    assert nb.zeros((0, 3), nb.vec4).view(nb.mat22).shape == (0, 3)
+
+
 def test_writing():
     a = nb.zeros(3, nb.vec3)
     a[1] = nb.vec3(1, 2, 3)

@@ -351,6 +351,12 @@ class TestConsumers:
         assert nb.asarray(x).ptr == expected
         assert nb.asarray(x).list() == [[1, 2, 3], [4, 5, 6]]
 
+    def test_integers_and_booleans_of_the_same_bits(self):
+        x = np.array([True, False, True])
+        for source in (x, nb.to_dlpack(nb.from_numpy(x))):
+            a = nb.from_dlpack(source, dtype=nb.int8)
+            assert (a.ptr, a.dtype, a.list()) == (x.ctypes.data, nb.int8, [1, 0, 1])
+
     @pytest.mark.parametrize("dtype", [nb.bfloat16, nb.float8_e4m3fn])
     def test_dtypes_that_numpy_lacks(self, dtype):
         a = nb.array([1.0, 2.0], dtype=dtype)

@@ -240,6 +240,10 @@ def test_dtypes_and_devices():
         nb.device_from_jax("cpu")
     with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
         nb.from_jax(jnp.ones(3), dtype=nb.int32)
+    unsigned = nb.from_jax(jnp.arange(3), dtype=nb.uint32)
+    assert unsigned.list() == [0, 1, 2] and unsigned.read_only
+    with pytest.raises(nb.BufferAccessError, match="read-only"):
+        unsigned.fill_(1)
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):
         nb.to_jax(jnp.ones(3))
 

@@ -234,11 +234,21 @@ def test_descriptors_keep_the_tensor():
     assert out[0] == 3000 and filler
 
 
+def test_integers_are_shared_as_those_of_the_other_sign():
+    t = paddle.to_tensor([[-1, 2, 3]])
+    assert nb.from_paddle(t, dtype=nb.uint64).list() == [[2**64 - 1, 2, 3]]
+    assert nb.from_paddle(t, dtype=nb.vector(3, nb.uint64)).ptr == t.data_ptr()
+
+
 def test_what_sharing_cannot_do():
     with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
         nb.from_paddle(paddle.ones([3]), dtype=nb.int32)
     with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
         nb.from_paddle(paddle.ones([3], dtype="int32"), requires_grad=True)
+    for integers in (nb.zeros(3, int), nb.from_paddle(paddle.arange(3))):
+        with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
+            nb.to_paddle(integers, requires_grad=True)
+        assert nb.to_paddle(integers, requires_grad=False).stop_gradient
     with pytest.raises(nb.NumbridgeValueError, match="grad has shape"):
         nb.from_paddle(paddle.ones([3]), grad=paddle.ones([4]))
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):

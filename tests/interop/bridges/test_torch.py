@@ -336,11 +336,55 @@ def test_descriptors_keep_the_tensor():
     assert out[0] == 3000 and filler
 
 
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        *((torch.int64, nb.uint64), (torch.int32, nb.uint32), (torch.int16, nb.uint16), (torch.int8, nb.uint8)),
+        *((torch.uint8, nb.int8), (torch.uint32, nb.int32), (torch.bool, nb.uint8), (torch.bool, nb.int8)),
+    ],
+)
+def test_integers_are_shared_as_those_of_the_other_sign(given, dtype):
+    t = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(given)
+    t = (0 - t if given not in (torch.bool, torch.uint32) else t).T
+    a = nb.from_torch(t, dtype=dtype)
+    assert (a.dtype, a.ptr, a.shape) == (dtype, t.data_ptr(), (3, 2))
+    assert np.array_equal(a.numpy(), t.numpy().astype(dtype)) and nb.from_torch(t, dtype, return_ctype=True)
+
+
+def test_a_write_to_integers_of_the_other_sign_is_one_to_the_tensor():
+    @nb.kernel
+    def increase(x: nb.array[nb.uint32]):
+        i = nb.tid()
+        x[i] += nb.uint32(1)
+
+    t = torch.tensor([-1, 5], dtype=torch.int32)
+    version = t._version
+    nb.launch(increase, 2, [nb.from_torch(t, dtype=nb.uint32)])
+    assert t.tolist() == [0, 6] and t._version == version + 1
+    vectors = nb.from_torch(torch.tensor([[1, 2, 3]]), dtype=nb.vector(3, nb.uint64))
+    assert vectors.shape == (1,) and nb.to_torch(vectors).dtype == torch.uint64
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [(torch.uint8, nb.bool), (torch.int32, nb.int64), (torch.float32, nb.uint32), (torch.int16, nb.float16)],
+)
+def test_other_bits_are_not_shared_as_another_dtype(given, dtype):
+    with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
+        nb.from_torch(torch.ones(3).to(given), dtype=dtype)
+
+
 def test_what_sharing_cannot_do():
     with pytest.raises(nb.ConversionError, match="cannot be shared as another dtype"):
         nb.from_torch(torch.ones(3), dtype=nb.int32)
     with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
         nb.from_torch(torch.ones(3, dtype=torch.int32), requires_grad=True)
+    for integers in (nb.zeros(3, int), nb.from_torch(torch.arange(3)), nb.zeros(3, nb.vec3i)):
+        with pytest.raises(nb.NumbridgeTypeError, match="requires_grad needs a floating or complex dtype"):
+            nb.to_torch(integers, requires_grad=True)
+        assert not nb.to_torch(integers, requires_grad=False).requires_grad
+    with pytest.raises(nb.BufferAccessError, match=r"requires_grad is True, and the memory must not be written.*clone"):
+        nb.to_torch(nb.from_jax(jnp.ones(3)), requires_grad=True)
     with pytest.raises(nb.NumbridgeValueError, match="grad has shape"):
         nb.from_torch(torch.ones(3), grad=torch.ones(4))
     with pytest.raises(nb.NumbridgeTypeError, match=r"must be an nb\.Array"):

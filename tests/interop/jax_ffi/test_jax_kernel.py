@@ -501,6 +501,10 @@ CALLS = {
     "never written": (lambda x: jax_kernel(triple, 2)(), r"no launch dimensions"),
     "read output": (lambda x: jax_kernel(scale, 3)(launch_dims=4), r"output 's': an output must be an array"),
     "never": (lambda x: jax_kernel(triple, 2)(launch_dims=4), r"output 'x': the kernel never writes to it"),
+    "never changes": (
+        lambda x: jax_kernel(triple, 2, in_out_argnames=["x"])(x + 0),
+        r"argument 'x': in_out_argnames names it, and the kernel never writes to it; leave it out there, and of num_outputs=2",
+    ),
     "method": (
         lambda x: jax_kernel(triple)(x, vmap_method="all"),
         r"vmap_method is 'all'; it must be one of broadcast_all",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -60,7 +62,7 @@ class Squared(torch.nn.Module):
 
 def made_again(monkeypatch, name: str):
     """Return what a process unpickles that has not made it yet."""
-    monkeypatch.setattr(remade, "_alive", {})
+    monkeypatch.setattr(remade, "_alive", lambda _: {})
     again = pickle.loads(pickle.dumps(MADE[name]))
     assert again is not MADE[name]
     return again
@@ -139,3 +141,81 @@ def test_a_copy_of_a_recorded_launch_has_arguments_of_its_own() -> None:
     assert y.tolist() == [1, 4] and other.tolist() == [0, 0]
     again.launch()
     assert other.tolist() == [1, 4]
+
+
+def test_the_same_call_returns_the_same_function() -> None:
+    kernel = nb.jax_kernel(copied_square, launch_dims=[2], block_dim=64)
+    assert nb.jax_kernel(copied_square, launch_dims=(2,), block_dim=64) is kernel
+    assert nb.jax_kernel(copied_square, launch_dims=3, block_dim=64) is not kernel
+    called = nb.GraphMode.NONE
+    function = nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": 2})
+    assert nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": (2,)}) is function
+    assert nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": 3}) is not function
+
+
+def test_a_kernel_is_compiled_once_however_often_it_is_wrapped(caplog) -> None:
+    x = jnp.ones(7)
+    with jax.log_compiles():
+        for _ in range(3):
+            assert nb.jax_kernel(copied_square, vmap_method="expand_dims")(x)[0].tolist() == [1] * 7
+    assert len([message for message in caplog.messages if "XLA compilation of jit(copied_square)" in message]) == 1
+
+
+def test_a_changed_global_is_read_by_what_is_wrapped_again() -> None:
+    factor = 2.0
+
+    @nb.kernel
+    def scale(x: nb.array[float], y: nb.array[float]):
+        i = nb.tid()
+        y[i] = factor * x[i]
+
+    def function(x: nb.array[float], y: nb.array[float]):
+        nb.launch(scale, x.shape, [x], [y])
+        y.assign(factor * jnp.asarray(y))
+
+    def called(x: nb.array[float], y: nb.array[float]):
+        nb.launch(scale, x.shape, [x], [y])
+        y.assign(factor * y.numpy())
+
+    x = jnp.ones(1)
+    made = [nb.jax_kernel(scale), nb.jax_callable(called, graph_mode=nb.GraphMode.NONE)]
+    for count, factor in enumerate((2.0, 3.0, 5.0, 2.0)):
+        # Of a shape that JAX traces each time
+        assert jax.jit(made[0])(jnp.ones(int(factor) + count))[0][0].item() == factor
+        assert [f(x)[0].item() for f in made] == [factor, factor**2]
+        assert jax.jit(nb.jax_kernel(scale))(x)[0].item() == factor
+        for mode, python in ((mode, called if mode is nb.GraphMode.NONE else function) for mode in nb.GraphMode):
+            assert jax.jit(nb.jax_callable(python, graph_mode=mode))(x)[0].item() == factor**2
+
+
+def test_what_was_made_goes_with_its_python_function() -> None:
+    def made():
+        def function(x: nb.array[float], y: nb.array[float]):
+            nb.launch(copied_square, x.shape, [x], [y])
+
+        wrapped = nb.jax_callable(function)
+        assert wrapped(jnp.array([3.0]))[0].tolist() == [9]
+        assert vars(function)
+        return weakref.ref(function), weakref.ref(wrapped)
+
+    gone = made()
+    jax.clear_caches()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_method_makes_something_new_each_time() -> None:
+    class Scaled:
+        def run(self, x: nb.array[float], y: nb.array[float]):
+            nb.launch(copied_square, x.shape, [x], [y])
+
+    held = Scaled()
+    assert nb.jax_callable(held.run) is not nb.jax_callable(held.run)
+    assert nb.jax_callable(held.run)(jnp.array([3.0]))[0].tolist() == [9]
+
+
+def test_a_pickle_of_a_functions_namespace_has_nothing_that_was_made_of_it() -> None:
+    nb.jax_kernel(copied_square)
+    (table,) = vars(copied_square.function).values()
+    for other in (pickle.loads(pickle.dumps(table)), copy.deepcopy(table)):
+        assert table.kept and not other.kept and not other.alive
