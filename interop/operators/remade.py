@@ -6,6 +6,7 @@ says how it was made, and what was traced or compiled for it is there for everyb
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, MutableMapping
 from types import FunctionType
@@ -15,6 +16,8 @@ __all__ = ["Remade", "made_once"]
 
 Maker = Callable[..., Any]
 _TABLE = "__numbridge_made__"
+# How many calls of one function keep what they made: one with a new lambda or new extents each time would keep all
+_MOST = 64
 _of_others: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
@@ -60,6 +63,7 @@ class _Table:
     def __init__(self) -> None:
         self.alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
         self.kept: dict[Any, Any] = {}
+        self.lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[_Table], tuple[()]]:
         """Pickle as an empty one."""
@@ -83,15 +87,20 @@ def _alive(arguments: tuple[Any, ...]) -> MutableMapping[Any, Any]:
 def made_once(maker: Maker, *arguments: Any) -> Any:
     """Return what this call made before, or what it makes now, which lives as long as the Python function that it is made of.
 
-    What is no longer current is made anew: others, such as `jax.jit`, may keep what they traced of it. A method, or another
-    object with ``__call__``, keeps nothing, so that the call may make something new each time.
+    Of many different calls that holds for the last ones. What is no longer current is made anew: others, such as `jax.jit`, may
+    keep what they traced of it. A method, or another object with ``__call__``, keeps nothing, so that the call may make something
+    new each time.
     """
     table = _table(arguments)
     if table is None or not _is_hashable(arguments):
         return maker(*arguments)
-    found = table.kept.get((maker, arguments))
-    if found is None or not found.is_current():
-        found = table.kept[maker, arguments] = maker(*arguments)
+    with table.lock:
+        found = table.kept.pop((maker, arguments), None)
+        if found is None or not found.is_current():
+            found = maker(*arguments)
+        table.kept[maker, arguments] = found
+        if len(table.kept) > _MOST:
+            del table.kept[next(iter(table.kept))]
     return found
 
 

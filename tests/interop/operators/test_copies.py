@@ -153,6 +153,15 @@ def test_the_same_call_returns_the_same_function() -> None:
     assert nb.jax_callable(squared_twice, graph_mode=called, output_dims={"y": 3}) is not function
 
 
+def test_only_the_last_of_many_calls_are_kept() -> None:
+    first, used = (weakref.ref(nb.jax_kernel(copied_square, launch_dims=n)) for n in (1000, 1001))
+    for n in range(2 * remade._MOST):
+        nb.jax_kernel(copied_square, launch_dims=n + 1)
+        assert nb.jax_kernel(copied_square, launch_dims=1001) is used()
+    gc.collect()
+    assert first() is None
+
+
 def test_a_kernel_is_compiled_once_however_often_it_is_wrapped(caplog) -> None:
     x = jnp.ones(7)
     with jax.log_compiles():
