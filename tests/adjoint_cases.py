@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 
 import numpy as np
 from numba import cuda
@@ -583,6 +584,42 @@ def tuple_of_one_branch(x, y):
     y[i] = s
 
 
+State = namedtuple("State", "place speed")
+
+
+@kernel
+def tuples_from_trip_to_trip(x, y, n):
+    """Tuples that a loop hands on: with integers that become floats, within others, named, and left by a break."""
+    i = tid()
+    best, nested, ball = (0, -1), (x[i], (1, x[0])), State(x[i], 0.5)
+    for k in range(n):
+        if x[k] > best[0]:
+            best = x[k], k
+        a, (count, b) = nested
+        nested = (b * math.sin(a), (count + 1, a + x[k] * b))
+        ball = State(ball.place + 0.1 * ball.speed, ball.speed - 0.1 * math.sin(ball.place))
+        if nested[1][1] > 6.0:
+            break
+        last = a, k
+    y[i] = best[0] * (best[1] + 1) + nested[0] * nested[1][0] * nested[1][1]
+    y[i] += ball.place * ball.speed + last[0] * last[1]
+
+
+@func
+def first_above(x, limit):
+    for k in range(len(x)):
+        if x[k] > limit:
+            return k, x[k] * x[k]
+    return -1, 3.0
+
+
+@kernel
+def tuple_returned_in_a_loop(x, y):
+    i = tid()
+    k, weight = first_above(x, 0.3 + 0.3 * i)
+    y[i] = x[k] * weight
+
+
 @kernel
 def not_there(x, y, place, trips):
     """Elements that only some threads have; the others come to none of the trips that read them."""
@@ -680,6 +717,9 @@ CASES = [
     (undefined_on_one_path, 4, uniform(4), uniform(4)),
     (counter_dependent, 3, uniform(6), uniform(3), 6),
     (assertive, 3, uniform(4), uniform(3), 4),
+    (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 6),
+    (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 1),
+    (tuple_returned_in_a_loop, 5, uniform(6), uniform(5)),
     *SLICES,
     *ROWS,
 ]

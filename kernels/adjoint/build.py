@@ -42,6 +42,7 @@ from numbridge.kernels.cpu_backend.blocks.source import THREAD
 from numbridge.kernels.errors import KernelError
 from numbridge.kernels.language.rewriting import GIVEN, Rewritten
 from numbridge.kernels.language.source import FunctionSource
+from numbridge.kernels.language.tuple_parameters import remade
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["build"]
@@ -256,14 +257,15 @@ class _Builder(Iteration):
         before = dict(self._env)
         parts = [name for name in _assigned_in_part(node) if isinstance(before.get(name), Value)]
         assigned = list(dict.fromkeys([*_assigned(node), *parts]))
-        kinds: dict[str, Any] = {n: before[n].type for n in assigned if isinstance(before.get(n), Value)}
+        at_first = {n: _carried_kind(before.get(n, UNASSIGNED)) for n in assigned}
+        kinds: dict[str, Any] = {n: kind for n, kind in at_first.items() if kind is not None}
         others: dict[str, Missing] = {}
         count = len(self.locals)
         while True:
             del self.locals[count:]  # those that the last reading of the body made
             carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before | others)
             grown = self._carried_types(kinds, assigned, after)
-            # What is no number is not carried, and so a trip does not know what the one before has left.
+            # What else there is than numbers and tuples of them is not carried: no trip knows what the one before has left.
             left = {
                 n: others.get(n, _lost(after[n]))
                 for n in assigned
@@ -305,13 +307,13 @@ class _Builder(Iteration):
         assigned: list[str],
         kinds: Mapping[str, Any],
         before: dict[str, Binding],
-    ) -> tuple[dict[str, Value], Loop, dict[str, Binding]]:
+    ) -> tuple[dict[str, Binding], Loop, dict[str, Binding]]:
         """Read the body once, given the types of the carried variables; return them, the loop and what it leaves."""
         test: Region = []
         body: Region = []
         index = condition = None
         self._env = dict(before)
-        carried = {name: self.value(readable(name), kind) for name, kind in kinds.items()}
+        carried = {name: self._carried_value(name, kind) for name, kind in kinds.items()}
         for name in assigned:
             self._env[name] = carried.get(name, _lost(before.get(name, UNASSIGNED)))
         if isinstance(node, ast.For):
@@ -348,17 +350,33 @@ class _Builder(Iteration):
     ) -> dict[str, Any]:
         grown = dict(kinds)
         for name in assigned:
-            value = after.get(name)
-            if isinstance(value, Value):
-                kind = inference.unified([kinds[name], value.type]) if name in kinds else value.type
-                grown[name] = kind if kind is not None else value.type
+            kind = _carried_kind(after.get(name, UNASSIGNED))
+            if kind is not None:
+                grown[name] = _grown_kind(kinds.get(name, kind), kind)
         return grown
+
+    def _carried_value(self, name: str, kind: Any) -> Binding:
+        """Return new values for what a loop carries from trip to trip: a number, or a tuple of them."""
+        if isinstance(kind, tuple):
+            return remade(kind, (self._carried_value(name, inner) for inner in kind))
+        return self.value(readable(name), kind)
+
+    def _carry(self, loop: Loop, name: str, kind: Any, phi: Binding, start: Binding, following: Binding) -> Binding:
+        """Let a loop carry a number, or those of a tuple, and return what they are after it."""
+        if isinstance(kind, tuple):
+            starts = start if isinstance(start, tuple) else [start] * len(kind)
+            parts = zip(kind, phi, starts, following, strict=True)
+            return remade(kind, (self._carry(loop, name, *part) for part in parts))
+        initial = self.cast(start, kind) if isinstance(start, Value) else self.zero(kind)
+        variable = Carried(phi, initial, self._cast_in(loop.body, following, kind), self.value(readable(name), kind))
+        loop.carried.append(variable)
+        return variable.result
 
     def _finish_loop(
         self,
         node: Any,
         loop: Loop,
-        carried: Mapping[str, Value],
+        carried: Mapping[str, Binding],
         kinds: Mapping[str, Any],
         before: dict[str, Binding],
         after: Mapping[str, Binding],
@@ -366,21 +384,13 @@ class _Builder(Iteration):
         env = dict(before)
         for name, binding in after.items():
             if name in kinds:
-                start = before.get(name)
-                initial = self.cast(start, kinds[name]) if isinstance(start, Value) else self.zero(kinds[name])
-                following = after[name]
-                if not isinstance(following, Value):
+                if not _fits(binding, kinds[name]):
+                    at_first = "a tuple" if isinstance(kinds[name], tuple) else "a number"
                     raise self._refused(
-                        node, f"{name} is a number at first and something else later in this loop; rename one"
+                        node, f"{name} is {at_first} at first and something else later in this loop; rename one"
                     )
-                variable = Carried(
-                    carried[name],
-                    initial,
-                    self._cast_in(loop.body, following, kinds[name]),
-                    self.value(readable(name), kinds[name]),
-                )
-                loop.carried.append(variable)
-                env[name] = variable.result
+                start = before.get(name, UNASSIGNED)
+                env[name] = self._carry(loop, name, kinds[name], carried[name], start, binding)
             elif before.get(name) is not binding:
                 env[name] = _lost(binding)
         self._env = env
@@ -415,6 +425,31 @@ def _assigned_in_part(loop: Any) -> Iterator[str]:
             yield base.id
 
 
+def _carried_kind(binding: Binding) -> Any:
+    """Return the type of a number, those of a tuple of numbers as such a tuple, and None for what no loop carries."""
+    if isinstance(binding, tuple):
+        kinds = [_carried_kind(item) for item in binding]
+        return None if None in kinds else remade(binding, iter(kinds))
+    return binding.type if isinstance(binding, Value) else None
+
+
+def _grown_kind(kind: Any, other: Any) -> Any:
+    """Return the type of what is of one type before a trip and of another after it."""
+    if isinstance(kind, tuple) or isinstance(other, tuple):
+        if type(kind) is not type(other) or len(kind) != len(other):
+            return kind  # which is refused when the loop has been read
+        return remade(kind, map(_grown_kind, kind, other))
+    unified = inference.unified([kind, other])
+    return other if unified is None else unified
+
+
+def _fits(binding: Binding, kind: Any) -> bool:
+    """Tell whether something has the structure of what a loop carries."""
+    if isinstance(kind, tuple):
+        return type(binding) is type(kind) and len(binding) == len(kind) and all(map(_fits, binding, kind))
+    return isinstance(binding, Value)
+
+
 def _loop_variable(node: ast.For) -> str:
     name: str = node.target.id  # type: ignore[attr-defined]
     return name
@@ -428,4 +463,6 @@ def _lost(binding: Binding) -> Missing:
             "may be another array in every trip of this loop",
             "give one array a dimension more, and choose by an index: both[trip % 2, i]",
         )
-    return Missing("is assigned in a loop, and is not a number there or may not have been assigned")
+    return Missing(
+        "is assigned in a loop, and is neither a number nor a tuple of numbers there, or may not have been assigned"
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import cmath
+import difflib
 import math
 import re
 from collections.abc import Callable
@@ -60,7 +61,23 @@ _MAKES_ARRAYS = (
     "arange",
     "linspace",
 )
+_ATTRIBUTES = (
+    "shape",
+    "size",
+    "ndim",
+    "dtype",
+    "strides",
+    "itemsize",
+    "nbytes",
+    "real",
+    "imag",
+    "sum",
+    "mean",
+    "max",
+    "min",
+)
 _ALONE = {"neg": "-", "pos": "+", "invert": "~"}
+_SORTED = "sort a cuda.local.array in a loop, or the array before the launch"
 # What to write in place of functions of NumPy's, Python's and numba.cuda's that do not take what they are given.
 _INSTEAD = {
     "clip": "write min(max(x, low), high)",
@@ -69,6 +86,8 @@ _INSTEAD = {
     "max": "write a loop over the elements, or pass numbers one by one",
     "min": "write a loop over the elements, or pass numbers one by one",
     "pow": "write x ** y",
+    "argsort": _SORTED,
+    "interp": "find the place in a loop, or by np.searchsorted, and write the line between its neighbours",
     **dict.fromkeys(("popc", "clz", "ffs"), "it takes integers"),
     "brev": "it takes uint32 and uint64",
     "fma": "it takes three numbers",
@@ -136,6 +155,8 @@ def _named(kind: str) -> str:
         return f"buffer of {buffer[1]}"
     if kind == "unicode_type":
         return "text"
+    if " generator(" in kind:
+        return "generator"
     return "tuple" if kind.startswith(("Tuple(", "UniTuple(")) else "slice" if kind.startswith("slice<") else kind
 
 
@@ -199,6 +220,10 @@ def _of_numbers(function: str, name: str, given: list[str]) -> str | None:
         return (
             f"{_with_article(given[0].strip())} is a number, and is indexed here like an array; pass an array, or leave out "
             "the index"
+        )
+    if name == "getitem" and given[0].strip().startswith("range_state_"):
+        return (
+            "a range is neither cut nor indexed in a kernel; write its bounds and its step, as in range(n - 1, -1, -1)"
         )
     array = _ARRAY.match(given[0].strip()) if given else None
     if name not in ("getitem", "setitem") or array is None:
@@ -369,6 +394,9 @@ def _of_number(found: re.Match[str]) -> str:
 
 
 def _of_array(found: re.Match[str]) -> str:
+    alike = difflib.get_close_matches(found[1], _ATTRIBUTES, n=1)
+    if alike:
+        return f"an array has no .{found[1]} in a kernel; did you mean .{alike[0]}?"
     return f"an array has no .{found[1]} in a kernel; write a loop over its elements, or compute it before the launch"
 
 
@@ -392,8 +420,9 @@ def _of_text(found: re.Match[str]) -> str:
 
 
 def _of_numbers_module(found: re.Match[str]) -> str:
-    way = _OF_MATH.get(found[1], "write it with others that kernels have, or as a function of your own with @nb.func")
-    return f"kernels do not have {found[2]}.{found[1]}; {way}"
+    name = found["name"]
+    way = _OF_MATH.get(name, "write it with others that kernels have, or as a function of your own with @nb.func")
+    return f"kernels do not have {found['module']}.{name}; {way}"
 
 
 def _of_binding(found: re.Match[str]) -> str:
@@ -433,6 +462,14 @@ def _of_variable(found: re.Match[str]) -> str:
 
 # Numba's other messages, as patterns.
 _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
+    (r"\Wrun_quicksort\W|lowering array\.sort\(", lambda found: f"kernels do not sort arrays; {_SORTED}"),
+    (
+        r"No definition for lowering <built-in function getitem>\(.*\bnone\b",
+        lambda found: (
+            "CUDA has no code for an index of None, which adds a dimension; index the array by its own dimensions"
+        ),
+    ),
+    (r"Use of unsupported NumPy function '(?P<module>numpy)\.(?P<name>\w+)'", _of_numbers_module),
     (
         r">>> setitem\(array\((\w+), [^)]*\), .+, (complex\d+)\)",
         lambda found: (
@@ -513,7 +550,7 @@ _SAID: tuple[tuple[str, Callable[[re.Match[str]], str | None]], ...] = (
     ),
     (r"Invalid use of getiter with parameters \((.+)\)", _of_loop),
     (r"Unknown attribute '(\w+)' of type (?:Literal\[str\]\(|unicode_type)", _of_text),
-    (r"Unknown attribute '(\w+)' of type Module\(<module '(math|cmath|numpy)\b", _of_numbers_module),
+    (r"Unknown attribute '(?P<name>\w+)' of type Module\(<module '(?P<module>math|cmath|numpy)\b", _of_numbers_module),
     (
         r"wrong tuple length for .*expected (\d+), got (\d+)",
         lambda found: f"what has {found[2]} part{'' if found[2] == '1' else 's'} is unpacked into {found[1]} names",

@@ -569,6 +569,28 @@ def carried(body: Sequence[ast.stmt]) -> Iterator[str]:
                 yield from (changed & {*_loads(node), *stored(node)}) - fresh
 
 
+def _read_first(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements may read before they assign them."""
+    found: set[str] = set()
+
+    def after(body: Sequence[ast.stmt], assigned: set[str]) -> set[str]:
+        for node in body:
+            match node:
+                case ast.If(test=head) | ast.While(test=head) | ast.For(iter=head):
+                    found.update(set(_loads(head)) - assigned)
+                    inside = assigned | set(stored(node.target)) if isinstance(node, ast.For) else assigned
+                    ways = after(node.body, inside), after(node.orelse, assigned)
+                    if isinstance(node, ast.If):
+                        assigned = ways[1] if is_break(node) else ways[0] & ways[1]
+                case _:
+                    found.update(set(_loads(node)) - assigned)
+                    assigned = assigned | set(stored(node))
+        return assigned
+
+    after(body, set())
+    return found
+
+
 @dataclass
 class _Gain:
     """Tells what lanes gain: chains that are broken, and memory that is read side by side."""
@@ -580,8 +602,8 @@ class _Gain:
 
     def width(self) -> int:
         staggered = (n for n in ast.walk(self.lanes.tree) if id(n) in self.lanes.staggered and not _is_rest(n))
-        if any(self._adds_apart(ast.walk(node)) for node in staggered):
-            return 0  # what each adds by itself, and waits for, is not made up for by the loops within
+        if any(self._adds_apart(ast.walk(node)) or self._stores_apart(ast.walk(node)) for node in staggered):
+            return 0  # what each does by itself, and waits for, is not made up for by the loops within
         gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
         return min(gained, default=0)
 
@@ -601,7 +623,8 @@ class _Gain:
 
     def _is_chained(self, node: Any) -> bool:
         """Tell whether each trip of a loop waits for floating-point numbers of the one before."""
-        return any(self.is_float(name) for name in carried(node.body) if name in self.lanes.varying)
+        waited_for = _read_first(node.body) & set(itertools.chain(*map(stored, node.body)))
+        return any(self.is_float(name) for name in waited_for & self.lanes.varying)
 
     def _elements(self, nodes: Sequence[ast.AST]) -> list[ast.Subscript]:
         return [part for part in nodes if isinstance(part, ast.Subscript) and self._is_shared_memory(part)]
@@ -616,6 +639,16 @@ class _Gain:
                     if not all(map(self._is_beside, added)):
                         return True
         return False
+
+    def _stores_apart(self, nodes: Iterable[ast.AST]) -> bool:
+        """Tell whether lanes store into arrays of their own, each at another place, one after another."""
+        return any(
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and any(name in self.lanes.private for name in _mentions(node.value))
+            and self.lanes.varies(node.slice)
+            for node in nodes
+        )
 
     def _is_shared_memory(self, node: ast.Subscript) -> bool:
         return self._is_shared_array(node.value)

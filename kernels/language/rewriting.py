@@ -75,12 +75,16 @@ _OF_ARRAYS: dict[Any, str] = {
 }
 _METHODS = {"max": "_nb_max_of", "min": "_nb_min_of", "dot": "_nb_dot_of"}
 
-# Python's functions that make what kernels have no memory for, and what to do instead
+# Python's functions that kernels do not have, most since they make what there is no memory for, and what to do instead
 _TEXT = "kernels make no text; print(...) takes text and numbers apart"
 _MEMORY = "kernels have no memory for that; take a tuple, a loop, or cuda.local.array for something to write into"
-_NOT_MADE = dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT) | dict.fromkeys(
-    ("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY
-)
+_NOT_THERE = {
+    **dict.fromkeys(("str", "repr", "ascii", "format", "bin", "hex", "oct"), _TEXT),
+    **dict.fromkeys(("list", "dict", "set", "frozenset", "sorted", "bytes", "bytearray"), _MEMORY),
+    "reversed": "count down in a loop, as in range(n - 1, -1, -1)",
+    "any": "write a loop, or conditions with `or`",
+    "all": "write a loop, or conditions with `and`",
+}
 
 # What NumPy's arrays that a function makes for itself begin with, in memory of the thread
 _NOTHING = ""
@@ -729,7 +733,7 @@ class _Rewriter(ast.NodeTransformer):
             return _of_block("grid_sync", [])
         if static is not None and static.builtin and static.value is print:
             return self._print(node)
-        if static is not None and static.builtin and (instead := _NOT_MADE.get(getattr(static.value, "__name__", ""))):
+        if static is not None and static.builtin and (instead := _NOT_THERE.get(getattr(static.value, "__name__", ""))):
             raise self.source.error(node, f"{static.value.__name__}(...) cannot be called in a kernel: {instead}")
         if static is not None and (static.value is min or static.value is max) and node.keywords:
             given, name = ", ".join(str(keyword.arg) for keyword in node.keywords), static.value.__name__

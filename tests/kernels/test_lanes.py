@@ -566,7 +566,33 @@ def rows_apart(x, y, n):
         y[(a + b) * n + k] = x[k]
 
 
-@pytest.mark.parametrize("function", [few_trips, no_loop, rows_apart])
+def sorted_by_swaps(x, y, n):
+    """LLVM unrolls the loops, and makes vectors of what neighbouring threads swap."""
+    a, b = nb.tid()
+    kept = cuda.local.array(9, nb.float32)
+    for k in range(9):
+        kept[k] = x[a + b + k]
+    for k in range(9):
+        for m in range(8 - k):
+            if kept[m] > kept[m + 1]:
+                kept[m], kept[m + 1] = kept[m + 1], kept[m]
+    y[a + b] = kept[4]
+
+
+def sorted_by_insertion(x, y, n):
+    """Lanes that wait for each other would each store at another place of their arrays."""
+    a, b = nb.tid()
+    kept = cuda.local.array(9, nb.float32)
+    for k in range(9):
+        m = k - 1
+        while m >= 0 and kept[m] > x[a + b + k]:
+            kept[m + 1] = kept[m]
+            m -= 1
+        kept[m + 1] = x[a + b + k]
+    y[a + b] = kept[4]
+
+
+@pytest.mark.parametrize("function", [few_trips, no_loop, rows_apart, sorted_by_swaps, sorted_by_insertion])
 def test_threads_run_alone_where_nothing_is_gained(function):
     values = [floats(400), floats(400), TRIPS]
     assert not widths(nb.kernel(function), values)

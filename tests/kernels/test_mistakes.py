@@ -347,6 +347,19 @@ def made(statement, names=AROUND):
         ),
         ("x[i] = np.where(y[i] > 0, y[i], 0.0)", "where does not take .*; write x if condition else y"),
         ("x[i] = math.comb(5, 2)", "kernels do not have math.comb; write a loop"),
+        ("x[i] = np.heaviside(y[i], 0.5)", "kernels do not have numpy.heaviside; write it with others"),
+        (
+            "x[i] = np.interp(y[i], y, y)",
+            r"interp does not take \(float32, .*\); find the place in a loop, or by np.searchs",
+        ),
+        ("x.sort()", "kernels do not sort arrays; sort a cuda.local.array in a loop, or the array before the launch"),
+        ("x[i] = np.argsort(y)[0]", "(do not sort arrays|argsort does not take .*); sort a cuda.local.array in a loop"),
+        ("x[i] = y.shap[0]", "an array has no .shap in a kernel; did you mean .shape?"),
+        (
+            "for k in range(3)[::-1]: x[i] += k",
+            r"a range is neither cut nor indexed in a kernel; write .*, as in range\(n - 1, -1, -1\)",
+        ),
+        ("x[i] = range(3)[i]", "a range is neither cut nor indexed in a kernel"),
         ("x[i] = np.fft.fft(y)[0]", "kernels do not have numpy.fft; write it"),
         # Calls of other things, of other numbers of them, and of what is no function
         (
@@ -449,6 +462,18 @@ def test_operations_and_calls_that_there_are_not(statement, words):
             "x[i] = sorted(y)[0]",
             r"sorted\(...\) cannot be called in a kernel: kernels have no memory for that; take a tuple",
         ),
+        (
+            "for k in reversed(range(3)): x[i] += k",
+            r"reversed\(...\) cannot be called in a kernel: count down in a loop, as in range\(n - 1, -1, -1\)",
+        ),
+        (
+            "x[i] = any((y[i] > 0, i > 1))",
+            r"any\(...\) cannot be called in a kernel: write a loop, or conditions with `or`",
+        ),
+        (
+            "x[i] = all((y[i] > 0, i > 1))",
+            r"all\(...\) cannot be called in a kernel: write a loop, or conditions with `and`",
+        ),
         ("a = list(y)", r"list\(...\) cannot be called in a kernel: kernels have no memory"),
     ],
 )
@@ -490,6 +515,14 @@ def test_reshaping_on_cuda():
         KernelError, match=r"does not compile on CUDA, which has no code for .reshape\(...\); index the array"
     ):
         reshaped.ptx(ones(), ones(), capability=(9, 0))
+
+
+def test_a_new_dimension_on_cuda():
+    grown = made("x[i] = y[None][0, i]")
+    with pytest.raises(
+        KernelError, match="on CUDA: CUDA has no code for an index of None, which adds a dimension; index"
+    ):
+        grown.ptx(ones(), ones(), capability=(9, 0))
 
 
 def test_the_maximum_of_an_array_that_is_read():

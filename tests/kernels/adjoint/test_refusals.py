@@ -122,23 +122,17 @@ def tuple_of_an_earlier_trip(x, y):
     i = tid()
     for k in range(3):
         if k == 0:
-            both = (x[i], x[i] * x[0])
-        y[i] += both[0] * both[1]
-
-
-@func
-def first_above(x):
-    for k in range(len(x)):
-        if x[k] > 1:
-            return k, 2.0
-    return -1, 3.0
+            both = (x[1:], x[i])
+        y[i] += both[0][0] * both[1]
 
 
 @kernel
-def tuple_returned_in_a_loop(x, y):
+def tuple_of_another_length(x, y):
     i = tid()
-    k, weight = first_above(x)
-    y[i] = x[k] * weight
+    both = (x[i], 1.0)
+    for k in range(3):
+        both = (both[0], both[1], x[k])
+    y[i] = both[0]
 
 
 @kernel
@@ -440,12 +434,12 @@ REFUSED = [
     (carried_slice, "may be another array in every trip of this loop", "s += part[0]"),
     (slice_of_the_last_trip, "may be another array in every trip of this loop", "y[i] = part[0]"),
     (slice_of_an_earlier_trip, "may be another array in every trip of this loop", "y[i] += part[0]"),
-    (tuple_of_an_earlier_trip, "both is assigned in a loop, and is not a number there", "y[i] += both[0] * both[1]"),
     (
-        tuple_returned_in_a_loop,
-        "what first_above returns is assigned in a loop, and is not a number there",
-        "k, weight = first_above(x)",
+        tuple_of_an_earlier_trip,
+        "both is assigned in a loop, and is neither a number nor a tuple of numbers there",
+        "y[i] += both[0][0] * both[1]",
     ),
+    (tuple_of_another_length, "both is a tuple at first and something else later in this loop", "for k in range(3):"),
     (slice_afterwards, "may be another array in every trip of this loop", "y[i] = part[0]"),
     (copied_slice, "only a number can be assigned to a whole row or slice", "y[1:] = x[:-1]"),
     (augmented_slice, "a whole row cannot be assigned to", "y[:] += x[0]"),
