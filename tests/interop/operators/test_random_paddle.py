@@ -137,7 +137,8 @@ def compiled(function, program, choices):
     is_dynamic = choices.random() < 0.4
     for kind, shape in program.arguments:
         dtype = {"f": program.real, "i": "int64", "b": "bool"}[kind]
-        known = [None if is_dynamic and choices.random() < 0.5 else n for n in shape]
+        # The dimensions of vectors must be known.
+        known = [None if is_dynamic and n != 3 and choices.random() < 0.5 else n for n in shape]
         spec.append(paddle.static.InputSpec(known, dtype, stop_gradient=kind != "f"))
     full = choices.random() < 0.6
     return paddle.jit.to_static(function, full_graph=full, input_spec=spec if full and choices.random() < 0.7 else None)
