@@ -6,8 +6,8 @@ only eager tensors have (changes in place, hooks, layers of the user's, parts wi
 `paddle.jit.to_static`.
 
 Not in them, for they are Paddle's own faults: a second `backward()` through a `PyLayer`, `paddle.grad` within the backward of one
-that `paddle.grad` runs, and `paddle.grad` in several threads, all of which end the process; hooks on what a `PyLayer` returns, whose
-own result is dropped; and `detach` in programs that are compiled, some of which are wrong then.
+that `paddle.grad` runs, and `paddle.grad` in several threads, all of which end the process; hooks on what a `PyLayer` returns,
+which change nothing; and `detach` in programs that are compiled, some of which are wrong then.
 """
 
 from __future__ import annotations

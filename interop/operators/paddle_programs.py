@@ -176,7 +176,7 @@ class Programs:
         return list(made) if isinstance(made, list | tuple) else [made]
 
     def _without_gradient(self, value: Any) -> Any:
-        """Return a value, or a copy of one that has no gradient though what it was made of does: Paddle would ask the layer for it."""
+        """Return a value, or a copy of integers made of what has a gradient, for theirs Paddle would ask the layer."""
         import paddle
 
         if not isinstance(value, paddle.pir.Value) or value.stop_gradient or self._launches.has_gradient(value):
