@@ -116,6 +116,15 @@ def jax_fuzz(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["environment"], default=False)
+def paddle_fuzz(session: nox.Session) -> None:
+    """Check 2,000 random programs of Paddle with operators, and a sixth of that compiled; another number may follow ``--``."""
+    session.env["NUMBRIDGE_PADDLE_PROGRAMS"] = session.posargs[0] if session.posargs else "2000"
+    # Paddle says at length what it does not like of a program.
+    session.env["GLOG_minloglevel"] = "3"
+    run_in_environment(session, "pytest", "tests/interop/operators/test_random_paddle.py")
+
+
+@nox.session(venv_backend="none", requires=["environment"], default=False)
 def demo(session: nox.Session) -> None:
     """Launch one kernel on the tensors of every framework, and print the table of conversions."""
     run_in_environment(session, "python", "examples/demo.py", *session.posargs)

@@ -61,7 +61,8 @@ class Launches(operator_launches.Launches):
 
     def contiguous(self, tensor: Any) -> Any:
         """Return a tensor, or a copy of it that is contiguous."""
-        return tensor.contiguous()
+        # Paddle's own `contiguous` gives the very tensor other memory, which ends what it shares, and counts as a change of it.
+        return tensor if tensor.is_contiguous() else tensor.clone()
 
     def strides(self, tensor: Any) -> Sequence[int]:
         """Return how many numbers lie from one to the next along each dimension of a tensor."""
@@ -215,6 +216,7 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
             ctx.save_for_backward(*tensors)
             made = run(held, tensors)
             held.dependencies = variants_of(operator.level.launches.plan.kernel).dependencies
+            ctx.mark_non_differentiable(*(output for output in made if not _has_gradient(output)))
             return returned(made)
 
         def backward(ctx: Any, *grads: Any) -> Any:

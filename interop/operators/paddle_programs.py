@@ -143,6 +143,7 @@ class Programs:
                 f"operator {self._name} changes {', '.join(plan.mutated) or 'nothing it returns'} in place, and programs of "
                 "paddle.jit.to_static would not know; make what it writes an output, or call it outside of the program"
             )
+        values = [self._without_gradient(value) for value in values]
         places = _places(values)
         call = _Call(level, launches, tuple(values), places)
         tensors = [values[first] for first, *_ in places]
@@ -173,6 +174,16 @@ class Programs:
 
         made = paddle.static.nn.static_pylayer(forward, tensors, backward)
         return list(made) if isinstance(made, list | tuple) else [made]
+
+    def _without_gradient(self, value: Any) -> Any:
+        """Return a value, or a copy of integers made of what has a gradient, for theirs Paddle would ask the layer."""
+        import paddle
+
+        if not isinstance(value, paddle.pir.Value) or value.stop_gradient or self._launches.has_gradient(value):
+            return value
+        copy = paddle.assign(value)
+        copy.stop_gradient = True
+        return copy
 
     def _operator(
         self, suffix: str, inputs: int, run: Callable[..., list[Any]], results: Sequence[Any]

@@ -231,6 +231,50 @@ def test_without_gradients_nothing_is_recorded():
         assert pair(x, w)[0].stop_gradient
 
 
+@nb.kernel
+def moved(points: nb.array1d[nb.vec3d], by: nb.vec3d, out: nb.array1d[nb.vec3d]):
+    i = nb.tid()
+    out[i] = nb.cross(points[i], by)
+
+
+def test_views_that_an_operator_reads_stay_views():
+    operator = nb.paddle_op(moved, "out")
+    base, whole = (paddle.to_tensor(np.random.default_rng(k).normal(size=(3, 3))) for k in range(2))
+    base.stop_gradient = False
+    copy = base * 1.0
+    points, by = copy.transpose([1, 0]), (2.0 * base)[:, 1]
+    # An operator's gradient may come as a view, too.
+    gradient = whole.transpose([1, 0])
+    strides = [view.strides for view in (points, by, gradient)]
+    made = operator(points, by)
+    (found,) = paddle.grad([made], [base], [gradient])
+    assert [view.strides for view in (points, by, gradient)] == strides == [[1, 3], [3], [1, 3]]
+    by_copy, by_whole = paddle.to_tensor(points.numpy()), paddle.to_tensor(by.numpy())
+    by_copy.stop_gradient = by_whole.stop_gradient = False
+    wanted = paddle.grad([paddle.cross(by_copy, by_whole.expand([3, 3]), 1)], [by_copy, by_whole], [gradient])
+    total = wanted[0].numpy().T + np.outer(2.0 * wanted[1].numpy(), [0, 1, 0])
+    np.testing.assert_allclose(found.numpy(), total, rtol=1e-12)
+    with paddle.no_grad():
+        copy.zero_()
+        whole.zero_()
+    assert not points.any() and not gradient.any()
+
+
+@nb.kernel
+def parted(x, whole: nb.array1d[nb.int32], part):
+    i = nb.tid()
+    whole[i] = math.floor(x[i])
+    part[i] = x[i] - whole[i]
+
+
+def test_outputs_that_are_no_floats_have_no_gradient():
+    x = leaves()[0]
+    whole, part = nb.paddle_op(parted, ["whole", "part"])(x)
+    assert whole.stop_gradient and not part.stop_gradient
+    first = paddle.grad([part.sum() + whole.astype("float64").sum()], [x], create_graph=True)[0]
+    close(first, paddle.ones([5], "float64"))
+
+
 def test_in_place():
     op, y = nb.paddle_op(in_place), paddle.ones([4])
     assert op(paddle.ones([4]), y) is None

@@ -231,6 +231,20 @@ def of_planes(x, y):
 
 
 @ways
+def test_integers_made_of_what_has_a_gradient(full):
+    """Paddle would ask for theirs, and a process ended where an operation between had none."""
+    gather = nb.paddle_op(gathered, ["y", "found"])
+
+    def chosen(x):
+        return gather(x, paddle.floor(paddle.abs(x)).astype("int64") % 2)[0]
+
+    x = paddle.to_tensor([0.5, 1.5, 2.5], stop_gradient=False)
+    y = paddle.jit.to_static(chosen, full_graph=full)(x)
+    y.sum().backward()
+    assert y.tolist() == [0.25, 2.25, 0.25] and x.grad.tolist() == [2.0, 3.0, 0.0]
+
+
+@ways
 def test_tuples(full):
     same(of_planes, (tensor(4), tensor(4, seed=1)), (tensor(6), tensor(6, seed=1)), full_graph=full)
 

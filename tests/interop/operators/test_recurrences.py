@@ -181,3 +181,16 @@ def test_nothing_is_kept_that_counts_no_changes():
         saved, y = packed(lambda: f(x))
     assert y.is_inference() and len(saved) == 1
     torch.testing.assert_close(y.clone(), f(x).detach())
+
+
+@pytest.mark.parametrize("seen", [lambda y: y[1:], lambda y: y.view(-1), lambda y: y])
+def test_what_a_compiled_function_returns_of_an_output_may_be_changed(seen):
+    """Nothing is kept there: torch's graphs return views of what they save, and nobody notices that such are changed."""
+    f = nb.torch_op(relaxed, outputs="y", launch_dims=of_columns)
+    x = leaf()
+    (want,) = torch.autograd.grad((seen(f(x)) ** 2).sum(), x)
+    made = torch.compile(lambda x: seen(f(x)), fullgraph=True, backend="aot_eager")(x)
+    loss = (made.clone() ** 2).sum()
+    with torch.no_grad():
+        made.mul_(3)
+    torch.testing.assert_close(torch.autograd.grad(loss, x)[0], want)
