@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +18,11 @@ __all__ = ["NO_MEMORY", "not_compiled"]
 NO_MEMORY = (
     "it needs memory for an array of its own, which kernels do not have (x[i] + 1 is one too, if x has two dimensions); write a "
     "loop over the elements"
+)
+
+_OVERLAP = (
+    "an array cannot be assigned to rows or a slice, since it may overlap with them, and kernels have no memory for a copy; "
+    "write a loop over the elements, as in `for k in range(x.shape[1]): y[i, k] = x[i, k]`"
 )
 
 # What Numba says to slices that are assigned, or added, where it may not allocate.
@@ -70,16 +76,28 @@ def not_compiled(
     text = str(error)
     place = _place(text, filename, origin) or _place_in_frames(error, filename, origin)
     excerpt = "" if place is None else f"\n  {place}"
-    raising = _DYNAMIC in text or (
-        _NRT in text and place is not None and place.splitlines()[1].lstrip().startswith("raise ")
-    )
-    problem = _RAISED if raising else _own_words(text)
+    # The statement that wants memory, if one is known
+    statement = "" if place is None or _NRT not in text else place.splitlines()[1].strip()
+    raising = _DYNAMIC in text or statement.startswith("raise ")
+    problem = _RAISED if raising else _OVERLAP if _is_copy(statement) else _own_words(text)
     more = "" if problem is not None else f"\nNumba says:\n{_without_noise(text)}"
     if problem is None or place is None:
         more += f"\nThe generated source is {filename}"
     return KernelError(
         f"kernel {entry!r} does not compile for ({listed}){where}: {problem or _first_line(text)}{excerpt}{more}"
     )
+
+
+def _is_copy(statement: str) -> bool:
+    """Tell whether a statement assigns what may be an array, as it is, to a part of another one."""
+    try:
+        tree = ast.parse(statement)
+    except SyntaxError:  # the first line of a longer one
+        return False
+    match tree.body:
+        case [ast.Assign([ast.Subscript()], ast.Name() | ast.Attribute() | ast.Subscript())]:
+            return True
+    return False
 
 
 def _of_global(name: str, kind: str) -> str:

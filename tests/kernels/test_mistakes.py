@@ -574,6 +574,22 @@ def test_an_array_with_a_dimension_more_than_the_kernel_has_indices():
         launch(forgets_an_index, 1, [np.ones((2, 2), np.float32), 2.0])
 
 
+@pytest.mark.parametrize("capability", [None, (9, 0)])
+def test_rows_are_copied_in_a_loop(capability):
+    x, y = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    with pytest.raises(
+        KernelError, match=r"kernels have no memory for a copy; write a loop .*\n.*\n +y\[i, :\] = x\[i, :\]\n"
+    ):
+        copies_a_row.ptx(x, y, capability=capability) if capability else launch(copies_a_row, 2, [x, y])
+    assert not y.any()
+
+
+@kernel
+def copies_a_row(x, y):
+    i = cuda.grid(1)
+    y[i, :] = x[i, :]
+
+
 def test_assignment_expressions():
     with pytest.raises(
         KernelUnsupportedError, match=r"v := of more than a variable .*in a statement before\n.*\n.*\n +\^"
