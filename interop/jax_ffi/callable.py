@@ -174,8 +174,9 @@ def jax_callable(
         return _Replayed(func, found, options, graph_cache_max)
     if graph_mode is GraphMode.JAX:
         return JaxCallable(func, found, options)
+    # What functions say of dims is in a trace, and may be something else by now.
     if options.ask:
-        return _Called(func, found, options)  # what functions say of dims is in a trace, and may be something else by now
+        return _Called(func, found, options)
     # Nothing of what the function reads is in a trace, so one target of XLA's is enough.
     made: JaxCallable = made_once(_Called, func, found, options)
     return made

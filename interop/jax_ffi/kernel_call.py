@@ -145,8 +145,9 @@ def jax_kernel(
     dims = given_dims(found, "launch_dims", launch_dims), given_dims(found, "output_dims", output_dims)
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
+    # What functions say of dims is in a trace, and may be something else by now.
     if options.ask:
-        return _made(kernel, found, options)  # what functions say of dims is in a trace, and may be something else by now
+        return _made(kernel, found, options)
     made: JaxKernel = made_once(_made, kernel, found, options)
     return made
 

@@ -454,7 +454,11 @@ REFUSED = [
         "both is a tuple at first and something else later in this loop; rename one",
         "both = (both[0], both[1], x[k])",
     ),
-    (tuple_of_other_parts, "both is a tuple at first and something else later in this loop", "both = (both[1], both[0])"),
+    (
+        tuple_of_other_parts,
+        "both is a tuple at first and something else later in this loop",
+        "both = (both[1], both[0])",
+    ),
     (slice_afterwards, "may be another array in every trip of this loop", "y[i] = part[0]"),
     (copied_slice, "only a number can be assigned to a whole row or slice", "y[1:] = x[:-1]"),
     (augmented_slice, "a whole row cannot be assigned to", "y[:] += x[0]"),
