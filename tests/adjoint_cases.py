@@ -605,6 +605,24 @@ def tuples_from_trip_to_trip(x, y, n):
     y[i] += ball.place * ball.speed + last[0] * last[1]
 
 
+@kernel
+def names_used_again_in_loops(x, y, n):
+    """Names of numbers and tuples that a loop gives to something else, in each trip before it reads them."""
+    i = tid()
+    longer, number, part, plain, filled = (x[i], 2.0), (x[0], x[i]), (x[i], 3.0), State(x[i], x[0]), ()
+    both = x[i] * x[i]
+    y[i] = longer[0] * longer[1] + number[0] * number[1] + part[0] * part[1] + plain.place * plain.speed + both
+    for k in range(n):
+        longer = (x[k], x[i], x[0])
+        number = x[k] * x[i]
+        part = x[k:]
+        plain = (x[k], 0.5 * x[i])
+        filled = (x[k], x[i])
+        both = (x[k], x[i])
+        y[i] += longer[0] * longer[1] * longer[2] + math.sin(number) + part[0] * x[i]
+        y[i] += plain[0] * plain[1] + filled[0] * filled[1] + math.cos(both[0]) * both[1]
+
+
 @func
 def first_above(x, limit):
     for k in range(len(x)):
@@ -719,6 +737,7 @@ CASES = [
     (assertive, 3, uniform(4), uniform(3), 4),
     (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 6),
     (tuples_from_trip_to_trip, 4, uniform(6), uniform(4), 1),
+    (names_used_again_in_loops, 4, uniform(6), uniform(4), 6),
     (tuple_returned_in_a_loop, 5, uniform(6), uniform(5)),
     *SLICES,
     *ROWS,

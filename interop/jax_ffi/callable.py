@@ -120,7 +120,8 @@ def jax_callable(
     -------
     JaxCallable
         ``f(*inputs, output_dims=..., vmap_method=...)``, which returns a tuple of arrays. Inputs may be passed by name.
-        In `GraphMode.NONE` the same call returns the same object; a traced function is traced anew for each call.
+        In `GraphMode.NONE` the same call returns the same object, unless dims are said by a function; a traced function is
+        traced anew for each call.
 
     Notes
     -----
@@ -173,6 +174,9 @@ def jax_callable(
         return _Replayed(func, found, options, graph_cache_max)
     if graph_mode is GraphMode.JAX:
         return JaxCallable(func, found, options)
+    # What functions say of dims is in a trace, and may be something else by now.
+    if options.ask:
+        return _Called(func, found, options)
     # Nothing of what the function reads is in a trace, so one target of XLA's is enough.
     made: JaxCallable = made_once(_Called, func, found, options)
     return made

@@ -99,7 +99,7 @@ def jax_kernel(
     JaxKernel
         ``f(*inputs, launch_dims=..., output_dims=..., vmap_method=..., fuse=...)``, which returns a tuple of arrays. Inputs may
         be passed by name. The same call returns the same function, with what JAX has traced and compiled for it, unless a global
-        that the kernel reads has changed.
+        that the kernel reads has changed, or dims are said by a function.
 
     Raises
     ------
@@ -145,6 +145,9 @@ def jax_kernel(
     dims = given_dims(found, "launch_dims", launch_dims), given_dims(found, "output_dims", output_dims)
     chosen = check_fuse(what, fuse, has_side_effect=bool(has_side_effect))
     options = Options(*dims, method, block, bool(has_side_effect), sharding_rule, bool(enable_backward), chosen)
+    # What functions say of dims is in a trace, and may be something else by now.
+    if options.ask:
+        return _made(kernel, found, options)
     made: JaxKernel = made_once(_made, kernel, found, options)
     return made
 

@@ -216,7 +216,9 @@ def _layers(operator: Operator) -> tuple[Any, Any]:
             ctx.save_for_backward(*tensors)
             made = run(held, tensors)
             held.dependencies = variants_of(operator.level.launches.plan.kernel).dependencies
-            ctx.mark_non_differentiable(*(output for output in made if not _has_gradient(output)))
+            integers = [output for output in made if not _has_gradient(output)]
+            if integers:
+                ctx.mark_non_differentiable(*integers)
             return returned(made)
 
         def backward(ctx: Any, *grads: Any) -> Any:

@@ -260,21 +260,28 @@ class _Builder(Iteration):
         at_first = {n: _carried_kind(before.get(n, UNASSIGNED)) for n in assigned}
         kinds: dict[str, Any] = {n: kind for n, kind in at_first.items() if kind is not None}
         others: dict[str, Missing] = {}
+        mixed: dict[str, Missing] = {}
         count = len(self.locals)
         while True:
             del self.locals[count:]  # those that the last reading of the body made
-            carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before | others)
-            grown = self._carried_types(kinds, assigned, after)
+            carried, loop, after = self._trip(node, bounds, elements, assigned, kinds, before | others | mixed)
+            grown = self._carried_types(kinds, [n for n in assigned if n not in mixed], after)
             # What else there is than numbers and tuples of them is not carried: no trip knows what the one before has left.
             left = {
                 n: others.get(n, _lost(after[n]))
                 for n in assigned
-                if n not in grown and before.get(n, UNASSIGNED) == UNASSIGNED
+                if n not in grown and n not in mixed and before.get(n, UNASSIGNED) == UNASSIGNED
             }
             if grown == kinds and left == others:
-                break
+                # Nor is what a trip leaves as something else than it was: no use of it can mean both.
+                found = {n: _mixed(kind) for n, kind in kinds.items() if not _fits(after[n], kind)}
+                if not found:
+                    break
+                mixed |= found
+                grown = {n: kind for n, kind in kinds.items() if n not in found}
             kinds, others = grown, left
-        self._finish_loop(node, loop, carried, kinds, before, after)
+        self._finish_loop(loop, carried, kinds, before, after)
+        self._env |= mixed
 
     def _write_out(self, node: ast.For, elements: Elements) -> None:
         """Read a loop as its trips, one after the other."""
@@ -374,7 +381,6 @@ class _Builder(Iteration):
 
     def _finish_loop(
         self,
-        node: Any,
         loop: Loop,
         carried: Mapping[str, Binding],
         kinds: Mapping[str, Any],
@@ -384,11 +390,6 @@ class _Builder(Iteration):
         env = dict(before)
         for name, binding in after.items():
             if name in kinds:
-                if not _fits(binding, kinds[name]):
-                    at_first = "a tuple" if isinstance(kinds[name], tuple) else "a number"
-                    raise self._refused(
-                        node, f"{name} is {at_first} at first and something else later in this loop; rename one"
-                    )
                 start = before.get(name, UNASSIGNED)
                 env[name] = self._carry(loop, name, kinds[name], carried[name], start, binding)
             elif before.get(name) is not binding:
@@ -437,17 +438,22 @@ def _grown_kind(kind: Any, other: Any) -> Any:
     """Return the type of what is of one type before a trip and of another after it."""
     if isinstance(kind, tuple) or isinstance(other, tuple):
         if type(kind) is not type(other) or len(kind) != len(other):
-            return kind  # which is refused when the loop has been read
+            return kind  # which does not fit
         return remade(kind, map(_grown_kind, kind, other))
     unified = inference.unified([kind, other])
-    return other if unified is None else unified
+    return kind if unified is None else unified
 
 
 def _fits(binding: Binding, kind: Any) -> bool:
-    """Tell whether something has the structure of what a loop carries."""
+    """Tell whether a loop can carry something as what it carries."""
     if isinstance(kind, tuple):
         return type(binding) is type(kind) and len(binding) == len(kind) and all(map(_fits, binding, kind))
-    return isinstance(binding, Value)
+    return isinstance(binding, Value) and (binding.type == kind or inference.unified([kind, binding.type]) is not None)
+
+
+def _mixed(kind: Any) -> Missing:
+    at_first = "a tuple" if isinstance(kind, tuple) else "a number"
+    return Missing(f"is {at_first} at first and something else later in this loop", "rename one")
 
 
 def _loop_variable(node: ast.For) -> str:

@@ -197,6 +197,19 @@ def test_a_changed_global_is_read_by_what_is_wrapped_again() -> None:
             assert jax.jit(nb.jax_callable(python, graph_mode=mode))(x)[0].item() == factor**2
 
 
+def test_dims_are_asked_anew_by_what_is_wrapped_again() -> None:
+    length = 0
+
+    def as_long(*_):
+        return length
+
+    for length in (2, 3):
+        kernel = nb.jax_kernel(copied_square, launch_dims=as_long, output_dims=as_long)
+        called = nb.jax_callable(squared_twice, graph_mode=nb.GraphMode.NONE, output_dims=as_long)
+        assert jax.jit(kernel)(jnp.ones(3))[0].shape == (length,)
+        assert jax.eval_shape(jax.jit(called), jnp.ones(3))[0].shape == (length,)
+
+
 def test_what_was_made_goes_with_its_python_function() -> None:
     def made():
         def function(x: nb.array[float], y: nb.array[float]):

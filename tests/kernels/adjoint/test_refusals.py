@@ -13,6 +13,7 @@ import pytest
 from numba import cuda
 
 from adjoint_as_python import check, run_adjoint
+from numbridge.kernels.element_types.elements import vec2
 from numbridge.kernels.errors import KernelError, KernelUnsupportedError
 from numbridge.kernels.kernel import func, kernel
 from numbridge.kernels.language.intrinsics import atomic_add, atomic_exch, atomic_max, tid
@@ -133,6 +134,15 @@ def tuple_of_another_length(x, y):
     for k in range(3):
         both = (both[0], both[1], x[k])
     y[i] = both[0]
+
+
+@kernel
+def tuple_of_other_parts(x, y):
+    i = tid()
+    both = (vec2(x[i], 1.0), x[0])
+    for _ in range(3):
+        both = (both[1], both[0])
+    y[i] = x[i]
 
 
 @kernel
@@ -439,7 +449,16 @@ REFUSED = [
         "both is assigned in a loop, and is neither a number nor a tuple of numbers there",
         "y[i] += both[0][0] * both[1]",
     ),
-    (tuple_of_another_length, "both is a tuple at first and something else later in this loop", "for k in range(3):"),
+    (
+        tuple_of_another_length,
+        "both is a tuple at first and something else later in this loop; rename one",
+        "both = (both[0], both[1], x[k])",
+    ),
+    (
+        tuple_of_other_parts,
+        "both is a tuple at first and something else later in this loop",
+        "both = (both[1], both[0])",
+    ),
     (slice_afterwards, "may be another array in every trip of this loop", "y[i] = part[0]"),
     (copied_slice, "only a number can be assigned to a whole row or slice", "y[1:] = x[:-1]"),
     (augmented_slice, "a whole row cannot be assigned to", "y[:] += x[0]"),
