@@ -602,7 +602,7 @@ class _Gain:
 
     def width(self) -> int:
         staggered = (n for n in ast.walk(self.lanes.tree) if id(n) in self.lanes.staggered and not _is_rest(n))
-        if any(self._adds_apart(ast.walk(node)) or self._stores_apart(ast.walk(node)) for node in staggered):
+        if any(self._adds_apart(ast.walk(node)) or self._only_stores_apart(ast.walk(node)) for node in staggered):
             return 0  # what each does by itself, and waits for, is not made up for by the loops within
         gained = [self._of_loop(node) for node in self._loops(self.lanes.tree.body)]
         return min(gained, default=0)
@@ -640,15 +640,20 @@ class _Gain:
                         return True
         return False
 
-    def _stores_apart(self, nodes: Iterable[ast.AST]) -> bool:
-        """Tell whether lanes store into arrays of their own, each at another place, one after another."""
-        return any(
-            isinstance(node, ast.Subscript)
-            and isinstance(node.ctx, ast.Store)
-            and any(name in self.lanes.private for name in _mentions(node.value))
-            and self.lanes.varies(node.slice)
-            for node in nodes
-        )
+    def _only_stores_apart(self, nodes: Iterable[ast.AST]) -> bool:
+        """Tell whether lanes store into arrays of their own, each at another place, one after another.
+
+        Quotients, powers and functions, which take long, are worth more together than the stores cost.
+        """
+        stores = False
+        for node in nodes:
+            match node:
+                case ast.BinOp(op=ast.Div() | ast.Pow()) | ast.Call(ast.Attribute()):
+                    return False
+                case ast.Subscript(array, index, ast.Store()):
+                    private = any(name in self.lanes.private for name in _mentions(array))
+                    stores = stores or (private and self.lanes.varies(index))
+        return stores
 
     def _is_shared_memory(self, node: ast.Subscript) -> bool:
         return self._is_shared_array(node.value)

@@ -592,6 +592,22 @@ def sorted_by_insertion(x, y, n):
     y[a + b] = kept[4]
 
 
+def history(x, y, n):
+    """What takes long is worth more than what each lane stores by itself costs."""
+    a, b = nb.tid()
+    kept = cuda.local.array(64, nb.float32)
+    v, k = abs(x[a + b]), 0
+    while v < 30.0 and k < 64:
+        v += 0.4 + 0.01 * math.sqrt(v + 1.0)
+        kept[k] = v
+        k += 1
+    y[a + b] = kept[k // 2]
+
+
+def test_threads_run_together_where_what_they_compute_takes_long():
+    assert widths(nb.kernel(history), [floats(400), floats(400), TRIPS])
+
+
 @pytest.mark.parametrize("function", [few_trips, no_loop, rows_apart, sorted_by_swaps, sorted_by_insertion])
 def test_threads_run_alone_where_nothing_is_gained(function):
     values = [floats(400), floats(400), TRIPS]
