@@ -168,7 +168,7 @@ def compile_ptx(
     dims: int,
     fastmath: bool = False,
     fused: bool = True,
-) -> tuple[str, str, tuple[str, ...], list[Any]]:
+) -> tuple[str, str, tuple[int, ...], tuple[str, ...], list[Any]]:
     """Compile the generated source of a variant to PTX.
 
     Parameters
@@ -197,6 +197,8 @@ def compile_ptx(
     ptx : str
     symbol : str
         The kernel's name in it.
+    places : tuple of int
+        Which of `kernel_places` its parameters are: those that it reads.
     wide : tuple of str
         Source lines on which float64 arithmetic happens.
     linked : list of cuda.core.ObjectCode
@@ -256,17 +258,17 @@ def compile_ptx(
         raise KernelError(f"kernel {entry!r}: numba.cuda compiled it to PTX without an entry")
     # What stands in the steps stands in the whole body, too, as it was written.
     whole = {name: value for name, value in names.items() if name not in STEPS}
-    return ptx, head[1], _wide_lines(whole, text), objects_of(others)
+    places = kernel_places(parameters)
+    ptx, left = _without_unread(ptx, head, len(places))
+    return ptx, head[1], tuple(places[k] for k in left), _wide_lines(whole, text), objects_of(others)
 
 
-def _without_unread(ptx: str, count: int) -> tuple[str, tuple[int, ...]]:
+def _without_unread(ptx: str, head: re.Match[str], count: int) -> tuple[str, tuple[int, ...]]:
     """Take away those of a kernel's first `count` parameters that it does not read; return which of these are left.
 
     Of the seven that an array of one dimension comes as, most kernels read its data, and some its extent. The driver copies
     each one at each launch.
     """
-    head = _ENTRY.search(ptx)
-    assert head is not None
     declared = head[2].split(",") if head[2].strip() else []
     named = {*re.findall(r"[\w$]+", ptx[head.end() :])}
     names = [found[1] for found in map(_PARAMETER.search, declared) if found is not None]
@@ -358,7 +360,7 @@ def compile_cubin(
     The cubin is the one object; its kernel stands in `names` as ``kernel``; the PTX, how many ids a thread takes at once,
     `together`, and which of `kernel_places` its parameters are, ``places``, among the facts.
     """
-    ptx, symbol, wide, linked = compile_ptx(
+    ptx, symbol, places, wide, linked = compile_ptx(
         text,
         filename,
         namespace,
@@ -370,14 +372,12 @@ def compile_cubin(
         fastmath=fastmath,
         fused=fused,
     )
-    places = kernel_places(parameters)
-    ptx, left = _without_unread(ptx, len(places))
     facts = {
         "wide": wide,
         "ptx": ptx,
         "cooperative": is_cooperative(ptx),
         "together": together,
-        "places": tuple(places[k] for k in left),
+        "places": places,
     }
     return Compiled((link(ptx, capability, entry, linked),), {"kernel": symbol}, (), facts)
 

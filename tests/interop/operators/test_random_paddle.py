@@ -105,6 +105,16 @@ def is_comparable(results):
     return all(r is None or (np.isfinite(r).all() and np.abs(r).max(initial=0) < LARGE) for r in results)
 
 
+def by_paddle(use, twin, program, number, seed):
+    """Return what Paddle's own operations make of a program, or why nothing can be compared with it."""
+    try:
+        wanted = shown(used(use, twin, arguments(program, number, random.Random(seed))))
+    except OF_PADDLE as error:
+        # Paddle itself does not have that combination.
+        return None, type(error).__name__
+    return wanted, None if is_comparable(wanted) else "large"
+
+
 def check_eager(number, operators_of):
     choices = random.Random(number)
     real = choices.choice(("float64", "float64", "float32"))
@@ -112,13 +122,9 @@ def check_eager(number, operators_of):
     program = PaddleWriter(choices.randrange, real, True, budget).program(f"<eager {number}>")
     use, seed = choices.choice(EAGER), choices.random()
     with_operators, twin = program.function(operators_of(real)), program.function(Twins())
-    try:
-        wanted = shown(used(use, twin, arguments(program, number, random.Random(seed))))
-    except OF_PADDLE as error:
-        # Paddle itself does not have that combination.
-        return type(error).__name__
-    if not is_comparable(wanted):
-        return "large"
+    wanted, why_not = by_paddle(use, twin, program, number, seed)
+    if why_not:
+        return why_not
     try:
         got = shown(used(use, with_operators, arguments(program, number, random.Random(seed))))
     except Exception as error:
@@ -151,12 +157,9 @@ def check_compiled(number, operators_of):
     program = PaddleWriter(choices.randrange, real, False, budget).program(f"<compiled {number}>")
     use, seed = choices.choice(("call", "backward", "backward", "grad")), choices.random()
     twin = program.function(Twins())
-    try:
-        wanted = shown(used(use, twin, arguments(program, number, random.Random(seed))))
-    except OF_PADDLE as error:
-        return type(error).__name__
-    if not is_comparable(wanted):
-        return "large"
+    wanted, why_not = by_paddle(use, twin, program, number, seed)
+    if why_not:
+        return why_not
 
     def tried(function):
         # Paddle takes values of earlier programs, which lie in cycles, for those of this one.
