@@ -11,6 +11,7 @@ from typing import Any
 
 from numbridge.kernels.compilation.operation_errors import in_place_of_call, in_plain_words
 from numbridge.kernels.errors import KernelError
+from numbridge.kernels.language.parsing import parsed
 from numbridge.kernels.parameter_types import ParameterType
 
 __all__ = ["NO_MEMORY", "not_compiled"]
@@ -91,7 +92,7 @@ def not_compiled(
 def _is_copy(statement: str) -> bool:
     """Tell whether a statement assigns what may be an array, as it is, to a part of another one."""
     try:
-        tree = ast.parse(statement)
+        tree = parsed(statement)
     except SyntaxError:  # the first line of a longer one
         return False
     match tree.body:
